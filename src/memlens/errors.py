@@ -1,0 +1,48 @@
+"""Every error memlens raises on purpose.
+
+    MemlensError            something a person can mend; the command line prints it as one line and exits with 2
+    ├── ModelError          the model cannot be found, read or seen as memories
+    │   ├── ModelNotFound   nothing by that name or at that path
+    │   └── UnsupportedModel  it loads, but its feed-forward blocks are not memories that memlens can prove
+    ├── CorpusError         the text cannot be found, read or cut into sentences
+    ├── IndexFolderError    the index folder is missing, incomplete, damaged, or belongs to something else
+    ├── SettingError        an option has a value that cannot work
+    └── UnknownName         a memory, layer, token or experiment that does not exist
+
+A message states what was given, what is wrong with it, and what to do. It is one line.
+This module knows nothing of where an error is shown.
+"""
+
+from __future__ import annotations
+
+
+class MemlensError(Exception):
+    """Something a person can mend."""
+
+
+class ModelError(MemlensError):
+    """The model cannot be found, read or seen as memories."""
+
+
+class ModelNotFound(ModelError):  # noqa: N818 - reads as a sentence
+    """Nothing by that name or at that path."""
+
+
+class UnsupportedModel(ModelError):  # noqa: N818
+    """The model loads, but its feed-forward blocks cannot be proven to be memories."""
+
+
+class CorpusError(MemlensError):
+    """The text cannot be found, read or cut into sentences."""
+
+
+class IndexFolderError(MemlensError):
+    """The index folder is missing, incomplete, damaged, or belongs to something else."""
+
+
+class SettingError(MemlensError):
+    """An option has a value that cannot work."""
+
+
+class UnknownName(MemlensError):  # noqa: N818
+    """A memory, layer, token or experiment that does not exist."""

@@ -1,0 +1,59 @@
+"""The nouns everything shares: which memory, which prefix, which trigger.
+
+Layers, memories, ranks and positions count from 0. The paper counts layers and memories from 1, so its k^5_895 is
+`L4N894` here. A position counts a sentence's own tokens; a BOS token in front of them is not counted.
+This module knows nothing of models, files or tensors.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from memlens.errors import UnknownName
+
+_NAME = re.compile(r"[Ll](\d+)[NnDd](\d+)")
+
+
+@dataclass(frozen=True, order=True)
+class MemoryId:
+    """One memory of one layer, written `L3N512` (`L3D512` is read as the same)."""
+
+    layer: int
+    memory: int
+
+    @classmethod
+    def parse(cls, name: str) -> MemoryId:
+        match = _NAME.fullmatch(name.strip())
+        if not match:
+            raise UnknownName(f"'{name}' is not a memory's name; write layer and memory like L3N512, both from 0")
+        return cls(int(match[1]), int(match[2]))
+
+    def __str__(self) -> str:
+        return f"L{self.layer}N{self.memory}"
+
+
+@dataclass(frozen=True, order=True)
+class Prefix:
+    """The first `position + 1` tokens of a sentence."""
+
+    sentence: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A prefix that drives a memory to an end of its range, with the text around it."""
+
+    rank: int
+    coefficient: float
+    prefix: Prefix
+    before: str
+    token: str
+    after: str
+    next_token: int | None
+
+    @property
+    def text(self) -> str:
+        """The prefix as text, its last token included."""
+        return self.before + self.token
