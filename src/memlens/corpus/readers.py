@@ -1,0 +1,181 @@
+"""One reader for each kind of file: .txt, .jsonl, .parquet, each a stream of passages.
+
+A passage of .txt is a line, or, where documents are asked for, the whole file; of .jsonl a line's record; of .parquet
+a row. A null or blank text is an empty document and is passed over. A record's number counts from 1, blank lines of a
+.jsonl file included, so that it is the number an editor shows. This module knows nothing of sentences and tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from json import JSONDecodeError
+from typing import IO, Any
+
+from memlens.corpus.sources import SourceFile, printable
+from memlens.corpus.streams import open_bytes, open_raw, read_chunks, read_lines
+from memlens.errors import CorpusError
+
+DOCUMENT_LIMIT = 64 << 20  # characters of a .txt file that is read as one document
+PIECE = 1 << 20  # characters after which a .txt file that will be cut into blocks goes on as a new document
+_ROWS = 256  # rows of a .parquet file in memory at a time
+
+
+@dataclass(frozen=True)
+class Passage:
+    """One paragraph or document, and where it stands: `file.txt:12`, the file relative to the folder given."""
+
+    text: str
+    source: str
+
+
+def read_paragraphs(file: SourceFile) -> Iterator[Passage]:
+    """Each line of a .txt file that is not blank."""
+    for number, line in read_lines(file):
+        if text := line.strip():
+            yield Passage(text, f"{file.name}:{number}")
+
+
+def read_whole(file: SourceFile) -> Iterator[Passage]:
+    """A .txt file as one document; it must fit in memory with ease."""
+    lines: list[str] = []
+    size = 0
+    for _, line in read_lines(file):
+        lines.append(line)
+        size += len(line) + 1
+        if size > DOCUMENT_LIMIT:
+            raise CorpusError(
+                f"'{file.shown}' holds more than {DOCUMENT_LIMIT >> 20} million characters, too many for one document; "
+                "write one document a line as .jsonl, or use --unit block:N"
+            )
+    if text := "\n".join(lines).strip():
+        yield Passage(text, file.name)
+
+
+def read_pieces(file: SourceFile) -> Iterator[Passage]:
+    """A .txt file to be cut into blocks: one document, or, where it is long, several that end with a line."""
+    lines: list[str] = []
+    first, size = 1, 0
+    for number, line in read_lines(file):
+        lines.append(line)
+        size += len(line) + 1
+        if size >= PIECE:
+            yield from _piece(file, first, lines)
+            lines, first, size = [], number + 1, 0
+    yield from _piece(file, first, lines)
+
+
+def _piece(file: SourceFile, first: int, lines: list[str]) -> Iterator[Passage]:
+    if text := "\n".join(lines).strip():
+        yield Passage(text, f"{file.name}:{first}")
+
+
+def read_jsonl(file: SourceFile, column: str) -> Iterator[Passage]:
+    """Each line one JSON object with the column, or one JSON string."""
+    for number, line in read_lines(file):
+        if not line.strip():
+            continue
+        place = f"'{file.shown}' line {number}"
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as problem:
+            reason = f"{problem.msg} at column {problem.colno}" if isinstance(problem, JSONDecodeError) else problem
+            raise CorpusError(f"{place}: not JSON ({reason}); write one object or string a line") from None
+        if not isinstance(record, dict | str):
+            raise CorpusError(f"{place}: a JSON {_json_name(record)}, not an object or a string; write one a line")
+        value = record if isinstance(record, str) else pick_column(record, column, place)
+        if text := check_text(value, column, place):
+            yield Passage(text, f"{file.name}:{number}")
+
+
+def read_parquet(file: SourceFile, column: str) -> Iterator[Passage]:
+    """Each row; only the one column is read, a few rows at a time."""
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
+
+    number = 0
+    try:
+        # a buffer makes pyarrow read a column chunk page by page rather than at once
+        with _seekable(file) as stream, ParquetFile(stream, buffer_size=1 << 16, pre_buffer=False) as table:
+            _check_column(table.schema_arrow, column, file)
+            for batch in table.iter_batches(batch_size=_ROWS, columns=[column], use_threads=False):
+                for scalar in batch.column(0):
+                    number += 1
+                    place = f"'{file.shown}' record {number}"
+                    if text := check_text(_as_text(scalar, place), column, place):
+                        yield Passage(text, f"{file.name}:{number}")
+    except (pyarrow.ArrowException, OSError) as problem:
+        reason = printable(str(problem).strip().split("\n")[0])
+        raise CorpusError(
+            f"'{file.shown}' record {number + 1}: not a whole .parquet file ({reason}); fetch or write it again"
+        ) from None
+
+
+@contextmanager
+def _seekable(file: SourceFile) -> Iterator[IO[bytes]]:
+    """A .parquet file is read from its end, so a compressed one is first unpacked to a nameless file on disk."""
+    if not file.compression:
+        with open_raw(file) as raw:
+            yield raw
+        return
+    with open_bytes(file) as stream, tempfile.TemporaryFile() as unpacked:
+        for chunk in read_chunks(file, stream):
+            unpacked.write(chunk)
+        unpacked.seek(0)
+        yield unpacked
+
+
+def _check_column(schema: Any, column: str, file: SourceFile) -> None:
+    import pyarrow.types as types
+
+    place = f"'{file.shown}' record 1"
+    pick_column(dict.fromkeys(schema.names), column, place)
+    if schema.names.count(column) > 1:
+        raise CorpusError(f"{place}: column '{column}' exists more than once; rename one of them")
+    found = schema.field(column).type
+    plain = found.value_type if types.is_dictionary(found) else found
+    tests = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
+    if not any(test(plain) for test in tests):
+        raise CorpusError(f"{place}: column '{column}' is {found}, not text; name a text column with --column")
+
+
+def _as_text(scalar: Any, place: str) -> object:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as problem:
+        raise CorpusError(f"{place}: not UTF-8 at byte {problem.start + 1} of the text; write it as UTF-8") from None
+
+
+def pick_column(record: dict[str, Any], column: str, place: str) -> object:
+    """The column's value; a record without it is refused with the columns it has."""
+    if column not in record:
+        columns = printable(", ".join(map(str, record)))[:200] or "none"
+        raise CorpusError(f"{place}: no column '{column}'; choose one of its columns with --column: {columns}")
+    return record[column]
+
+
+def check_text(value: object, column: str, place: str) -> str:
+    """The text, stripped; "" for a null. What no tokenizer or table can hold is refused."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        kind = _json_name(value)
+        raise CorpusError(f"{place}: column '{column}' is a {kind}, not text; name a text column with --column")
+    if "\0" in value:
+        raise CorpusError(f"{place}: the text holds a NUL at character {value.index(chr(0)) + 1}; remove it")
+    try:
+        value.encode()
+    except UnicodeEncodeError as problem:
+        code = f"U+{ord(value[problem.start]):04X}"
+        raise CorpusError(
+            f"{place}: the text holds half a surrogate pair ({code}) at character {problem.start + 1}; remove it"
+        ) from None
+    return value.strip()
+
+
+def _json_name(value: object) -> str:
+    names = {dict: "object", list: "list", bool: "boolean", int: "number", float: "number", type(None): "null"}
+    return names.get(type(value), type(value).__name__)

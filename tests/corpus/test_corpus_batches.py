@@ -1,0 +1,81 @@
+"""Windows become batches: every sentence once, nothing lost, little padding."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlens.corpus import cut_batches, fill_share
+from memlens.errors import SettingError
+
+Window = list[tuple[int, np.ndarray]]
+
+
+def windows() -> st.SearchStrategy[Window]:
+    sentences = st.lists(st.lists(st.integers(1, 99), min_size=1, max_size=9), max_size=20)
+    return sentences.map(lambda all_: [(7 + at, np.array(tokens)) for at, tokens in enumerate(all_)])
+
+
+@given(windows(), st.integers(1, 60), st.none() | st.integers(0, 99))
+def test_every_sentence_is_in_one_batch_and_no_token_is_lost(window: Window, limit: int, bos: int | None) -> None:
+    found = {}
+    for batch in cut_batches(window, limit, bos):
+        for row, sentence, length in zip(batch.tokens, batch.sentences, batch.lengths, strict=True):
+            assert int(sentence) not in found
+            start = bos is not None
+            assert not start or row[0] == bos
+            assert not row[start + length :].any()
+            found[int(sentence)] = row[start : start + length].tolist()
+    assert found == {sentence: tokens.tolist() for sentence, tokens in window}
+
+
+@given(windows(), st.integers(1, 60), st.none() | st.just(0))
+def test_a_batch_keeps_to_the_limit_unless_it_is_one_sentence(window: Window, limit: int, bos: int | None) -> None:
+    for batch in cut_batches(window, limit, bos):
+        assert batch.tokens.size <= limit or len(batch.sentences) == 1
+        assert batch.tokens.shape == (len(batch.sentences), batch.lengths.max() + (bos is not None))
+        assert {batch.tokens.dtype, batch.sentences.dtype, batch.lengths.dtype} == {np.dtype(np.int64)}
+
+
+@given(windows(), st.integers(1, 60), st.randoms(use_true_random=False))
+def test_batches_do_not_depend_on_the_order_of_the_window(window: Window, limit: int, random: object) -> None:
+    shuffled = list(window)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    one, other = cut_batches(window, limit, 1), cut_batches(shuffled, limit, 1)
+    assert [batch.tokens.tolist() for batch in one] == [batch.tokens.tolist() for batch in other]
+    assert [batch.sentences.tolist() for batch in one] == [batch.sentences.tolist() for batch in other]
+
+
+@given(windows(), st.integers(1, 60))
+def test_sentences_go_from_long_to_short_then_by_id(window: Window, limit: int) -> None:
+    found = [
+        (-int(length), int(sentence))
+        for batch in cut_batches(window, limit, None)
+        for sentence, length in zip(batch.sentences, batch.lengths, strict=True)
+    ]
+    assert found == sorted(found)
+
+
+def test_the_fill_counts_what_is_not_padding() -> None:
+    window = [(0, np.array([5, 6, 7])), (1, np.array([8]))]
+    assert fill_share(cut_batches(window, 64, None)) == 4 / 6
+    assert fill_share(cut_batches(window, 64, bos=0)) == 6 / 8
+    assert fill_share(cut_batches(window, 4, None)) == 1
+    assert fill_share([]) == 1
+
+
+@pytest.mark.parametrize("limit", [2048, 8192, 16384])
+def test_windows_of_realistic_sentences_are_filled_well(limit: int) -> None:
+    lengths = np.random.default_rng(3).lognormal(mean=3.1, sigma=0.55, size=4096).astype(int) + 1
+    window = [(at, np.ones(length, dtype=np.int64)) for at, length in enumerate(lengths)]
+    batches = cut_batches(window, limit, bos=0)
+    assert fill_share(batches) > 0.95
+    # padding is not bought with tiny batches: on average they hold a fifth of what they may, at least
+    assert np.mean([batch.tokens.size for batch in batches]) > limit / 5
+
+
+def test_a_limit_below_one_is_refused() -> None:
+    with pytest.raises(SettingError, match="batch tokens is 0"):
+        cut_batches([], 0, None)

@@ -1,0 +1,261 @@
+"""Everything that can be wrong with a corpus is said in one line that names the place and what to do."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from memlens.corpus import CorpusSettings, HubSpec, corpus_fingerprint, read_passages, read_units
+from memlens.corpus.readers import DOCUMENT_LIMIT
+from memlens.errors import CorpusError, SettingError
+
+HAS_DATASETS = importlib.util.find_spec("datasets") is not None
+
+
+def refusal(source: Path | str, **settings: str) -> str:
+    with pytest.raises(CorpusError) as caught:
+        list(read_passages(CorpusSettings((str(source),), **settings)))
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def has(message: str, *parts: str) -> None:
+    for part in parts:
+        assert part in message, f"{part!r} is not in {message!r}"
+
+
+def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
+    has(refusal(tmp_path / "no.txt"), "no.txt", "does not exist", "check the path")
+
+
+def test_a_name_too_long_for_a_file(tmp_path: Path) -> None:
+    has(refusal(tmp_path / ("x" * 300 + ".txt")), "xxx.txt", "check the path")
+
+
+def test_a_folder_without_a_readable_file(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("x")
+    has(refusal(tmp_path), tmp_path.name, "no file memlens can read", ".txt, .jsonl or .parquet")
+
+
+@pytest.mark.parametrize("name", ["a.md", "a", "a.gz", "a.csv.gz", "txt"])
+def test_an_unknown_ending(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("x")
+    has(refusal(tmp_path / name), f"{name}'", "unknown kind", ".jsonl")
+
+
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    has(refusal(tmp_path / "a.txt"), "a.txt", "not a regular file")
+    with pytest.raises(CorpusError, match="not a regular file"):
+        corpus_fingerprint(CorpusSettings((str(tmp_path),)))
+
+
+def test_a_broken_link_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to(tmp_path / "gone.txt")
+    has(refusal(tmp_path), "a.txt", "No such file")
+
+
+@contextmanager
+def without_rights() -> Iterator[None]:
+    """Root may read everything, so it steps down for a moment."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_file_and_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # relative names below: folders above may be closed to others
+    for folder in (tmp_path, Path("shut")):
+        folder.mkdir(exist_ok=True)
+    tmp_path.chmod(0o755)
+    Path("a.txt").write_text("x")
+    Path("a.txt").chmod(0)
+    Path("shut").chmod(0)
+    try:
+        with without_rights():
+            has(refusal("a.txt"), "a.txt", "Permission denied", "permissions")
+            has(refusal("shut"), "shut", "Permission denied", "permissions")
+            with pytest.raises(CorpusError, match=r"a\.txt.*Permission denied"):
+                corpus_fingerprint(CorpusSettings(("a.txt",)))
+    finally:
+        Path("shut").chmod(0o755)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_text_that_is_not_utf8(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b'"one"\n"caf\xe9"\n')
+    has(refusal(tmp_path / name), f"{name}' line 2", "not UTF-8 at byte 5", "0xe9", "iconv")
+
+
+def test_utf16_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("one\ntwo".encode("utf-16-le"))
+    has(refusal(tmp_path / "a.txt"), "a.txt' line 1", "NUL at byte 2", "iconv")
+
+
+def test_binary_data_without_line_ends_is_refused_at_its_first_nul(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\ntwo\nx")
+    os.truncate(tmp_path / "a.txt", 8 << 30)  # a hole; reading on would take its whole length as one line
+    has(refusal(tmp_path / "a.txt"), "a.txt' line 3", "NUL at byte 2")
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ('{"text": "x"', ("not JSON", "column 13", "one object or string a line")),
+        ("[" * 200_000, ("not JSON",)),
+        ("9" * 5000, ("not JSON",)),
+        ("17", ("a JSON number", "not an object or a string")),
+        ("null", ("a JSON null",)),
+        ('["x"]', ("a JSON list",)),
+        ('{"txt": "x", "id": 3}', ("no column 'text'", "--column: txt, id")),
+        ("{}", ("no column 'text'", "--column: none")),
+        ('{"text": 3}', ("column 'text' is a number, not text", "--column")),
+        ('{"text": ["x"]}', ("column 'text' is a list, not text",)),
+        ('{"text": "a\\u0000b"}', ("NUL at character 2", "remove")),
+        ('"ab\\ud800"', ("half a surrogate pair (U+D800) at character 3", "remove")),
+    ],
+)
+def test_a_bad_record_of_jsonl(tmp_path: Path, line: str, parts: tuple[str, ...]) -> None:
+    (tmp_path / "a.jsonl").write_text(f'"fine"\n\n{line}\n')
+    has(refusal(tmp_path / "a.jsonl"), "a.jsonl' line 3", *parts)
+
+
+def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"body": ["x"], "id": [1]}), tmp_path / "a.parquet")
+    has(refusal(tmp_path / "a.parquet"), "a.parquet' record 1", "no column 'text'", "--column: body, id")
+
+
+@pytest.mark.parametrize("values", [[1], [["x"]], [b"x"]])
+def test_a_parquet_column_that_is_not_text(tmp_path: Path, values: list[object]) -> None:
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
+    has(refusal(tmp_path / "a.parquet"), "a.parquet' record 1", "column 'text' is", "not text")
+
+
+def test_a_parquet_column_that_exists_twice(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array(["x"])] * 2, names=["text", "text"]), tmp_path / "a.parquet")
+    has(refusal(tmp_path / "a.parquet"), "a.parquet' record 1", "more than once")
+
+
+def test_a_parquet_text_that_is_not_utf8_or_holds_a_nul(tmp_path: Path) -> None:
+    offsets = pa.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]))
+    for data, problem in ((b"xa\xff", "not UTF-8 at byte 2"), (b"xa\0", "NUL at character 2")):
+        column = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(data)])
+        pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+        has(refusal(tmp_path / "a.parquet"), "a.parquet' record 2", problem)
+
+
+def test_a_parquet_file_that_is_none_or_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(b"PAR1 but no more")
+    has(refusal(path), "a.parquet' record 1", "not a whole .parquet file", "write it again")
+    pq.write_table(pa.table({"text": ["one", "two"] * 1000}), path)
+    data = bytearray(path.read_bytes())
+    data[10:40] = b"\xff" * 30
+    path.write_bytes(data)
+    has(refusal(path), "a.parquet' record 1", "not a whole .parquet file")
+
+
+@pytest.mark.parametrize("kind", [".txt", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+@pytest.mark.parametrize("damage", ["truncated", "not compressed"])
+def test_a_compressed_file_that_is_damaged(tmp_path: Path, kind: str, ending: str, damage: str) -> None:
+    plain = b'"a line of text"\n' * 500
+    if ending == ".gz":
+        data = gzip.compress(plain)
+    else:
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, "zstd") as stream:
+            stream.write(plain)
+        data = sink.getvalue().to_pybytes()
+    path = tmp_path / f"a{kind}{ending}"
+    path.write_bytes(data[:-5] if damage == "truncated" else plain)
+    has(refusal(path), f"a{kind}{ending}'", f"truncated or not a {ending} file", "again")
+
+
+def test_a_txt_file_too_large_for_one_document(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes((b"x" * (1 << 20) + b"\n") * ((DOCUMENT_LIMIT >> 20) + 1))
+    has(refusal(tmp_path / "a.txt", unit="document"), "a.txt'", "64 million", ".jsonl", "block:N")
+    assert sum(1 for _ in read_passages(CorpusSettings((str(tmp_path / "a.txt"),), unit="block:8"))) > 1
+
+
+@pytest.mark.parametrize(
+    ("source", "spec"),
+    [
+        ("hf:wikitext", HubSpec("wikitext", None, "train")),
+        ("hf:Salesforce/wikitext:wikitext-2-v1", HubSpec("Salesforce/wikitext", "wikitext-2-v1", "train")),
+        ("hf:a/b:c:validation", HubSpec("a/b", "c", "validation")),
+        ("hf:a/b::test", HubSpec("a/b", None, "test")),
+        ("hf:a/b::", HubSpec("a/b", None, "train")),
+    ],
+)
+def test_a_hub_source_is_parsed(source: str, spec: HubSpec) -> None:
+    assert HubSpec.parse(source) == spec
+    assert HubSpec.parse(str(spec)) == spec
+
+
+@pytest.mark.skipif(HAS_DATASETS, reason="the package is here")
+def test_a_hub_source_without_the_package() -> None:
+    has(refusal("hf:wikitext"), "hf:wikitext", "datasets", 'pip install "memlens[datasets]"')
+    with pytest.raises(CorpusError, match="pip install"):
+        corpus_fingerprint(CorpusSettings(("hf:wikitext",)))
+
+
+@pytest.mark.skipif(not HAS_DATASETS, reason="needs the package datasets")
+def test_a_hub_source_is_streamed_and_its_errors_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_text('{"text": "One. Two."}\n{"text": null}\n{"text": "Three."}\n')
+    name = f"hf:{tmp_path}"
+    units = list(read_units(CorpusSettings((name,))))
+    assert [(unit.text, unit.source.rpartition(":")[2]) for unit in units] == [
+        ("One.", "1"),
+        ("Two.", "1"),
+        ("Three.", "3"),
+    ]
+    assert len(corpus_fingerprint(CorpusSettings((name,)))) == 64
+    has(refusal(f"{name}::nowhere"), "nowhere", "check name, config, split")
+    has(refusal(name, column="body"), "record 1", "no column 'body'", "--column: text")
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        ({"sources": ()}, "no corpus was given"),
+        ({"sources": "a.txt"}, "give a tuple"),
+        ({"sources": (" ",)}, "is not a name"),
+        ({"sources": ("a\0.txt",)}, "is not a name"),
+        ({"sources": ("hf:",)}, "hf:NAME"),
+        ({"sources": ("hf:a:b:c:d",)}, "hf:NAME"),
+        ({"unit": "word"}, "'word' is unknown; choose sentence, line, document or block:N"),
+        ({"unit": "block"}, "unknown"),
+        ({"unit": "block:0"}, "unknown"),
+        ({"unit": "block:-3"}, "unknown"),
+        ({"unit": "block:1.5"}, "unknown"),
+        ({"unit": "block:٣"}, "unknown"),
+        ({"column": ""}, "column"),
+        ({"language": "English"}, "write it like en"),
+        ({"language": ""}, "language"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(settings: dict[str, object], part: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        CorpusSettings(**{"sources": ("a.txt",), **settings})  # type: ignore[arg-type]
+    assert part in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_the_block_length_is_read_from_the_unit() -> None:
+    assert CorpusSettings(("a.txt",), unit="block:128").block == 128
+    assert CorpusSettings(("a.txt",)).block is None

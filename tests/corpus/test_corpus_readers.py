@@ -1,0 +1,260 @@
+"""Every kind of file, every compression, every unit, and the order in which they are read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tracemalloc
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from memlens.corpus import CorpusSettings, Passage, corpus_fingerprint, read_passages, read_units
+from memlens.corpus.streams import _split_lines
+from memlens.corpus.units import cut_sentences
+
+TEXT = "The first paragraph. It has two sentences.\n\n  A second one, by Mr. Smith.  \n"
+SENTENCES = ["The first paragraph.", "It has two sentences.", "A second one, by Mr. Smith."]
+
+
+def compress(data: bytes, ending: str) -> bytes:
+    if ending == ".gz":
+        return gzip.compress(data)
+    if ending == ".zst":
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, "zstd") as stream:
+            stream.write(data)
+        return sink.getvalue().to_pybytes()
+    return data
+
+
+def parquet_bytes(**columns: list[str | None]) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({name: pa.array(values, pa.string()) for name, values in columns.items()}), sink)
+    return sink.getvalue().to_pybytes()
+
+
+def write(path: Path, data: bytes | str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return str(path)
+
+
+def texts(source: str, **settings: str) -> list[str]:
+    return [unit.text for unit in read_units(CorpusSettings((source,), **settings))]
+
+
+def passages(source: str, **settings: str) -> list[tuple[str, str]]:
+    return [(passage.text, passage.source) for passage in read_passages(CorpusSettings((source,), **settings))]
+
+
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("kind", [".txt", ".jsonl", ".parquet"])
+def test_every_kind_and_compression_gives_the_same_sentences(tmp_path: Path, kind: str, compression: str) -> None:
+    data = {
+        ".txt": TEXT.encode(),
+        ".jsonl": json.dumps({"text": TEXT}).encode(),
+        ".parquet": parquet_bytes(other=["x"], text=[TEXT]),
+    }[kind]
+    assert texts(write(tmp_path / f"a{kind}{compression}", compress(data, compression))) == SENTENCES
+
+
+def test_endings_are_known_in_capitals_too(tmp_path: Path) -> None:
+    assert texts(write(tmp_path / "A.TXT.GZ", compress(TEXT.encode(), ".gz"))) == SENTENCES
+
+
+def test_a_txt_passage_is_a_line_with_its_number(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", TEXT)
+    assert passages(source) == [
+        ("The first paragraph. It has two sentences.", "a.txt:1"),
+        ("A second one, by Mr. Smith.", "a.txt:3"),
+    ]
+
+
+def test_a_jsonl_passage_is_an_object_or_a_string_and_blank_lines_and_nulls_are_passed_over(tmp_path: Path) -> None:
+    lines = ['{"text": "one", "id": 1}', "", '"two"', '{"text": null}', '{"text": " "}', '{"text": "\\ud83d\\ude00"}']
+    source = write(tmp_path / "a.jsonl", "\n".join(lines))
+    assert passages(source) == [("one", "a.jsonl:1"), ("two", "a.jsonl:3"), ("😀", "a.jsonl:6")]
+
+
+def test_a_parquet_passage_is_a_row_of_the_column_asked_for(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.parquet", parquet_bytes(text=["no", "no", "no"], body=["one", None, "three"]))
+    assert passages(source, column="body") == [("one", "a.parquet:1"), ("three", "a.parquet:3")]
+
+
+@pytest.mark.parametrize("type_", [pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_every_way_parquet_stores_text_is_read(tmp_path: Path, type_: pa.DataType) -> None:
+    column = pa.array(["one", None, "one"], pa.string()).cast(type_)
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    assert [text for text, _ in passages(str(tmp_path / "a.parquet"))] == ["one", "one"]
+
+
+def test_rows_are_numbered_across_row_groups_and_batches(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [f"t{i}" for i in range(1, 1001)]}), tmp_path / "a.parquet", row_group_size=300)
+    assert passages(str(tmp_path / "a.parquet")) == [(f"t{i}", f"a.parquet:{i}") for i in range(1, 1001)]
+
+
+def test_the_units_cut_the_same_text_differently(tmp_path: Path) -> None:
+    for source in (write(tmp_path / "a.txt", TEXT), write(tmp_path / "a.jsonl", json.dumps(TEXT))):
+        assert texts(source, unit="sentence") == SENTENCES
+        assert texts(source, unit="line") == [
+            "The first paragraph. It has two sentences.",
+            "A second one, by Mr. Smith.",
+        ]
+        assert texts(source, unit="document") == [TEXT.strip()]
+        assert texts(source, unit="block:4") == [TEXT.strip()]
+
+
+def test_a_unit_keeps_the_source_of_its_passage(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.txt", TEXT)
+    assert [unit.source for unit in read_units(CorpusSettings((source,)))] == ["a.txt:1", "a.txt:1", "a.txt:3"]
+    assert [unit.source for unit in read_units(CorpusSettings((source,), unit="document"))] == ["a.txt"]
+
+
+def test_a_long_txt_file_for_blocks_goes_on_as_a_new_document_at_a_line_end(tmp_path: Path) -> None:
+    lines = [f"line {number} " + "x" * 1000 for number in range(1, 3001)]
+    found = passages(write(tmp_path / "a.txt", "\n".join(lines)), unit="block:8")
+    assert len(found) == 3
+    assert "\n".join(text for text, _ in found).split("\n") == lines
+    for text, source in found:
+        assert lines[int(source.removeprefix("a.txt:")) - 1] == text.split("\n")[0]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_every_line_end_ends_a_line_and_nothing_else_does(tmp_path: Path, end: str) -> None:
+    lines = ["one\x0bone", "two\x0ctwo", "three\u2028three", "four\x85four"]
+    for name, text in (("a.txt", end.join(lines)), ("a.jsonl", json.dumps(end.join(lines)))):
+        assert texts(write(tmp_path / name, text), unit="line") == lines
+
+
+@given(st.text("ab\r\n", max_size=30).map(str.encode), st.lists(st.integers(0, 30), max_size=6))
+def test_lines_do_not_depend_on_where_chunks_are_cut(data: bytes, cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(data)]
+    chunks = [data[a:b] for a, b in pairwise(edges)]
+    lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+    assert list(_split_lines(iter(chunks))) == (lines if lines[-1] else lines[:-1])
+
+
+def test_a_byte_order_mark_is_dropped_at_the_start_only(tmp_path: Path) -> None:
+    assert texts(write(tmp_path / "a.txt", "\ufeffone\n\ufefftwo\n"), unit="line") == ["one", "\ufefftwo"]
+    assert texts(write(tmp_path / "a.jsonl", '\ufeff{"text": "one"}')) == ["one"]
+
+
+@given(st.text(st.sampled_from("Ab. !?\"'\xa0\u2028\u3000é。日😀"), max_size=40))
+@example("Vitamin C\xa0. More.")
+@example("Plan B\u2028. More.")
+def test_sentences_joined_are_the_line(line: str) -> None:
+    assert "".join(cut_sentences(line, "en")) == line
+
+
+def test_a_folder_is_read_in_sorted_order_with_names_relative_to_it(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/z.txt", "a/B.jsonl", "a.txt", "notes.md", ".hidden.txt", ".git/x.txt"):
+        write(tmp_path / name, '"x"')
+    assert [source for _, source in passages(str(tmp_path))] == ["a/B.jsonl:1", "a/z.txt:1", "a.txt:1", "b.txt:1"]
+
+
+def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:
+    b, a = write(tmp_path / "b.txt", "b"), write(tmp_path / "a.txt", "a")
+    assert list(read_passages(CorpusSettings((b, a)))) == [Passage("b", "b.txt:1"), Passage("a", "a.txt:1")]
+
+
+def test_a_folder_that_links_to_itself_is_walked_once(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.txt", "a")
+    write(tmp_path / "elsewhere" / "b.txt", "b")
+    (tmp_path / "in" / "loop").symlink_to(tmp_path / "in")
+    (tmp_path / "in" / "other").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "in")
+    assert [source for _, source in passages(str(tmp_path / "in"))] == ["a.txt:1", "other/b.txt:1"]
+
+
+def test_the_bundled_corpus_is_prose_in_files() -> None:
+    found = list(islice(read_units(CorpusSettings(("bundled",))), 50))
+    assert len(found) == 50
+    assert all(unit.source.partition(":")[0].endswith(".txt") and "/" not in unit.source for unit in found)
+
+
+def test_odd_file_names_give_sources_that_a_table_can_hold(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/a\xff\n.txt")).write_text("x")
+    assert [source for _, source in passages(str(tmp_path))] == ["a\ufffd\ufffd.txt:1"]
+
+
+def test_reading_the_first_passages_of_a_huge_file_reads_no_further(tmp_path: Path) -> None:
+    """Behind the first lines lie 8 GB of zeros, a hole in the file; zeros are refused when they are reached."""
+    path = tmp_path / "huge.txt"
+    write(path, "A line of text.\n" * 200_000)
+    os.truncate(path, 8 << 30)
+    assert len(list(islice(read_passages(CorpusSettings((str(path),))), 10))) == 10
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.txt.zst", "a.jsonl", "a.parquet"])
+def test_a_large_file_is_read_in_bounded_memory(tmp_path: Path, name: str) -> None:
+    lines = [f"Line {number} says: {'word ' * 200}" for number in range(20_000)]  # 20 MB
+    if name == "a.parquet":
+        pq.write_table(pa.table({"text": lines}), tmp_path / name, row_group_size=5000)
+    else:
+        data = "\n".join(json.dumps({"text": line}) if "jsonl" in name else line for line in lines).encode()
+        write(tmp_path / name, compress(data, name.removeprefix("a.txt")) if "." in name[2:] else data)
+    del lines
+    list(islice(read_passages(CorpusSettings((str(tmp_path / name),))), 1))  # imports are not what is measured
+    tracemalloc.start()
+    arrow_before = pa.total_allocated_bytes()
+    count = arrow_peak = 0
+    for _ in read_passages(CorpusSettings((str(tmp_path / name),))):
+        count += 1
+        arrow_peak = max(arrow_peak, pa.total_allocated_bytes() - arrow_before)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 20_000
+    assert peak + arrow_peak < 10 << 20
+
+
+def test_one_very_long_line_is_read_whole(tmp_path: Path) -> None:
+    sentence = "This is a sentence of a very long line. "
+    found = texts(write(tmp_path / "a.txt", sentence * 250_000))  # 10 MB
+    assert len(found) == 250_000
+    assert set(found) == {sentence.strip()}
+
+
+def test_the_fingerprint_is_the_same_wherever_the_folder_lies(tmp_path: Path) -> None:
+    for folder in ("here", "there/deep"):
+        write(tmp_path / folder / "a.txt", "one")
+        write(tmp_path / folder / "b" / "c.txt", "two")
+    here, there = (corpus_fingerprint(CorpusSettings((str(tmp_path / name),))) for name in ("here", "there/deep"))
+    assert here == there
+    assert len(here) == 64
+
+
+def test_the_fingerprint_changes_with_every_byte_name_order_and_setting(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a.txt", "one"), write(tmp_path / "b.txt", "two")
+    settings = [CorpusSettings((a, b)), CorpusSettings((b, a)), CorpusSettings((a,))]
+    for change in ({"unit": "line"}, {"column": "body"}, {"language": "de"}):
+        settings.append(CorpusSettings((a, b), **change))
+    found = {corpus_fingerprint(each) for each in settings}
+    write(tmp_path / "b.txt", "twO")
+    found.add(corpus_fingerprint(settings[0]))
+    write(tmp_path / "b.txt", "two")
+    found.add(corpus_fingerprint(CorpusSettings((a, str(Path(b).rename(tmp_path / "c.txt"))))))
+    assert len(found) == len(settings) + 2
+
+
+def test_the_fingerprint_knows_the_border_between_two_files(tmp_path: Path) -> None:
+    first = [write(tmp_path / "1" / "a.txt", "onetwo"), write(tmp_path / "1" / "b.txt", "")]
+    second = [write(tmp_path / "2" / "a.txt", "one"), write(tmp_path / "2" / "b.txt", "two")]
+    assert corpus_fingerprint(CorpusSettings(tuple(first))) != corpus_fingerprint(CorpusSettings(tuple(second)))
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, memlens.corpus; "
+        "print([name for name in ('torch', 'transformers', 'pyarrow', 'numba', 'datasets') if name in sys.modules])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
