@@ -1,0 +1,245 @@
+"""The architectures memlens knows, one declarative entry each: where a block keeps its keys, values and norms.
+
+Nothing is guessed: a model type that is not listed is refused by name, and a listed one is still proven at load time
+(see proof.py). This module names modules; it never touches one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from memlens.models.norm import NormKind
+
+Config = Any  # transformers' configuration objects share no useful static type
+
+
+def _attribute(name: str) -> Callable[[Config], Any]:
+    return lambda config: getattr(config, name)
+
+
+def _hidden_act(config: Config) -> str:
+    activation: str = config.hidden_act
+    return activation
+
+
+def _position_count(config: Config) -> int | None:
+    positions: int | None = config.max_position_embeddings
+    return positions
+
+
+def _sequential(config: Config) -> bool:
+    return False
+
+
+def _always(value: Any) -> Callable[[Config], Any]:
+    return lambda config: value
+
+
+def _nothing_to_refuse(config: Config) -> str | None:
+    return None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Where the parts of one architecture lie. Paths are dotted: from the causal LM, or within one block."""
+
+    model_type: str  # transformers' name
+    title: str  # the name people use
+    blocks: str
+    final_norm: str  # may be absent in a checkpoint
+    keys: str  # within a block; the gate of a gated one
+    down: str  # within a block
+    input_norms: tuple[str, ...]  # within a block: the first that exists gives the feed-forward part its input
+    norm: NormKind
+    up: str | None = None  # within a gated block
+    post_norm: str | None = None  # within a block
+    activation: Callable[[Config], str] = _hidden_act
+    parallel: Callable[[Config], bool] = _sequential
+    context: Callable[[Config], int | None] = _position_count
+    refuse: Callable[[Config], str | None] = _nothing_to_refuse
+
+
+def _refuse_bidirectional(config: Config) -> str | None:
+    if getattr(config, "use_bidirectional_attention", None):
+        return "its attention looks both ways, so the coefficients of a prefix depend on what follows it"
+    return None
+
+
+def _refuse_gpt2(config: Config) -> str | None:
+    if config.add_cross_attention:
+        return "its blocks attend to an encoder that memlens does not run"
+    return None
+
+
+def _refuse_opt(config: Config) -> str | None:
+    if not config.do_layer_norm_before:
+        return "its norm follows the sum of stream and feed-forward output (post-norm), so o = r + y cannot hold"
+    if config.word_embed_proj_dim != config.hidden_size:
+        return "its embeddings have another width than its blocks, so values cannot be read through them"
+    return None
+
+
+def _refuse_bloom(config: Config) -> str | None:
+    if config.apply_residual_connection_post_layernorm:
+        return "its residual stream is taken after the norm, so r is not what the block reads"
+    if config.pretraining_tp > 1 and config.slow_but_exact:
+        return "slow_but_exact goes round the down projection; set it to false in config.json"
+    return None
+
+
+def _gated(model_type: str, title: str, **changes: Any) -> Family:
+    """The layout that Llama set and most later families share."""
+    layout: dict[str, Any] = {
+        "blocks": "model.layers",
+        "final_norm": "model.norm",
+        "keys": "mlp.gate_proj",
+        "up": "mlp.up_proj",
+        "down": "mlp.down_proj",
+        "input_norms": ("post_attention_layernorm",),
+        "norm": "rms",
+    }
+    return Family(model_type, title, **(layout | changes))
+
+
+_KNOWN = (
+    Family(
+        "gpt2",
+        "GPT-2",
+        blocks="transformer.h",
+        final_norm="transformer.ln_f",
+        keys="mlp.c_fc",
+        down="mlp.c_proj",
+        input_norms=("ln_2",),
+        norm="layer",
+        activation=_attribute("activation_function"),
+        refuse=_refuse_gpt2,
+    ),
+    Family(
+        "gpt_neo",
+        "GPT-Neo",
+        blocks="transformer.h",
+        final_norm="transformer.ln_f",
+        keys="mlp.c_fc",
+        down="mlp.c_proj",
+        input_norms=("ln_2",),
+        norm="layer",
+        activation=_attribute("activation_function"),
+    ),
+    Family(
+        "gpt_neox",
+        "GPT-NeoX",
+        blocks="gpt_neox.layers",
+        final_norm="gpt_neox.final_layer_norm",
+        keys="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+        input_norms=("post_attention_layernorm",),
+        norm="layer",
+        parallel=_attribute("use_parallel_residual"),
+    ),
+    Family(
+        "gptj",
+        "GPT-J",
+        blocks="transformer.h",
+        final_norm="transformer.ln_f",
+        keys="mlp.fc_in",
+        down="mlp.fc_out",
+        input_norms=("ln_1",),
+        norm="layer",
+        activation=_attribute("activation_function"),
+        parallel=_always(True),
+    ),
+    Family(
+        "opt",
+        "OPT",
+        blocks="model.decoder.layers",
+        final_norm="model.decoder.final_layer_norm",
+        keys="fc1",
+        down="fc2",
+        input_norms=("final_layer_norm",),
+        norm="layer",
+        activation=_attribute("activation_function"),
+        refuse=_refuse_opt,
+    ),
+    Family(
+        "bloom",
+        "BLOOM",
+        blocks="transformer.h",
+        final_norm="transformer.ln_f",
+        keys="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+        input_norms=("post_attention_layernorm",),
+        norm="layer",
+        activation=_always("bloom_gelu"),  # its configuration has no name for it
+        context=_always(None),
+        refuse=_refuse_bloom,
+    ),
+    Family(
+        "falcon",
+        "Falcon",
+        blocks="transformer.h",
+        final_norm="transformer.ln_f",
+        keys="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+        input_norms=("ln_mlp", "post_attention_layernorm", "input_layernorm"),
+        norm="layer",
+        activation=_attribute("activation"),
+        parallel=lambda config: bool(config.new_decoder_architecture or config.parallel_attn),
+        context=lambda config: None if config.alibi else config.max_position_embeddings,
+    ),
+    Family(
+        "phi",
+        "Phi",
+        blocks="model.layers",
+        final_norm="model.final_layernorm",
+        keys="mlp.fc1",
+        down="mlp.fc2",
+        input_norms=("input_layernorm",),
+        norm="layer",
+        parallel=_always(True),
+    ),
+    _gated("llama", "Llama"),
+    _gated("mistral", "Mistral"),
+    _gated("qwen2", "Qwen2"),
+    _gated("qwen3", "Qwen3"),
+    _gated("gemma", "Gemma", norm="rms+1", refuse=_refuse_bidirectional),
+    _gated(
+        "gemma2",
+        "Gemma 2",
+        norm="rms+1",
+        input_norms=("pre_feedforward_layernorm",),
+        post_norm="post_feedforward_layernorm",
+        activation=_attribute("hidden_activation"),
+        refuse=_refuse_bidirectional,
+    ),
+    _gated(
+        "gemma3_text",
+        "Gemma 3",
+        norm="rms+1",
+        input_norms=("pre_feedforward_layernorm",),
+        post_norm="post_feedforward_layernorm",
+        activation=_attribute("hidden_activation"),
+        refuse=_refuse_bidirectional,
+    ),
+    _gated("olmo2", "OLMo 2", input_norms=(), post_norm="post_feedforward_layernorm"),
+    _gated(
+        "stablelm",
+        "StableLM",
+        norm="layer",
+        input_norms=("post_attention_layernorm", "input_layernorm"),
+        parallel=_attribute("use_parallel_residual"),
+    ),
+    Family(
+        "starcoder2",
+        "StarCoder2",
+        blocks="model.layers",
+        final_norm="model.norm",
+        keys="mlp.c_fc",
+        down="mlp.c_proj",
+        input_norms=("post_attention_layernorm",),
+        norm="layer",
+    ),
+)
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in _KNOWN}

@@ -1,0 +1,73 @@
+"""The facts about a model that `memlens info` prints, as data; nothing here prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memlens.models.memory_model import MemoryModel
+from memlens.models.proof import Proof
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A model as memories, in numbers and names."""
+
+    name: str
+    family: str
+    layers: int
+    memories: tuple[int, ...]  # by layer
+    width: int
+    activation: str
+    gated: bool
+    signed: bool  # are bottom triggers kept by default?
+    parallel: bool  # do attention and feed-forward block read the same stream?
+    input_norm: str | None  # "LayerNorm", "RMSNorm", or None where the block reads the bare stream
+    post_norm: str | None  # None where the block's output goes straight into the stream
+    final_norm: str | None
+    readings: tuple[str, ...]  # how values can be read, the default first
+    soft_cap: float | None
+    vocabulary: int
+    tied: bool  # are input and output embedding one matrix?
+    context: int | None  # the longest input, BOS included
+    bos: str | None  # the BOS token's text; None where there is none
+    adds_bos: bool | None  # does the checkpoint's tokenizer put BOS before a text? None without a tokenizer
+    parameters: int
+    device: str
+    dtype: str
+    proof: Proof | None  # None where the model was loaded with prove=False
+
+    @property
+    def total_memories(self) -> int:
+        return sum(self.memories)
+
+
+def describe(model: MemoryModel) -> ModelInfo:
+    """What there is to know about a loaded model."""
+    first, lens = model.layers[0], model.lens
+    tokenizer = model.tokenizer if model.has_tokenizer else None
+    has_bos = tokenizer is not None and tokenizer.bos is not None
+    return ModelInfo(
+        name=model.name,
+        family=model.family,
+        layers=len(model.layers),
+        memories=tuple(layer.memories for layer in model.layers),
+        width=model.width,
+        activation=first.activation,
+        gated=first.gated,
+        signed=first.signed,
+        parallel=first.parallel,
+        input_norm=None if first.input_norm is None else first.input_norm.label,
+        post_norm=None if first.post_norm is None else first.post_norm.label,
+        final_norm=None if lens.final_norm is None else lens.final_norm.label,
+        readings=lens.readings,
+        soft_cap=lens.soft_cap,
+        vocabulary=model.vocabulary,
+        tied=lens.tied,
+        context=model.context,
+        bos=tokenizer.token_text(tokenizer.bos) if has_bos else None,  # type: ignore[union-attr, arg-type]
+        adds_bos=None if tokenizer is None else tokenizer.adds_bos,
+        parameters=sum(parameter.numel() for parameter in model.network.parameters()),
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        proof=model.proof,
+    )

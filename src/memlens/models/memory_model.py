@@ -1,0 +1,217 @@
+"""A language model seen as memories: the one class that the rest of memlens works with.
+
+Anything that yields coefficients and values can be a MemoryModel. This base class does the watching, recording and
+editing, which need nothing but the modules named by `FeedForward`; a subclass knows how to run its network.
+It knows no architecture, no files and no corpus.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from memlens.errors import ModelError, SettingError, UnknownName
+from memlens.models import hooks
+from memlens.models.feed_forward import FeedForward
+from memlens.models.norm import at_least_float32
+
+if TYPE_CHECKING:
+    from memlens.models.lens import Lens
+    from memlens.models.proof import Proof
+    from memlens.models.tokenizer import Tokenizer
+
+
+@dataclass
+class Recording:
+    """What the latest forward pass did, layer by layer. All are copies: later in-place changes do not reach them.
+
+    o = r + y in every layer: y is what the feed-forward block adds to the residual stream (after its post-norm where
+    it has one), o the layer's output, r what the stream holds without y. States are float32 or finer.
+    """
+
+    coefficients: dict[int, Tensor] = field(default_factory=dict)  # [batch, pos, memories]
+    y: dict[int, Tensor] = field(default_factory=dict)  # [batch, pos, d]
+    o: dict[int, Tensor] = field(default_factory=dict)  # [batch, pos, d]
+    r: dict[int, Tensor] = field(default_factory=dict)  # [batch, pos, d], o - y
+    embedding: Tensor | None = None  # [batch, pos, d], the input of the first layer
+
+
+class MemoryModel(ABC):
+    """A causal language model with its tokenizer, its layers of memories and a lens onto its vocabulary."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: str,
+        family: str,
+        network: nn.Module,
+        layers: Sequence[FeedForward],
+        lens: Lens,
+        tokenizer: Tokenizer | None,
+        context: int | None,
+    ) -> None:
+        self.name = name  # as the user gave it: a folder's name or a Hub id
+        self.source = source  # what load() takes to get this model again; "" for a loaded object
+        self.family = family
+        self.network = network
+        self.layers = layers
+        self.lens = lens
+        self.context = context  # the longest input, BOS included; None where there is no limit
+        self.proof: Proof | None = None
+        self._tokenizer = tokenizer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise ModelError(f"{self.name} was given without a tokenizer; pass tokenizer= to load() to work with text")
+        return self._tokenizer
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self._tokenizer is not None
+
+    @property
+    def width(self) -> int:
+        return self.layers[0].values.shape[1]
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of the output embedding."""
+        return self.lens.vocabulary
+
+    @property
+    def device(self) -> torch.device:
+        return self.layers[0].values.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layers[0].values.dtype
+
+    def run_body(self, tokens: Tensor) -> Tensor:
+        """The state after the last block and before the final norm, [batch, pos, d], for tokens [batch, pos] int64.
+
+        No vocabulary scores are computed. Rows may be padded on the right with any token: attention is causal.
+        """
+        with torch.no_grad():
+            return self._run_body(self._checked(tokens))
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """The model's own scores, [batch, pos, vocabulary], soft-capping included."""
+        with torch.no_grad():
+            return self._logits(self._checked(tokens))
+
+    @abstractmethod
+    def _run_body(self, tokens: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _logits(self, tokens: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """sha256 of configuration, tokenizer and every parameter; the same wherever the model's folder lies."""
+
+    @contextmanager
+    def watch(
+        self, on_coefficients: Callable[[int, Tensor], None], layers: Sequence[int] | None = None
+    ) -> Iterator[None]:
+        """Within, each forward pass calls on_coefficients(layer, m [batch, pos, memories]) as a layer is reached.
+
+        Nothing is stored or copied: what is to outlive the call, the callee copies.
+        """
+        with ExitStack() as stack:
+            for layer in self._chosen(layers):
+                stack.enter_context(hooks.watching(self.layers[layer], _with_layer(on_coefficients, layer)))
+            yield
+
+    @contextmanager
+    def record(
+        self, layers: Sequence[int] | None = None, coefficients: bool = True, states: bool = True
+    ) -> Iterator[Recording]:
+        """Within, each forward pass fills the Recording anew, for the chosen layers."""
+        recording = Recording()
+
+        def keep_embedding(embedding: Tensor) -> None:
+            recording.embedding = _copied(embedding)
+
+        with ExitStack() as stack:
+            if states:
+                stack.enter_context(hooks.on_input(self.layers[0].block, keep_embedding))
+            for layer in self._chosen(layers):
+                memories = self.layers[layer]
+                if coefficients:
+                    keep = _keep_as_is(recording.coefficients, layer)
+                    stack.enter_context(hooks.watching(memories, keep))
+                if states:
+                    stack.enter_context(hooks.watching_addition(memories, _keep(recording.y, layer)))
+                    stack.enter_context(hooks.on_output(memories.block, _keep_output(recording, layer)))
+            yield recording
+
+    @contextmanager
+    def edit(self, edits: Mapping[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+        """Within, each layer named uses its function of m [batch, pos, memories]; nested edits run outer first."""
+        with ExitStack() as stack:
+            for layer in self._chosen(list(edits)):
+                stack.enter_context(hooks.editing(self.layers[layer], edits[layer]))
+            yield
+
+    def _chosen(self, layers: Sequence[int] | None) -> Sequence[int]:
+        if layers is None:
+            return range(len(self.layers))
+        for layer in layers:
+            if not 0 <= layer < len(self.layers):
+                raise UnknownName(f"layer {layer} does not exist: {self.name} has layers 0 to {len(self.layers) - 1}")
+        return sorted(set(layers))
+
+    def _checked(self, tokens: Tensor) -> Tensor:
+        if tokens.dim() != 2 or tokens.shape[1] == 0:
+            raise SettingError(f"tokens must be [batch, pos] with at least one position, not {list(tokens.shape)}")
+        if self.context is not None and tokens.shape[1] > self.context:
+            raise SettingError(
+                f"{tokens.shape[1]} tokens are more than {self.name} reads at once ({self.context}); cut the input"
+            )
+        return tokens.to(self.device)
+
+    def __repr__(self) -> str:
+        first = self.layers[0]
+        kind = f"gated {first.activation}" if first.gated else first.activation
+        return (
+            f"<MemoryModel {self.name}: {self.family}, {len(self.layers)} layers x {first.memories} memories, {kind}>"
+        )
+
+
+def _with_layer(use: Callable[[int, Tensor], None], layer: int) -> Callable[[Tensor], None]:
+    return lambda coefficients: use(layer, coefficients)
+
+
+def _keep(store: dict[int, Tensor], layer: int) -> Callable[[Tensor], None]:
+    def keep(states: Tensor) -> None:
+        store[layer] = _copied(states)
+
+    return keep
+
+
+def _keep_output(recording: Recording, layer: int) -> Callable[[Tensor], None]:
+    def keep(output: Tensor) -> None:
+        recording.o[layer] = _copied(output)
+        recording.r[layer] = recording.o[layer] - recording.y[layer]  # a block adds y before it is done
+
+    return keep
+
+
+def _keep_as_is(store: dict[int, Tensor], layer: int) -> Callable[[Tensor], None]:
+    def keep(coefficients: Tensor) -> None:
+        store[layer] = coefficients.detach().clone()
+
+    return keep
+
+
+def _copied(states: Tensor) -> Tensor:
+    copy = at_least_float32(states.detach())
+    return copy.clone() if copy.dtype == states.dtype else copy

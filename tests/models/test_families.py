@@ -1,0 +1,175 @@
+"""Every supported architecture against naive computations on its own modules."""
+
+import pytest
+import torch
+
+from memlens.models import load
+from memlens.models.families import FAMILIES as KNOWN
+from memlens.testing import CONTEXT, FAMILIES, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model, tiny_tokenizer
+
+GATED = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "stablelm"}
+WITHOUT_BIAS = GATED - {"llama"}  # the tiny Llama is built with mlp_bias
+POST_NORM = {"gemma2", "gemma3_text", "olmo2"}
+# settings that change where a family's parts lie
+VARIANTS = [
+    ("gpt2", {"activation_function": "relu"}),
+    ("gpt2", {"tie_word_embeddings": False}),
+    ("gpt_neox", {"use_parallel_residual": False}),
+    ("opt", {"enable_bias": False}),
+    ("opt", {"layer_norm_elementwise_affine": False}),
+    ("opt", {"_remove_final_layer_norm": True}),
+    ("falcon", {"parallel_attn": False}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 1}),
+    ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1}),
+    ("falcon", {"alibi": True, "bias": False}),
+    ("stablelm", {"use_parallel_residual": True}),
+    ("llama", {"mlp_bias": False, "tie_word_embeddings": True}),
+    ("starcoder2", {"use_bias": False}),
+]
+CASES = [(family, {}) for family in FAMILIES] + VARIANTS
+each_case = pytest.mark.parametrize(
+    ("family", "changes"), CASES, ids=[family + "".join(f"-{key}" for key in changes) for family, changes in CASES]
+)
+
+
+def tokens(batch=2, length=7, seed=1):
+    return torch.randint(0, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def close(given, expected):
+    return torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-5)
+
+
+def hook_count(network):
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in network.modules())
+
+
+def test_there_is_a_tiny_model_for_every_family_that_memlens_knows():
+    assert set(FAMILIES) == set(KNOWN)
+
+
+@each_case
+def test_the_facts_of_a_layer_are_those_of_the_architecture(family, changes):
+    model = load(tiny_model(family, **changes))
+    memories = 4 * WIDTH if family == "bloom" else MEMORIES
+    assert [layer.layer for layer in model.layers] == list(range(LAYERS))
+    assert model.family == family
+    assert (model.width, model.vocabulary) == (WIDTH, VOCABULARY)
+    for layer in model.layers:
+        assert layer.gated == layer.signed == (family in GATED)
+        assert layer.keys.shape == layer.values.shape == (layer.memories, WIDTH) == (memories, WIDTH)
+        assert (layer.up is None) == (family not in GATED)
+        without_bias = family in WITHOUT_BIAS or changes.keys() & {"enable_bias", "bias", "mlp_bias", "use_bias"}
+        assert (layer.key_bias is None) == (layer.value_bias is None) == bool(without_bias)
+        assert (layer.post_norm is not None) == (family in POST_NORM)
+    unlimited = family == "bloom" or changes.get("alibi")
+    assert model.context == (None if unlimited else CONTEXT)
+
+
+@each_case
+def test_the_proof_holds_and_is_tight(family, changes):
+    proof = load(tiny_model(family, **changes)).proof
+    deviations = (proof.coefficients, proof.output, proof.addition, proof.stream, proof.norms, proof.prediction)
+    assert max(deviations) < 5e-6
+    assert proof.positions == 14
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_proof_holds_in_other_precisions(family, dtype):
+    model = load(tiny_model(family).to(dtype))
+    assert model.dtype == dtype
+    assert model.proof is not None
+
+
+@each_case
+def test_a_recording_agrees_with_a_naive_computation(family, changes):
+    network = tiny_model(family, **changes)
+    model = load(network)
+    with model.record() as recording:
+        last = model.run_body(tokens())
+    assert set(recording.coefficients) == set(recording.y) == set(recording.o) == set(recording.r) == set(range(LAYERS))
+    for layer in model.layers:
+        m = recording.coefficients[layer.layer]
+        assert m.shape == (2, 7, layer.memories)
+        y = torch.einsum("bpm,md->bpd", m, layer.values)
+        y = y if layer.value_bias is None else y + layer.value_bias
+        y = y if layer.post_norm is None else layer.post_norm.module(y)
+        close(recording.y[layer.layer], y)
+        close(recording.o[layer.layer], recording.r[layer.layer] + recording.y[layer.layer])
+    close(recording.o[LAYERS - 1], last)
+
+
+@each_case
+def test_states_are_those_that_the_model_reports_itself(family, changes):
+    network = tiny_model(family, **changes)
+    model = load(network)
+    with model.record() as recording:
+        last = model.run_body(tokens())
+        own = network(tokens(), output_hidden_states=True, use_cache=False)
+    close(recording.embedding, own.hidden_states[0])
+    for layer in range(LAYERS - 1):
+        close(recording.o[layer], own.hidden_states[layer + 1])
+    final_norm = model.lens.final_norm
+    close(last if final_norm is None else final_norm.module(last), own.hidden_states[-1])
+    assert torch.equal(model.logits(tokens()), own.logits)
+    assert torch.equal(model.lens.capped(model.lens.state_logits(last)), own.logits)
+
+
+@each_case
+def test_watching_shows_the_same_coefficients_as_recording(family, changes):
+    model = load(tiny_model(family, **changes))
+    seen = []
+    with model.record(states=False) as recording, model.watch(lambda layer, m: seen.append((layer, m.clone()))):
+        model.run_body(tokens())
+    assert [layer for layer, _ in seen] == list(range(LAYERS))
+    for layer, m in seen:
+        assert torch.equal(m, recording.coefficients[layer])
+
+
+@each_case
+def test_an_edit_that_changes_nothing_changes_no_bit(family, changes):
+    model = load(tiny_model(family, **changes))
+    before = model.logits(tokens())
+    with model.edit({layer: lambda m: m for layer in range(LAYERS)}):
+        assert torch.equal(model.logits(tokens()), before)
+
+
+@each_case
+def test_silencing_a_layer_leaves_only_its_bias(family, changes):
+    model = load(tiny_model(family, **changes))
+    before = model.logits(tokens())
+    memories = model.layers[1]
+    outputs = []
+    handle = memories.down.register_forward_hook(lambda module, given, output: outputs.append(output.clone()))
+    with model.edit({1: torch.zeros_like}), model.record() as recording:
+        after = model.logits(tokens())
+    handle.remove()
+    bias = torch.zeros(WIDTH) if memories.value_bias is None else memories.value_bias
+    assert torch.equal(outputs[0].reshape(2, 7, WIDTH), bias.expand(2, 7, WIDTH))
+    assert recording.coefficients[1].abs().max() == 0
+    assert not torch.allclose(before, after)
+
+
+@each_case
+def test_padding_on_the_right_does_not_reach_the_tokens_before_it(family, changes):
+    model = load(tiny_model(family, **changes))
+    short = tokens(length=5)
+    padded = torch.cat([short, torch.zeros(2, 4, dtype=torch.int64)], dim=1)
+    close(model.run_body(padded)[:, :5], model.run_body(short))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_hook_outlives_its_context_even_after_an_error(family):
+    network = tiny_model(family)
+    model = load(network, tokenizer=tiny_tokenizer())
+    assert hook_count(network) == 0
+
+    def stumble(layer, m):
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), model.record(), model.edit({0: lambda m: m}), model.watch(stumble):
+        model.run_body(tokens())
+    assert hook_count(network) == 0
+    model.logits(tokens())
+    assert hook_count(network) == 0

@@ -1,0 +1,116 @@
+"""A .gguf file written here, tensor by tensor, must give the very model it was written from."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from memlens.errors import ModelError
+from memlens.models import load
+from memlens.testing import CONTEXT, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model, tiny_tokenizer
+
+gguf = pytest.importorskip("gguf")
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+INSIDE = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def interleaved(weight, head=8):
+    """.gguf files keep the two halves of each rotary head interleaved."""
+    heads = weight.shape[0] // head
+    return np.ascontiguousarray(weight.reshape(heads, 2, head // 2, -1).swapaxes(1, 2).reshape(weight.shape))
+
+
+def write_gguf(path, network, adds_bos):
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_context_length(CONTEXT)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(MEMORIES)
+    writer.add_head_count(3)
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(8)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(network.config.rms_norm_eps)
+    writer.add_vocab_size(VOCABULARY)
+    write_tokenizer(writer, adds_bos)
+    for name, tensor in network.state_dict().items():
+        stem, weight = name.removesuffix(".weight"), tensor.numpy()
+        if stem in OUTSIDE:
+            writer.add_tensor(f"{OUTSIDE[stem]}.weight", weight)
+            continue
+        _, _, layer, part = stem.split(".", 3)
+        weight = interleaved(weight) if part.endswith(("q_proj", "k_proj")) else weight
+        writer.add_tensor(f"blk.{layer}.{INSIDE[part]}.weight", weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_tokenizer(writer, adds_bos):
+    model = json.loads(tiny_tokenizer().backend_tokenizer.to_str())["model"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(sorted(model["vocab"], key=model["vocab"].get))
+    writer.add_token_types([2, 3] + [1] * (VOCABULARY - 2))
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(1)
+    if adds_bos is not None:
+        writer.add_add_bos_token(adds_bos)
+
+
+@pytest.fixture
+def network():
+    return tiny_model("llama", mlp_bias=False)
+
+
+def test_a_gguf_file_gives_the_model_it_was_written_from(tmp_path, network, capfd):
+    path = write_gguf(tmp_path / "tiny.gguf", network, adds_bos=True)
+    capfd.readouterr()
+    model = load(path)
+    assert capfd.readouterr().err == ""
+    assert (model.name, model.source, model.family) == ("tiny.gguf", str(path), "llama")
+    torch.testing.assert_close(model.logits(TOKENS), network(TOKENS).logits.detach())
+    assert torch.equal(model.layers[1].values, network.model.layers[1].mlp.down_proj.weight.T)
+    assert model.proof is not None
+
+
+@pytest.mark.parametrize("adds_bos", [True, False])
+def test_whether_bos_is_added_stands_in_the_file(tmp_path, network, adds_bos):
+    tokenizer = load(write_gguf(tmp_path / "tiny.gguf", network, adds_bos), prove=False).tokenizer
+    assert (tokenizer.bos, tokenizer.adds_bos) == (1, adds_bos)
+    text = "The river in Paris."
+    assert tokenizer.encode([text])[0].ids == tiny_tokenizer()(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer.token_text(tokenizer.id_of(" river")) == " river"
+
+
+def test_the_fingerprint_does_not_depend_on_the_file_name(tmp_path, network):
+    first = load(write_gguf(tmp_path / "a.gguf", network, True)).fingerprint()
+    assert load(write_gguf(tmp_path / "b.gguf", network, True)).fingerprint() == first
+    assert load(write_gguf(tmp_path / "b.gguf", network, False)).fingerprint() != first
+
+
+def test_an_unreadable_gguf_file_is_refused_in_one_line(tmp_path, network):
+    path = write_gguf(tmp_path / "tiny.gguf", network, True)
+    whole = path.read_bytes()
+    for broken in (b"", b"not a gguf file", whole[:200], whole[: len(whole) // 2]):
+        path.write_bytes(broken)
+        with pytest.raises(ModelError) as caught:
+            load(path)
+        assert "\n" not in str(caught.value) and "tiny.gguf" in str(caught.value)

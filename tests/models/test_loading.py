@@ -1,0 +1,307 @@
+"""Finding and reading models, and one line for everything that can be wrong with them."""
+
+import json
+import pickle
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import constants
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, GPT2ForSequenceClassification, GPT2Model, PreTrainedModel
+from transformers.utils import logging
+
+from memlens.errors import ModelError, ModelNotFound, SettingError, UnsupportedModel
+from memlens.models import load, loading
+from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_tiny(tmp_path / "tiny-gpt2", "gpt2")
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def refused(kind, model, *words, **options):
+    with pytest.raises(kind) as caught:
+        load(model, **options)
+    message = str(caught.value)
+    assert type(caught.value) is kind, message
+    assert "\n" not in message and len(message) < 600
+    for word in words:
+        assert word in message, message
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "gemma3_text"])
+def test_a_folder_gives_the_model_that_was_saved_in_it(tmp_path, family):
+    path = save_tiny(tmp_path / "checkpoint", family, adds_bos=True)
+    model = load(path)
+    assert (model.name, model.source, model.family) == ("checkpoint", str(path), family)
+    assert torch.equal(model.logits(TOKENS), tiny_model(family)(TOKENS).logits)
+    assert model.tokenizer.adds_bos and model.tokenizer.encode(["The river"])[0].ids == [49, 59]
+    assert model.proof is not None
+    assert not any(parameter.requires_grad for parameter in model.network.parameters())
+    again = load(model.source)
+    assert again.fingerprint() == model.fingerprint()
+
+
+def test_a_relative_name_and_a_path_object_mean_the_same_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    for given in ("tiny-gpt2", "./tiny-gpt2", Path("tiny-gpt2")):
+        model = load(given, prove=False)
+        assert (model.name, model.source) == ("tiny-gpt2", str(folder))
+
+
+def test_a_loaded_network_stays_as_it_is_but_for_evaluation_mode():
+    network = tiny_model("llama").to(torch.bfloat16).train()
+    model = load(network, tokenizer=tiny_tokenizer())
+    assert model.network is network and model.source == "" and model.name == "LlamaForCausalLM"
+    assert model.dtype == torch.bfloat16 and not network.training
+    assert all(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_a_memory_model_is_returned_as_is():
+    model = load(tiny_model("gpt2"))
+    assert load(model) is model
+
+
+def test_precision_and_device_are_as_asked(folder):
+    model = load(folder, dtype="bfloat16", device="cpu")
+    assert (model.dtype, model.device.type) == (torch.bfloat16, "cpu")
+    assert load(folder, dtype=torch.float64).dtype == torch.float64
+    refused(SettingError, folder, "'int8'", "float32", dtype="int8")
+    refused(SettingError, folder, "'abacus'", "cpu", device="abacus")
+
+
+def test_another_tokenizer_can_be_given_by_object_or_by_place(folder, tmp_path):
+    tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "other")
+    for given in (tiny_tokenizer(adds_bos=True), str(tmp_path / "other")):
+        assert load(folder, tokenizer=given, prove=False).tokenizer.adds_bos
+    assert not load(folder, prove=False).tokenizer.adds_bos
+
+
+def test_the_bundled_model_is_found_by_its_name(monkeypatch, folder, tmp_path):
+    monkeypatch.setattr(loading, "_BUNDLED", folder)
+    model = load("bundled")
+    assert (model.name, model.source) == ("bundled", "bundled")
+    monkeypatch.setattr(loading, "_BUNDLED", tmp_path / "nowhere")
+    refused(ModelNotFound, "bundled", "no bundled model")
+
+
+@pytest.mark.parametrize("bars", [True, False])
+def test_nothing_is_printed_and_no_setting_of_transformers_is_left_changed(folder, capfd, bars):
+    verbosity, had_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    capfd.readouterr()
+    try:
+        logging.set_verbosity(logging.INFO)
+        (logging.enable_progress_bar if bars else logging.disable_progress_bar)()
+        load(folder)
+        assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == (logging.INFO, bars)
+    finally:
+        logging.set_verbosity(verbosity)
+        (logging.enable_progress_bar if had_bars else logging.disable_progress_bar)()
+    captured = capfd.readouterr()
+    assert (captured.out, captured.err) == ("", "")
+
+
+def test_a_place_where_nothing_is_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("./nothing", str(tmp_path / "nothing"), Path("nothing"), "nothing.gguf", "a/b/c", ""):
+        refused(ModelNotFound, name, "no such folder or file", str(name))
+
+
+def test_a_hub_id_that_is_not_in_the_cache_is_refused_offline(offline, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(ModelNotFound, "memlens-tests/no-such-model", "HF_HUB_OFFLINE")
+    refused(ModelNotFound, "not a hub id", "'not a hub id'", "Hub id")
+
+
+def test_a_folder_without_a_configuration_is_refused(tmp_path):
+    refused(ModelNotFound, tmp_path, "config.json")
+    (tmp_path / "weights.gguf").write_bytes(b"GGUF")
+    refused(ModelNotFound, tmp_path, "weights.gguf")
+
+
+def test_a_file_that_is_no_gguf_is_refused(folder):
+    refused(ModelError, folder / "model.safetensors", "no .gguf")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": 3}'])
+def test_a_broken_configuration_is_refused(folder, text):
+    (folder / "config.json").write_text(text)
+    refused(ModelError, folder, "config.json")
+
+
+def test_settings_that_do_not_fit_the_weights_are_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"n_inner": 41}))
+    refused(ModelError, folder, "weights of tiny-gpt2")
+    (folder / "config.json").write_text(json.dumps(config | {"n_layer": "three"}))
+    refused(ModelError, folder, "tiny-gpt2")
+
+
+def test_broken_weights_are_refused(folder):
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    for broken in (whole[: len(whole) // 2], b"", b"not weights at all"):
+        path.write_bytes(broken)
+        refused(ModelError, folder, "weights of tiny-gpt2 cannot be read")
+    path.unlink()
+    refused(ModelError, folder, "weights of tiny-gpt2 cannot be read")
+
+
+def test_weights_that_are_missing_are_named_and_never_made_up(folder):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    del weights["transformer.h.1.mlp.c_fc.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    refused(ModelError, folder, "lack transformer.h.1.mlp.c_fc.weight")
+
+
+def test_weights_with_a_nan_are_refused_by_name(folder):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    weights["transformer.ln_f.bias"][3] = float("nan")
+    save_file(weights, path, metadata={"format": "pt"})
+    refused(ModelError, folder, "transformer.ln_f.bias", "NaN")
+
+
+class Bomb:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
+    def __reduce__(self):
+        return (Path.touch, (self.mark,))
+
+
+def test_plain_tensors_in_a_bin_file_are_read_and_nothing_in_it_is_run(folder, tmp_path):
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert torch.equal(load(folder).logits(TOKENS), tiny_model("gpt2")(TOKENS).logits)
+    mark = tmp_path / "mark"
+    for write in (torch.save, lambda bomb, path: path.write_bytes(pickle.dumps(bomb))):
+        write({"transformer.wte.weight": Bomb(mark)}, folder / "pytorch_model.bin")
+        refused(ModelError, folder, "weights of tiny-gpt2 cannot be read")
+        assert not mark.exists()
+
+
+def test_code_that_comes_with_a_checkpoint_is_not_run(folder, tmp_path):
+    mark = tmp_path / "mark"
+    (folder / "own.py").write_text(f"open({str(mark)!r}, 'w')\nclass Own: pass\n")
+    config = json.loads((folder / "config.json").read_text())
+    own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": own}))
+    refused(UnsupportedModel, folder, "'own'")
+    assert not mark.exists()
+
+
+def test_a_folder_without_a_tokenizer_is_refused_unless_one_is_given(folder):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    refused(ModelError, folder, "no tokenizer", "tokenizer=")
+    assert load(folder, tokenizer=tiny_tokenizer()).tokenizer.size == 97
+
+
+def test_a_broken_tokenizer_is_refused(folder):
+    (folder / "tokenizer.json").write_text('{"version": ')
+    refused(ModelError, folder, "tokenizer")
+
+
+def test_a_bos_beyond_the_embedding_is_refused():
+    fast = tiny_tokenizer(adds_bos=True)
+    refused(ModelError, tiny_model("gpt2", vocab_size=1, bos_token_id=0, eos_token_id=0), "BOS", tokenizer=fast)
+
+
+REFUSED_KINDS = [
+    ("t5", {}, "encoder-decoder"),
+    ("bert", {}, "encoder and predicts no next token"),
+    ("mixtral", {}, "mixture of experts"),
+    ("qwen2_moe", {}, "mixture of experts"),
+    ("opt", {"do_layer_norm_before": False}, "post-norm"),
+    ("opt", {"word_embed_proj_dim": 12}, "another width"),
+    ("gemma2", {"use_bidirectional_attention": True}, "both ways"),
+    ("bloom", {"apply_residual_connection_post_layernorm": True}, "after the norm"),
+    ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}, "slow_but_exact"),
+    ("gpt2", {"add_cross_attention": True}, "encoder"),
+    ("gpt2", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
+    ("gemma3", {}, "text-only"),
+    ("mamba", {}, "memlens knows gpt2, gpt_neo"),
+]
+
+
+@pytest.mark.parametrize(("model_type", "settings", "reason"), REFUSED_KINDS)
+def test_a_kind_that_cannot_be_read_as_memories_is_refused_with_its_reason(tmp_path, model_type, settings, reason):
+    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | settings))
+    tiny_tokenizer().save_pretrained(tmp_path)
+    refused(UnsupportedModel, tmp_path, model_type if model_type == "mamba" else tmp_path.name, reason)
+
+
+def test_loaded_objects_of_a_wrong_kind_are_refused():
+    refused(ModelError, 7, "int is not a model")
+    refused(ModelError, torch.nn.Linear(2, 2), "Linear is not a model")
+    refused(UnsupportedModel, GPT2Model(tiny_model("gpt2").config), "no language modelling head")
+    bert = AutoModel.from_config(
+        AutoConfig.for_model("bert", num_hidden_layers=1, hidden_size=24, num_attention_heads=3)
+    )
+    assert isinstance(bert, PreTrainedModel)
+    refused(UnsupportedModel, bert, "encoder")
+
+
+def test_a_classifier_on_top_of_a_language_model_is_refused(tmp_path):
+    classifier = GPT2ForSequenceClassification(tiny_model("gpt2").config)
+    refused(UnsupportedModel, classifier, "head")
+    classifier.save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    refused(UnsupportedModel, tmp_path, "a text classifier (GPT2ForSequenceClassification)")
+
+
+def test_a_fairseq_folder_goes_to_its_own_reader(tmp_path, monkeypatch):
+    for name in ("model.pt", "dict.txt"):
+        (tmp_path / name).touch()
+    monkeypatch.setitem(sys.modules, "memlens.models.adaptive", None)
+    refused(UnsupportedModel, tmp_path, "fairseq")
+
+
+def test_the_fingerprint_is_the_same_for_copies_and_for_the_loaded_object(folder, tmp_path):
+    shutil.copytree(folder, tmp_path / "copy")
+    first = load(folder).fingerprint()
+    assert len(first) == 64
+    assert load(tmp_path / "copy").fingerprint() == first
+    fast = tiny_tokenizer()
+    model = load(tiny_model("gpt2"), tokenizer=fast)
+    assert model.fingerprint() == first
+    fast("The river rose", truncation=True, max_length=2)  # a fast tokenizer remembers how it was called last
+    model.logits(TOKENS)
+    assert model.fingerprint() == first
+
+
+def test_the_fingerprint_tells_weights_settings_tokenizers_and_precisions_apart():
+    def fingerprint(network, **options):
+        return load(network, tokenizer=tiny_tokenizer(**options), prove=False).fingerprint()
+
+    changed = tiny_model("gpt2")
+    with torch.no_grad():
+        changed.transformer.h[2].mlp.c_proj.bias[0] += 1e-6
+    prints = [
+        fingerprint(tiny_model("gpt2")),
+        fingerprint(changed),
+        fingerprint(tiny_model("gpt2", activation_function="relu")),
+        fingerprint(tiny_model("gpt2"), adds_bos=True),
+        fingerprint(tiny_model("gpt2"), style="spaces"),
+        fingerprint(tiny_model("gpt2").to(torch.bfloat16)),
+        load(tiny_model("gpt2")).fingerprint(),
+    ]
+    assert len(set(prints)) == len(prints)

@@ -1,0 +1,157 @@
+"""Watching, recording and editing, apart from any one architecture."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from memlens.errors import ModelError, SettingError, UnknownName
+from memlens.models import describe, load
+from memlens.testing import CONTEXT, LAYERS, tiny_model, tiny_tokenizer
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+
+
+@pytest.fixture
+def model():
+    return load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+
+
+def test_only_the_chosen_layers_are_watched(model):
+    seen = []
+    with model.watch(lambda layer, m: seen.append(layer), layers=[2, 0]):
+        model.run_body(TOKENS)
+        model.run_body(TOKENS)
+    assert seen == [0, 2, 0, 2]
+
+
+def test_only_what_is_asked_for_is_recorded(model):
+    with model.record(layers=[1], coefficients=False) as recording:
+        model.run_body(TOKENS)
+    assert list(recording.y) == list(recording.o) == list(recording.r) == [1]
+    assert recording.coefficients == {}
+    with model.record(states=False) as recording:
+        model.run_body(TOKENS)
+    assert recording.embedding is None and recording.o == {} and len(recording.coefficients) == LAYERS
+
+
+def test_a_recording_holds_the_latest_pass(model):
+    with model.record() as recording:
+        model.run_body(TOKENS)
+        first = recording.o[0]
+        model.run_body(TOKENS[:1, :2])
+    assert recording.o[0].shape[:2] == (1, 2)
+    torch.testing.assert_close(recording.o[0], first[:1, :2])
+
+
+def test_a_layer_that_does_not_exist_is_refused(model):
+    for layer in (-1, LAYERS):
+        with pytest.raises(UnknownName, match="has layers 0 to 2"), model.record(layers=[layer]):
+            pass
+        with pytest.raises(UnknownName), model.edit({layer: torch.zeros_like}):
+            pass
+
+
+def test_watchers_see_edited_coefficients_in_whichever_order_they_were_entered(model):
+    doubled = {1: lambda m: m * 2}
+    with model.record() as plain:
+        model.run_body(TOKENS)
+    with model.record() as outside, model.edit(doubled), model.record() as inside:
+        model.run_body(TOKENS)
+    for recording in (outside, inside):
+        assert torch.equal(recording.coefficients[1], plain.coefficients[1] * 2)
+        assert torch.equal(recording.coefficients[0], plain.coefficients[0])
+
+
+def test_nested_edits_run_outer_first(model):
+    with model.record() as plain:
+        model.run_body(TOKENS)
+    with model.edit({0: lambda m: m + 1}), model.edit({0: lambda m: m * 3}), model.record() as recording:
+        model.run_body(TOKENS)
+    assert torch.equal(recording.coefficients[0], (plain.coefficients[0] + 1) * 3)
+
+
+def test_an_edit_of_one_memory_changes_the_output_by_that_memory_times_its_value(model):
+    def set_memory(m):
+        m = m.clone()
+        m[..., 7] = 5.0
+        return m
+
+    with model.record() as before:
+        model.run_body(TOKENS)
+    with model.edit({2: set_memory}), model.record() as after:
+        model.run_body(TOKENS)
+    change = (5.0 - before.coefficients[2][..., 7, None]) * model.layers[2].values[7]
+    torch.testing.assert_close(after.o[2] - before.o[2], change, rtol=1e-4, atol=1e-5)
+
+
+def test_recorded_states_are_copies_that_later_changes_do_not_reach():
+    # Falcon adds the attention output in place into what its feed-forward block returned
+    model = load(tiny_model("falcon"))
+    with model.record() as recording:
+        last = model.run_body(TOKENS)
+    memories = model.layers[0]
+    expected = recording.coefficients[0] @ memories.values + memories.value_bias
+    torch.testing.assert_close(recording.y[0], expected)
+    kept = recording.o[LAYERS - 1].clone()
+    last.zero_()
+    assert torch.equal(recording.o[LAYERS - 1], kept)
+
+
+def test_states_of_a_half_precision_model_are_recorded_in_float32():
+    model = load(tiny_model("llama").to(torch.bfloat16))
+    with model.record() as recording:
+        model.run_body(TOKENS)
+    assert recording.o[0].dtype == recording.r[0].dtype == recording.embedding.dtype == torch.float32
+    assert recording.coefficients[0].dtype == torch.bfloat16
+    logits = model.lens.state_logits(recording.o[LAYERS - 1])
+    assert logits.dtype == torch.float32
+    assert torch.equal(logits, model.logits(TOKENS).float())
+
+
+def test_a_body_runs_in_inference_mode_and_builds_no_graph_without_it(model):
+    assert not model.run_body(TOKENS).requires_grad
+    with torch.inference_mode():
+        assert torch.equal(model.run_body(TOKENS), model.run_body(TOKENS))
+
+
+def test_input_that_the_model_cannot_read_is_refused(model):
+    with pytest.raises(SettingError, match=f"33 tokens are more than .* \\({CONTEXT}\\)"):
+        model.run_body(torch.zeros(1, 33, dtype=torch.int64))
+    for wrong in (torch.zeros(3, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.int64)):
+        with pytest.raises(SettingError, match="batch, pos"):
+            model.logits(wrong)
+
+
+def test_padding_without_a_mask_causes_no_warning(capfd):
+    model = load(tiny_model("gpt2", pad_token_id=0))
+    plain = load(tiny_model("gpt2"))
+    padded = torch.tensor([[5, 6, 0, 0]])
+    assert torch.equal(model.run_body(padded), plain.run_body(padded))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_model_without_a_tokenizer_says_so_when_text_is_needed():
+    model = load(tiny_model("gpt2"))
+    assert not model.has_tokenizer
+    with pytest.raises(ModelError, match="tokenizer="):
+        _ = model.tokenizer
+
+
+def test_the_description_states_what_the_model_is():
+    info = describe(load(tiny_model("gemma2"), tokenizer=tiny_tokenizer(adds_bos=True)))
+    assert (info.layers, info.memories, info.total_memories) == (3, (40, 40, 40), 120)
+    assert (info.activation, info.gated, info.signed, info.parallel) == ("gelu_pytorch_tanh", True, True, False)
+    assert (info.input_norm, info.post_norm, info.final_norm) == ("RMSNorm",) * 3
+    assert (info.tied, info.soft_cap, info.bos, info.adds_bos) == (True, 5.0, "<s>", True)
+    assert info.parameters == sum(parameter.numel() for parameter in tiny_model("gemma2").parameters())
+    assert info.proof is not None and (info.dtype, info.device) == ("float32", "cpu")
+    info = describe(load(tiny_model("gptj"), prove=False))
+    assert (info.parallel, info.tied, info.post_norm, info.final_norm) == (True, False, None, "LayerNorm")
+    assert info.proof is None and info.bos is None and info.adds_bos is None
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, memlens, memlens.models; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

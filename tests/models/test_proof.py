@@ -1,0 +1,171 @@
+"""A wrongly described model must be refused, with the layer, the check and the size of the deviation."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from memlens.errors import ModelError, UnsupportedModel
+from memlens.models import families, load, prove
+from memlens.models.norm import Norm
+from memlens.testing import FAMILIES, tiny_model
+
+
+def sabotage(monkeypatch, family, **changes):
+    monkeypatch.setitem(families.FAMILIES, family, dataclasses.replace(families.FAMILIES[family], **changes))
+
+
+def replace_layer(model, layer, **changes):
+    model.layers[layer] = dataclasses.replace(model.layers[layer], **changes)
+    return model
+
+
+def refused(model, *words):
+    with pytest.raises(UnsupportedModel) as caught:
+        prove(model)
+    message = str(caught.value)
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+class Perturbed(torch.nn.Module):
+    """Hands out weights that differ from those the network runs with."""
+
+    def __init__(self, linear, weight):
+        super().__init__()
+        self.weight, self.bias = torch.nn.Parameter(weight), linear.bias
+        self.linear = linear
+
+    def register_forward_hook(self, *arguments, **named):
+        return self.linear.register_forward_hook(*arguments, **named)
+
+    def register_forward_pre_hook(self, *arguments, **named):
+        return self.linear.register_forward_pre_hook(*arguments, **named)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama", "olmo2", "falcon"])
+def test_values_that_are_slightly_off_are_refused(family):
+    model = load(tiny_model(family), prove=False)
+    down = model.layers[1].down
+    weight = down.weight.detach().clone()
+    weight[3, 5] += 0.01
+    refused(replace_layer(model, 1, down=Perturbed(down, weight)), "layer 1", "output", "off by")
+
+
+def test_values_in_another_order_are_refused():
+    model = load(tiny_model("llama"), prove=False)
+    down = model.layers[2].down
+    refused(replace_layer(model, 2, down=Perturbed(down, down.weight.detach().flip(1))), "layer 2", "output")
+
+
+def test_keys_that_are_slightly_off_are_refused():
+    model = load(tiny_model("phi"), prove=False)
+    keys = model.layers[0].key_projection
+    weight = keys.weight.detach() * 1.01
+    refused(replace_layer(model, 0, key_projection=Perturbed(keys, weight)), "layer 0", "coefficients")
+
+
+def test_gate_and_up_projection_swapped_are_refused(monkeypatch):
+    sabotage(monkeypatch, "llama", keys="mlp.up_proj", up="mlp.gate_proj")
+    refused(load(tiny_model("llama"), prove=False), "layer 0", "coefficients")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_wrong_activation_is_refused(monkeypatch, family):
+    sabotage(monkeypatch, family, activation=lambda config: "tanh")
+    with pytest.raises(UnsupportedModel, match="coefficients"):
+        load(tiny_model(family))
+
+
+def test_two_kinds_of_gelu_are_told_apart(monkeypatch):
+    sabotage(monkeypatch, "gpt2", activation=lambda config: "gelu")  # the tiny GPT-2 uses gelu_new
+    with pytest.raises(UnsupportedModel, match="coefficients: off by"):
+        load(tiny_model("gpt2"))
+
+
+def test_a_down_projection_looked_for_in_the_attention_is_refused(monkeypatch):
+    sabotage(monkeypatch, "llama", down="self_attn.o_proj")
+    with pytest.raises(UnsupportedModel, match="layer 0"):
+        load(tiny_model("llama"))
+
+
+def test_a_part_that_is_not_there_is_refused(monkeypatch):
+    sabotage(monkeypatch, "llama", down="mlp.second")
+    with pytest.raises(UnsupportedModel, match=r"no mlp\.second"):
+        load(tiny_model("llama"))
+
+
+def test_a_part_that_never_runs_is_refused():
+    model = load(tiny_model("gpt2"), prove=False)
+    refused(replace_layer(model, 1, down=torch.nn.Linear(40, 24)), "never run", "layer 1")
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text", "olmo2"])
+def test_a_post_norm_that_was_overlooked_is_refused(monkeypatch, family):
+    sabotage(monkeypatch, family, post_norm=None)
+    with pytest.raises(UnsupportedModel, match="addition"):
+        load(tiny_model(family))
+
+
+def test_a_post_norm_that_is_not_one_is_refused(monkeypatch):
+    sabotage(monkeypatch, "llama", post_norm="input_layernorm")
+    with pytest.raises(UnsupportedModel, match=r"norms|addition"):
+        load(tiny_model("llama"))
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "gptj", "falcon", "phi"])
+def test_a_parallel_block_taken_for_a_sequential_one_is_refused(monkeypatch, family):
+    sabotage(monkeypatch, family, parallel=lambda config: False)
+    with pytest.raises(UnsupportedModel, match="stream"):
+        load(tiny_model(family))
+
+
+def test_a_sequential_block_taken_for_a_parallel_one_is_refused(monkeypatch):
+    sabotage(monkeypatch, "gpt2", parallel=lambda config: True)
+    with pytest.raises(UnsupportedModel, match="stream"):
+        load(tiny_model("gpt2"))
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("gemma", "rms"), ("llama", "rms+1"), ("gpt2", "rms"), ("llama", "layer")]
+)
+def test_a_gain_read_wrongly_is_refused(monkeypatch, family, kind):
+    sabotage(monkeypatch, family, norm=kind)
+    with pytest.raises(UnsupportedModel, match="norms"):
+        load(tiny_model(family))
+
+
+def test_a_lens_without_the_final_norm_is_refused():
+    model = load(tiny_model("llama"), prove=False)
+    model.lens.final_norm = None
+    refused(model, "prediction")
+
+
+def test_a_lens_with_another_final_norm_is_refused():
+    network = tiny_model("llama")
+    model = load(network, prove=False)
+    model.lens.final_norm = Norm(network.model.layers[0].input_layernorm, "rms")
+    refused(model, "prediction")
+
+
+def test_a_forgotten_soft_cap_is_refused():
+    model = load(tiny_model("gemma2"), prove=False)
+    model.lens.soft_cap = None
+    refused(model, "prediction")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_named(number):
+    network = tiny_model("gpt2")
+    with torch.no_grad():
+        network.transformer.h[1].mlp.c_fc.weight[2, 3] = number
+    with pytest.raises(ModelError, match=r"transformer\.h\.1\.mlp\.c_fc\.weight .*NaN or infinite"):
+        load(network)
+
+
+def test_large_weights_whose_sum_overflows_are_still_numbers():
+    network = tiny_model("gpt2")
+    with torch.no_grad():
+        network.transformer.wpe.weight[-2:] = 3e38  # positions that the probe does not reach
+    assert load(network).proof is not None

@@ -1,0 +1,124 @@
+"""Tokens, their texts and where they end in a text."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memlens.errors import CorpusError, ModelError, UnknownName
+from memlens.models import Tokenizer
+from memlens.testing import VOCABULARY, tiny_tokenizer
+
+BYTES = Tokenizer(tiny_tokenizer())
+SPACES = Tokenizer(tiny_tokenizer(style="spaces"))
+
+
+def pieces(tokenizer, text):
+    encoded = tokenizer.encode([text])[0]
+    return [text[start:end] for start, end in zip([0, *encoded.ends], encoded.ends, strict=False)]
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
+def test_ends_cut_a_text_into_its_tokens(tokenizer):
+    text = "The river in Paris rose."
+    assert "".join(pieces(tokenizer, text)) == text
+    texts = [tokenizer.token_text(token) for token in tokenizer.encode([text])[0].ids]
+    assert "".join(texts).strip() == text
+
+
+def test_a_character_of_several_tokens_ends_at_the_same_place_in_each():
+    assert pieces(BYTES, "café")[-2:] == ["fé", ""]
+    assert BYTES.encode(["café"])[0].ends[-2:] == [4, 4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=20), max_size=4))
+def test_ends_never_fall_and_never_leave_the_text(texts):
+    texts = [text.encode("utf-8", "ignore").decode("utf-8") for text in texts]
+    for tokenizer in (BYTES, SPACES):
+        encoded = tokenizer.encode(texts)
+        assert len(encoded) == len(texts)
+        for text, one in zip(texts, encoded, strict=True):
+            assert len(one.ids) == len(one.ends)
+            assert one.ends == sorted(one.ends)
+            assert all(0 <= end <= len(text) for end in one.ends)
+
+
+def test_ends_that_step_back_are_taken_as_far_as_the_text_was_read():
+    class SteppingBack:
+        """A tokenizer whose normaliser reorders characters, so that a later token can end before an earlier one."""
+
+        is_fast, bos_token_id = True, None
+
+        def __call__(self, texts, **options):
+            if isinstance(texts, str):
+                return {"input_ids": [5, 6, 7]}
+            return {"input_ids": [[5, 6, 7]], "offset_mapping": [[(0, 3), (1, 2), (3, 4)]]}
+
+    assert Tokenizer(SteppingBack()).encode(["abcd"])[0].ends == [3, 3, 4]
+
+
+def test_no_special_token_is_added_to_a_text():
+    assert Tokenizer(tiny_tokenizer(adds_bos=True)).encode(["The river"]) == BYTES.encode(["The river"])
+    assert BYTES.encode([""])[0].ids == []
+    assert BYTES.encode([]) == []
+
+
+def test_whether_bos_is_added_is_found_by_encoding_a_text():
+    assert (BYTES.bos, BYTES.adds_bos) == (1, False)
+    dressed = Tokenizer(tiny_tokenizer(adds_bos=True))
+    assert (dressed.bos, dressed.adds_bos) == (1, True)
+    assert Tokenizer(tiny_tokenizer(adds_bos=True), adds_bos=False).adds_bos is False
+
+
+def test_a_tokenizer_without_bos_has_none():
+    fast = tiny_tokenizer()
+    fast.bos_token = None
+    tokenizer = Tokenizer(fast)
+    assert (tokenizer.bos, tokenizer.adds_bos) == (None, False)
+    with pytest.raises(ModelError, match="BOS"):
+        Tokenizer(fast, adds_bos=True)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
+def test_the_text_of_a_token_keeps_its_leading_space(tokenizer):
+    assert tokenizer.token_text(tokenizer.id_of(" river")) == " river"
+    assert tokenizer.token_text(tokenizer.id_of("he")) == "he"
+
+
+def test_half_characters_special_tokens_and_unused_rows_have_a_text():
+    half = BYTES.encode(["é"])[0].ids
+    assert len(half) == 2 and [BYTES.token_text(token) for token in half] == ["\ufffd", "\ufffd"]
+    assert BYTES.token_text(1) == "<s>"
+    assert BYTES.size == VOCABULARY
+    assert BYTES.token_text(VOCABULARY + 3) == "<no token 100>"
+    with pytest.raises(UnknownName):
+        BYTES.token_text(-1)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
+def test_every_full_token_is_found_again_by_its_text(tokenizer):
+    for token in range(tokenizer.size):
+        text = tokenizer.token_text(token)
+        if "\ufffd" not in text:
+            assert tokenizer.token_text(tokenizer.id_of(text)) == text
+
+
+def test_a_text_that_is_not_one_token_is_refused_with_its_split():
+    with pytest.raises(UnknownName, match=r"'Paris' is not one token .* 'Par' \+ 'is'"):
+        BYTES.id_of("Paris")
+    with pytest.raises(UnknownName, match="no token at all"):
+        BYTES.id_of("")
+
+
+def test_a_broken_surrogate_is_refused_in_one_line():
+    with pytest.raises(CorpusError, match="not valid Unicode") as caught:
+        BYTES.encode(["fine", "broken \ud800"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_offsets_is_refused():
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(ModelError, match="fast tokenizer"):
+        Tokenizer(Slow())
