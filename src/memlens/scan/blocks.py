@@ -1,0 +1,183 @@
+"""One exact pass over a block of coefficients: top and bottom lists, sum, count above zero, extremes.
+
+A block is row-major [rows, memories]. The first stage is branch-free over the columns (the extremes, sum and count of
+one sentence), so that it runs at the speed of memory; only memories whose extreme reaches the last place of their list
+are looked at again. This module knows numpy arrays only: no model, no corpus, no file.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from memlens.scan.lists import FloatArray, IntArray, KeyArray, Lists, bar_of, make_key, take_
+
+# Chosen by measurement: the accumulators of one group stay in the second-level cache, one row in the first.
+COLUMNS = 1024
+GROUP = 32  # sentences that are looked at before the lists are brought up to date, so that their bars rise
+
+
+class Candidates(NamedTuple):
+    """The rows of a block that are candidate prefixes, by sentence, then position."""
+
+    rows: IntArray  # [n]
+    sentences: IntArray  # [n]
+    positions: IntArray  # [n] int32
+    starts: IntArray  # [sentences + 1] where each sentence begins in the arrays above
+
+
+class Sums(NamedTuple):
+    """What is added up over all prefixes, one number a memory."""
+
+    total: FloatArray  # float64
+    positive: IntArray  # int64
+    highest: FloatArray  # float32
+    lowest: FloatArray  # float32
+
+    @classmethod
+    def empty(cls, memories: int) -> Sums:
+        return cls(
+            np.zeros(memories, np.float64),
+            np.zeros(memories, np.int64),
+            np.full(memories, -np.inf, np.float32),
+            np.full(memories, np.inf, np.float32),
+        )
+
+
+@njit(nogil=True, cache=True)
+def _look_at_sentence_(
+    block: FloatArray,
+    rows: IntArray,
+    start: int,
+    stop: int,
+    tile: int,
+    width: int,
+    high: FloatArray,
+    low: FloatArray,
+    high_row: FloatArray,
+    low_row: FloatArray,
+    summed: FloatArray,
+    fired: FloatArray,
+) -> None:
+    """Extremes, where they are, sum and count of one sentence. Row numbers and counts are floats to keep to vectors."""
+    one, none = np.float32(1), np.float32(0)
+    high[:], low[:], summed[:], fired[:] = -np.inf, np.inf, 0, 0
+    for i in range(start, stop):
+        row = block[rows[i], tile : tile + width]
+        step = np.float32(i - start)
+        # Conditional expressions, not max() and min(): those forms are what the compiler turns into vectors.
+        for c in range(width):
+            value = row[c]
+            high_row[c] = step if value > high[c] else high_row[c]
+            low_row[c] = step if value < low[c] else low_row[c]
+            high[c] = value if value > high[c] else high[c]
+            low[c] = value if value < low[c] else low[c]
+            summed[c] += value
+            fired[c] += one if value > 0 else none
+
+
+@njit(nogil=True, cache=True)
+def _find(
+    block: FloatArray,
+    candidates: Candidates,
+    first: int,
+    last: int,
+    m: int,
+    sign: np.float32,
+    peaks: FloatArray,  # [GROUP] memory m's extreme in each sentence of the group
+    peak_rows: FloatArray,  # [GROUP] and its row, counted from the sentence's first
+    bar: np.float32,
+    one_a_sentence: bool,
+    found: KeyArray,
+) -> int:
+    """Second look at memory m in a group of sentences: the prefixes that reach the bar; returns how many."""
+    count = 0
+    starts = candidates.starts
+    for s in range(first, last):
+        score = sign * peaks[s - first]
+        if score < bar or score <= 0:
+            continue
+        if one_a_sentence:
+            found[count] = make_key(score, starts[s] + int(peak_rows[s - first]))
+            count += 1
+            continue
+        for i in range(starts[s], starts[s + 1]):
+            score = sign * block[candidates.rows[i], m]
+            if score >= bar and score > 0:
+                found[count] = make_key(score, i)
+                count += 1
+    return count
+
+
+@njit(nogil=True, cache=True)
+def _group_end(starts: IntArray, first: int, one_a_sentence: bool) -> int:
+    """Where the group of sentences that begins at `first` ends."""
+    last, rows = first, 0
+    while last < starts.shape[0] - 1 and last - first < GROUP:
+        rows += starts[last + 1] - starts[last]
+        if last > first and not one_a_sentence and rows > 4 * GROUP:
+            break
+        last += 1
+    return last
+
+
+@njit(nogil=True, cache=True)
+def collect_(
+    block: FloatArray,  # [rows, memories]
+    candidates: Candidates,
+    first_column: int,
+    last_column: int,
+    top: Lists,
+    bottom: Lists,
+    keep_bottom: bool,
+    one_a_sentence: bool,
+    sums: Sums,
+) -> None:
+    """Everything that is kept of the columns [first_column, last_column) of one block."""
+    one = np.float32(1)
+    peak, peak_row = np.empty((GROUP, COLUMNS), np.float32), np.empty((GROUP, COLUMNS), np.float32)
+    trough, trough_row = np.empty((GROUP, COLUMNS), np.float32), np.empty((GROUP, COLUMNS), np.float32)
+    summed, fired = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
+    group_peak, group_trough = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
+    found = np.empty(max(candidates.rows.shape[0], 1), np.uint64)
+    spare = Lists(
+        np.empty((1, top.keys.shape[1]), np.uint64), np.empty((1, top.keys.shape[1]), np.int32), np.zeros(1, np.int32)
+    )
+    starts, sentences, positions = candidates.starts, candidates.sentences, candidates.positions
+    for tile in range(first_column, last_column, COLUMNS):
+        width = min(COLUMNS, last_column - tile)
+        first = 0
+        while first < starts.shape[0] - 1:
+            last = _group_end(starts, first, one_a_sentence)
+            group_peak[:], group_trough[:] = -np.inf, np.inf
+            for s in range(first, last):
+                g = s - first
+                _look_at_sentence_(
+                    block, candidates.rows, starts[s], starts[s + 1], tile, width,
+                    peak[g], trough[g], peak_row[g], trough_row[g], summed, fired,
+                )  # fmt: skip
+                for c in range(width):
+                    m = tile + c
+                    sums.total[m] += summed[c]
+                    sums.positive[m] += np.int64(fired[c])
+                    group_peak[c] = peak[g, c] if peak[g, c] > group_peak[c] else group_peak[c]
+                    group_trough[c] = trough[g, c] if trough[g, c] < group_trough[c] else group_trough[c]
+            for c in range(width):
+                m = tile + c
+                sums.highest[m] = max(sums.highest[m], group_peak[c])
+                sums.lowest[m] = min(sums.lowest[m], group_trough[c])
+                bar = bar_of(top, m)
+                if group_peak[c] > 0 and group_peak[c] >= bar:
+                    count = _find(
+                        block, candidates, first, last, m, one, peak[:, c], peak_row[:, c], bar, one_a_sentence, found
+                    )
+                    take_(top, m, found, count, sentences, positions, one_a_sentence, spare)
+                if keep_bottom and group_trough[c] < 0 and -group_trough[c] >= bar_of(bottom, m):
+                    bar = bar_of(bottom, m)
+                    count = _find(
+                        block, candidates, first, last, m, -one, trough[:, c], trough_row[:, c], bar, one_a_sentence, found
+                    )  # fmt: skip
+                    take_(bottom, m, found, count, sentences, positions, one_a_sentence, spare)
+            first = last

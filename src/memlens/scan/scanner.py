@@ -1,0 +1,109 @@
+"""Scanner: feeds batches of sentences to the model and hands the coefficients of the candidate prefixes to the state.
+
+One forward pass without the LM head; nothing is stored but what the state keeps. Where the sentences come from and
+where the work runs is somebody else's business: this module knows a model, a batch and a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memlens.corpus.batches import Batch, cut_batches
+from memlens.models.memory_model import MemoryModel
+from memlens.scan.blocks import Candidates
+from memlens.scan.settings import ScanSettings
+from memlens.scan.state import ScanState
+from memlens.scan.top_triggers import make_candidates
+
+
+@dataclass(frozen=True)
+class WindowSentence:
+    """A sentence as the scan needs it; prefixes shorter than `fresh_from + 1` tokens are not candidates."""
+
+    id: int
+    tokens: NDArray[np.int64]
+    fresh_from: int = 0
+
+
+def bos_to_feed(model: MemoryModel, settings: ScanSettings) -> int | None:
+    """The BOS id to put in front of every sentence, or None."""
+    wanted = model.tokenizer.adds_bos if settings.bos == "auto" else settings.bos == "yes"
+    return model.tokenizer.bos if wanted else None
+
+
+class Scanner:
+    """Runs windows of sentences through the model into a state."""
+
+    def __init__(self, model: MemoryModel, settings: ScanSettings, state: ScanState) -> None:
+        self.model, self.settings, self.state = model, settings, state
+        self.bos = bos_to_feed(model, settings)
+
+    def plan(self, window: Sequence[WindowSentence]) -> list[Batch]:
+        """The batches of a window; sentences without any new prefix are not fed."""
+        fed = [(s.id, s.tokens) for s in window if self._candidate_range(s)[1] > self._candidate_range(s)[0]]
+        return cut_batches(fed, self.settings.batch_tokens, self.bos)
+
+    def scan_window(
+        self, number: int, window: Sequence[WindowSentence], after_batch: Callable[[Batch], None] = lambda batch: None
+    ) -> None:
+        """Scan what is not done yet of one window; the state is whole after every batch."""
+        by_id = {sentence.id: sentence for sentence in window}
+        batches = self.plan(window)
+        finished = self.state.done.get(number, 0)
+        with torch.inference_mode(), _threads(self.settings.threads) as pool:
+            for batch in batches[finished:]:
+                self._scan_batch(batch, by_id, pool)
+                finished += 1
+                self.state.done[number] = finished
+                after_batch(batch)
+        self.state.done[number] = len(batches)
+
+    def _scan_batch(self, batch: Batch, by_id: dict[int, WindowSentence], pool: ThreadPoolExecutor | None) -> None:
+        candidates = self._candidates(batch, by_id)
+
+        def take(layer: int, coefficients: torch.Tensor) -> None:  # [batch, pos, memories]
+            self.state.layers[layer].update(coefficients.flatten(0, 1), candidates, pool)
+
+        tokens = torch.from_numpy(batch.tokens).to(self.model.device)
+        with self.model.watch(take, list(self.state.layers)):
+            self.model.run_body(tokens)
+        self.state.prefixes += len(candidates.rows)
+        self.state.tokens += int(batch.lengths.sum())
+
+    def _candidates(self, batch: Batch, by_id: dict[int, WindowSentence]) -> Candidates:
+        """Which rows of the flattened batch [batch * pos] are candidate prefixes."""
+        width, shift = batch.tokens.shape[1], 0 if self.bos is None else 1
+        rows, sentences, positions = [], [], []
+        for row, sentence in enumerate(batch.sentences.tolist()):
+            first, last = self._candidate_range(by_id[sentence])
+            position = np.arange(first, last)
+            positions.append(position)
+            rows.append(row * width + shift + position)
+            sentences.append(np.full(last - first, sentence))
+        return make_candidates(np.concatenate(rows), np.concatenate(sentences), np.concatenate(positions))
+
+    def _candidate_range(self, sentence: WindowSentence) -> tuple[int, int]:
+        """First and one past the last candidate position; -1 is the BOS-only prefix."""
+        first = -1 if self.settings.bos_prefix and self.bos is not None else sentence.fresh_from
+        return first, len(sentence.tokens) - (0 if self.settings.whole_sentence else 1)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
+    """Run torch with this many threads and lend a pool of as many to the compiled pass; restored afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    pool = ThreadPoolExecutor(count) if count > 1 else None
+    try:
+        yield pool
+    finally:
+        if pool is not None:
+            pool.shutdown()
+        torch.set_num_threads(before)
