@@ -1,8 +1,46 @@
 """memlens: the feed-forward layers of a transformer language model, read as key-value memories.
 
-The public names are listed in `__all__`; they are imported when first used, so that `import memlens` costs nothing.
+    index = memlens.scan("gpt2", "my-texts/", out="gpt2-index")
+    index.triggers("L5N894")
+
+The public names below are imported when first used, so that `import memlens` costs nothing.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memlens.api import open_index, scan
+    from memlens.errors import MemlensError
+    from memlens.index.reader import Index
+    from memlens.memory import MemoryId, Prefix, Trigger
+    from memlens.models import load
+    from memlens.models.memory_model import MemoryModel
+
 __version__ = "0.1.0"
+
+_WHERE = {
+    "Index": "memlens.index.reader",
+    "MemlensError": "memlens.errors",
+    "MemoryId": "memlens.memory",
+    "MemoryModel": "memlens.models.memory_model",
+    "Prefix": "memlens.memory",
+    "Trigger": "memlens.memory",
+    "load": "memlens.models",
+    "open_index": "memlens.api",
+    "scan": "memlens.api",
+}
+
+__all__ = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "Trigger", "load", "open_index", "scan"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'memlens' has no attribute '{name}'")
+    return getattr(import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

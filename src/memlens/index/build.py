@@ -1,0 +1,296 @@
+"""From a model and a corpus to a complete index, in stages that can be stopped at any moment and continued.
+
+    plan      partial/plan.json: which model, corpus and settings this folder is for
+    corpus    corpus.parquet and the flat arrays beside it
+    scan      partial/state.npz, saved at intervals and when stopped
+    tables    triggers, memories, ordinary, vocabulary; then manifest.json, last
+
+This module knows where files go and in which order; what is computed is the scan's business.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from memlens import __version__
+from memlens.corpus import Batch, CorpusSettings, Sentence, corpus_fingerprint, read_units, tokenize_units
+from memlens.errors import IndexFolderError, SettingError
+from memlens.index.corpus_store import CorpusStore
+from memlens.index.files import checksum, explain_os_errors, only_writer, read_json, replacing, write_json
+from memlens.index.layout import (
+    ANNOTATIONS,
+    LOCK,
+    MANIFEST,
+    PARTIAL,
+    SCAN_TABLES,
+    SCHEMA_VERSION,
+    foreign_entries,
+    is_complete,
+)
+from memlens.index.stopping import Stopper, stop_on_signal
+from memlens.index.tables import write_scan_tables, write_vocabulary
+from memlens.models.memory_model import MemoryModel
+from memlens.scan.sample import bin_edges
+from memlens.scan.scanner import Scanner, bos_to_feed
+from memlens.scan.settings import WINDOW, ScanSettings, choose_layers
+from memlens.scan.state import ScanState
+
+_SAVE_SECONDS = 20.0  # at least so long between two saves,
+_SAVE_SHARE = 50  # and at least so many times as long as a save takes
+
+
+class Progress(Protocol):
+    """Told how far a stage is; `total` is None while nobody can know."""
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+
+
+def no_progress(stage: str, done: int, total: int | None) -> None:
+    """For callers who do not look."""
+
+
+def build_index(
+    model: MemoryModel,
+    corpus: CorpusSettings,
+    settings: ScanSettings,
+    folder: Path,
+    *,
+    resume: bool = True,
+    progress: Progress = no_progress,
+) -> None:
+    """Make `folder` the index of this model and corpus; continues what an interrupted call began."""
+    layers = choose_layers(settings.layers, len(model.layers))
+    max_length = _longest_sentence(model, settings)
+    plan = _make_plan(model, corpus, settings)
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        _refuse_foreign(folder)
+    with only_writer(folder / LOCK), stop_on_signal() as stopper:
+        if _is_finished(folder, plan, resume):
+            return
+        _begin(folder, plan, resume)
+        store = _corpus_stage(model, corpus, settings, max_length, folder, progress, stopper)
+        state = _scan_stage(model, settings, layers, store, folder, progress, stopper)
+        progress("tables", 0, None)
+        with explain_os_errors(folder):
+            write_scan_tables(folder, state, store)
+            write_vocabulary(folder, model.tokenizer, model.vocabulary)
+            write_json(folder / MANIFEST, _manifest(model, layers, plan, store, state, folder))
+            shutil.rmtree(folder / PARTIAL)
+
+
+def _longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
+    """How many own tokens a sentence may have, BOS not counted."""
+    bos = bos_to_feed(model, settings)
+    if settings.bos == "yes" and bos is None:
+        raise SettingError(f"--bos is yes, but the tokenizer of {model.name} has no BOS token; use --bos auto or no")
+    if settings.bos_prefix and bos is None:
+        raise SettingError(f"the preset needs BOS in front of a sentence; {model.name} has none: leave the preset out")
+    room = None if model.context is None else model.context - (bos is not None)
+    if settings.max_length is None or room is None:
+        return settings.max_length or room
+    return min(settings.max_length, room)
+
+
+def _make_plan(model: MemoryModel, corpus: CorpusSettings, settings: ScanSettings) -> dict[str, Any]:
+    """What must be equal for a scan to be continued; JSON only."""
+    return {
+        "schema": SCHEMA_VERSION,
+        "model": model.fingerprint(),
+        "corpus": corpus_fingerprint(corpus),
+        "settings": {**settings.to_json(), "layers": list(settings.layers) if settings.layers else None},
+        "window": WINDOW,
+    }
+
+
+def _is_finished(folder: Path, plan: dict[str, Any], resume: bool) -> bool:
+    """Is the very index that is wanted there already? One of something else is refused."""
+    if not is_complete(folder) or not resume:
+        return False
+    difference = _difference(read_json(folder / MANIFEST).get("plan", {}), plan)
+    if difference:
+        raise IndexFolderError(
+            f"{folder} holds an index of {difference}; choose another folder with -o, or replace it with --fresh"
+        )
+    shutil.rmtree(folder / PARTIAL, ignore_errors=True)
+    return True
+
+
+def _begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
+    """Clear the folder or make sure that what is in it is this very scan, unfinished."""
+    plan_path = folder / PARTIAL / "plan.json"
+    if plan_path.is_file() and resume:
+        difference = _difference(read_json(plan_path), plan)
+        if difference:
+            raise IndexFolderError(
+                f"{folder} holds an unfinished scan of {difference}; repeat that command to continue it, "
+                "or start over with --fresh"
+            )
+        return
+    if (folder / ANNOTATIONS).exists():
+        raise IndexFolderError(
+            f"{folder} holds people's annotations, which belong to its old triggers; move {ANNOTATIONS} away first"
+        )
+    with explain_os_errors(folder):
+        (folder / PARTIAL).mkdir(exist_ok=True)  # keeps the folder recognisable as memlens' own
+        (folder / MANIFEST).unlink(missing_ok=True)  # from here on this is no index
+        for entry in [*folder.iterdir(), *(folder / PARTIAL).iterdir()]:
+            if entry.name not in (LOCK, PARTIAL):
+                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    write_json(plan_path, plan)
+
+
+def _refuse_foreign(folder: Path) -> None:
+    foreign = foreign_entries(folder)
+    if foreign:
+        raise IndexFolderError(
+            f"{folder} holds '{foreign[0]}', which is not part of an index; choose an empty or new folder with -o"
+        )
+
+
+def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """In words, what an existing folder is of; empty if it is of the same."""
+    for key, words in (("schema", "another schema version"), ("model", "another model"), ("corpus", "another corpus")):
+        if found.get(key) != wanted[key]:
+            return words
+    theirs, ours = found.get("settings", {}), wanted["settings"]
+    for name in ours:
+        if theirs.get(name) != ours[name]:
+            return f"the same model with --{name.replace('_', '-')} {theirs.get(name)} instead of {ours[name]}"
+    return "" if found == wanted else "another batch plan"
+
+
+def _corpus_stage(
+    model: MemoryModel,
+    corpus: CorpusSettings,
+    settings: ScanSettings,
+    max_length: int | None,
+    folder: Path,
+    progress: Progress,
+    stopper: Stopper,
+) -> CorpusStore:
+    if CorpusStore.exists(folder):
+        return CorpusStore(folder)
+
+    def report(sentences: int) -> None:
+        progress("corpus", sentences, None)
+        stopper.check()
+
+    sentences = tokenize_units(
+        read_units(corpus),
+        model.tokenizer.encode,
+        max_length=max_length,
+        max_tokens=settings.max_tokens,
+        block=corpus.block,
+    )
+    return CorpusStore.create(folder, _checked(sentences, model), settings.dedup, report)
+
+
+def _checked(sentences: Iterator[Sentence], model: MemoryModel) -> Iterator[Sentence]:
+    """Refuse tokens that the model has no embedding for, before they fail deep inside it."""
+    for sentence in sentences:
+        if max(sentence.tokens) >= model.vocabulary:
+            raise SettingError(
+                f"the tokenizer gives token {max(sentence.tokens)} at {sentence.source}, but {model.name} has only "
+                f"{model.vocabulary}; use the tokenizer that belongs to the model"
+            )
+        yield sentence
+
+
+def _scan_stage(
+    model: MemoryModel,
+    settings: ScanSettings,
+    layers: tuple[int, ...],
+    store: CorpusStore,
+    folder: Path,
+    progress: Progress,
+    stopper: Stopper,
+) -> ScanState:
+    state = ScanState.start(model, layers, settings)
+    path = folder / PARTIAL / "state.npz"
+    if path.is_file():
+        state.restore_(_load_arrays(path))
+    saver = _Saver(path, state)
+    scanner = Scanner(model, settings, state)
+    fed = store.counts["tokens"]
+    progress("scan", state.tokens, fed)
+
+    def after_batch(batch: Batch) -> None:
+        progress("scan", state.tokens, fed)
+        if stopper.stopped:
+            saver.save()
+        stopper.check()
+        saver.save_if_due()
+
+    for number in range(store.windows):
+        scanner.scan_window(number, store.window(number), after_batch)
+    progress("scan", fed, fed)
+    return state
+
+
+class _Saver:
+    """Writes the state now and then, seldom enough to cost next to nothing."""
+
+    def __init__(self, path: Path, state: ScanState) -> None:
+        self.path, self.state = path, state
+        self.next_save = time.monotonic() + _SAVE_SECONDS
+
+    def save_if_due(self) -> None:
+        if time.monotonic() >= self.next_save:
+            self.save()
+
+    def save(self) -> None:
+        began = time.monotonic()
+        with replacing(self.path) as beside, beside.open("wb") as handle:
+            np.savez(handle, **self.state.arrays())
+        took = time.monotonic() - began
+        self.next_save = time.monotonic() + max(_SAVE_SECONDS, _SAVE_SHARE * took)
+
+
+def _load_arrays(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            return dict(saved)
+    except Exception as error:  # a damaged archive fails in many ways, none of which is ours to tell apart
+        raise IndexFolderError(f"{path} is damaged; start over with --fresh") from error
+
+
+def _manifest(
+    model: MemoryModel,
+    layers: tuple[int, ...],
+    plan: dict[str, Any],
+    store: CorpusStore,
+    state: ScanState,
+    folder: Path,
+) -> dict[str, Any]:
+    first = model.layers[0]
+    return {
+        "memlens": __version__,
+        "schema": SCHEMA_VERSION,
+        "plan": plan,
+        "model": {
+            "name": model.name,
+            "source": model.source,
+            "family": model.family,
+            "fingerprint": plan["model"],
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "width": model.width,
+            "vocabulary": model.vocabulary,
+            "activation": first.activation,
+            "gated": first.gated,
+            "memories": {str(block.layer): block.memories for block in model.layers},
+            "bos": bos_to_feed(model, ScanSettings(bos=plan["settings"]["bos"])),
+        },
+        "layers": list(layers),
+        "counts": {**store.counts, "prefixes": state.prefixes, "tokens_fed": state.tokens},
+        "histogram_edges": bin_edges(),
+        "files": {
+            name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)} for name in SCAN_TABLES
+        },
+    }

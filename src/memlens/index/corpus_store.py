@@ -1,0 +1,149 @@
+"""The corpus of an index: written once as Parquet for people and as flat arrays for the scan, read back by window.
+
+    corpus.parquet               sentence, text, tokens, ends, source, cut
+    partial/tokens.bin           all tokens one after another, int32
+    partial/offsets.npy          where each sentence begins in them, and the end
+    partial/fresh_from.npy       first new position of each sentence (see corpus/repeats)
+    partial/corpus.json          counts; written last, so that its presence means the stage is done
+
+The flat arrays are mapped, not loaded: memory does not grow with the corpus. Knows nothing of coefficients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlens.corpus import Sentence, find_repeats
+from memlens.errors import CorpusError
+from memlens.index.files import explain_os_errors, read_json, replacing, write_json
+from memlens.index.layout import CORPUS, CORPUS_SCHEMA, PARTIAL
+from memlens.scan.scanner import WindowSentence
+from memlens.scan.settings import WINDOW
+
+_SORT_MEMORY = "512MB"  # beyond this the sort for repeats goes to disk
+
+
+class CorpusStore:
+    """The sentences of one index while it is being made."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        partial = folder / PARTIAL
+        self.counts: dict[str, Any] = read_json(partial / "corpus.json")
+        tokens = self.counts["tokens"]
+        self.tokens: NDArray[np.int32] = np.memmap(partial / "tokens.bin", np.int32, "r", shape=(tokens,))
+        self.offsets: NDArray[np.int64] = np.load(partial / "offsets.npy", mmap_mode="r")
+        self.fresh_from: NDArray[np.int32] = np.load(partial / "fresh_from.npy", mmap_mode="r")
+
+    @staticmethod
+    def exists(folder: Path) -> bool:
+        return (folder / PARTIAL / "corpus.json").is_file()
+
+    @classmethod
+    def create(
+        cls, folder: Path, sentences: Iterable[Sentence], dedup: str, on_sentences: Callable[[int], None]
+    ) -> CorpusStore:
+        """Write all sentences; what was half written before is overwritten."""
+        with explain_os_errors(folder / CORPUS):
+            counts = _write_sentences(folder, sentences, on_sentences)
+            if counts["sentences"] == 0:
+                raise CorpusError("the corpus holds no text: not one token was found; check the files and --unit")
+            fresh, repeated = _find_fresh(folder, counts["sentences"], dedup)
+        counts["repeated_prefixes"] = repeated
+        with replacing(folder / PARTIAL / "fresh_from.npy") as beside, beside.open("wb") as handle:
+            np.save(handle, fresh)
+        write_json(folder / PARTIAL / "corpus.json", counts)
+        return cls(folder)
+
+    @property
+    def windows(self) -> int:
+        return -(-int(self.counts["sentences"]) // WINDOW)
+
+    def window(self, number: int) -> list[WindowSentence]:
+        first = number * WINDOW
+        last = min(first + WINDOW, int(self.counts["sentences"]))
+        edges = self.offsets[first : last + 1].tolist()
+        tokens = np.asarray(self.tokens[edges[0] : edges[-1]], np.int64)
+        fresh = self.fresh_from[first:last].tolist()
+        return [
+            WindowSentence(first + i, tokens[edges[i] - edges[0] : edges[i + 1] - edges[0]], fresh[i])
+            for i in range(last - first)
+        ]
+
+    def next_tokens(self, sentences: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[np.int64]:
+        """The token after each prefix, -1 where the sentence ends."""
+        where = self.offsets[sentences] + positions + 1
+        ended = where >= self.offsets[sentences + 1]
+        return np.where(ended, -1, self.tokens[np.where(ended, 0, where)]).astype(np.int64)
+
+
+def _write_sentences(
+    folder: Path, sentences: Iterable[Sentence], on_sentences: Callable[[int], None]
+) -> dict[str, Any]:
+    counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
+    offsets = [np.zeros(1, np.int64)]
+    partial = folder / PARTIAL
+    stream = iter(sentences)
+    with (
+        replacing(folder / CORPUS) as corpus_path,
+        replacing(partial / "tokens.bin") as tokens_path,
+        closing(pq.ParquetWriter(corpus_path, CORPUS_SCHEMA, compression="zstd")) as writer,
+        tokens_path.open("wb") as flat,
+    ):
+        while group := list(islice(stream, WINDOW)):
+            columns = {
+                "sentence": [s.id for s in group],
+                "text": [s.text for s in group],
+                "tokens": [s.tokens for s in group],
+                "ends": [s.ends for s in group],
+                "source": [s.source for s in group],
+                "cut": [s.cut for s in group],
+            }
+            writer.write_table(pa.table(columns, CORPUS_SCHEMA), row_group_size=WINDOW)
+            lengths = np.array([len(s.tokens) for s in group], np.int64)
+            offsets.append(offsets[-1][-1] + np.cumsum(lengths))
+            flat.write(np.concatenate([np.asarray(s.tokens, np.int32) for s in group]).tobytes())
+            counts["sentences"] += len(group)
+            counts["tokens"] += int(lengths.sum())
+            counts["cut_sentences"] += sum(s.cut > 0 for s in group)
+            counts["cut_tokens"] += sum(s.cut for s in group)
+            on_sentences(counts["sentences"])
+    with replacing(partial / "offsets.npy") as beside, beside.open("wb") as handle:
+        np.save(handle, np.concatenate(offsets))
+    return counts
+
+
+def _find_fresh(folder: Path, count: int, dedup: str) -> tuple[NDArray[np.int32], int]:
+    """First new position of each sentence under `dedup`, and how many prefixes that leaves out."""
+    if dedup == "none":
+        return np.zeros(count, np.int32), 0
+    repeats = find_repeats(_sorted_sentences(folder), count)
+    if dedup == "prefix":
+        return repeats.fresh_from, int(repeats.fresh_from.sum())
+    lengths = np.diff(np.load(folder / PARTIAL / "offsets.npy"))
+    fresh = np.where(repeats.repeated, lengths, 0).astype(np.int32)
+    return fresh, int(fresh.sum())
+
+
+def _sorted_sentences(folder: Path) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    with closing(duckdb.connect()) as database:
+        database.execute("SET threads = 1")
+        database.execute(f"SET memory_limit = '{_SORT_MEMORY}'")
+        database.execute("SET temp_directory = $1", [str(folder / PARTIAL / "sort")])
+        query = "SELECT sentence, tokens FROM read_parquet($1) ORDER BY tokens, sentence"
+        for batch in database.sql(query, params=[str(folder / CORPUS)]).fetch_record_batch(WINDOW):
+            lists = batch.column("tokens")
+            edges = lists.offsets.to_numpy()
+            flat = lists.values.to_numpy()
+            for i, sentence in enumerate(batch.column("sentence").to_pylist()):
+                yield sentence, flat[edges[i] : edges[i + 1]]

@@ -1,0 +1,106 @@
+"""How files come into being: written beside, synced, renamed; so that a name always means a whole file.
+
+Also the lock that keeps two writers out of one folder. This module knows nothing of what the files hold.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from memlens.errors import IndexFolderError, MemlensError
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EFBIG: "the file would be larger than allowed here; choose another folder with -o",
+    errno.EROFS: "the disk is read-only; choose another folder with -o",
+    errno.EACCES: "writing there is not permitted; choose another folder with -o",
+    errno.EPERM: "writing there is not permitted; choose another folder with -o",
+    errno.ENOTDIR: "a part of that path is a file; choose another folder with -o",
+    errno.EEXIST: "a file of that name is in the way; choose another folder with -o",
+}
+
+
+@contextmanager
+def explain_os_errors(path: Path) -> Iterator[None]:
+    """An error of the disk becomes one line that says what to do."""
+    try:
+        yield
+    except MemlensError:
+        raise
+    except OSError as error:
+        # Libraries that write for us may lose the number; then their own words are all there is.
+        advice = _ADVICE.get(error.errno or 0, error.strerror or str(error).splitlines()[0])
+        raise IndexFolderError(f"cannot write {path}: {advice}") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write to the path that is given; on success it is synced and takes the place of `path`, else it is removed."""
+    beside = path.with_name(path.name + ".part")
+    with explain_os_errors(path):
+        try:
+            yield beside
+            with beside.open("rb") as handle:
+                os.fsync(handle.fileno())
+            beside.replace(path)
+            sync_folder(path.parent)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise IndexFolderError(f"cannot read {path}: {error.strerror or error}; is it an index folder?") from error
+    except ValueError as error:
+        raise IndexFolderError(f"{path} is damaged (not JSON); scan again with --fresh") from error
+    if not isinstance(content, dict):
+        raise IndexFolderError(f"{path} is damaged (not a JSON object); scan again with --fresh")
+    return content
+
+
+def checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while chunk := handle.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+@contextmanager
+def only_writer(lock: Path) -> Iterator[None]:
+    """Hold the folder's lock; a second writer is refused at once. The system frees it when the process ends."""
+    with explain_os_errors(lock):
+        handle = lock.open("a")
+    with handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise IndexFolderError(
+                f"another memlens process is writing to {lock.parent}; wait for it or choose another folder with -o"
+            ) from error
+        yield

@@ -1,0 +1,216 @@
+"""Index: a complete index folder, opened for reading. Needs neither the model nor the original corpus.
+
+Tables are read lazily with DuckDB, one row group or column at a time, so that an index of a million memories opens as
+fast as a small one. This module knows the tables of a scan; what other stages add is read through `table` and `sql`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+
+from memlens.errors import IndexFolderError, ModelError, UnknownName
+from memlens.index.files import checksum, read_json, write_json
+from memlens.index.layout import MANIFEST, PARTIAL, SCHEMA_VERSION
+from memlens.memory import MemoryId, Prefix, Trigger
+
+if TYPE_CHECKING:
+    from memlens.models.memory_model import MemoryModel
+
+_MADE_BY = {
+    "values": "memlens values",
+    "keys": "memlens values",
+    "patterns": "memlens patterns",
+    "experiments": "memlens experiment",
+}
+
+
+@dataclass(frozen=True)
+class MemoryFacts:
+    """One row of memories.parquet."""
+
+    id: MemoryId
+    max: float
+    min: float
+    mean: float
+    frequency: float
+    dead: bool
+    histogram: list[int]
+
+
+class Index:
+    """The memories of one model as one corpus shows them."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        if not (self.folder / MANIFEST).is_file():
+            raise IndexFolderError(_why_not_an_index(self.folder))
+        self.manifest = read_json(self.folder / MANIFEST)
+        found = self.manifest.get("schema")
+        if found != SCHEMA_VERSION:
+            raise IndexFolderError(
+                f"{self.folder} has schema version {found}, this memlens reads {SCHEMA_VERSION}; "
+                "use the memlens that wrote it or scan again"
+            )
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that were scanned."""
+        return tuple(self.manifest["layers"])
+
+    def memories(self, layer: int) -> int:
+        """How many memories a scanned layer has."""
+        if layer not in self.layers:
+            raise UnknownName(f"layer {layer} is not in this index; it has {_ranges(self.layers)}")
+        return int(self.manifest["model"]["memories"][str(layer)])
+
+    def check(self, memory: str | MemoryId) -> MemoryId:
+        """The memory of that name, refused if it is not in the index."""
+        name = MemoryId.parse(memory) if isinstance(memory, str) else memory
+        count = self.memories(name.layer)
+        if name.memory >= count:
+            raise UnknownName(f"{name} does not exist: layer {name.layer} has memories 0 to {count - 1}")
+        return name
+
+    def path(self, table: str) -> Path:
+        """The Parquet file of a table (`triggers`, `values`, `experiments/agreement`); refused if it is not there."""
+        path = self.folder / f"{table}.parquet"
+        if not path.is_file():
+            command = _MADE_BY.get(table.split("/")[0])
+            advice = f"run `{command} {self.folder}` first" if command else "the index is damaged: scan again"
+            raise IndexFolderError(f"{self.folder} has no table '{table}'; {advice}")
+        return path
+
+    def has(self, table: str) -> bool:
+        return (self.folder / f"{table}.parquet").is_file()
+
+    def table(self, table: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """A whole table, or some of its columns."""
+        import pyarrow.parquet as pq
+
+        return pq.read_table(self.path(table), columns=None if columns is None else list(columns))
+
+    def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Rows of a DuckDB query; `{triggers}` in it stands for that table's file, and so for every table."""
+        names = _TableNames(self)
+        # Sorting a result keeps it the same whatever the number of threads; one thread needs no sorting.
+        with duckdb.connect(config={"threads": 1}) as database:
+            cursor = database.execute(query.format_map(names), list(parameters))
+            columns = [column[0] for column in cursor.description]
+            return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+
+    def facts(self, memory: str | MemoryId) -> MemoryFacts:
+        name = self.check(memory)
+        row = self.sql("SELECT * FROM {memories} WHERE layer = $1 AND memory = $2", [name.layer, name.memory])[0]
+        numbers = {key: row[key] for key in ("max", "min", "mean", "frequency", "dead", "histogram")}
+        return MemoryFacts(name, **numbers)
+
+    def triggers(self, memory: str | MemoryId, end: str = "top", limit: int | None = None) -> list[Trigger]:
+        """A memory's triggers with their text, best first."""
+        if end not in ("top", "bottom"):
+            raise UnknownName(f"a memory has the ends 'top' and 'bottom', not '{end}'")
+        return self._with_text("{triggers}", self.check(memory), 'AND t."end" = $3', [end], limit)
+
+    def ordinary(self, memory: str | MemoryId) -> list[Trigger]:
+        """Random prefixes the memory fires on, triggers left out."""
+        return self._with_text("{ordinary}", self.check(memory), "", [], None)
+
+    def _with_text(
+        self, table: str, name: MemoryId, where: str, parameters: list[Any], limit: int | None
+    ) -> list[Trigger]:
+        rows = self.sql(
+            f"SELECT * FROM {table} t WHERE layer = $1 AND memory = $2 {where} ORDER BY rank",
+            [name.layer, name.memory, *parameters],
+        )[:limit]
+        sentences = self.sentences(sorted({row["sentence"] for row in rows}))
+        return [_trigger(row, sentences[row["sentence"]]) for row in rows]
+
+    def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Rows of the corpus by sentence id."""
+        if not ids:
+            return {}
+        wanted = ", ".join(str(int(i)) for i in ids)
+        rows = self.sql(f"SELECT * FROM {{corpus}} WHERE sentence IN ({wanted})")
+        return {row["sentence"]: row for row in rows}
+
+    @cached_property
+    def vocabulary(self) -> list[str]:
+        """The text of every token."""
+        texts: list[str] = self.table("vocabulary", ["text"]).column("text").to_pylist()
+        return texts
+
+    def load_model(self, model: str | None = None, **options: Any) -> MemoryModel:
+        """The model this index was made from, from where it was then or from `model`; refused if it has changed."""
+        from memlens.models import load
+
+        source = model or self.manifest["model"]["source"]
+        if not source:
+            raise ModelError("the index was made from a model in memory; say where the model is with --model")
+        loaded = load(source, **({"dtype": self.manifest["model"]["dtype"]} | options))
+        self.check_model(loaded)
+        return loaded
+
+    def check_model(self, model: MemoryModel) -> None:
+        """Refuse a model that is not the one that was scanned."""
+        if model.fingerprint() != self.manifest["model"]["fingerprint"]:
+            raise ModelError(
+                f"{model.name} is not the model that was scanned into {self.folder} (its fingerprint differs); "
+                "pass the right one with --model, or scan again"
+            )
+
+    def register(self, *tables: str) -> None:
+        """Note size and checksum of tables that a later stage has written."""
+        files = dict(self.manifest["files"])
+        for table in tables:
+            path = self.path(table)
+            files[f"{table}.parquet"] = {"bytes": path.stat().st_size, "sha256": checksum(path)}
+        self.manifest["files"] = files
+        write_json(self.folder / MANIFEST, self.manifest)
+
+    def __repr__(self) -> str:
+        model, counts = self.manifest["model"], self.manifest["counts"]
+        total = sum(self.memories(layer) for layer in self.layers)
+        return (
+            f"<Index {self.folder}: {model['name']}, {len(self.layers)} layers, {total:,} memories, "
+            f"{counts['sentences']:,} sentences, {counts['tokens']:,} tokens>"
+        )
+
+
+class _TableNames(dict[str, str]):
+    """`{triggers}` in a query -> a reader of that file."""
+
+    def __init__(self, index: Index) -> None:
+        super().__init__()
+        self.index = index
+
+    def __missing__(self, table: str) -> str:
+        path = str(self.index.path(table)).replace("'", "''")
+        return f"read_parquet('{path}')"
+
+
+def _trigger(row: dict[str, Any], sentence: dict[str, Any]) -> Trigger:
+    text, ends, position = sentence["text"], sentence["ends"], row["position"]
+    begin = ends[position - 1] if position > 0 else 0
+    end = ends[position] if position >= 0 else 0
+    prefix = Prefix(row["sentence"], position)
+    return Trigger(
+        row["rank"], row["coefficient"], prefix, text[:begin], text[begin:end], text[end:], row["next_token"]
+    )
+
+
+def _why_not_an_index(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"there is no index folder {folder}; make one with `memlens scan MODEL CORPUS -o {folder}`"
+    if (folder / PARTIAL).is_dir():
+        return f"{folder} is an unfinished scan; repeat its `memlens scan` command to finish it"
+    return f"{folder} is not an index (it has no {MANIFEST}); make one with `memlens scan MODEL CORPUS -o FOLDER`"
+
+
+def _ranges(layers: Sequence[int]) -> str:
+    return f"layers {', '.join(str(layer) for layer in layers)}" if len(layers) > 1 else f"layer {layers[0]}"

@@ -1,0 +1,148 @@
+"""A finished scan as tables: triggers, statistics, ordinary examples, vocabulary.
+
+Rows are written layer by layer and memory by memory, so that a reader finds one memory in one row group and memory
+stays bounded. Knows a scan's state and the corpus store; knows nothing of folders that are not complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlens.index.corpus_store import CorpusStore
+from memlens.index.files import replacing
+from memlens.index.layout import (
+    MEMORIES,
+    MEMORIES_SCHEMA,
+    ORDINARY,
+    ORDINARY_SCHEMA,
+    TRIGGERS,
+    TRIGGERS_SCHEMA,
+    VOCABULARY,
+    VOCABULARY_SCHEMA,
+)
+from memlens.models.tokenizer import Tokenizer
+from memlens.scan.layer import UNIT, LayerScan
+from memlens.scan.sample import EXAMPLES
+from memlens.scan.state import ScanState
+
+_MEMORIES_A_GROUP = 1024
+_ORDINARY_KEPT = 5
+
+
+def write_table(path: Path, schema: pa.Schema, parts: Iterator[pa.Table]) -> None:
+    """Write parts as row groups, beside and renamed."""
+    with replacing(path) as beside, closing(pq.ParquetWriter(beside, schema, compression="zstd")) as writer:
+        for part in parts:
+            writer.write_table(part)
+
+
+def write_scan_tables(folder: Path, state: ScanState, store: CorpusStore) -> None:
+    layers = [state.layers[layer] for layer in sorted(state.layers)]
+    write_table(folder / TRIGGERS, TRIGGERS_SCHEMA, _triggers(layers, store))
+    write_table(folder / ORDINARY, ORDINARY_SCHEMA, _ordinary(layers, store))
+    write_table(folder / MEMORIES, MEMORIES_SCHEMA, (_statistics(scan, state.prefixes) for scan in layers))
+
+
+def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> None:
+    """Every row of the output embedding; rows beyond the tokenizer have an empty text."""
+    texts = [tokenizer.token_text(token) if token < tokenizer.size else "" for token in range(size)]
+    table = pa.table({"token": range(size), "text": texts}, VOCABULARY_SCHEMA)
+    write_table(folder / VOCABULARY, VOCABULARY_SCHEMA, iter([table]))
+
+
+def is_dead(scan: LayerScan) -> NDArray[np.bool_]:
+    """A memory without any trigger, at whichever ends are kept. [memories]"""
+    dead: NDArray[np.bool_] = scan.triggers.top_lists.filled == 0
+    return dead & (scan.triggers.bottom_lists.filled == 0) if scan.triggers.keeps_bottom else dead
+
+
+def _triggers(layers: list[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
+    for scan in layers:
+        ends = scan.triggers.result()
+        memories = len(scan.total)
+        for first in range(0, memories, _MEMORIES_A_GROUP):
+            chunk = range(first, min(first + _MEMORIES_A_GROUP, memories))
+            yield _trigger_rows(scan.layer, chunk, ends, store)
+
+
+def _trigger_rows(layer: int, chunk: range, ends: dict[str, Any], store: CorpusStore) -> pa.Table:
+    parts = []
+    for number, (end, lists) in enumerate(ends.items()):
+        part = slice(chunk.start, chunk.stop)
+        places = np.arange(lists.coefficients.shape[1])[None, :] < lists.filled[part, None]  # [memories, top]
+        memory, rank = np.nonzero(places)
+        columns = [lists.coefficients[part], lists.sentences[part], lists.positions[part]]
+        parts.append((memory + chunk.start, np.full(len(memory), number), rank, *(c[places] for c in columns)))
+    memory, end_number, rank, coefficients, sentences, positions = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
+    order = np.lexsort((rank, end_number, memory))
+    names = np.array(list(ends))
+    head = {
+        "layer": np.full(len(order), layer),
+        "memory": memory[order],
+        "end": names[end_number[order]],
+        "rank": rank[order],
+    }
+    return pa.table(
+        head | _prefix_columns(coefficients[order], sentences[order], positions[order], store), TRIGGERS_SCHEMA
+    )
+
+
+def _prefix_columns(
+    coefficients: NDArray[Any], sentences: NDArray[Any], positions: NDArray[Any], store: CorpusStore
+) -> dict[str, Any]:
+    following = store.next_tokens(sentences, positions)
+    return {
+        "coefficient": coefficients,
+        "sentence": sentences,
+        "position": positions,
+        "next_token": pa.array(following, pa.int32(), mask=following < 0),
+    }
+
+
+def _ordinary(layers: list[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
+    """Sampled prefixes that are not among the triggers, the first few of each memory."""
+    for scan in layers:
+        examples = scan.sample.examples
+        top = scan.triggers.result()["top"]
+        drawn = examples.hashes != np.uint64(2**64 - 1)  # [memories, EXAMPLES]
+        for place in range(EXAMPLES):
+            same = (top.sentences == examples.sentences[:, place, None]) & (
+                top.positions == examples.positions[:, place, None]
+            )
+            same &= np.arange(same.shape[1])[None, :] < top.filled[:, None]
+            drawn[:, place] &= ~same.any(1)
+        drawn &= np.cumsum(drawn, axis=1) <= _ORDINARY_KEPT
+        memory, _ = np.nonzero(drawn)
+        rank = (np.cumsum(drawn, axis=1) - 1)[drawn]
+        columns = _prefix_columns(
+            examples.coefficients[drawn], examples.sentences[drawn], examples.positions[drawn], store
+        )
+        head = {"layer": np.full(len(memory), scan.layer), "memory": memory, "rank": rank}
+        yield pa.table(head | columns, ORDINARY_SCHEMA)
+
+
+def _statistics(scan: LayerScan, prefixes: int) -> pa.Table:
+    memories = len(scan.total)
+    return pa.table(
+        {
+            "layer": np.full(memories, scan.layer),
+            "memory": np.arange(memories),
+            "max": scan.highest,
+            "min": scan.lowest,
+            "mean": scan.total * UNIT / prefixes,
+            "frequency": scan.positive / prefixes,
+            "dead": is_dead(scan),
+            "histogram": list(scan.sample.counts),
+        },
+        MEMORIES_SCHEMA,
+    )
