@@ -45,7 +45,7 @@ def scan(
     corpus_settings = CorpusSettings(tuple(os.fspath(source) for source in sources), unit=unit, column=column)
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype)
     build_index(loaded, corpus_settings, settings, Path(out), resume=resume, progress=progress)
-    return Index(out)
+    return Index(Path(out))
 
 
 def open_index(folder: str | os.PathLike[str]) -> Index:

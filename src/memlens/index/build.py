@@ -41,7 +41,7 @@ from memlens.scan.scanner import Scanner, bos_to_feed
 from memlens.scan.settings import WINDOW, ScanSettings, choose_layers
 from memlens.scan.state import ScanState
 
-_SAVE_SECONDS = 20.0  # at least so long between two saves,
+SAVE_SECONDS = 15.0  # at least so long between two saves,
 _SAVE_SHARE = 50  # and at least so many times as long as a save takes
 
 
@@ -63,6 +63,7 @@ def build_index(
     *,
     resume: bool = True,
     progress: Progress = no_progress,
+    save_seconds: float = SAVE_SECONDS,
 ) -> None:
     """Make `folder` the index of this model and corpus; continues what an interrupted call began."""
     layers = choose_layers(settings.layers, len(model.layers))
@@ -76,7 +77,9 @@ def build_index(
             return
         _begin(folder, plan, resume)
         store = _corpus_stage(model, corpus, settings, max_length, folder, progress, stopper)
-        state = _scan_stage(model, settings, layers, store, folder, progress, stopper)
+        state = ScanState.start(model, layers, settings)
+        saver = _Saver(folder / PARTIAL / "state.npz", state, save_seconds)
+        _scan_stage(Scanner(model, settings, state), store, saver, progress, stopper)
         progress("tables", 0, None)
         with explain_os_errors(folder):
             write_scan_tables(folder, state, store)
@@ -203,43 +206,33 @@ def _checked(sentences: Iterator[Sentence], model: MemoryModel) -> Iterator[Sent
         yield sentence
 
 
-def _scan_stage(
-    model: MemoryModel,
-    settings: ScanSettings,
-    layers: tuple[int, ...],
-    store: CorpusStore,
-    folder: Path,
-    progress: Progress,
-    stopper: Stopper,
-) -> ScanState:
-    state = ScanState.start(model, layers, settings)
-    path = folder / PARTIAL / "state.npz"
-    if path.is_file():
-        state.restore_(_load_arrays(path))
-    saver = _Saver(path, state)
-    scanner = Scanner(model, settings, state)
-    fed = store.counts["tokens"]
-    progress("scan", state.tokens, fed)
+def _scan_stage(scanner: Scanner, store: CorpusStore, saver: _Saver, progress: Progress, stopper: Stopper) -> None:
+    state, all_tokens = scanner.state, store.counts["tokens"]
+    saver.restore_()
 
     def after_batch(batch: Batch) -> None:
-        progress("scan", state.tokens, fed)
+        progress("scan", state.tokens, all_tokens)
         if stopper.stopped:
             saver.save()
         stopper.check()
         saver.save_if_due()
 
+    progress("scan", state.tokens, all_tokens)
     for number in range(store.windows):
         scanner.scan_window(number, store.window(number), after_batch)
-    progress("scan", fed, fed)
-    return state
+    progress("scan", all_tokens, all_tokens)
 
 
 class _Saver:
     """Writes the state now and then, seldom enough to cost next to nothing."""
 
-    def __init__(self, path: Path, state: ScanState) -> None:
-        self.path, self.state = path, state
-        self.next_save = time.monotonic() + _SAVE_SECONDS
+    def __init__(self, path: Path, state: ScanState, seconds: float) -> None:
+        self.path, self.state, self.seconds = path, state, seconds
+        self.next_save = time.monotonic() + seconds
+
+    def restore_(self) -> None:
+        if self.path.is_file():
+            self.state.restore_(_load_arrays(self.path))
 
     def save_if_due(self) -> None:
         if time.monotonic() >= self.next_save:
@@ -248,9 +241,9 @@ class _Saver:
     def save(self) -> None:
         began = time.monotonic()
         with replacing(self.path) as beside, beside.open("wb") as handle:
-            np.savez(handle, **self.state.arrays())
-        took = time.monotonic() - began
-        self.next_save = time.monotonic() + max(_SAVE_SECONDS, _SAVE_SHARE * took)
+            np.savez(handle, allow_pickle=False, **self.state.arrays())
+        now = time.monotonic()
+        self.next_save = now + max(self.seconds, _SAVE_SHARE * (now - began))
 
 
 def _load_arrays(path: Path) -> dict[str, Any]:

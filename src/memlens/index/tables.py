@@ -75,7 +75,7 @@ def _triggers(layers: list[LayerScan], store: CorpusStore) -> Iterator[pa.Table]
 
 def _trigger_rows(layer: int, chunk: range, ends: dict[str, Any], store: CorpusStore) -> pa.Table:
     parts = []
-    for number, (end, lists) in enumerate(ends.items()):
+    for number, lists in enumerate(ends.values()):
         part = slice(chunk.start, chunk.stop)
         places = np.arange(lists.coefficients.shape[1])[None, :] < lists.filled[part, None]  # [memories, top]
         memory, rank = np.nonzero(places)

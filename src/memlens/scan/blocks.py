@@ -174,10 +174,13 @@ def collect_(
                         block, candidates, first, last, m, one, peak[:, c], peak_row[:, c], bar, one_a_sentence, found
                     )
                     take_(top, m, found, count, sentences, positions, one_a_sentence, spare)
-                if keep_bottom and group_trough[c] < 0 and -group_trough[c] >= bar_of(bottom, m):
-                    bar = bar_of(bottom, m)
+                if not keep_bottom:
+                    continue
+                bar = bar_of(bottom, m)
+                if group_trough[c] < 0 and -group_trough[c] >= bar:
                     count = _find(
-                        block, candidates, first, last, m, -one, trough[:, c], trough_row[:, c], bar, one_a_sentence, found
+                        block, candidates, first, last, m, -one, trough[:, c], trough_row[:, c], bar, one_a_sentence,
+                        found,
                     )  # fmt: skip
                     take_(bottom, m, found, count, sentences, positions, one_a_sentence, spare)
             first = last

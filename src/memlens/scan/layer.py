@@ -7,6 +7,7 @@ so that only coefficients that reach a list travel. This module knows tensors, b
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class LayerScan:
             self.triggers.collect(block, candidates, sums)
         else:
             edges = np.linspace(0, memories, pool._max_workers + 1).astype(int).tolist()
-            pieces = [(a, b) for a, b in zip(edges[:-1], edges[1:], strict=True) if b > a]
+            pieces = [(a, b) for a, b in pairwise(edges) if b > a]
             list(pool.map(lambda piece: self.triggers.collect(block, candidates, sums, *piece), pieces))
         self._add(sums, len(candidates.rows))
         self.sample.update(block, candidates)
@@ -108,8 +109,14 @@ class LayerScan:
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The state as plain arrays, to be saved."""
-        own = {"total": self.total, "positive": self.positive, "highest": self.highest, "lowest": self.lowest}
-        return self.triggers.arrays() | self.sample.arrays() | own
+        return {
+            **self.triggers.arrays(),
+            **self.sample.arrays(),
+            "total": self.total,
+            "positive": self.positive,
+            "highest": self.highest,
+            "lowest": self.lowest,
+        }
 
     def restore_(self, saved: dict[str, NDArray[Any]]) -> None:
         self.triggers.restore_(saved)

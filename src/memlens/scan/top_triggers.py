@@ -24,8 +24,8 @@ class TriggerLists:
 
     coefficients: NDArray[np.float32]  # [memories, top]
     sentences: NDArray[np.int64]  # [memories, top]
-    positions: NDArray[np.int32]  # [memories, top]
-    filled: NDArray[np.int32]  # [memories]
+    positions: IntArray  # [memories, top]
+    filled: IntArray  # [memories]
 
 
 class TopTriggers:

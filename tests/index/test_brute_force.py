@@ -1,0 +1,179 @@
+"""The whole way from model and text to the index, against one sentence at a time without batching."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import memlens
+from memlens.models.memory_model import MemoryModel
+from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
+
+# Repeated sentences, repeated beginnings, a sentence that begins another, one-token sentences, one that is cut.
+TEXT = """The river runs to the sea. The river runs to the hills. The river runs to the sea.
+The river.
+Rain fell on the hills, and the rivers rose. Rain fell on the city. The press was free in the city of Paris.
+The river
+In 1990 a café opened near the river; it was the first of its kind, and the people of the city read the news in it.
+A
+A
+The end of the war came in the spring, as the papers of the day had said it would. The press was free.
+The river. Rain.
+"""
+RTOL, ATOL = 1e-4, 1e-5
+
+
+@cache
+def the_model(family: str) -> MemoryModel:
+    return memlens.load(tiny_model(family), tokenizer=tiny_tokenizer(adds_bos=family in ("llama", "gemma2")))
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@cache
+def coefficients_one_by_one(family: str, sentences: tuple[tuple[int, ...], ...]) -> list[np.ndarray]:
+    """For each sentence the coefficients [layers, own positions, memories], every sentence run on its own."""
+    model, found = the_model(family), []
+    shift = 1 if model.tokenizer.adds_bos else 0
+    for tokens in sentences:
+        fed = [model.tokenizer.bos] * shift + list(tokens)
+        with model.record(states=False) as recording:
+            model.run_body(torch.tensor([fed]))
+        found.append(np.stack([recording.coefficients[layer][0, shift:].numpy() for layer in range(len(model.layers))]))
+    return found
+
+
+def candidate_prefixes(sentences: list[tuple[int, ...]], dedup: str) -> list[tuple[int, int]]:
+    seen: set[tuple[int, ...]] = set()
+    chosen = []
+    for s, tokens in enumerate(sentences):
+        if dedup == "sentence" and tokens in seen:
+            continue
+        for p in range(len(tokens)):
+            if dedup != "prefix" or tokens[: p + 1] not in seen:
+                chosen.append((s, p))
+        seen |= {tokens} if dedup == "sentence" else {tokens[: p + 1] for p in range(len(tokens))}
+    return chosen
+
+
+def naive_list(scores: dict[tuple[int, int], float], per_sentence: str, top: int) -> list[tuple[int, int]]:
+    ordered = sorted((prefix for prefix in scores if scores[prefix] > 0), key=lambda x: (-scores[x], x))
+    if per_sentence == "best":
+        ordered = [x for i, x in enumerate(ordered) if x[0] not in {y[0] for y in ordered[:i]}]
+    return ordered[:top]
+
+
+def assert_same_but_for_ties(found: list[dict], expected: list[tuple[int, int]], scores: dict, sign: int) -> None:
+    """Same prefixes in the same order; one in another's place must have the very coefficient of that place."""
+    assert len(found) == len(expected)
+    assert len({(row["sentence"], row["position"]) for row in found}) == len(found)
+    for rank, (row, prefix) in enumerate(zip(found, expected, strict=True)):
+        assert row["rank"] == rank
+        here = (row["sentence"], row["position"])
+        np.testing.assert_allclose(sign * row["coefficient"], scores[here], rtol=RTOL, atol=ATOL)
+        if here != prefix:
+            np.testing.assert_allclose(scores[here], scores[prefix], rtol=RTOL, atol=ATOL)
+
+
+def check_index(index: memlens.Index, family: str, per_sentence: str, dedup: str, top: int) -> None:
+    sentences = [tuple(row) for row in index.table("corpus").column("tokens").to_pylist()]
+    coefficients = coefficients_one_by_one(family, tuple(sentences))
+    prefixes = candidate_prefixes(sentences, dedup)
+    rows: dict[tuple[int, int, str], list[dict]] = {}
+    for row in index.table("triggers").to_pylist():
+        rows.setdefault((row["layer"], row["memory"], row["end"]), []).append(row)
+        following = sentences[row["sentence"]][row["position"] + 1 :]
+        assert row["next_token"] == (following[0] if following else None)
+    facts = {(row["layer"], row["memory"]): row for row in index.table("memories").to_pylist()}
+    ends = {"top": 1, "bottom": -1} if index.manifest["model"]["gated"] else {"top": 1}
+    for layer, block in enumerate(the_model(family).layers):
+        for memory in range(block.memories):
+            m = np.array([coefficients[s][layer, p, memory] for s, p in prefixes])
+            for end, sign in ends.items():
+                scores = dict(zip(prefixes, (sign * m).tolist(), strict=True))
+                expected = naive_list(scores, per_sentence, top)
+                assert_same_but_for_ties(rows.get((layer, memory, end), []), expected, scores, sign)
+            row = facts[layer, memory]
+            np.testing.assert_allclose([row["max"], row["min"], row["mean"]], [m.max(), m.min(), m.mean()], RTOL, 1e-5)
+            assert abs(row["frequency"] * len(m) - (m > 0).sum()) <= (np.abs(m) < ATOL).sum() + 1e-6
+            assert row["dead"] == all((layer, memory, end) not in rows for end in ends)
+    assert index.manifest["counts"]["prefixes"] == len(prefixes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_index_equals_brute_force_for_every_family(family: str, corpus: Path, tmp_path: Path) -> None:
+    index = memlens.scan(the_model(family), corpus, out=tmp_path / "index", top=4, batch_tokens=100)
+    check_index(index, family, "best", "prefix", 4)
+
+
+@pytest.mark.parametrize(
+    ("family", "per_sentence", "dedup"),
+    product(("gpt2", "llama", "gpt_neox", "gemma2"), ("best", "all"), ("prefix", "sentence", "none")),
+)
+def test_every_choice_of_candidates_equals_brute_force(
+    family: str, per_sentence: str, dedup: str, corpus: Path, tmp_path: Path
+) -> None:
+    index = memlens.scan(
+        the_model(family),
+        corpus,
+        out=tmp_path / "index",
+        top=6,
+        batch_tokens=64,
+        per_sentence=per_sentence,
+        dedup=dedup,
+    )
+    check_index(index, family, per_sentence, dedup, 6)
+
+
+def test_bottom_triggers_of_a_plain_block_are_kept_on_request(corpus: Path, tmp_path: Path) -> None:
+    index = memlens.scan(the_model("gpt2"), corpus, out=tmp_path / "index", top=3, bottom="yes")
+    ends = {row["end"] for row in index.table("triggers").to_pylist()}
+    assert ends == {"top", "bottom"}
+    assert all(row["coefficient"] < 0 for row in index.table("triggers").to_pylist() if row["end"] == "bottom")
+
+
+def test_the_released_preset_takes_bos_alone_and_leaves_out_the_whole_sentence(corpus: Path, tmp_path: Path) -> None:
+    index = memlens.scan(the_model("llama"), corpus, out=tmp_path / "index", preset="released", top=100)
+    lengths = [len(tokens) for tokens in index.table("corpus").column("tokens").to_pylist()]
+    rows = pq.read_table(tmp_path / "index" / "triggers.parquet").to_pylist()
+    assert min(row["position"] for row in rows) == -1
+    assert all(row["position"] < lengths[row["sentence"]] - 1 for row in rows)
+    assert index.manifest["counts"]["prefixes"] == sum(lengths)
+
+
+def test_ordinary_examples_fire_and_are_no_triggers(corpus: Path, tmp_path: Path) -> None:
+    index = memlens.scan(the_model("gpt2"), corpus, out=tmp_path / "index", top=2, sample_every=1, dedup="none")
+    sentences = [tuple(row) for row in index.table("corpus").column("tokens").to_pylist()]
+    coefficients = coefficients_one_by_one("gpt2", tuple(sentences))
+    triggers = {(r["layer"], r["memory"], r["sentence"], r["position"]) for r in index.table("triggers").to_pylist()}
+    rows = index.table("ordinary").to_pylist()
+    assert len(rows) > 300
+    for row in rows:
+        exact = coefficients[row["sentence"]][row["layer"], row["position"], row["memory"]]
+        np.testing.assert_allclose(row["coefficient"], exact, rtol=RTOL, atol=ATOL)
+        assert row["coefficient"] > 0
+        assert (row["layer"], row["memory"], row["sentence"], row["position"]) not in triggers
+
+
+def test_the_histogram_of_a_full_sample_counts_every_prefix_in_its_bin(corpus: Path, tmp_path: Path) -> None:
+    index = memlens.scan(the_model("llama"), corpus, out=tmp_path / "index", top=2, sample_every=1, dedup="none")
+    sentences = [tuple(row) for row in index.table("corpus").column("tokens").to_pylist()]
+    coefficients = np.concatenate(coefficients_one_by_one("llama", tuple(sentences)), axis=1)  # [layers, n, memories]
+    edges = np.array(index.manifest["histogram_edges"])
+    for row in index.table("memories").to_pylist()[::7]:
+        m = coefficients[row["layer"], :, row["memory"]]
+        if np.min(np.abs(m[:, None] / edges[None, :] - 1)) < 1e-3:
+            continue  # too near an edge for rounding to decide
+        expected = np.bincount(np.searchsorted(edges, m), minlength=len(edges) + 1)
+        assert row["histogram"] == expected.tolist()

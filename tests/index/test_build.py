@@ -1,0 +1,251 @@
+"""An index is whole or it is not there: stopping, killing, resuming, and folders of something else."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import memlens
+from memlens.corpus import CorpusSettings
+from memlens.errors import CorpusError, IndexFolderError, ModelError, SettingError, UnknownName
+from memlens.index.build import build_index
+from memlens.models.memory_model import MemoryModel
+from memlens.scan.settings import ScanSettings
+from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
+
+BUNDLED = Path(memlens.__file__).parent / "bundled" / "corpus"
+TEXTS = tuple(str(BUNDLED / name) for name in ("birds.txt", "bridges.txt", "film.txt"))
+TABLES = ("corpus", "memories", "ordinary", "triggers", "vocabulary")
+
+# Run as a process of its own, so that it can be killed; saves after nearly every batch.
+PROGRAM = """
+import sys
+from pathlib import Path
+from memlens.corpus import CorpusSettings
+from memlens.index.build import build_index
+from memlens.models import load
+from memlens.scan.settings import ScanSettings
+model, out, *texts = sys.argv[1:]
+print("go", flush=True)
+build_index(load(model), CorpusSettings(tuple(texts)), ScanSettings(top=7, batch_tokens=40), Path(out), save_seconds=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> MemoryModel:
+    return memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"), "llama")
+
+
+def tables_of(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / f"{name}.parquet").read_bytes() for name in TABLES}
+
+
+def start(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(out), *TEXTS]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def test_a_scan_killed_at_random_moments_resumes_to_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
+    began = time.monotonic()
+    assert start(checkpoint, tmp_path / "whole").wait() == 0
+    whole_seconds = time.monotonic() - began
+    moments = random.Random(5)
+    kills = 0
+    for _ in range(5):
+        process = start(checkpoint, tmp_path / "killed")
+        time.sleep(moments.uniform(0.2, 0.9) * whole_seconds)
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+        if not (tmp_path / "killed" / "manifest.json").exists():
+            with pytest.raises(IndexFolderError):
+                memlens.open_index(tmp_path / "killed")
+    assert kills > 0
+    assert start(checkpoint, tmp_path / "killed").wait() == 0
+    assert tables_of(tmp_path / "killed") == tables_of(tmp_path / "whole")
+    assert not (tmp_path / "killed" / "partial").exists()
+
+
+@pytest.mark.parametrize("batches", [1, 5, 23])
+def test_an_interrupted_scan_saves_its_state_and_continues(model: MemoryModel, tmp_path: Path, batches: int) -> None:
+    calls = 0
+
+    def interrupt(stage: str, done: int, total: int | None) -> None:
+        nonlocal calls
+        calls += stage == "scan"
+        if calls == batches + 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    options = {"top": 5, "batch_tokens": 64}
+    whole = memlens.scan(model, TEXTS, out=tmp_path / "whole", **options)
+    with pytest.raises(KeyboardInterrupt):
+        memlens.scan(model, TEXTS, out=tmp_path / "stopped", progress=interrupt, **options)
+    assert (tmp_path / "stopped" / "partial" / "state.npz").is_file()
+    fed: list[int] = []
+    memlens.scan(
+        model, TEXTS, out=tmp_path / "stopped", progress=lambda stage, done, total: fed.append(done), **options
+    )
+    assert fed[0] > 0, "the second run began where the first one stopped"
+    assert tables_of(tmp_path / "stopped") == tables_of(whole.folder)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_the_same_command_again_changes_nothing(model: MemoryModel, tmp_path: Path) -> None:
+    memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index").iterdir()}
+    memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "index").iterdir()} == before
+
+
+def test_two_threads_find_the_same_triggers_as_one(model: MemoryModel, tmp_path: Path) -> None:
+    one = memlens.scan(model, TEXTS[0], out=tmp_path / "one", top=5, threads=1).table("triggers")
+    two = memlens.scan(model, TEXTS[0], out=tmp_path / "two", top=5, threads=2).table("triggers")
+    assert one.num_rows == two.num_rows
+    np.testing.assert_allclose(one["coefficient"].to_numpy(), two["coefficient"].to_numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_an_index_of_something_else_is_refused_and_left_alone(model: MemoryModel, tmp_path: Path) -> None:
+    other = memlens.load(tiny_model("llama", seed=1), tokenizer=tiny_tokenizer())
+    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+    before = tables_of(tmp_path)
+    for changed, words in (
+        ({"model": other}, "another model"),
+        ({"corpus": TEXTS[1]}, "another corpus"),
+        ({"top": 4}, "--top 3 instead of 4"),
+    ):
+        arguments = {"model": model, "corpus": TEXTS[0], "top": 3} | changed
+        with pytest.raises(IndexFolderError, match=words):
+            memlens.scan(arguments["model"], arguments["corpus"], out=tmp_path, top=arguments["top"])
+    assert tables_of(tmp_path) == before
+    memlens.scan(other, TEXTS[0], out=tmp_path, top=3, resume=False)
+    assert tables_of(tmp_path) != before
+
+
+def test_a_folder_with_other_files_is_refused_and_left_alone(model: MemoryModel, tmp_path: Path) -> None:
+    (tmp_path / "triggers.parquet").write_bytes(b"precious")
+    for resume in (True, False):
+        with pytest.raises(IndexFolderError, match="not part of an index"):
+            memlens.scan(model, TEXTS[0], out=tmp_path, resume=resume)
+    assert [path.name for path in tmp_path.iterdir()] == ["triggers.parquet"]
+
+
+def test_people_s_annotations_are_never_deleted(model: MemoryModel, tmp_path: Path) -> None:
+    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+    (tmp_path / "annotations.sqlite").write_bytes(b"work of days")
+    with pytest.raises(IndexFolderError, match="annotations"):
+        memlens.scan(model, TEXTS[0], out=tmp_path, top=4, resume=False)
+    assert (tmp_path / "annotations.sqlite").read_bytes() == b"work of days"
+    assert memlens.open_index(tmp_path).manifest["plan"]["settings"]["top"] == 3
+
+
+def test_two_scans_into_one_folder_are_refused(model: MemoryModel, tmp_path: Path) -> None:
+    def scan_again(stage: str, done: int, total: int | None) -> None:
+        with pytest.raises(IndexFolderError, match="another memlens process"):
+            memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3)
+
+    memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3, progress=scan_again)
+
+
+def test_a_damaged_state_is_refused(model: MemoryModel, tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if stage == "scan" and done > 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        memlens.scan(model, TEXTS[0], out=tmp_path, top=3, progress=stop, batch_tokens=64)
+    state = tmp_path / "partial" / "state.npz"
+    whole = state.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    for damaged in (whole[:-100], bytes(flipped), b""):
+        state.write_bytes(damaged)
+        with pytest.raises(IndexFolderError, match="--fresh"):
+            memlens.scan(model, TEXTS[0], out=tmp_path, top=3, batch_tokens=64)
+    state.write_bytes(whole)
+    memlens.scan(model, TEXTS[0], out=tmp_path, top=3, batch_tokens=64)
+
+
+def test_a_changed_corpus_is_not_continued(model: MemoryModel, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    shutil.copy(TEXTS[0], text)
+
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if stage == "scan":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        memlens.scan(model, text, out=tmp_path / "index", progress=stop)
+    text.write_text(text.read_text() + "\nOne sentence more.\n")
+    with pytest.raises(IndexFolderError, match="unfinished scan of another corpus"):
+        memlens.scan(model, text, out=tmp_path / "index")
+
+
+def test_long_sentences_are_cut_and_counted(model: MemoryModel, tmp_path: Path) -> None:
+    counts = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, max_length=10).manifest["counts"]
+    assert counts["cut_sentences"] > 10
+    assert counts["cut_tokens"] > 100
+    assert counts["tokens"] <= 10 * counts["sentences"]
+
+
+def test_max_tokens_stops_after_the_sentence_that_reaches_it(model: MemoryModel, tmp_path: Path) -> None:
+    counts = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, max_tokens=50).manifest["counts"]
+    assert 50 <= counts["tokens"] < 50 + 32
+
+
+def test_chosen_layers_only_are_scanned(model: MemoryModel, tmp_path: Path) -> None:
+    index = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, layers="0,2")
+    assert index.layers == (0, 2)
+    assert {row["layer"] for row in index.table("memories").to_pylist()} == {0, 2}
+    with pytest.raises(UnknownName, match="layer 1 is not in this index"):
+        index.triggers("L1N0")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"top": 0}, SettingError, "--top is 0"),
+        ({"layers": "7"}, UnknownName, "layers 0 to 2"),
+        ({"layers": "2-1"}, SettingError, "empty"),
+        ({"layers": "a"}, SettingError, "0-5,11"),
+        ({"dedup": "some"}, SettingError, "prefix, sentence, none"),
+        ({"preset": "mine"}, SettingError, "paper, released"),
+        ({"tops": 3}, SettingError, "unknown scan option 'tops'"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_written(
+    model: MemoryModel, tmp_path: Path, options: dict, error: type, words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        memlens.scan(model, TEXTS[0], out=tmp_path / "index", **options)
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_corpus_without_text_is_refused(model: MemoryModel, tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(CorpusError, match="no text"):
+        memlens.scan(model, tmp_path / "empty.txt", out=tmp_path / "index")
+
+
+def test_a_coefficient_that_is_not_a_number_is_named(tmp_path: Path) -> None:
+    network = tiny_model("llama")
+    model = memlens.load(network, tokenizer=tiny_tokenizer())
+    network.model.layers[1].mlp.up_proj.weight.data[17] = float("nan")
+    settings = ScanSettings(top=3)
+    with pytest.raises(ModelError, match="L1N17 .* NaN"):
+        build_index(model, CorpusSettings((TEXTS[0],)), settings, tmp_path / "index")
