@@ -1,0 +1,196 @@
+"""What finding the top triggers costs beside the bare forward pass over the same batches.
+
+    python benchmarks/scan_overhead.py [--shape gpt2|llama] [--memory]
+
+One thread, processor time, the three programs take turns on every batch, so that a noisy machine hurts all alike:
+the bare body; memlens' scan; and for comparison a hook that concatenates and calls torch.topk, as most tools do.
+`--memory` instead prints the peak memory of scanning 100k and 1M tokens into an index.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import memlens
+from memlens.corpus import cut_batches
+from memlens.corpus.batches import Batch
+from memlens.models.memory_model import MemoryModel
+from memlens.scan.scanner import Scanner, WindowSentence
+from memlens.scan.settings import ScanSettings
+from memlens.scan.state import ScanState
+from memlens.testing import tiny_model, tiny_tokenizer
+
+SHAPES = {
+    "gpt2": ("gpt2", {"n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}),
+    "llama": (
+        "llama",
+        {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1376, "num_attention_heads": 8},
+    ),
+}
+TOP = 50
+
+
+def build(shape: str) -> MemoryModel:
+    family, settings = SHAPES[shape]
+    torch.manual_seed(0)
+    network = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
+    return memlens.load(network.eval(), tokenizer=tiny_tokenizer(), prove=False)
+
+
+def windows(tokens: int, vocabulary: int, seed: int) -> list[list[WindowSentence]]:
+    """Windows of sentences with lengths like those of an encyclopedia; the words do not matter for the cost."""
+    numbers = np.random.default_rng(seed)
+    made: list[list[WindowSentence]] = [[]]
+    count = identifier = 0
+    while count < tokens:
+        length = int(np.clip(numbers.lognormal(3.2, 0.5), 3, 120))
+        made[-1].append(WindowSentence(identifier, numbers.integers(0, vocabulary, length)))
+        identifier, count = identifier + 1, count + length
+        if len(made[-1]) == 4096:
+            made.append([])
+    return [window for window in made if window]
+
+
+class ConcatenateAndTopk:
+    """The usual way: keep [memories, top] per layer, concatenate each batch, torch.topk."""
+
+    def __init__(self, model: MemoryModel) -> None:
+        self.model = model
+        self.best = [torch.full((TOP, block.memories), -torch.inf) for block in model.layers]
+        self.where = [torch.zeros((TOP, block.memories), dtype=torch.int64) for block in model.layers]
+
+    def __call__(self, batch: Batch) -> None:
+        tokens = torch.from_numpy(batch.tokens)
+        keep = torch.arange(tokens.shape[1])[None, :] < torch.from_numpy(batch.lengths)[:, None]
+        rows = keep.flatten().nonzero()[:, 0]
+
+        def take(layer: int, m: torch.Tensor) -> None:
+            everything = torch.cat([self.best[layer], m.flatten(0, 1)[rows]])
+            labels = torch.cat([self.where[layer], rows[:, None].expand(-1, m.shape[-1])])
+            self.best[layer], chosen = everything.topk(TOP, dim=0)
+            self.where[layer] = labels.gather(0, chosen)
+
+        with self.model.watch(take):
+            self.model.run_body(tokens)
+
+
+def timed(program: Callable[[Batch], None], batch: Batch) -> float:
+    began = time.process_time()
+    program(batch)
+    return time.process_time() - began
+
+
+def compare(model: MemoryModel, warm_tokens: int, tokens: int, label: str) -> None:
+    """Ratios over `tokens` tokens after the scan has seen `warm_tokens`."""
+    settings = ScanSettings(top=TOP, batch_tokens=2048)
+    scanner = Scanner(model, settings, ScanState.start(model, range(len(model.layers)), settings))
+    usual = ConcatenateAndTopk(model)
+    vocabulary = min(model.vocabulary, 30000)
+    by_id: dict[int, WindowSentence] = {}
+    batches: list[Batch] = []
+    for window in windows(warm_tokens + tokens, vocabulary, seed=1):
+        by_id |= {sentence.id: sentence for sentence in window}
+        part = cut_batches([(s.id, s.tokens) for s in window], settings.batch_tokens, None)
+        random.Random(0).shuffle(part)  # long and short sentences alike in what is measured
+        batches += part
+
+    def scan(batch: Batch) -> None:
+        scanner._scan_batch(batch, by_id, None)
+
+    def bare(batch: Batch) -> None:
+        model.run_body(torch.from_numpy(batch.tokens))
+
+    seconds = {"bare": 0.0, "scan": 0.0, "usual": 0.0}
+    programs = {"bare": bare, "scan": scan, "usual": usual}
+    with torch.inference_mode():
+        bare(batches[0])
+        measured = 0
+        for number, batch in enumerate(batches):
+            if scanner.state.tokens < warm_tokens:
+                scan(batch)
+                continue
+            order = list(programs)
+            random.Random(number).shuffle(order)
+            for name in order:
+                seconds[name] += timed(programs[name], batch)
+            measured += int(batch.lengths.sum())
+            if measured >= tokens:
+                break
+    scan_ratio, usual_ratio = seconds["scan"] / seconds["bare"], seconds["usual"] / seconds["bare"]
+    print(
+        f"{label}: {measured:,} tokens, bare {measured / seconds['bare']:,.0f} tokens/s; "
+        f"scan {scan_ratio:.3f} x bare; cat + topk {usual_ratio:.3f} x bare",
+        flush=True,
+    )
+
+
+def warm_compiled_code() -> None:
+    """Compile before measuring: it happens once a machine and is kept on disk."""
+
+    for family in ("gpt2", "llama"):
+        model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer())
+        settings = ScanSettings(top=2)
+        scanner = Scanner(model, settings, ScanState.start(model, [0], settings))
+        scanner.scan_window(0, [WindowSentence(0, np.arange(5)), WindowSentence(1, np.arange(4))])
+
+
+MEMORY_PROGRAM = """
+import resource, sys
+import torch
+torch.set_num_threads(1)
+from transformers import AutoConfig, AutoModelForCausalLM
+import memlens
+from memlens.testing import tiny_model, tiny_tokenizer
+network = AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", n_layer=2, n_embd=128, n_head=4, vocab_size=97))
+memlens.scan(network.eval(), sys.argv[1], out=sys.argv[2], tokenizer=tiny_tokenizer(), max_tokens=int(sys.argv[3]))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+"""
+
+
+def compare_memory() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        words = [f"{a}{b}" for a in ("ka", "lo", "mi", "ne", "su") for b in ("r", "t", "n", "s", "la")]
+        draw = random.Random(0)
+        with text.open("w") as out:
+            for _ in range(60_000):
+                out.write(" ".join(draw.choices(words, k=12)).capitalize() + ".\n")
+        peaks = []
+        for tokens in (100_000, 1_000_000):
+            command = [sys.executable, "-c", MEMORY_PROGRAM, str(text), f"{folder}/index{tokens}", str(tokens)]
+            peaks.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+            print(f"{tokens:>9,} tokens: peak {peaks[-1]:,} MB", flush=True)
+        print(f"ratio {peaks[1] / peaks[0]:.3f}")
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--shape", choices=[*SHAPES, "all"], default="all")
+    arguments.add_argument("--memory", action="store_true")
+    chosen = arguments.parse_args()
+    if chosen.memory:
+        compare_memory()
+        return
+    torch.set_num_threads(1)
+    warm_compiled_code()
+    for shape in SHAPES if chosen.shape == "all" else [chosen.shape]:
+        model = build(shape)
+        compare(model, 0, 5_000, f"{shape}, first 5k tokens")
+        compare(model, 100_000, 20_000, f"{shape}, after 100k tokens")
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024:,} MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Train the bundled model.
+
+    python training/train.py --work DIR                 start, or go on from the last checkpoint
+    python training/train.py --work DIR --decay 1500    go on, and bring the learning rate down to 0 in 1500 steps
+
+Warm-up, a stable phase of open end, then (once asked for) a linear decay: one need not know beforehand how long the
+run will last. SIGTERM or SIGINT writes a checkpoint and stops; started again, the run goes on exactly where it was.
+In DIR/run: checkpoint-*.pt (the last two), curve.csv (loss), valid.csv (held-out loss, dead memories a layer), pid.
+"""
+
+import argparse
+import csv
+import math
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cores import SharedCores
+from data import Batch, Text, batch, epoch_plan
+from model import IGNORED, new_model, start_from_frequencies, summed_loss, validate
+from transformers import GPT2LMHeadModel
+
+
+def optimizer_for(model: GPT2LMHeadModel, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices only: biases and norms have one dimension."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8, fused=True)
+
+
+def learning_rate(step: int, peak: float, warmup: int, decay: tuple[int, int] | None) -> float:
+    """Rate of a step: linear warm-up, stable, and from decay[0] on linear to 0 over decay[1] steps."""
+    rate = peak * min(1.0, (step + 1) / warmup)
+    if decay is not None:
+        rate *= max(0.0, 1 - (step - decay[0]) / decay[1])
+    return rate
+
+
+def save(state: dict[str, Any], run: Path) -> None:
+    """Write a checkpoint beside and rename it, so that a half-written one is never taken for whole; keep two."""
+    path = run / f"checkpoint-{state['step']:07d}.pt"
+    torch.save(state, run / "checkpoint.partial")
+    (run / "checkpoint.partial").replace(path)
+    for old in sorted(run.glob("checkpoint-*.pt"))[:-2]:
+        old.unlink()
+
+
+def append(path: Path, row: dict[str, Any]) -> None:
+    """Add a row to a CSV file, with a header if it is the first."""
+    is_new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, row)
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def validation_batches(text: Text, options: argparse.Namespace) -> list[Batch]:
+    """A small fixed part of the held-out text: every n-th of its batches, cut as the training text is."""
+    batches = epoch_plan(text, options.length, options.batch_tokens, options.single, seed=0, epoch=0)
+    return [batch(text, spans) for spans in batches[:: max(1, len(batches) // options.valid_batches)]]
+
+
+class Run:
+    """The state of a training run and the loop that moves it on."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.directory = options.work / options.name
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.text = Text.load(options.work / "train.npz")
+        self.held_out = validation_batches(Text.load(options.work / "valid.npz"), options)
+        self.model = new_model(options.seed, positions=options.length)
+        counts = np.bincount(self.text.tokens, minlength=self.model.config.vocab_size)
+        start_from_frequencies(self.model, torch.from_numpy(counts))
+        self.optimizer = optimizer_for(self.model, options.weight_decay)
+        self.step = self.epoch = self.index = self.tokens = 0
+        self.decay: tuple[int, int] | None = None
+        self.stopping = False
+        self.cores = SharedCores()
+        checkpoints = sorted(self.directory.glob("checkpoint-*.pt"))
+        if checkpoints:
+            self.load(checkpoints[-1])
+        if options.decay and self.decay is None:
+            self.decay = (self.step, options.decay)
+
+    def load(self, path: Path) -> None:
+        """Take up the state of a checkpoint."""
+        state = torch.load(path, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.epoch, self.index, self.tokens = (state[k] for k in ("step", "epoch", "index", "tokens"))
+        self.decay = state["decay"]
+        print(f"resumed from {path.name}", flush=True)
+
+    def save(self) -> None:
+        """Write the state. The cursor (epoch, index) stands for all randomness there is: the model has no dropout."""
+        state = {k: getattr(self, k) for k in ("step", "epoch", "index", "tokens", "decay")}
+        save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **state}, self.directory)
+
+    def advance(self, spans) -> tuple[float, float]:
+        """One optimizer step on one batch; give back its mean loss and the norm of the gradient before clipping."""
+        rate = learning_rate(self.step, self.options.peak, self.options.warmup, self.decay)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        inputs, targets = batch(self.text, spans)
+        count = int((targets != IGNORED).sum())
+        loss = summed_loss(self.model, inputs, targets) / count
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step, self.index, self.tokens = self.step + 1, self.index + 1, self.tokens + count
+        return loss.item(), norm.item()
+
+    def report(self) -> None:
+        """Held-out loss and the share of dead memories of every layer, to valid.csv."""
+        loss, dead = validate(self.model, self.held_out)
+        row = {"step": self.step, "tokens": self.tokens, "loss": f"{loss:.4f}", "perplexity": f"{math.exp(loss):.2f}"}
+        row |= {"dead": f"{sum(dead) / len(dead):.4f}"} | {f"dead_{i}": f"{share:.4f}" for i, share in enumerate(dead)}
+        append(self.directory / "valid.csv", row)
+        print("valid", {k: row[k] for k in ("step", "perplexity", "dead")}, f"worst {max(dead):.3f}", flush=True)
+
+    def finished(self) -> bool:
+        """Whether the decay (or the number of steps asked for) is done."""
+        decayed = self.decay is not None and self.step >= sum(self.decay)
+        return decayed or (self.options.steps is not None and self.step >= self.options.steps)
+
+    def go(self) -> None:
+        """Train until finished or told to stop."""
+        saved = began = time.monotonic()
+        logged, losses = self.tokens, []
+        while not (self.stopping or self.finished()):
+            plan = epoch_plan(
+                self.text, self.options.length, self.options.batch_tokens, self.options.single,
+                self.options.seed, self.epoch,
+            )  # fmt: skip
+            while self.index < len(plan) and not (self.stopping or self.finished()):
+                loss, norm = self.advance(plan[self.index])
+                losses.append(loss)
+                if self.options.share_cores and self.step % 5 == 0:
+                    torch.set_num_threads(self.cores.threads(self.options.threads))
+                if self.step % self.options.log_every == 0:
+                    speed = (self.tokens - logged) / (time.monotonic() - began)
+                    row = {"step": self.step, "epoch": self.epoch, "tokens": self.tokens}
+                    row |= {"loss": f"{sum(losses) / len(losses):.4f}", "norm": f"{norm:.3f}"}
+                    row |= {"rate": f"{self.optimizer.param_groups[0]['lr']:.2e}", "tokens_per_second": int(speed)}
+                    append(self.directory / "curve.csv", row)
+                    print(row, f"threads {torch.get_num_threads()}", flush=True)
+                    began, logged, losses = time.monotonic(), self.tokens, []
+                if self.step % self.options.valid_every == 0:
+                    self.report()
+                if time.monotonic() - saved > 60 * self.options.save_minutes:
+                    self.save()
+                    saved = time.monotonic()
+            if self.index >= len(plan):
+                self.epoch, self.index = self.epoch + 1, 0
+        self.report()
+        self.save()
+        print("finished" if self.finished() else "stopped", "at step", self.step, flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--work", type=Path, required=True, help="directory with train.npz and valid.npz")
+    add("--name", default="run", help="subdirectory of the working directory for this run")
+    add("--steps", type=int, help="stop at this step")
+    add("--decay", type=int, help="start the decay now and end it after this many steps")
+    add("--peak", type=float, default=8e-4, help="peak learning rate")
+    add("--warmup", type=int, default=500, help="steps of warm-up")
+    add("--weight-decay", type=float, default=0.1)
+    add("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    add("--batch-tokens", type=int, default=4096, help="places in a batch, padding included")
+    add("--length", type=int, default=128, help="longest sequence, BOS included")
+    add("--single", type=float, default=0.25, help="share of sequences of a single sentence")
+    add("--seed", type=int, default=1)
+    add("--threads", type=int, default=2)
+    add("--share-cores", action="store_true", help="fewer threads while others are busy; see cores.py")
+    add("--log-every", type=int, default=25, help="steps")
+    add("--valid-every", type=int, default=250, help="steps")
+    add("--valid-batches", type=int, default=8)
+    add("--save-minutes", type=float, default=5.0)
+    options = parser.parse_args()
+
+    torch.set_num_threads(options.threads)
+    run = Run(options)
+    (run.directory / "pid").write_text(f"{os.getpid()}\n")
+    for name in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(name, lambda *_: setattr(run, "stopping", True))
+    run.go()
+
+
+if __name__ == "__main__":
+    main()
