@@ -5,7 +5,6 @@ This module knows transformers' conventions for running a network; where files c
 
 from __future__ import annotations
 
-import hashlib
 import json
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
 from memlens.models.families import Config, Family
 from memlens.models.feed_forward import FeedForward
+from memlens.models.fingerprint import fingerprint_of
 from memlens.models.lens import Lens
 from memlens.models.memory_model import MemoryModel
 from memlens.models.norm import Norm
@@ -75,15 +75,8 @@ class HuggingFaceModel(MemoryModel):
         return None if getattr(self.config, "pad_token_id", None) is None else torch.ones_like(tokens)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256()
         config = {key: value for key, value in self.config.to_diff_dict().items() if key not in _NOT_OF_THE_MODEL}
-        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-        digest.update(self.tokenizer.serialized().encode() if self.has_tokenizer else b"no tokenizer")
-        for name, parameter in sorted(self.network.named_parameters()):
-            digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
-            data: Any = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-            digest.update(data)
-        return digest.hexdigest()
+        return fingerprint_of(json.dumps(config, sort_keys=True, default=str), self._tokenizer, self.network)
 
     def _refuse_foreign_tokenizer(self) -> None:
         embedding: Any = self.network.get_input_embeddings()  # type: ignore[operator]

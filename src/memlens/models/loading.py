@@ -7,7 +7,6 @@ This module finds and reads; what a model is made of is hugging_face.py's matter
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,14 +77,11 @@ def _load_folder(
     folder: Path, tokenizer: Any, device: torch.device, dtype: torch.dtype, *, name: str, source: str
 ) -> MemoryModel:
     if (folder / "model.pt").is_file() and (folder / "dict.txt").is_file():
-        try:
-            adaptive = import_module("memlens.models.adaptive")
-        except ModuleNotFoundError as error:
-            if error.name != "memlens.models.adaptive":
-                raise
-            raise UnsupportedModel(f"{name} is a fairseq checkpoint, which this version cannot read") from error
-        fairseq: MemoryModel = adaptive.load_adaptive(folder, device, dtype)
-        return fairseq
+        from memlens.models.adaptive import load_adaptive
+
+        if tokenizer is not None:
+            raise SettingError(f"{name} has its own words in dict.txt; leave tokenizer= out")
+        return load_adaptive(folder, device, dtype, name=name, source=source)
     from memlens.models.checkpoint import load_folder
 
     return load_folder(folder, _named_tokenizer(tokenizer), device, dtype, name=name, source=source)

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING
 
 import torch
@@ -184,6 +185,19 @@ class MemoryModel(ABC):
         return (
             f"<MemoryModel {self.name}: {self.family}, {len(self.layers)} layers x {first.memories} memories, {kind}>"
         )
+
+    def _repr_html_(self) -> str:
+        first = self.layers[0]
+        facts = {
+            "family": self.family,
+            "layers": str(len(self.layers)),
+            "memories": f"{sum(layer.memories for layer in self.layers):,}",
+            "activation": f"{'gated ' if first.gated else ''}{first.activation}",
+            "vocabulary": f"{self.vocabulary:,}",
+            "context": "no limit" if self.context is None else f"{self.context:,}",
+        }
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(fact)}</td></tr>" for name, fact in facts.items())
+        return f"<table><caption>MemoryModel {escape(self.name)}</caption>{rows}</table>"
 
 
 def _with_layer(use: Callable[[int, Tensor], None], layer: int) -> Callable[[Tensor], None]:

@@ -1,0 +1,152 @@
+"""The paper's own kind of model, a fairseq checkpoint with adaptive input and softmax, as a MemoryModel.
+
+A folder with model.pt and dict.txt is all it needs; fairseq is not. The lens is the adaptive softmax itself: its scores
+are log-probabilities over all words, for states and for values alike, since there is no final norm and no bias.
+How files are read is fairseq_checkpoint.py's matter, what the network computes adaptive_network.py's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlens.errors import ModelError
+from memlens.models.adaptive_network import ACTIVATIONS, AdaptiveTransformer, Block, Shape
+from memlens.models.fairseq_checkpoint import Settings, build_network, read_checkpoint, read_shape
+from memlens.models.feed_forward import FeedForward
+from memlens.models.fingerprint import fingerprint_of
+from memlens.models.lens import Lens
+from memlens.models.memory_model import MemoryModel
+from memlens.models.norm import Norm, at_least_float32
+from memlens.models.word_tokenizer import END, START, WordTokenizer, read_dictionary
+
+FAMILY = "fairseq-adaptive"
+
+
+def load_adaptive(
+    folder: Path, device: torch.device, dtype: torch.dtype, *, name: str | None = None, source: str | None = None
+) -> AdaptiveModel:
+    """The model of a folder with model.pt and dict.txt."""
+    folder = folder.resolve()
+    name = name or folder.name
+    words = read_dictionary(folder / "dict.txt")
+    settings, tensors = read_checkpoint(folder / "model.pt", name)
+    shape = read_shape(settings, len(words), name)
+    network = build_network(settings, tensors, shape, dtype, name).to(device)
+    tokenizer = WordTokenizer(words, bos=START if settings.get("add_bos_token") else END)
+    return AdaptiveModel(
+        network, shape, tokenizer, name=name, source=source or str(folder), context=_context(settings, name)
+    )
+
+
+class AdaptiveModel(MemoryModel):
+    """An AdaptiveTransformer with its words."""
+
+    def __init__(
+        self,
+        network: AdaptiveTransformer,
+        shape: Shape,
+        tokenizer: WordTokenizer,
+        *,
+        name: str,
+        source: str,
+        context: int | None,
+    ) -> None:
+        super().__init__(
+            name=name,
+            source=source,
+            family=FAMILY,
+            network=network,
+            layers=[_feed_forward(layer, block, shape.activation) for layer, block in enumerate(network.blocks)],
+            lens=AdaptiveLens(network),
+            tokenizer=tokenizer,
+            context=context,
+        )
+        self._transformer = network
+        self.shape = shape
+
+    def _run_body(self, tokens: Tensor) -> Tensor:
+        return self._transformer.body(tokens)
+
+    def _logits(self, tokens: Tensor) -> Tensor:
+        """Log-probabilities: an adaptive softmax has no scores that could be compared before they are normalised."""
+        log_probabilities: Tensor = self._transformer(tokens)
+        return log_probabilities
+
+    def fingerprint(self) -> str:
+        return fingerprint_of(str(self.shape), self._tokenizer, self.network)
+
+
+class AdaptiveLens(Lens):
+    """The adaptive softmax, exact over all words. Every score is a log-probability, so softmax of the scores is p.
+
+    Scaling a value can change the order of words in different bands, and scores of parts do not add up to the score of
+    their sum; within a band they do, up to a constant: `embedding` holds those directions.
+    """
+
+    def __init__(self, network: AdaptiveTransformer) -> None:
+        super().__init__(output=network.output, input_embedding=network.input, final_norm=None, post_norms=())
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self._output.ends[-1])
+
+    @property
+    def embedding(self) -> Tensor:
+        """Each word's direction, [vocabulary, d], projections multiplied in: made anew at each call."""
+        with torch.no_grad():
+            return at_least_float32(self._output.table())
+
+    @property
+    def bias(self) -> None:
+        return None
+
+    @property
+    def input_embedding(self) -> Tensor:
+        """Each word's vector, [vocabulary, d], projections multiplied in and not scaled: made anew at each call."""
+        with torch.no_grad():
+            return at_least_float32(self._input_embedding.table())
+
+    @property
+    def tied(self) -> bool:
+        return self._output.words is self._input_embedding.words[0].weight
+
+    def value_scores(self, values: Tensor, layer: int, reading: str | None = None) -> Tensor:
+        """Log-probabilities [n, vocabulary] of values [n, d], each read as if it were the last state."""
+        with torch.no_grad():
+            scores: Tensor = self._output(self.folded(values, layer, reading))
+            return scores
+
+    def state_logits(self, states: Tensor) -> Tensor:
+        """Log-probabilities of what the model would predict from states [..., d]."""
+        with torch.no_grad():
+            scores: Tensor = self._output(states.to(self._output.words.dtype))
+            return scores
+
+
+def _feed_forward(layer: int, block: Any, activation: str) -> FeedForward:
+    assert isinstance(block, Block)
+    return FeedForward(
+        layer=layer,
+        activation=activation,
+        block=block,
+        key_projection=block.keys,
+        up_projection=None,
+        down=block.values,
+        input_norm=Norm(block.memory_norm, "layer"),
+        post_norm=None,
+        activate=ACTIVATIONS[activation],
+    )
+
+
+def _context(settings: Settings, name: str) -> int | None:
+    """The longest input that the checkpoint was made for; sinusoids themselves know no end."""
+    longest = settings.get("max_target_positions") or settings.get("tokens_per_sample")
+    if longest is None:
+        return None
+    if not isinstance(longest, int) or longest < 1:
+        raise ModelError(f"{name}: max_target_positions is {longest!r}, not a whole number from 1")
+    return longest

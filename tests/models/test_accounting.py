@@ -1,0 +1,80 @@
+"""The parts of a logit add up to the model's own logit, in every family."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import memlens
+from memlens.models.accounting import Accounting
+from memlens.models.memory_model import MemoryModel
+from memlens.models.positions import Positions, record_positions
+from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
+
+TOKENS = torch.tensor([[5, 17, 80, 3, 44, 9], [60, 2, 33, 71, 12, 90]])
+ROWS = torch.tensor([2, 5, 6, 10])
+
+
+def load(family: str) -> MemoryModel:
+    return memlens.load(tiny_model(family), tokenizer=tiny_tokenizer())
+
+
+def run(model: MemoryModel) -> tuple[Positions, torch.Tensor, torch.Tensor]:
+    """What was recorded, the most likely tokens, and the model's own logits before the cap, [n, vocabulary]."""
+    positions = record_positions(model, TOKENS, ROWS)
+    own = model.logits(TOKENS).flatten(0, 1)[ROWS]
+    if model.lens.soft_cap is not None:
+        own = torch.atanh(own / model.lens.soft_cap) * model.lens.soft_cap
+    return positions, own.argmax(1), own
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_sum_to_the_logit_of_the_model_itself(family: str) -> None:
+    model = load(family)
+    positions, tokens, own = run(model)
+    if model.lens.soft_cap is not None:  # a capped logit says little about itself near the cap: choose one that does
+        tokens = own.abs().argmin(1)
+    account = Accounting(model).account(positions, tokens)
+    expected = own[torch.arange(len(ROWS)), tokens]
+    assert torch.allclose(account.logit, expected, rtol=1e-4, atol=1e-4)
+    assert account.attention.abs().min() > 0 and account.ffn.abs().min() > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_memories_and_biases_sum_to_what_their_block_added(family: str) -> None:
+    model = load(family)
+    positions, tokens, _ = run(model)
+    accounting = Accounting(model)
+    direction = accounting.direction(tokens, positions.o[2])
+    account = accounting.account(positions, tokens)
+    for layer in range(3):
+        m = positions.coefficients[layer]
+        memories = accounting.memories(layer, m, direction)
+        bias = accounting.block_bias(layer, m, direction)
+        assert torch.allclose(memories.sum(1) + bias, account.ffn[layer], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "phi"])
+def test_relative_parts_sum_to_the_logit_less_the_mean_of_all_logits(family: str) -> None:
+    model = load(family)
+    positions, tokens, _ = run(model)
+    logits = model.lens.state_logits(positions.o[2])
+    expected = logits[torch.arange(len(ROWS)), tokens] - logits.mean(1)
+    account = Accounting(model).account(positions, tokens, relative=True)
+    assert torch.allclose(account.logit, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_chosen_positions_hold_what_a_whole_recording_holds(family: str) -> None:
+    model = load(family)
+    positions = record_positions(model, TOKENS, ROWS, layers=[0, 2])
+    with model.record() as recording:
+        model.run_body(TOKENS)
+    assert sorted(positions.coefficients) == [0, 2]
+    for layer in range(3):
+        for name in ("r", "y", "o"):
+            whole = getattr(recording, name)[layer].flatten(0, 1)
+            assert torch.equal(getattr(positions, name)[layer], whole[ROWS])
+    assert torch.equal(positions.coefficients[2], recording.coefficients[2].flatten(0, 1)[ROWS])
+    assert recording.embedding is not None
+    assert torch.equal(positions.embedding, recording.embedding.flatten(0, 1)[ROWS])
