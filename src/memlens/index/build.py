@@ -88,6 +88,21 @@ def build_index(
             shutil.rmtree(folder / PARTIAL)
 
 
+def recorded_threads(folder: Path) -> int | None:
+    """With how many threads the index in `folder`, complete or unfinished, is made; None where there is none.
+
+    The number is part of the plan, so continuing with another one would be refused.
+    """
+    if is_complete(folder):
+        plan = read_json(folder / MANIFEST).get("plan", {})
+    elif (folder / PARTIAL / "plan.json").is_file():
+        plan = read_json(folder / PARTIAL / "plan.json")
+    else:
+        return None
+    threads = plan.get("settings", {}).get("threads")
+    return threads if isinstance(threads, int) else None
+
+
 def _longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
     """How many own tokens a sentence may have, BOS not counted."""
     bos = bos_to_feed(model, settings)

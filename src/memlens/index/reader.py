@@ -6,9 +6,10 @@ fast as a small one. This module knows the tables of a scan; what other stages a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,11 +19,13 @@ import pyarrow as pa
 from memlens.errors import IndexFolderError, ModelError, UnknownName
 from memlens.index.files import checksum, read_json, write_json
 from memlens.index.layout import MANIFEST, PARTIAL, SCHEMA_VERSION
-from memlens.memory import MemoryId, Prefix, Trigger
+from memlens.index.trigger_list import TriggerList, trigger_of
+from memlens.memory import MemoryId
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
+_ROWS_AT_ONCE = 1024
 _MADE_BY = {
     "values": "memlens values",
     "keys": "memlens values",
@@ -98,12 +101,18 @@ class Index:
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Rows of a DuckDB query; `{triggers}` in it stands for that table's file, and so for every table."""
+        return list(self.stream(query, parameters))
+
+    def stream(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
+        """The same rows one after another, for results that are too large for a list."""
         names = _TableNames(self)
         # Sorting a result keeps it the same whatever the number of threads; one thread needs no sorting.
         with duckdb.connect(config={"threads": 1}) as database:
             cursor = database.execute(query.format_map(names), list(parameters))
             columns = [column[0] for column in cursor.description]
-            return [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+                for row in rows:
+                    yield dict(zip(columns, row, strict=True))
 
     def facts(self, memory: str | MemoryId) -> MemoryFacts:
         name = self.check(memory)
@@ -111,25 +120,25 @@ class Index:
         numbers = {key: row[key] for key in ("max", "min", "mean", "frequency", "dead", "histogram")}
         return MemoryFacts(name, **numbers)
 
-    def triggers(self, memory: str | MemoryId, end: str = "top", limit: int | None = None) -> list[Trigger]:
+    def triggers(self, memory: str | MemoryId, end: str = "top", limit: int | None = None) -> TriggerList:
         """A memory's triggers with their text, best first."""
         if end not in ("top", "bottom"):
             raise UnknownName(f"a memory has the ends 'top' and 'bottom', not '{end}'")
         return self._with_text("{triggers}", self.check(memory), 'AND t."end" = $3', [end], limit)
 
-    def ordinary(self, memory: str | MemoryId) -> list[Trigger]:
+    def ordinary(self, memory: str | MemoryId) -> TriggerList:
         """Random prefixes the memory fires on, triggers left out."""
         return self._with_text("{ordinary}", self.check(memory), "", [], None)
 
     def _with_text(
         self, table: str, name: MemoryId, where: str, parameters: list[Any], limit: int | None
-    ) -> list[Trigger]:
+    ) -> TriggerList:
         rows = self.sql(
             f"SELECT * FROM {table} t WHERE layer = $1 AND memory = $2 {where} ORDER BY rank",
             [name.layer, name.memory, *parameters],
         )[:limit]
         sentences = self.sentences(sorted({row["sentence"] for row in rows}))
-        return [_trigger(row, sentences[row["sentence"]]) for row in rows]
+        return TriggerList(trigger_of(row, sentences[row["sentence"]]) for row in rows)
 
     def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Rows of the corpus by sentence id."""
@@ -164,13 +173,14 @@ class Index:
                 "pass the right one with --model, or scan again"
             )
 
-    def register(self, *tables: str) -> None:
-        """Note size and checksum of tables that a later stage has written."""
+    def register(self, *tables: str, notes: Mapping[str, Any] | None = None) -> None:
+        """Note size and checksum of tables that a later stage has written, and what it says about them."""
+        self.manifest = read_json(self.folder / MANIFEST)  # another stage may have written it since
         files = dict(self.manifest["files"])
         for table in tables:
             path = self.path(table)
             files[f"{table}.parquet"] = {"bytes": path.stat().st_size, "sha256": checksum(path)}
-        self.manifest["files"] = files
+        self.manifest = {**self.manifest, **(notes or {}), "files": files}
         write_json(self.folder / MANIFEST, self.manifest)
 
     def __repr__(self) -> str:
@@ -180,6 +190,18 @@ class Index:
             f"<Index {self.folder}: {model['name']}, {len(self.layers)} layers, {total:,} memories, "
             f"{counts['sentences']:,} sentences, {counts['tokens']:,} tokens>"
         )
+
+    def _repr_html_(self) -> str:
+        model, counts = self.manifest["model"], self.manifest["counts"]
+        facts = {
+            "model": model["name"],
+            "layers": str(len(self.layers)),
+            "memories": f"{sum(self.memories(layer) for layer in self.layers):,}",
+            "sentences": f"{counts['sentences']:,}",
+            "tokens": f"{counts['tokens']:,}",
+        }
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(fact)}</td></tr>" for name, fact in facts.items())
+        return f"<table><caption>Index {escape(str(self.folder))}</caption>{rows}</table>"
 
 
 class _TableNames(dict[str, str]):
@@ -192,16 +214,6 @@ class _TableNames(dict[str, str]):
     def __missing__(self, table: str) -> str:
         path = str(self.index.path(table)).replace("'", "''")
         return f"read_parquet('{path}')"
-
-
-def _trigger(row: dict[str, Any], sentence: dict[str, Any]) -> Trigger:
-    text, ends, position = sentence["text"], sentence["ends"], row["position"]
-    begin = ends[position - 1] if position > 0 else 0
-    end = ends[position] if position >= 0 else 0
-    prefix = Prefix(row["sentence"], position)
-    return Trigger(
-        row["rank"], row["coefficient"], prefix, text[:begin], text[begin:end], text[end:], row["next_token"]
-    )
 
 
 def _why_not_an_index(folder: Path) -> str:

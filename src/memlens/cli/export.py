@@ -1,0 +1,64 @@
+"""`memlens export`: an index as text for other programs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO, Annotated
+
+import typer
+
+from memlens.cli.options import IndexFolder, Quiet, Verbose
+from memlens.cli.screen import Screen
+from memlens.cli.text import visible
+from memlens.errors import SettingError
+
+_UNITS = {"jsonl": "memories", "csv": "triggers"}
+
+
+def export(
+    index: IndexFolder,
+    format_: Annotated[
+        str, typer.Option("--format", metavar="jsonl|csv", help="One memory a line, or one trigger a row.")
+    ] = "jsonl",
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Default: stdout.")] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write all memories and triggers as JSON Lines or CSV."""
+    from memlens.index.export import FORMATS
+    from memlens.index.files import replacing
+    from memlens.index.reader import Index
+
+    screen = Screen(False, quiet, verbose)
+    if format_ not in FORMATS:
+        raise SettingError(f"--format is '{format_}'; choose one of: {', '.join(FORMATS)}")
+    opened = Index(index)
+    if out is None:
+        count = FORMATS[format_](opened, _Stdout(sys.stdout))
+    else:
+        path = _checked(Path(out), opened.folder)
+        with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as handle:
+            count = FORMATS[format_](opened, handle)
+    screen.note(f"{count:,} {_UNITS[format_]} written{'' if out is None else ' to ' + visible(out)}")
+
+
+def _checked(path: Path, folder: Path) -> Path:
+    """Not a folder, and nothing inside the index, whose files an export must not replace."""
+    if path.is_dir():
+        raise SettingError(f"-o {path} is a folder; name a file")
+    if path.resolve().is_relative_to(folder.resolve()):
+        raise SettingError(f"-o {path} lies inside the index; name a file elsewhere")
+    return path
+
+
+class _Stdout:
+    """Stdout as UTF-8; on a terminal every control character but the end of a line is made visible."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream, self.is_terminal = stream, stream.isatty()
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", newline="")
+
+    def write(self, text: str) -> None:
+        self.stream.write("\n".join(visible(line) for line in text.split("\n")) if self.is_terminal else text)

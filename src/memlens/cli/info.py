@@ -1,0 +1,134 @@
+"""`memlens info`: a model as memories, the proof of it, and what a scan would take."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memlens.cli.options import Device, Dtype, Json, Model, Quiet, Threads, Verbose
+from memlens.cli.screen import Screen
+from memlens.cli.text import duration, size, visible
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from memlens.models.info import ModelInfo
+    from memlens.models.proof import Proof
+    from memlens.scan.estimate import ScanEstimate
+
+# What each check of models/proof.py compares, in the paper's letters.
+_CHECKS = {
+    "coefficients": "m = f(x K + b)",
+    "output": "m V + b = the block's output",
+    "addition": "o = r + y",
+    "stream": "the block reads the stream",
+    "norms": "norms by their formula",
+    "prediction": "top(o) = the model's own",
+}
+_GATED = "m = f(x G) * (x U)"
+
+
+def info(
+    model: Model,
+    device: Device = "auto",
+    dtype: Dtype = "float32",
+    threads: Threads = None,
+    estimate: Annotated[
+        bool, typer.Option("--estimate/--no-estimate", help="Measure for a second how fast a scan would be.")
+    ] = True,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show a model as memories, with proof, and what a scan takes here."""
+    screen = Screen(as_json, quiet, verbose)
+    from memlens.models import load
+    from memlens.models.info import describe
+    from memlens.scan.estimate import estimate_scan, usable_cores
+    from memlens.scan.settings import ScanSettings
+
+    settings = ScanSettings(threads=usable_cores() if threads is None else threads)
+    loaded = load(model, device=device, dtype=dtype)
+    facts = describe(loaded)
+    screen.detail("measuring the speed of a scan on random tokens …" if estimate else "no estimate asked for")
+    cost = estimate_scan(loaded, settings) if estimate else None
+    if as_json:
+        screen.json(_as_json(facts, cost))
+    else:
+        _print(screen, facts, cost)
+
+
+def _as_json(facts: ModelInfo, cost: ScanEstimate | None) -> dict[str, Any]:
+    scan = None
+    if cost is not None:
+        derived = {"seconds_per_million": cost.seconds_per_million, "memory_bytes": cost.memory_bytes}
+        scan = asdict(cost) | derived
+    return {**asdict(facts), "total_memories": facts.total_memories, "scan": scan}
+
+
+def _print(screen: Screen, facts: ModelInfo, cost: ScanEstimate | None) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for name, fact in _facts(facts).items():
+        table.add_row(Text(name), Text(visible(fact)))
+    if facts.proof is not None:
+        words = f"largest relative deviations ({facts.proof.tolerance:g} is allowed):"
+        table.add_row(Text("proof"), Text(words))
+        table.add_row(Text(), _proof(facts.proof, facts.gated))
+    if cost is not None:
+        table.add_row(Text("a scan here"), Text("\n".join(_cost(cost))))
+    screen.result(table)
+
+
+def _facts(facts: ModelInfo) -> dict[str, str]:
+    sizes = sorted(set(facts.memories))
+    each = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+    ends = "triggers at both ends" if facts.signed else "top triggers"
+    return {
+        "model": f"{facts.name} ({facts.family})",
+        "memories": f"{facts.total_memories:,}: {facts.layers} layers of {each}, each {facts.width:,} wide",
+        "activation": f"{facts.activation}, {'gated' if facts.gated else 'not gated'}; {ends} are kept by default",
+        "block": "parallel to attention" if facts.parallel else "after attention (sequential)",
+        "norms": f"before {_norm(facts.input_norm)}, after {_norm(facts.post_norm)}, final {_norm(facts.final_norm)}",
+        "reading": f"values can be read {' or '.join(facts.readings)} (the first is the default)",
+        "vocabulary": f"{facts.vocabulary:,} tokens; output embedding {'tied' if facts.tied else 'not tied'} to input",
+        "context": "no limit" if facts.context is None else f"{facts.context:,} tokens",
+        "BOS": _bos(facts),
+        "parameters": f"{facts.parameters:,} as {facts.dtype} on {facts.device}",
+    }
+
+
+def _norm(name: str | None) -> str:
+    return name or "none"
+
+
+def _bos(facts: ModelInfo) -> str:
+    if facts.bos is None:
+        return "none"
+    return f"{facts.bos}, {'fed' if facts.adds_bos else 'not fed'} before a text, as the tokenizer does"
+
+
+def _proof(proof: Proof, gated: bool) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = Table.grid(padding=(0, 2))
+    for check, words in _CHECKS.items():
+        shown = _GATED if gated and check == "coefficients" else words
+        lines.add_row(Text(shown), Text(f"{getattr(proof, check):.1e}"))
+    return lines
+
+
+def _cost(cost: ScanEstimate) -> list[str]:
+    parts = f"weights {size(cost.weights_bytes)}, lists {size(cost.lists_bytes)}, a batch {size(cost.batch_bytes)}"
+    threads = f"{cost.threads} thread{'s' * (cost.threads > 1)}"
+    return [
+        f"about {cost.tokens_per_second:,.0f} tokens/s with {threads}; a million: {duration(cost.seconds_per_million)}",
+        f"about {size(cost.memory_bytes)} of memory ({parts}) beside the program itself",
+    ]

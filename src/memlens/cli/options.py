@@ -1,0 +1,24 @@
+"""Arguments and options that more than one verb has, each written once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face id, a folder, a .gguf file, or bundled.")]
+IndexFolder = Annotated[str, typer.Argument(metavar="INDEX", help="The folder that `memlens scan -o` has made.")]
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but results and errors.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more about what is done, on stderr.")]
+
+RUN = "How it runs"
+Device = Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, mps.", rich_help_panel=RUN)]
+Dtype = Annotated[
+    str, typer.Option(help="Numbers of the model: float32, bfloat16, float16, float64.", rich_help_panel=RUN)
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Threads to compute with. Default: all usable cores.", rich_help_panel=RUN),
+]

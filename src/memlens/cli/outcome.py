@@ -1,0 +1,62 @@
+"""What becomes of a command: its exit code, and the one line on stderr where it did not go well.
+
+    0 done    2 wrong input    130 interrupted    1 a bug, the only case that shows a traceback
+
+This module knows no verb.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import Any
+
+from memlens.cli.text import visible
+from memlens.errors import MemlensError
+
+DONE, BUG, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def say(message: str) -> None:
+    """One line to stderr, whatever the message holds."""
+    with suppress(BrokenPipeError):
+        print(f"memlens: {visible(message)}", file=sys.stderr, flush=True)
+
+
+def interrupted(advice: str = "") -> int:
+    say(advice or "interrupted; run the same command again to continue")
+    return INTERRUPTED
+
+
+def guarded(verb: Callable[..., None]) -> Callable[..., int]:
+    """The verb as a function that gives an exit code and raises nothing."""
+
+    @wraps(verb)
+    def run(*arguments: Any, **named: Any) -> int:
+        try:
+            verb(*arguments, **named)
+            sys.stdout.flush()
+        except MemlensError as error:
+            say(str(error))
+            return WRONG_INPUT
+        except KeyboardInterrupt as error:
+            return interrupted(str(error))
+        except BrokenPipeError:
+            _drop_output()
+        except Exception:  # the last stop: whatever arrives here is ours to mend
+            traceback.print_exc()
+            say("this is a bug in memlens, not in your input; please report it with the lines above")
+            return BUG
+        return DONE
+
+    return run
+
+
+def _drop_output() -> None:
+    """The reader (`| head`) has enough: what is still buffered must not fail when Python ends."""
+    with suppress(OSError, ValueError):  # a replaced stdout may have no file behind it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

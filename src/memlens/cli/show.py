@@ -1,0 +1,120 @@
+"""`memlens show`: one memory with its statistics and triggers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
+from memlens.cli.screen import Screen
+from memlens.cli.text import number, sparkline, visible
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from memlens.index.reader import Index, MemoryFacts
+
+_ENDS = ("top", "bottom")
+_SHOWN = 10
+
+
+def show(
+    index: IndexFolder,
+    memory: Annotated[str, typer.Argument(metavar="MEMORY", help="Layer and memory from 0, like L3N512.")],
+    top: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Triggers to show at each end. Default: 10; as JSON all.")
+    ] = None,
+    bottom: Annotated[bool, typer.Option("--bottom", help="Show the most negative triggers only.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show one memory: its statistics and the prefixes that trigger it."""
+    from memlens.index.reader import Index
+
+    screen = Screen(as_json, quiet, verbose)
+    opened = Index(index)
+    facts = opened.facts(memory)
+    ends = _ENDS[1:] if bottom else _ENDS
+    if as_json:
+        screen.json(_as_json(opened, facts, ends, top))
+        return
+    _print_header(screen, opened, facts)
+    for end in ends:
+        _print_triggers(screen, opened, facts, end, top or _SHOWN, is_only=len(ends) == 1)
+
+
+def _as_json(index: Index, facts: MemoryFacts, ends: tuple[str, ...], top: int | None) -> dict[str, Any]:
+    numbers = {name: value for name, value in asdict(facts).items() if name != "id"}
+    return {
+        "name": str(facts.id),
+        "layer": facts.id.layer,
+        "memory": facts.id.memory,
+        "model": index.manifest["model"]["name"],
+        **numbers,
+        "histogram_edges": index.manifest["histogram_edges"],
+        "triggers": {end: [_trigger_json(index, t) for t in index.triggers(facts.id, end, top)] for end in ends},
+        "ordinary": [_trigger_json(index, trigger) for trigger in index.ordinary(facts.id)],
+    }
+
+
+def _trigger_json(index: Index, trigger: Any) -> dict[str, Any]:
+    following = trigger.next_token
+    return {
+        "rank": trigger.rank,
+        "coefficient": trigger.coefficient,
+        "sentence": trigger.prefix.sentence,
+        "position": trigger.prefix.position,
+        "text": trigger.text,
+        "token": trigger.token,
+        "after": trigger.after,
+        "next_token": following,
+        "next_text": None if following is None else index.vocabulary[following],
+    }
+
+
+def _print_header(screen: Screen, index: Index, facts: MemoryFacts) -> None:
+    from rich.text import Text
+
+    model = visible(index.manifest["model"]["name"])
+    line = Text.assemble((str(facts.id), "bold"), f"  {model}   ", ("max ", "dim"), number(facts.max))
+    line.append_text(Text.assemble(("   mean ", "dim"), number(facts.mean)))
+    line.append_text(Text.assemble(("   min ", "dim"), number(facts.min)))
+    line.append_text(Text.assemble(("   fires on ", "dim"), f"{facts.frequency:.1%}", (" of prefixes", "dim")))
+    if facts.dead:
+        line.append_text(Text("   dead", "bold red"))
+    screen.result(line)
+    screen.result(_histogram(facts.histogram, index.manifest["histogram_edges"]))
+
+
+def _histogram(counts: list[int], edges: list[float]) -> Text:
+    """The filled part of the histogram, with the coefficients at its two ends; bins double in width outwards."""
+    from rich.text import Text
+
+    filled = [i for i, count in enumerate(counts) if count]
+    if not filled:
+        return Text("no sample of its coefficients", "dim")
+    first, last = filled[0], filled[-1]
+    low = "" if first == 0 else f"{edges[first - 1]:g} "
+    high = "" if last == len(edges) else f" {edges[last]:g}"
+    return Text.assemble((low, "dim"), sparkline(counts[first : last + 1]), (high, "dim"))
+
+
+def _print_triggers(screen: Screen, index: Index, facts: MemoryFacts, end: str, count: int, is_only: bool) -> None:
+    from memlens.cli.trigger_table import trigger_table
+
+    triggers = index.triggers(facts.id, end)
+    if not triggers:
+        if end == "top" or is_only:
+            screen.result()
+            screen.result(f"no {end} triggers: no prefix has a {_side(end)} coefficient, or the scan did not keep them")
+        return
+    screen.result()
+    screen.result(f"{end} triggers ({min(count, len(triggers))} of {len(triggers)})")
+    screen.result(trigger_table(screen, index, triggers[:count]))
+
+
+def _side(end: str) -> str:
+    return "positive" if end == "top" else "negative"

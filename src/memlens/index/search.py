@@ -1,0 +1,81 @@
+"""Which memories have triggers with a given text in them. Needs the tables of a scan only.
+
+Sentences are filtered first and joined with the triggers afterwards: the corpus is read once, and a text that is
+rare costs next to nothing. What values promote is not known here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memlens.errors import SettingError
+from memlens.index.reader import Index
+from memlens.index.trigger_list import trigger_of
+from memlens.memory import MemoryId, Trigger
+
+
+@dataclass(frozen=True)
+class MemoryMatch:
+    """One end of a memory, some of whose triggers match."""
+
+    memory: MemoryId
+    end: str
+    matches: int
+    best: Trigger  # the matching trigger of lowest rank
+
+
+@dataclass(frozen=True)
+class TriggerSearch:
+    """The best matches, and how many there are in all."""
+
+    found: tuple[MemoryMatch, ...]
+    total: int
+
+
+# A prefix is the text up to the end of its last token; position -1 is BOS alone, which has no text.
+_PREFIX = "left(hit.text, CASE WHEN t.position < 0 THEN 0 ELSE hit.ends[t.position + 1] END)"
+
+_QUERY = """
+WITH hit AS MATERIALIZED (
+    SELECT sentence, text, ends FROM {{corpus}} WHERE contains({text}, {wanted})
+), matching AS (
+    SELECT t.layer, t.memory, t."end", t.rank,
+           {{{{'rank': t.rank, 'coefficient': t.coefficient, 'sentence': t.sentence, 'position': t.position,
+             'next_token': t.next_token}}}} AS trigger
+    FROM {{triggers}} t JOIN hit ON t.sentence = hit.sentence
+    WHERE {matches}({prefix}, {wanted})
+)
+SELECT layer, memory, "end", count(*) AS matches, min(rank) AS best_rank, arg_min(trigger, rank) AS best,
+       count(*) OVER () AS total
+FROM matching GROUP BY layer, memory, "end"
+ORDER BY matches DESC, best_rank, layer, memory, "end" DESC
+LIMIT $2
+"""
+
+
+def search_triggers(
+    index: Index, text: str, *, ends: bool = False, ignore_case: bool = False, limit: int = 20
+) -> TriggerSearch:
+    """Memories by the number of their triggers whose prefix contains the text (or ends with it), then by best rank."""
+    if not text:
+        raise SettingError("the text to search for is empty; give at least one character")
+    if limit < 1:
+        raise SettingError(f"--limit is {limit}; it must be 1 or more")
+    query = _QUERY.format(
+        text="lower(text)" if ignore_case else "text",
+        wanted="lower($1)" if ignore_case else "$1",
+        matches="suffix" if ends else "contains",
+        prefix=f"lower({_PREFIX})" if ignore_case else _PREFIX,
+    )
+    rows = index.sql(query, [text, limit])
+    sentences = index.sentences(sorted({row["best"]["sentence"] for row in rows}))
+    found = tuple(
+        MemoryMatch(
+            MemoryId(row["layer"], row["memory"]),
+            row["end"],
+            row["matches"],
+            trigger_of(row["best"], sentences[row["best"]["sentence"]]),
+        )
+        for row in rows
+    )
+    return TriggerSearch(found, rows[0]["total"] if rows else 0)

@@ -1,0 +1,236 @@
+"""values.parquet and keys.parquet: what every value promotes, and which tokens every key matches on its own.
+
+p(v) is the softmax of the lens' scores of a value (see models/lens). A key k is read through the input embedding: with
+the linear part of the norm before the block folded in, the score of token e is e . centred(gain * k) for a LayerNorm
+and e . (gain * k) for an RMSNorm, plain e . k without a norm; of a gated block k is the gate's key. No bias, no
+position and no attention is in it: it is what the key would see if the token's embedding alone reached it.
+This module knows the tables' columns; how blocks are scored and rows looked at is in blocks and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from memlens.errors import ModelError, SettingError
+from memlens.index.build import Progress, no_progress
+from memlens.index.files import only_writer
+from memlens.index.layout import KEYS, LOCK, VALUES
+from memlens.index.reader import Index
+from memlens.index.tables import write_table
+from memlens.models.feed_forward import FeedForward
+from memlens.models.memory_model import MemoryModel
+from memlens.models.norm import at_least_float32
+from memlens.values.blocks import score_blocks, thread_pool
+from memlens.values.next_tokens import NextTokens, read_next_tokens
+from memlens.values.rows import find_ends, read_softmax
+
+_MEMORIES_A_GROUP = 1024
+_RAW_PRESETS = ("paper", "released")
+
+_TOKENS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
+VALUES_SCHEMA = pa.schema(
+    [
+        ("layer", pa.int32()),
+        ("memory", pa.int32()),
+        ("max_p", pa.float32()),
+        ("entropy", pa.float32()),  # nats
+        ("norm", pa.float32()),  # of the value as the checkpoint has it
+        ("argmax", pa.int32()),
+        ("target", pa.int32()),  # the token after the top-1 trigger; null where there is none
+        ("target_rank", pa.int32()),  # 1 + tokens with a strictly higher score
+        ("tokens", _TOKENS),
+        ("p", _NUMBERS),
+        ("bottom_tokens", _TOKENS),
+        ("bottom_p", _NUMBERS),
+        ("trigger_p", _NUMBERS),  # of each top trigger's next token, by rank; null where it has none
+    ]
+)
+KEYS_SCHEMA = pa.schema([("layer", pa.int32()), ("memory", pa.int32()), ("tokens", _TOKENS), ("scores", _NUMBERS)])
+
+
+def compute_values(
+    index: Index,
+    model: MemoryModel | str | None = None,
+    *,
+    top: int = 50,
+    reading: str | None = None,
+    progress: Progress = no_progress,
+) -> None:
+    """Write values.parquet and keys.parquet for every scanned layer.
+
+    `model` is the one that was scanned, or where it is; None takes it from where it was at the scan. `reading` defaults
+    to the model's own (folded where it has a final norm), but to raw for an index made with a preset of the paper.
+    """
+    if top < 1:
+        raise SettingError(f"--top is {top}; it must be 1 or more")
+    model = checked_model(index, model)
+    chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
+    with only_writer(index.folder / LOCK):
+        write_table(index.folder / VALUES, VALUES_SCHEMA, value_tables(index, model, top, chosen, progress))
+        notes = {"top": min(top, model.vocabulary), "reading": chosen, "threads": torch.get_num_threads()}
+        index.register("values", notes={"values": notes})
+        write_table(index.folder / KEYS, KEYS_SCHEMA, key_tables(index, model, top, progress))
+        index.register("keys")
+
+
+def checked_model(index: Index, model: MemoryModel | str | None) -> MemoryModel:
+    """The model that was scanned, loaded if need be; any other is refused."""
+    if model is None or isinstance(model, str):
+        return index.load_model(model)
+    index.check_model(model)
+    return model
+
+
+def default_reading(index: Index) -> str | None:
+    """raw for the presets of the paper, else None: the model's own default."""
+    return "raw" if index.manifest["plan"]["settings"].get("preset") in _RAW_PRESETS else None
+
+
+def value_tables(
+    index: Index,
+    model: MemoryModel,
+    top: int,
+    reading: str,
+    progress: Progress = no_progress,
+    layers: Sequence[int] | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of values.parquet in groups of memories, of some layers or all."""
+    layers = index.layers if layers is None else layers
+    total = sum(index.memories(layer) for layer in layers)
+    done = 0
+    progress("values", 0, total)
+    with thread_pool() as pool:
+        for layer in layers:
+            following = read_next_tokens(index, layer)
+            parts: list[dict[str, NDArray[Any]]] = []
+            values = model.layers[layer].values
+
+            def score(block: torch.Tensor, layer: int = layer) -> torch.Tensor:
+                return model.lens.value_scores(block, layer, reading)
+
+            for rows, scores in score_blocks(values, score, model.vocabulary):
+                parts.append(_look_at(scores, following, rows, min(top, model.vocabulary), pool))
+                done += len(scores)
+                del scores  # or two blocks would be in memory while the next is made
+                progress("values", done, total)
+            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
+            _refuse_not_finite(columns, layer)
+            yield from _value_rows(layer, columns, following)
+
+
+def _look_at(
+    scores: NDArray[np.float32], following: NextTokens, rows: slice, k: int, pool: Any
+) -> dict[str, NDArray[Any]]:
+    """Everything the table says about one block of values, as arrays with a row each."""
+    targets, next_tokens = following.targets[rows], following.tokens[rows]
+    ends = find_ends(scores, k, pool)
+    softmax = read_softmax(scores, ends, targets, pool)
+    trigger_scores = np.take_along_axis(scores, np.maximum(next_tokens, 0).astype(np.int64), axis=1)
+    return {
+        "entropy": softmax.entropy,
+        "target_rank": softmax.above + 1,
+        "tokens": ends.top,
+        "p": softmax.p(ends.top_scores),
+        "bottom_tokens": ends.bottom,
+        "bottom_p": softmax.p(ends.bottom_scores),
+        "trigger_p": softmax.p(trigger_scores),
+    }
+
+
+def _refuse_not_finite(columns: dict[str, NDArray[Any]], layer: int) -> None:
+    damaged = ~(np.isfinite(columns["entropy"]) & np.isfinite(columns["norm"]))
+    if damaged.any():
+        raise ModelError(
+            f"the value of memory L{layer}N{int(np.flatnonzero(damaged)[0])} has scores that are NaN or infinite; "
+            "the weights are damaged or the dtype is too small: try --dtype float32"
+        )
+
+
+def _value_rows(layer: int, columns: dict[str, NDArray[Any]], following: NextTokens) -> Iterator[pa.Table]:
+    for part in _groups(len(following.targets)):
+        own = {name: column[part] for name, column in columns.items()}
+        targets = following.targets[part]
+        table = {
+            "layer": np.full(len(targets), layer),
+            "memory": np.arange(part.start, part.stop),
+            "max_p": own["p"][:, 0],
+            "entropy": own["entropy"],
+            "norm": own["norm"],
+            "argmax": own["tokens"][:, 0],
+            "target": pa.array(targets, pa.int32(), mask=targets < 0),
+            "target_rank": pa.array(own["target_rank"], pa.int32(), mask=targets < 0),
+            "trigger_p": _ragged(own["trigger_p"], following.tokens[part] < 0, following.filled[part]),
+        }
+        for name in ("tokens", "p", "bottom_tokens", "bottom_p"):
+            table[name] = _lists(own[name])
+        yield pa.table({field.name: _cast(table[field.name], field.type) for field in VALUES_SCHEMA}, VALUES_SCHEMA)
+
+
+def key_tables(
+    index: Index,
+    model: MemoryModel,
+    top: int,
+    progress: Progress = no_progress,
+    layers: Sequence[int] | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of keys.parquet in groups of memories, of some layers or all."""
+    layers = index.layers if layers is None else layers
+    total = sum(index.memories(layer) for layer in layers)
+    done = 0
+    progress("keys", 0, total)
+    embedding = model.lens.input_embedding  # [tokens, d]
+    k = min(top, len(embedding))
+    with thread_pool() as pool:
+        for layer in layers:
+            keys = folded_keys(model.layers[layer])
+            parts = []
+            for _rows, scores in score_blocks(keys, lambda block: block @ embedding.T, len(embedding)):
+                parts.append(find_ends(scores, k, pool)[:2])
+                done += len(scores)
+                del scores
+                progress("keys", done, total)
+            tokens, best = (np.concatenate(column) for column in zip(*parts, strict=True))
+            for part in _groups(len(tokens)):
+                head = {"layer": np.full(part.stop - part.start, layer), "memory": np.arange(part.start, part.stop)}
+                yield pa.table(head | {"tokens": _lists(tokens[part]), "scores": _lists(best[part])}, KEYS_SCHEMA)
+
+
+def folded_keys(memories: FeedForward) -> torch.Tensor:
+    """[memories, d]: what a raw embedding is multiplied with to meet the keys through the norm's linear part."""
+    keys = at_least_float32(memories.keys)
+    norm = memories.input_norm
+    if norm is None:
+        return keys
+    keys = keys if norm.gain is None else keys * norm.gain
+    # Centring e before the product is the same as centring the other side of it.
+    return keys - keys.mean(-1, keepdim=True) if norm.centres else keys
+
+
+def _groups(memories: int) -> Iterator[slice]:
+    for first in range(0, memories, _MEMORIES_A_GROUP):
+        yield slice(first, min(first + _MEMORIES_A_GROUP, memories))
+
+
+def _cast(column: Any, kind: pa.DataType) -> Any:
+    return column if isinstance(column, pa.Array) else pa.array(column).cast(kind)
+
+
+def _lists(rows: NDArray[Any]) -> pa.Array:
+    """[rows, k] as a list column."""
+    kind = pa.int32() if rows.dtype.kind == "i" else pa.float32()
+    offsets = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(rows.reshape(-1)).cast(kind))
+
+
+def _ragged(rows: NDArray[Any], missing: NDArray[np.bool_], lengths: NDArray[np.int64]) -> pa.Array:
+    """The first `lengths` entries of each row as a list column; null where missing."""
+    kept = np.arange(rows.shape[1])[None, :] < lengths[:, None]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(rows[kept].astype(np.float32), pa.float32(), mask=missing[kept]))

@@ -1,0 +1,164 @@
+"""What reaches a terminal, a pipe and a file: harmless, plain where nobody looks, and silent where it should be."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_helpers import Run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlens.cli import outcome, text
+from memlens.cli.app import VERBS, make_app
+from memlens.index.reader import Index
+from memlens.models import load
+from memlens.testing import save_tiny
+
+EVIL = "The \x1b[31mred\x1b[0m river\tran [bold]fast[/bold] to\x07 the \u202esea \x9b5m :smile: <b>now</b>."
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from memlens import api
+
+    folder = tmp_path_factory.mktemp("evil")
+    (folder / "evil.txt").write_text(EVIL + "\n", encoding="utf-8")
+    model = save_tiny(folder / "model", "llama", max_position_embeddings=256)  # reads the whole line
+    api.scan(model, folder / "evil.txt", out=folder / "index", unit="line", threads=1)
+    return folder / "index"
+
+
+def on_a_terminal(columns: int, *arguments: object, **environment: str) -> str:
+    """What `memlens` writes to a terminal of that width."""
+    leader, follower = pty.openpty()
+    variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
+    variables |= {"COLUMNS": str(columns), "TERM": "xterm-256color", **environment}
+    command = [sys.executable, "-m", "memlens", *map(str, arguments)]
+    with subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower, env=variables) as process:
+        os.close(follower)
+        written = b""
+        while True:
+            try:
+                chunk = os.read(leader, 4096)
+            except OSError:  # how a terminal says that the other side is gone
+                break
+            if not chunk:
+                break
+            written += chunk
+    os.close(leader)
+    assert process.returncode == 0, written
+    return written.decode("utf-8")
+
+
+def without_styles(written: str) -> str:
+    import re
+
+    return re.sub(r"\x1b\[[0-9;]*m", "", written)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_on_a_terminal_lines_fit_and_nothing_of_the_corpus_acts(evil: Path, columns: int) -> None:
+    found = without_styles(on_a_terminal(columns, "search", evil, "now", "--limit", 50))
+    assert "now" in found and ("…" in found or columns > 60)
+    shown = found + without_styles(on_a_terminal(columns, "show", evil, "L1N3", "--top", 50))
+    assert "\x1b" not in shown and "\x07" not in shown and "\u202e" not in shown and "\x9b" not in shown
+    table = found.splitlines() + shown.split("triggers", 1)[1].splitlines()[1:]
+    assert max(len(line) for line in table) <= columns
+
+
+def test_a_terminal_gets_styles_and_no_marks_and_no_color_gets_marks_and_no_styles(made: dict[str, Path]) -> None:
+    styled = on_a_terminal(80, "show", made["plain"], "L0N1")
+    plain = on_a_terminal(80, "show", made["plain"], "L0N1", NO_COLOR="1")
+    assert "\x1b[" in styled and "«" not in styled
+    assert "\x1b[" not in plain and "«" in plain
+
+
+def test_in_a_pipe_lines_are_whole_plain_and_shown_as_text(run: Run, evil: Path) -> None:
+    index = Index(evil)
+    memory = next(f"L0N{n}" for n in range(40) if index.triggers(f"L0N{n}"))
+    shown = run("show", evil, memory).out
+    trigger = index.triggers(memory)[0]
+    assert text.visible(trigger.before) + "«" in shown
+    assert "\x1b" not in shown and not any(line != line.rstrip() for line in shown.splitlines())
+    found = run("search", evil, "[bold]fast[/bold]").out
+    assert "[bold]fast[/bold]" in found
+
+
+def test_json_holds_the_text_itself_but_only_ascii(run: Run, evil: Path) -> None:
+    out = run("search", evil, "red", "--json").out
+    assert out.isascii() and "\x1b" not in out
+    assert EVIL.startswith(json.loads(out)["memories"][0]["best_text"])
+
+
+@given(st.text())
+def test_visible_text_is_one_line_without_controls(given_text: str) -> None:
+    shown = text.visible(given_text)
+    assert shown == "" or len(shown.splitlines()) == 1
+    assert not any(ord(sign) < 32 or 0x7F <= ord(sign) < 0xA0 for sign in shown)
+    assert not any("\u202a" <= sign <= "\u202e" or "\u2066" <= sign <= "\u2069" for sign in shown)
+
+
+@given(st.text(alphabet="ab 東é\u0301😀"), st.integers(1, 12))
+def test_cut_text_fits_and_keeps_its_end(given_text: str, room: int) -> None:
+    from rich.cells import cell_len
+
+    cut = text.cut_left(given_text, room)
+    assert cell_len(cut) <= room
+    assert given_text.endswith(cut.removeprefix("…"))
+
+
+def test_a_sparkline_is_as_high_as_its_counts() -> None:
+    assert text.sparkline([0, 1, 50, 100]) == "·▁▄█"
+    assert text.sparkline([]) == ""
+
+
+def test_a_reader_that_leaves_early_is_no_error(made: dict[str, Path]) -> None:
+    for verb in (["export", made["plain"]], ["show", made["plain"], "L0N0"], ["show", made["plain"], "L0N0", "--json"]):
+        command = [sys.executable, "-m", "memlens", *map(str, verb)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stderr is not None
+            process.stdout.close()
+            complaints = process.stderr.read()
+        assert process.returncode == 0
+        assert b"Error" not in complaints and b"Traceback" not in complaints
+
+
+def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> None:
+        raise RuntimeError("this cannot be")
+
+    assert outcome.guarded(broken)() == 1
+    said = capsys.readouterr().err
+    assert "Traceback" in said and "this cannot be" in said and said.strip().endswith("the lines above")
+
+
+def test_help_names_every_verb_and_only_those(run: Run) -> None:
+    ran = run("--help")
+    assert ran.code == 0
+    listed = [line.split()[1] for line in ran.out.splitlines() if line.startswith("│ ") and line[2].isalpha()]
+    assert tuple(listed) == VERBS
+    assert run().out == ran.out
+    assert len(make_app().registered_commands) == len(VERBS)
+
+
+def test_version_is_the_packages(run: Run) -> None:
+    from memlens import __version__
+
+    assert run("--version").out == f"memlens {__version__}\n"
+
+
+def test_notebooks_show_escaped_html(evil: Path, models: dict[str, Path]) -> None:
+    index = Index(evil)
+    memory = next(f"L0N{n}" for n in range(40) if len(index.triggers(f"L0N{n}")))
+    triggers = index.triggers(memory)
+    triggers += [triggers[0].__class__(1, 2.0, triggers[0].prefix, "<script>", "<b>", "&", None)]
+    shown = triggers._repr_html_()
+    assert "&lt;script&gt;" in shown and "<script>" not in shown
+    assert "<td>120</td>" in index._repr_html_()
+    assert "gated silu" in load(models["gated"])._repr_html_()

@@ -1,0 +1,286 @@
+"""The verbs do what they say: what they print agrees with the library and with brute force."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from cli_helpers import Run, checksums, triggers_by_end
+
+from memlens import api
+from memlens.cli.progress import ScanProgress
+from memlens.index.build import recorded_threads
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.models import load
+from memlens.models.info import describe
+
+
+def every_memory(index: Index) -> list[MemoryId]:
+    return [MemoryId(layer, memory) for layer in index.layers for memory in range(index.memories(layer))]
+
+
+def test_info_tells_what_the_library_knows(run: Run, models: dict[str, Path]) -> None:
+    told = json.loads(run("info", models["gated"], "--threads", 1, "--json").out)
+    known = describe(load(models["gated"]))
+    assert (told["layers"], told["total_memories"], told["gated"]) == (3, 120, True)
+    assert told["parameters"] == known.parameters
+    assert told["bos"] == "<s>" and told["adds_bos"] is True
+    assert 0 <= told["proof"]["output"] <= told["proof"]["tolerance"]
+    assert told["scan"]["tokens_per_second"] > 0 and told["scan"]["threads"] == 1
+    parts = [told["scan"][name] for name in ("weights_bytes", "lists_bytes", "batch_bytes")]
+    assert min(parts) > 0 and told["scan"]["memory_bytes"] == sum(parts)
+    assert told["scan"]["weights_bytes"] == 4 * known.parameters
+
+
+def test_info_for_people_has_the_same_facts(run: Run, models: dict[str, Path]) -> None:
+    ran = run("info", models["plain"], "--no-estimate")
+    assert ran.code == 0 and ran.err == ""
+    for words in (
+        "120: 3 layers of 40",
+        "not gated",
+        "sequential",
+        "97 tokens",
+        "32 tokens",
+        "<s>, not fed",
+        "o = r + y",
+    ):
+        assert words in ran.out
+    assert "a scan here" not in ran.out
+
+
+def test_scan_makes_the_index_that_the_library_makes(
+    run: Run, models: dict[str, Path], made: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    ran = run("scan", models["gated"], text, "-o", tmp_path / "index", "--top", 7, "--threads", 1)
+    assert ran.code == 0
+    assert checksums(tmp_path / "index") == checksums(made["gated"])
+
+
+def test_every_scan_option_reaches_the_scan(run: Run, models: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    given = {
+        **{"top": 3, "per_sentence": "all", "dedup": "sentence", "bottom": "yes", "bos": "yes", "seed": 5},
+        **{"max_tokens": 40, "max_length": 9, "batch_tokens": 64, "threads": 1, "preset": "paper"},
+    }
+    options = [part for name, value in given.items() for part in (f"--{name.replace('_', '-')}", value)]
+    more = ["--layers", "0,2", "--unit", "line", "--device", "cpu", "--dtype", "float64", "--quiet"]
+    ran = run("scan", models["plain"], text, "-o", tmp_path / "index", *options, *more)
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    manifest = Index(tmp_path / "index").manifest
+    settings = manifest["plan"]["settings"]
+    assert {name: settings[name] for name in given} == given
+    assert settings["layers"] == [0, 2] == manifest["layers"]
+    assert manifest["model"]["dtype"] == "float64"
+    assert manifest["counts"]["sentences"] < 5  # lines, of which the first few make 40 tokens
+
+
+def test_a_preset_gives_way_to_what_is_given(run: Run, models: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    run(
+        "scan",
+        models["plain"],
+        text,
+        "-o",
+        tmp_path / "index",
+        "--preset",
+        "paper",
+        "--dedup",
+        "prefix",
+        "--threads",
+        1,
+    )
+    settings = Index(tmp_path / "index").manifest["plan"]["settings"]
+    assert (settings["per_sentence"], settings["dedup"]) == ("all", "prefix")
+
+
+def test_the_summary_counts_what_was_cut_repeated_and_dead(
+    run: Run, models: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    common = ("scan", models["plain"], text, "-o", tmp_path / "index", "--threads", 1, "--max-length", 9)
+    people = run(*common)
+    machines = run(*common, "--json")
+    told = json.loads(machines.out)
+    corpus = Index(tmp_path / "index").table("corpus").to_pylist()
+    assert told["cut_sentences"] == sum(row["cut"] > 0 for row in corpus) > 0
+    assert told["cut_tokens"] == sum(row["cut"] for row in corpus)
+    prefixes = [tuple(row["tokens"][: end + 1]) for row in corpus for end in range(len(row["tokens"]))]
+    assert told["repeated_prefixes"] == len(prefixes) - len(set(prefixes)) > 0
+    assert set(told["dead"]) == {"0", "1", "2"}
+    for number in (told["cut_sentences"], told["cut_tokens"], told["repeated_prefixes"], told["tokens"]):
+        assert str(number) in people.out
+    assert "next: memlens show" in people.err
+    assert "complete already" in machines.err
+
+
+def test_dead_memories_are_counted_by_layer(run: Run, tmp_path: Path, text: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from memlens.testing import save_tiny
+
+    folder = save_tiny(tmp_path / "model", "opt")  # ReLU: a key bias far below zero silences a memory
+    weights = load_file(folder / "model.safetensors")
+    weights["model.decoder.layers.1.fc1.bias"][[4, 9]] = -1e4
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    told = json.loads(run("scan", folder, text, "-o", tmp_path / "index", "--threads", 1, "--json").out)
+    assert told["dead"]["1"] >= 2
+    shown = run("show", tmp_path / "index", "L1N4")
+    assert "dead" in shown.out and "no top triggers" in shown.out
+    lines = [json.loads(line) for line in run("export", tmp_path / "index").out.splitlines()]
+    assert [line["triggers"] for line in lines if line["name"] == "L1N9"] == [{"top": []}]
+
+
+def test_an_interrupted_scan_exits_with_130_and_continues_to_the_same_bytes(
+    run: Run,
+    models: dict[str, Path],
+    made: dict[str, Path],
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = (
+        "scan",
+        models["plain"],
+        text,
+        "-o",
+        tmp_path / "index",
+        "--top",
+        7,
+        "--threads",
+        1,
+        "--batch-tokens",
+        64,
+    )
+    report = ScanProgress.__call__
+
+    def press_control_c(self: ScanProgress, stage: str, done: int, total: int | None) -> None:
+        report(self, stage, done, total)
+        if stage == "scan" and done:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ScanProgress, "__call__", press_control_c)
+        stopped = run(*command)
+    assert (stopped.code, stopped.out) == (130, "")
+    assert stopped.err == "memlens: interrupted; run the same command again to continue\n"
+    assert not (tmp_path / "index" / "manifest.json").exists()
+
+    continued = run(*command)
+    assert continued.code == 0 and "continuing an interrupted scan" in continued.err
+    api.scan(models["plain"], text, out=tmp_path / "whole", top=7, threads=1, batch_tokens=64)
+    assert checksums(tmp_path / "index") == checksums(tmp_path / "whole")
+
+
+def test_without_a_number_of_threads_the_recorded_one_is_used(
+    run: Run, models: dict[str, Path], plain: Path, text: Path, tmp_path: Path
+) -> None:
+    run("scan", models["plain"], text, "-o", tmp_path / "three", "--threads", 3)
+    assert recorded_threads(tmp_path / "three") == 3
+    assert recorded_threads(tmp_path / "none") is None
+    ran = run("scan", models["plain"], text, "-o", tmp_path / "three")
+    assert ran.code == 0 and "complete already" in ran.err
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+def test_show_as_json_is_complete(run: Run, made: dict[str, Path], kind: str) -> None:
+    index = Index(made[kind])
+    told = json.loads(run("show", made[kind], "L1N3", "--json").out)
+    facts = index.facts("L1N3")
+    assert (told["name"], told["max"], told["frequency"]) == ("L1N3", facts.max, facts.frequency)
+    assert told["histogram"] == facts.histogram and len(told["histogram_edges"]) + 1 == len(facts.histogram)
+    for end in ("top", "bottom"):
+        triggers = index.triggers("L1N3", end)
+        assert [t["text"] for t in told["triggers"][end]] == [t.text for t in triggers]
+        assert [t["next_token"] for t in told["triggers"][end]] == [t.next_token for t in triggers]
+    assert bool(told["triggers"]["bottom"]) == (kind == "gated")
+
+
+def test_show_lists_both_ends_best_first_with_the_token_marked(run: Run, made: dict[str, Path]) -> None:
+    index = Index(made["gated"])
+    memory = next(str(m) for m in every_memory(index) if index.triggers(m) and index.triggers(m, "bottom"))
+    both, lower = run("show", made["gated"], memory, "--top", 2).out, run("show", made["gated"], memory, "--bottom").out
+    for end in ("top", "bottom"):
+        for trigger in index.triggers(memory, end)[:2]:
+            assert f"{trigger.before}«{trigger.token}»" in both
+    assert both.index("top triggers (2 of") < both.index("bottom triggers (2 of")
+    assert "top triggers" not in lower and "bottom triggers" in lower
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+@pytest.mark.parametrize(
+    ("query", "options"),
+    [("river", []), ("the", ["--ends"]), (" the", ["--ends"]), ("RIVER", ["-i"]), ("ÉD OP", ["-i"]), ("é", [])],
+)
+def test_search_finds_what_looking_at_every_trigger_finds(
+    run: Run, made: dict[str, Path], kind: str, query: str, options: list[str]
+) -> None:
+    wanted = query.lower() if "-i" in options else query
+    naive = []
+    for (name, end), triggers in triggers_by_end(made[kind]).items():
+        texts = [text.lower() if "-i" in options else text for text, _ in triggers]
+        hits = [r for r, t in enumerate(texts) if (t.endswith(wanted) if "--ends" in options else wanted in t)]
+        if hits:
+            memory = MemoryId.parse(name)
+            naive.append((-len(hits), hits[0], memory.layer, memory.memory, end))
+    naive.sort(key=lambda match: (*match[:4], match[4] == "bottom"))
+    told = json.loads(run("search", made[kind], query, *options, "--limit", 10_000, "--json").out)
+    found = [(-m["matches"], m["best_rank"], m["layer"], m["memory"], m["end"]) for m in told["memories"]]
+    assert found == naive and told["total"] == len(naive)
+    assert query in ("ÉD OP", "é") or naive  # the plain queries do find something
+
+
+def test_search_takes_the_text_as_it_is(run: Run, made: dict[str, Path]) -> None:
+    for query in ("%", "_", "r.ver", "'", '" OR 1=1 --', "{corpus}", "$1", "\\"):
+        ran = run("search", made["plain"], query)
+        assert (ran.code, ran.out) == (0, "") and "no memory has" in ran.err
+
+
+def test_search_says_when_there_is_more(run: Run, made: dict[str, Path]) -> None:
+    ran = run("search", made["plain"], "r", "--limit", 2)
+    assert len(ran.out.splitlines()) == 3 and "2 of " in ran.err and "--limit" in ran.err
+
+
+@pytest.mark.parametrize("kind", ["plain", "gated"])
+def test_export_as_json_lines_has_every_memory_and_trigger(run: Run, made: dict[str, Path], kind: str) -> None:
+    index = Index(made[kind])
+    lines = [json.loads(line) for line in run("export", made[kind], "--format", "jsonl").out.splitlines()]
+    assert [line["name"] for line in lines] == [str(memory) for memory in every_memory(index)]
+    naive = triggers_by_end(made[kind])
+    for line in lines:
+        for end, told in line["triggers"].items():
+            assert [(t["text"], t["token"]) for t in told] == naive.get((line["name"], end), [])
+    one = index.facts("L2N7")
+    told = next(line for line in lines if line["name"] == "L2N7")
+    assert (told["max"], told["dead"], told["histogram"]) == (one.max, one.dead, one.histogram)
+    triggers = index.triggers("L2N7")
+    assert [t["coefficient"] for t in told["triggers"]["top"]] == [t.coefficient for t in triggers]
+    following = [None if t.next_token is None else index.vocabulary[t.next_token] for t in triggers]
+    assert [t["next_text"] for t in told["triggers"]["top"]] == following
+
+
+def test_export_as_csv_has_a_row_for_every_trigger_and_survives_any_text(
+    run: Run, models: dict[str, Path], tmp_path: Path
+) -> None:
+    nasty = 'He said "no", then\t=1+1; "so,\rbe it" a; the \x1b[31mriver'
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": nasty}) + "\n" + json.dumps({"text": "two\nlines the end"}))
+    run("scan", models["gated"], tmp_path / "a.jsonl", "-o", tmp_path / "index", "--unit", "document", "--threads", 1)
+    ran = run("export", tmp_path / "index", "--format", "csv", "-o", tmp_path / "a.csv")
+    content = (tmp_path / "a.csv").read_bytes().decode("utf-8")
+    rows = list(csv.DictReader(io.StringIO(content, newline="")))
+    naive = [
+        (name, end, str(rank), text, token)
+        for (name, end), triggers in triggers_by_end(tmp_path / "index").items()
+        for rank, (text, token) in enumerate(triggers)
+    ]
+    assert [(r["name"], r["end"], r["rank"], r["text"], r["token"]) for r in rows] == naive
+    assert f"{len(naive):,} triggers" in ran.err
+
+
+def test_an_export_that_fails_leaves_the_old_file(run: Run, plain: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("old")
+    (plain / "corpus.parquet").unlink()
+    assert run("export", plain, "-o", tmp_path / "a.jsonl").code == 2
+    assert (tmp_path / "a.jsonl").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("a.")] == ["a.jsonl"]

@@ -1,0 +1,63 @@
+"""What `import memlens` offers, and what it must not cost."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memlens
+
+ROOT = Path(__file__).parents[2]
+PUBLIC = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "Trigger", "load", "open_index", "scan"]
+HEAVY = ("torch", "transformers", "pyarrow", "duckdb", "numba")
+
+
+def test_the_public_names_are_these_and_all_can_be_had() -> None:
+    assert sorted(memlens.__all__) == PUBLIC
+    for name in memlens.__all__:
+        assert getattr(memlens, name).__name__ == name
+    assert set(memlens.__all__) <= set(dir(memlens))
+
+
+def test_verbs_stay_functions_when_the_folder_of_the_same_name_is_imported() -> None:
+    import memlens.scan.settings  # binds a name that the verb must keep
+
+    assert callable(memlens.scan) and memlens.scan.__module__ == "memlens.api"
+
+
+def test_what_the_readme_calls_is_public() -> None:
+    called = set(re.findall(r"\bmemlens\.(\w+)\(", (ROOT / "README.md").read_text(encoding="utf-8")))
+    assert called and called <= set(memlens.__all__)
+
+
+def test_the_readmes_commands_exist() -> None:
+    from memlens.cli.app import VERBS
+
+    called = re.findall(r"^memlens +(\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert called and set(called) <= set(VERBS)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import memlens",
+        "import memlens; memlens.MemoryId, memlens.Trigger, memlens.MemlensError",
+        "from memlens.cli import main; assert main(['--help']) == 0",
+        "from memlens.cli import main; assert main(['scan', '--help']) == 0",
+        "from memlens.cli import main; assert main(['scan']) == 2",
+    ],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
+    check = f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
+    ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert ran.stderr.splitlines()[-1] == "[]"
+
+
+def test_looking_at_an_index_needs_no_torch(made: dict[str, Path]) -> None:
+    code = "import sys; from memlens.cli import main; assert main(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
+    for verb in (["show", made["plain"], "L0N0"], ["search", made["plain"], "river"], ["export", made["plain"]]):
+        subprocess.run([sys.executable, "-c", code, *map(str, verb)], capture_output=True, check=True)

@@ -1,0 +1,75 @@
+"""Imports point one way: a part knows the parts before it, never those after."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "memlens"
+
+# Each row may import the rows above it and itself; parts in one row do not know each other.
+ORDER = (
+    ("errors", "memory"),
+    ("models", "corpus"),
+    ("scan",),
+    ("index",),
+    ("values",),
+    ("experiments", "patterns", "trace"),
+    ("report", "web"),
+    ("api",),
+    ("cli",),
+)
+LEVEL = {part: level for level, row in enumerate(ORDER) for part in row}
+# `memory` raises the errors; `testing` builds models for tests; __init__ and __main__ are the two front doors.
+ALLOWED = {("memory", "errors"), ("testing", "models")}
+DOORS = ("__init__", "__main__")
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and part of memlens of every import in a file, also inside functions and by name."""
+    package = ["memlens", *path.relative_to(SOURCE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *(node.module or "").split(".")]).strip(".")
+            names = [f"memlens.{alias.name}" for alias in node.names] if module == "memlens" else [module]
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "import_module":
+            names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        for name in names:
+            if name.startswith("memlens."):
+                yield getattr(node, "lineno", 0), name.split(".")[1]
+
+
+def is_backward(importer: str, imported: str) -> bool:
+    if importer == imported or (importer, imported) in ALLOWED or imported.startswith("__"):
+        return False
+    if importer not in LEVEL or imported not in LEVEL:
+        return True  # an unknown part has no place yet: give it one in ORDER
+    return LEVEL[imported] >= LEVEL[importer]
+
+
+FILES = sorted(path for path in SOURCE.rglob("*.py") if part_of(path) not in DOORS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(SOURCE)) for path in FILES])
+def test_no_import_points_back(path: Path) -> None:
+    wrong = [f"line {line}: {part_of(path)} -> {part}" for line, part in imported_parts(path)
+             if is_backward(part_of(path), part)]  # fmt: skip
+    assert not wrong
+
+
+def test_the_check_sees_an_arrow_that_points_back() -> None:
+    assert is_backward("models", "corpus") and is_backward("corpus", "models")
+    assert is_backward("scan", "index") and is_backward("index", "api") and is_backward("errors", "memory")
+    assert not is_backward("cli", "errors") and not is_backward("experiments", "values")
+    assert {part for path in FILES for _, part in imported_parts(path)} >= {"errors", "models", "scan", "index"}
