@@ -3,14 +3,15 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+JOBS ?= 2
 
-.PHONY: demo test check format clean
+.PHONY: demo test check format clean chromium
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/first_look.py
 
-test: $(INSTALLED)
-	$(BIN)/python -m pytest
+test: $(INSTALLED) chromium
+	$(BIN)/python -m pytest --numprocesses $(JOBS)
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .
@@ -25,6 +26,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
+
+# The browser tests drive Debian's chromium; elsewhere install it (or Chrome) yourself.
+chromium:
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+	  || echo "chromium is not installed: the browser tests will fail; install it with your system's packages"
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache

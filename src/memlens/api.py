@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlens.corpus import CorpusSettings
-from memlens.index.build import Progress, build_index, no_progress
+from memlens.index.build import Progress, build_index, no_progress, recorded_threads
 from memlens.index.reader import Index
 from memlens.models import load
+from memlens.scan.estimate import usable_cores
 from memlens.scan.settings import ScanSettings, parse_layers
 
 if TYPE_CHECKING:
@@ -35,12 +36,19 @@ def scan(
     tokenizer: Any = None,
     layers: str | Sequence[int] | None = None,
     preset: str | None = None,
+    threads: int | None = None,
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index:
-    """The exact top triggers of every memory, in one pass; `options` are the fields of ScanSettings (top=50, ...)."""
+    """The exact top triggers of every memory, in one pass; `options` are the fields of ScanSettings (top=50, ...).
+
+    The number of threads changes last bits, so it is recorded: None continues with what the folder was begun with, and
+    uses all cores for a new one.
+    """
     chosen = parse_layers(layers) if isinstance(layers, str) else tuple(layers) if layers is not None else None
-    settings = ScanSettings.with_preset(preset, layers=chosen, **options)
+    if threads is None:
+        threads = (recorded_threads(Path(out)) if resume else None) or usable_cores()
+    settings = ScanSettings.with_preset(preset, layers=chosen, threads=threads, **options)
     sources = [corpus] if isinstance(corpus, (str, os.PathLike)) else list(corpus)
     corpus_settings = CorpusSettings(tuple(os.fspath(source) for source in sources), unit=unit, column=column)
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype)

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ BUNDLED = Path(memlens.__file__).parent / "bundled" / "corpus"
 TEXTS = tuple(str(BUNDLED / name) for name in ("birds.txt", "bridges.txt", "film.txt"))
 TABLES = ("corpus", "memories", "ordinary", "triggers", "vocabulary")
 
-# Run as a process of its own, so that it can be killed; saves after nearly every batch.
+# Run as a process of its own, so that it can be killed; saves after nearly every batch, and tells each step it takes.
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -35,8 +34,9 @@ from memlens.index.build import build_index
 from memlens.models import load
 from memlens.scan.settings import ScanSettings
 model, out, *texts = sys.argv[1:]
-print("go", flush=True)
-build_index(load(model), CorpusSettings(tuple(texts)), ScanSettings(top=7, batch_tokens=40), Path(out), save_seconds=0)
+settings = ScanSettings(top=7, batch_tokens=40)
+tell = lambda *step: print(step, flush=True)
+build_index(load(model), CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=0, progress=tell)
 """
 
 
@@ -56,28 +56,30 @@ def tables_of(folder: Path) -> dict[str, bytes]:
 
 def start(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(out), *TEXTS]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert process.stdout is not None
-    process.stdout.readline()
-    return process
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def run_to_the_end(checkpoint: Path, out: Path) -> int:
+    """How many steps the scan told of."""
+    steps, _ = (process := start(checkpoint, out)).communicate()
+    assert process.returncode == 0
+    return steps.count("\n")
 
 
 def test_a_scan_killed_at_random_moments_resumes_to_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
-    began = time.monotonic()
-    assert start(checkpoint, tmp_path / "whole").wait() == 0
-    whole_seconds = time.monotonic() - began
+    steps = run_to_the_end(checkpoint, tmp_path / "whole")
     moments = random.Random(5)
-    kills = 0
     for _ in range(5):
         process = start(checkpoint, tmp_path / "killed")
-        time.sleep(moments.uniform(0.2, 0.9) * whole_seconds)
+        assert process.stdout is not None
+        for _ in range(moments.randint(1, steps // 6)):
+            assert process.stdout.readline()
         process.kill()
-        kills += process.wait() == -signal.SIGKILL
-        if not (tmp_path / "killed" / "manifest.json").exists():
-            with pytest.raises(IndexFolderError):
-                memlens.open_index(tmp_path / "killed")
-    assert kills > 0
-    assert start(checkpoint, tmp_path / "killed").wait() == 0
+        process.stdout.close()
+        assert process.wait() == -signal.SIGKILL
+        with pytest.raises(IndexFolderError, match="unfinished scan"):
+            memlens.open_index(tmp_path / "killed")
+    run_to_the_end(checkpoint, tmp_path / "killed")
     assert tables_of(tmp_path / "killed") == tables_of(tmp_path / "whole")
     assert not (tmp_path / "killed" / "partial").exists()
 
@@ -135,6 +137,52 @@ def test_an_index_of_something_else_is_refused_and_left_alone(model: MemoryModel
     assert tables_of(tmp_path) == before
     memlens.scan(other, TEXTS[0], out=tmp_path, top=3, resume=False)
     assert tables_of(tmp_path) != before
+
+
+def test_an_index_stays_whole_until_its_replacement_is_complete(model: MemoryModel, tmp_path: Path) -> None:
+    index, text = tmp_path / "index", tmp_path / "text.jsonl"
+    text.write_text('{"story": "no column of the usual name"}\n')
+    memlens.scan(model, TEXTS[0], out=index, top=3)
+    before = tables_of(index)
+    with pytest.raises(CorpusError):
+        memlens.scan(model, text, out=index, top=3, resume=False)
+    assert tables_of(index) == before
+
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if stage == "scan":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        memlens.scan(model, TEXTS[1], out=index, top=3, resume=False, progress=stop)
+    assert tables_of(index) == before
+    assert memlens.open_index(index).triggers("L0N0")
+    memlens.scan(model, TEXTS[1], out=index, top=3)  # the same command without --fresh goes on
+    assert tables_of(index) == tables_of(memlens.scan(model, TEXTS[1], out=tmp_path / "new", top=3).folder)
+
+
+def test_a_scan_that_failed_on_its_corpus_does_not_stand_in_the_way(model: MemoryModel, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError):
+        memlens.scan(model, tmp_path / "misspelt.txt", out=tmp_path / "index", top=3)
+    (tmp_path / "text.jsonl").write_text('{"story": "A story."}\n')
+    with pytest.raises(CorpusError):
+        memlens.scan(model, tmp_path / "text.jsonl", out=tmp_path / "index", top=3)
+    assert memlens.scan(model, tmp_path / "text.jsonl", out=tmp_path / "index", top=3, column="story").layers
+
+
+def test_a_scan_killed_while_it_publishes_is_finished_by_the_same_command(
+    model: MemoryModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memlens.index import build
+
+    whole = memlens.scan(model, TEXTS[0], out=tmp_path / "whole", top=3)
+    monkeypatch.setattr(build, "_manifest", lambda *arguments: 1 / 0)  # dies when the tables have been moved
+    with pytest.raises(ZeroDivisionError):
+        memlens.scan(model, TEXTS[0], out=tmp_path / "killed", top=3)
+    monkeypatch.undo()
+    with pytest.raises(IndexFolderError, match="unfinished scan"):
+        memlens.open_index(tmp_path / "killed")
+    memlens.scan(model, TEXTS[0], out=tmp_path / "killed", top=3)
+    assert tables_of(tmp_path / "killed") == tables_of(whole.folder)
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(model: MemoryModel, tmp_path: Path) -> None:
@@ -247,5 +295,5 @@ def test_a_coefficient_that_is_not_a_number_is_named(tmp_path: Path) -> None:
     model = memlens.load(network, tokenizer=tiny_tokenizer())
     network.model.layers[1].mlp.up_proj.weight.data[17] = float("nan")
     settings = ScanSettings(top=3)
-    with pytest.raises(ModelError, match="L1N17 .* NaN"):
+    with pytest.raises(ModelError, match=r"L1N17 .* NaN"):
         build_index(model, CorpusSettings((TEXTS[0],)), settings, tmp_path / "index")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -120,8 +119,6 @@ def scan(
         from memlens import api
         from memlens.index.summary import summarize
 
-        count = _threads(Path(out), resume) if threads is None else threads
-        screen.detail(f"threads: {count}")
         try:
             index = api.scan(
                 model,
@@ -144,7 +141,7 @@ def scan(
                 max_tokens=max_tokens,
                 max_length=max_length,
                 batch_tokens=batch_tokens,
-                threads=count,
+                threads=threads,
             )
         except KeyboardInterrupt:
             if resume:
@@ -157,13 +154,6 @@ def scan(
         screen.json(summary)
     elif not quiet:
         _print_summary(screen, summary)
-
-
-def _threads(folder: Path, resume: bool) -> int:
-    from memlens.index.build import recorded_threads
-    from memlens.scan.estimate import usable_cores
-
-    return (recorded_threads(folder) if resume else None) or usable_cores()
 
 
 def _print_summary(screen: Screen, summary: dict[str, Any]) -> None:

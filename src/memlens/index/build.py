@@ -1,10 +1,12 @@
 """From a model and a corpus to a complete index, in stages that can be stopped at any moment and continued.
 
-    plan      partial/plan.json: which model, corpus and settings this folder is for
-    corpus    corpus.parquet and the flat arrays beside it
+    plan      partial/plan.json: which model, corpus and settings this scan is of
+    corpus    partial/corpus.parquet and the flat arrays beside it
     scan      partial/state.npz, saved at intervals and when stopped
-    tables    triggers, memories, ordinary, vocabulary; then manifest.json, last
+    tables    partial/*.parquet: triggers, memories, ordinary, vocabulary
+    publish   the tables move up into the folder, then manifest.json, last
 
+An index that is being replaced (--fresh) stays whole and usable until the new one is published.
 This module knows where files go and in which order; what is computed is the scan's business.
 """
 
@@ -22,7 +24,7 @@ from memlens import __version__
 from memlens.corpus import Batch, CorpusSettings, Sentence, corpus_fingerprint, read_units, tokenize_units
 from memlens.errors import IndexFolderError, SettingError
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.files import checksum, explain_os_errors, only_writer, read_json, replacing, write_json
+from memlens.index.files import checksum, explain_os_errors, only_writer, read_json, replacing, sync_folder, write_json
 from memlens.index.layout import (
     ANNOTATIONS,
     LOCK,
@@ -73,19 +75,21 @@ def build_index(
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_foreign(folder)
     with only_writer(folder / LOCK), stop_on_signal() as stopper:
-        if _is_finished(folder, plan, resume):
+        if resume and _is_finished(folder, plan):
             return
         _begin(folder, plan, resume)
-        store = _corpus_stage(model, corpus, settings, max_length, folder, progress, stopper)
+        partial = folder / PARTIAL
+        store = _corpus_stage(model, corpus, settings, max_length, partial, progress, stopper)
         state = ScanState.start(model, layers, settings)
-        saver = _Saver(folder / PARTIAL / "state.npz", state, save_seconds)
+        saver = _Saver(partial / "state.npz", state, save_seconds)
         _scan_stage(Scanner(model, settings, state), store, saver, progress, stopper)
         progress("tables", 0, None)
         with explain_os_errors(folder):
-            write_scan_tables(folder, state, store)
-            write_vocabulary(folder, model.tokenizer, model.vocabulary)
+            write_scan_tables(partial, state, store)
+            write_vocabulary(partial, model.tokenizer, model.vocabulary)
+            _replace_tables(folder)
             write_json(folder / MANIFEST, _manifest(model, layers, plan, store, state, folder))
-            shutil.rmtree(folder / PARTIAL)
+            shutil.rmtree(partial)
 
 
 def recorded_threads(folder: Path) -> int | None:
@@ -93,14 +97,17 @@ def recorded_threads(folder: Path) -> int | None:
 
     The number is part of the plan, so continuing with another one would be refused.
     """
-    if is_complete(folder):
+    plan = _unfinished_plan(folder)
+    if plan is None and is_complete(folder):
         plan = read_json(folder / MANIFEST).get("plan", {})
-    elif (folder / PARTIAL / "plan.json").is_file():
-        plan = read_json(folder / PARTIAL / "plan.json")
-    else:
-        return None
-    threads = plan.get("settings", {}).get("threads")
+    threads = (plan or {}).get("settings", {}).get("threads")
     return threads if isinstance(threads, int) else None
+
+
+def _unfinished_plan(folder: Path) -> dict[str, Any] | None:
+    """The plan of an unfinished scan that has got as far as having something to lose."""
+    partial = folder / PARTIAL
+    return read_json(partial / "plan.json") if CorpusStore.exists(partial) else None
 
 
 def _longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
@@ -127,24 +134,26 @@ def _make_plan(model: MemoryModel, corpus: CorpusSettings, settings: ScanSetting
     }
 
 
-def _is_finished(folder: Path, plan: dict[str, Any], resume: bool) -> bool:
+def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
     """Is the very index that is wanted there already? One of something else is refused."""
-    if not is_complete(folder) or not resume:
+    if not is_complete(folder):
         return False
     difference = _difference(read_json(folder / MANIFEST).get("plan", {}), plan)
-    if difference:
-        raise IndexFolderError(
-            f"{folder} holds an index of {difference}; choose another folder with -o, or replace it with --fresh"
-        )
-    shutil.rmtree(folder / PARTIAL, ignore_errors=True)
-    return True
+    if not difference:
+        shutil.rmtree(folder / PARTIAL, ignore_errors=True)  # a scan that was killed while tidying up
+        return True
+    if _unfinished_plan(folder) == plan:
+        return False
+    raise IndexFolderError(
+        f"{folder} holds an index of {difference}; choose another folder with -o, or replace it with --fresh"
+    )
 
 
 def _begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
-    """Clear the folder or make sure that what is in it is this very scan, unfinished."""
-    plan_path = folder / PARTIAL / "plan.json"
-    if plan_path.is_file() and resume:
-        difference = _difference(read_json(plan_path), plan)
+    """Make sure that what is in partial/ is this very scan, or nothing."""
+    unfinished = _unfinished_plan(folder)
+    if unfinished is not None and resume:
+        difference = _difference(unfinished, plan)
         if difference:
             raise IndexFolderError(
                 f"{folder} holds an unfinished scan of {difference}; repeat that command to continue it, "
@@ -156,12 +165,23 @@ def _begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
             f"{folder} holds people's annotations, which belong to its old triggers; move {ANNOTATIONS} away first"
         )
     with explain_os_errors(folder):
-        (folder / PARTIAL).mkdir(exist_ok=True)  # keeps the folder recognisable as memlens' own
-        (folder / MANIFEST).unlink(missing_ok=True)  # from here on this is no index
-        for entry in [*folder.iterdir(), *(folder / PARTIAL).iterdir()]:
-            if entry.name not in (LOCK, PARTIAL):
-                shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    write_json(plan_path, plan)
+        if (folder / PARTIAL).exists():
+            shutil.rmtree(folder / PARTIAL)
+        (folder / PARTIAL).mkdir()
+    write_json(folder / PARTIAL / "plan.json", plan)
+
+
+def _replace_tables(folder: Path) -> None:
+    """Put the new tables in the place of what was there; from here until the manifest is written this is no index."""
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for entry in folder.iterdir():
+        if entry.name not in (LOCK, PARTIAL, *SCAN_TABLES):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+    for name in SCAN_TABLES:
+        made = folder / PARTIAL / name
+        if made.exists():  # else a call that was killed here has moved it already
+            made.replace(folder / name)
+    sync_folder(folder)
 
 
 def _refuse_foreign(folder: Path) -> None:
@@ -189,12 +209,12 @@ def _corpus_stage(
     corpus: CorpusSettings,
     settings: ScanSettings,
     max_length: int | None,
-    folder: Path,
+    partial: Path,
     progress: Progress,
     stopper: Stopper,
 ) -> CorpusStore:
-    if CorpusStore.exists(folder):
-        return CorpusStore(folder)
+    if CorpusStore.exists(partial):
+        return CorpusStore(partial)
 
     def report(sentences: int) -> None:
         progress("corpus", sentences, None)
@@ -207,7 +227,7 @@ def _corpus_stage(
         max_tokens=settings.max_tokens,
         block=corpus.block,
     )
-    return CorpusStore.create(folder, _checked(sentences, model), settings.dedup, report)
+    return CorpusStore.create(partial, _checked(sentences, model), settings.dedup, report)
 
 
 def _checked(sentences: Iterator[Sentence], model: MemoryModel) -> Iterator[Sentence]:
@@ -235,6 +255,7 @@ def _scan_stage(scanner: Scanner, store: CorpusStore, saver: _Saver, progress: P
     progress("scan", state.tokens, all_tokens)
     for number in range(store.windows):
         scanner.scan_window(number, store.window(number), after_batch)
+    saver.save()
     progress("scan", all_tokens, all_tokens)
 
 

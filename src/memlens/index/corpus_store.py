@@ -1,10 +1,10 @@
 """The corpus of an index: written once as Parquet for people and as flat arrays for the scan, read back by window.
 
-    corpus.parquet               sentence, text, tokens, ends, source, cut
-    partial/tokens.bin           all tokens one after another, int32
-    partial/offsets.npy          where each sentence begins in them, and the end
-    partial/fresh_from.npy       first new position of each sentence (see corpus/repeats)
-    partial/corpus.json          counts; written last, so that its presence means the stage is done
+    corpus.parquet       sentence, text, tokens, ends, source, cut
+    tokens.bin           all tokens one after another, int32
+    offsets.npy          where each sentence begins in them, and the end
+    fresh_from.npy       first new position of each sentence (see corpus/repeats)
+    corpus.json          counts; written last, so that its presence means the stage is done
 
 The flat arrays are mapped, not loaded: memory does not grow with the corpus. Knows nothing of coefficients.
 """
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from memlens.corpus import Sentence, find_repeats
 from memlens.errors import CorpusError
 from memlens.index.files import explain_os_errors, read_json, replacing, write_json
-from memlens.index.layout import CORPUS, CORPUS_SCHEMA, PARTIAL
+from memlens.index.layout import CORPUS, CORPUS_SCHEMA
 from memlens.scan.scanner import WindowSentence
 from memlens.scan.settings import WINDOW
 
@@ -37,17 +37,15 @@ class CorpusStore:
     """The sentences of one index while it is being made."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        partial = folder / PARTIAL
-        self.counts: dict[str, Any] = read_json(partial / "corpus.json")
+        self.counts: dict[str, Any] = read_json(folder / "corpus.json")
         tokens = self.counts["tokens"]
-        self.tokens: NDArray[np.int32] = np.memmap(partial / "tokens.bin", np.int32, "r", shape=(tokens,))
-        self.offsets: NDArray[np.int64] = np.load(partial / "offsets.npy", mmap_mode="r")
-        self.fresh_from: NDArray[np.int32] = np.load(partial / "fresh_from.npy", mmap_mode="r")
+        self.tokens: NDArray[np.int32] = np.memmap(folder / "tokens.bin", np.int32, "r", shape=(tokens,))
+        self.offsets: NDArray[np.int64] = np.load(folder / "offsets.npy", mmap_mode="r")
+        self.fresh_from: NDArray[np.int32] = np.load(folder / "fresh_from.npy", mmap_mode="r")
 
     @staticmethod
     def exists(folder: Path) -> bool:
-        return (folder / PARTIAL / "corpus.json").is_file()
+        return (folder / "corpus.json").is_file()
 
     @classmethod
     def create(
@@ -60,9 +58,9 @@ class CorpusStore:
                 raise CorpusError("the corpus holds no text: not one token was found; check the files and --unit")
             fresh, repeated = _find_fresh(folder, counts["sentences"], dedup)
         counts["repeated_prefixes"] = repeated
-        with replacing(folder / PARTIAL / "fresh_from.npy") as beside, beside.open("wb") as handle:
+        with replacing(folder / "fresh_from.npy") as beside, beside.open("wb") as handle:
             np.save(handle, fresh)
-        write_json(folder / PARTIAL / "corpus.json", counts)
+        write_json(folder / "corpus.json", counts)
         return cls(folder)
 
     @property
@@ -92,11 +90,10 @@ def _write_sentences(
 ) -> dict[str, Any]:
     counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
     offsets = [np.zeros(1, np.int64)]
-    partial = folder / PARTIAL
     stream = iter(sentences)
     with (
         replacing(folder / CORPUS) as corpus_path,
-        replacing(partial / "tokens.bin") as tokens_path,
+        replacing(folder / "tokens.bin") as tokens_path,
         closing(pq.ParquetWriter(corpus_path, CORPUS_SCHEMA, compression="zstd")) as writer,
         tokens_path.open("wb") as flat,
     ):
@@ -118,7 +115,7 @@ def _write_sentences(
             counts["cut_sentences"] += sum(s.cut > 0 for s in group)
             counts["cut_tokens"] += sum(s.cut for s in group)
             on_sentences(counts["sentences"])
-    with replacing(partial / "offsets.npy") as beside, beside.open("wb") as handle:
+    with replacing(folder / "offsets.npy") as beside, beside.open("wb") as handle:
         np.save(handle, np.concatenate(offsets))
     return counts
 
@@ -130,7 +127,7 @@ def _find_fresh(folder: Path, count: int, dedup: str) -> tuple[NDArray[np.int32]
     repeats = find_repeats(_sorted_sentences(folder), count)
     if dedup == "prefix":
         return repeats.fresh_from, int(repeats.fresh_from.sum())
-    lengths = np.diff(np.load(folder / PARTIAL / "offsets.npy"))
+    lengths = np.diff(np.load(folder / "offsets.npy"))
     fresh = np.where(repeats.repeated, lengths, 0).astype(np.int32)
     return fresh, int(fresh.sum())
 
@@ -139,7 +136,7 @@ def _sorted_sentences(folder: Path) -> Iterator[tuple[int, NDArray[np.int32]]]:
     with closing(duckdb.connect()) as database:
         database.execute("SET threads = 1")
         database.execute(f"SET memory_limit = '{_SORT_MEMORY}'")
-        database.execute("SET temp_directory = $1", [str(folder / PARTIAL / "sort")])
+        database.execute("SET temp_directory = $1", [str(folder / "sort")])
         query = "SELECT sentence, tokens FROM read_parquet($1) ORDER BY tokens, sentence"
         for batch in database.sql(query, params=[str(folder / CORPUS)]).fetch_record_batch(WINDOW):
             lists = batch.column("tokens")

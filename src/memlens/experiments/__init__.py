@@ -1,0 +1,9 @@
+"""The paper's experiments on an index: one module each; see registry for how one is added.
+
+run(index, ["agreement", "rank"])      their tables, kept in INDEX/experiments/
+"""
+
+from memlens.experiments.registry import EXPERIMENTS, Experiment, find_experiments
+from memlens.experiments.running import run
+
+__all__ = ["EXPERIMENTS", "Experiment", "find_experiments", "run"]

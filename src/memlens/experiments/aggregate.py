@@ -1,0 +1,193 @@
+"""One pass over a sample of prefixes, from which all experiments of section 5 are read.
+
+    experiments/prefixes.parquet        one row a prefix: where it is, its text, its target, the final token
+    experiments/prefix-layers.parquet   one row a prefix and layer: tops of r, y and o, active memories, contributions
+
+The two tables are kept in the index and used again as long as sample, seed, corpus and values are the same. How the
+model is run is in prefix_passes, what is computed at a position in layer_look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+
+from memlens.corpus import CorpusSettings, corpus_fingerprint
+from memlens.experiments.layer_look import Columns, LayerLook
+from memlens.experiments.prefix_passes import chunk_rows, run_chunks
+from memlens.experiments.prefix_tables import LAYERS_SCHEMA, PREFIXES_SCHEMA, joined, layer_table, prefix_table
+from memlens.experiments.prefixes import SAMPLE, Prefixes, sample_prefixes, sample_validation
+from memlens.experiments.stop_words import stop_targets
+from memlens.experiments.unembedding import Unembedding
+from memlens.index.build import Progress, no_progress
+from memlens.index.files import explain_os_errors, only_writer
+from memlens.index.layout import EXPERIMENTS, LOCK
+from memlens.index.reader import Index
+from memlens.index.tables import write_table
+from memlens.models.memory_model import MemoryModel
+from memlens.values.blocks import thread_pool
+
+PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """The tables of one pass, by prefix and by layer and prefix, and where the prefixes came from."""
+
+    prefixes: pa.Table
+    layers: pa.Table
+    vocabulary: list[str]  # the text of every token
+    memories: Mapping[int, int]  # layer -> how many
+    last_layer: int  # of the model, whether it was scanned or not
+    notes: Mapping[str, Any]
+
+    def by_layer(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Layer by layer its columns [prefixes] as arrays, lists as lists."""
+        for layer in self.memories:
+            rows = self.layers.filter(pc.equal(self.layers.column("layer"), layer))
+            yield layer, {name: _plain(rows.column(name)) for name in rows.column_names}
+
+    def column(self, name: str) -> Any:
+        """One column of the table of prefixes."""
+        return _plain(self.prefixes.column(name))
+
+
+def quartiles(numbers: NDArray[np.float64]) -> dict[str, float]:
+    """q1, median and q3, linear between neighbours."""
+    return dict(zip(("q1", "median", "q3"), np.percentile(numbers, [25, 50, 75]).tolist(), strict=True))
+
+
+def on_prefixes(compute: Callable[[Aggregate, int], pa.Table]) -> Callable[..., pa.Table]:
+    """An experiment of what the pass has seen (and of a seed) as one that the registry can run on an index."""
+
+    @wraps(compute)
+    def run(
+        index: Index,
+        model: MemoryModel,
+        *,
+        seed: int = 0,
+        sample: int = SAMPLE,
+        validation: CorpusSettings | None = None,
+        stop_words: str = "en",
+        progress: Progress = no_progress,
+    ) -> pa.Table:
+        seen = aggregate(
+            index, model, sample=sample, seed=seed, validation=validation, stop_words=stop_words, progress=progress
+        )
+        return compute(seen, seed)
+
+    return run
+
+
+def aggregate(
+    index: Index,
+    model: MemoryModel,
+    *,
+    sample: int = SAMPLE,
+    seed: int = 0,
+    validation: CorpusSettings | None = None,
+    stop_words: str = "en",
+    progress: Progress = no_progress,
+) -> Aggregate:
+    """The pass over a random sample, from the index where this very one was made before."""
+    index.path("values")  # says which command is missing
+    wanted = {
+        "sample": sample,
+        "seed": seed,
+        "validation": None if validation is None else corpus_fingerprint(validation),
+        "stop_words": stop_words,
+        "values": index.manifest["files"]["values.parquet"]["sha256"],
+    }
+    noted = index.manifest.get("aggregate", {})
+    if index.has(PREFIXES) and index.has(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
+        return _result(index, model, index.table(PREFIXES), index.table(LAYERS), noted)
+    index.check_model(model)
+    prefixes = (
+        sample_prefixes(index, sample, seed)
+        if validation is None
+        else sample_validation(index, model, validation, sample, seed)
+    )
+    stops = stop_targets(index, prefixes, stop_words)
+    made = look_at_prefixes(index, model, prefixes, stops, progress)
+    notes = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin, "threads": torch.get_num_threads()}
+    with only_writer(index.folder / LOCK), explain_os_errors(index.folder / EXPERIMENTS):
+        (index.folder / EXPERIMENTS).mkdir(exist_ok=True)
+        write_table(index.folder / f"{PREFIXES}.parquet", PREFIXES_SCHEMA, iter([made.prefixes]))
+        write_table(index.folder / f"{LAYERS}.parquet", LAYERS_SCHEMA, iter([made.layers]))
+        index.register(PREFIXES, LAYERS, notes={"aggregate": notes})
+    return _result(index, model, made.prefixes, made.layers, notes)
+
+
+def look_at_prefixes(
+    index: Index,
+    model: MemoryModel,
+    prefixes: Prefixes,
+    stops: list[bool | None] | None = None,
+    progress: Progress = no_progress,
+) -> Aggregate:
+    """The pass over any prefixes, with the values of the index; nothing is written."""
+    whole, layers = run_pass(model, prefixes, _promoted_tokens(index), progress)
+    return _result(
+        index,
+        model,
+        prefix_table(prefixes, stops, whole),
+        pa.concat_tables(layer_table(layer, columns) for layer, columns in layers.items()),
+        {"prefixes": len(prefixes), "origin": prefixes.origin},
+    )
+
+
+def run_pass(
+    model: MemoryModel,
+    prefixes: Prefixes,
+    promoted: Mapping[int, NDArray[np.int32]],  # layer -> [memories], the top token of each value
+    progress: Progress = no_progress,
+) -> tuple[Columns, dict[int, Columns]]:
+    """The pass itself: columns with an entry a prefix, and the same for each layer."""
+    whole: list[Columns] = []
+    layers: dict[int, list[Columns]] = {layer: [] for layer in promoted}
+    order: list[NDArray[np.int64]] = []
+    done = 0
+    progress("prefixes", 0, len(prefixes))
+    with torch.inference_mode(), thread_pool() as pool:
+        unembedding = Unembedding(model.lens, pool, torch.get_num_threads())
+        look = LayerLook(model, promoted, unembedding)
+        for numbers, positions in run_chunks(model, prefixes, set(promoted), chunk_rows(model, unembedding.rows)):
+            of_prefix, of_layers = look.look(positions)
+            whole.append(of_prefix)
+            for layer, columns in of_layers.items():
+                layers[layer].append(columns)
+            order.append(numbers)
+            done += len(numbers)
+            progress("prefixes", done, len(prefixes))
+    back = np.argsort(np.concatenate(order))  # from the order of batches to that of the sample
+    return joined(whole, back), {layer: joined(parts, back) for layer, parts in layers.items()}
+
+
+def _promoted_tokens(index: Index) -> dict[int, NDArray[np.int32]]:
+    """layer -> [memories]: the top token of each value, as the values table has it."""
+    table = index.table("values", ["layer", "memory", "argmax"]).sort_by(
+        [("layer", "ascending"), ("memory", "ascending")]
+    )
+    layer, argmax = table.column("layer").to_numpy(), table.column("argmax").to_numpy()
+    return {number: argmax[layer == number] for number in index.layers}
+
+
+def _result(
+    index: Index, model: MemoryModel, prefixes: pa.Table, layers: pa.Table, notes: Mapping[str, Any]
+) -> Aggregate:
+    memories = {layer: index.memories(layer) for layer in index.layers}
+    return Aggregate(prefixes, layers, index.vocabulary, memories, len(model.layers) - 1, notes)
+
+
+def _plain(column: pa.ChunkedArray) -> Any:
+    if column.null_count or pa.types.is_nested(column.type) or pa.types.is_string(column.type):
+        return column.to_pylist()
+    return column.to_numpy()

@@ -1,0 +1,152 @@
+"""Local edits (Figure 3): how much a coefficient changes when the first, the last or a random token is removed.
+
+For each sampled memory and each of its top 50 triggers the prefix without one token is run, and m' is the coefficient
+at its new last position; the change is (m' - m) / m. It is averaged over the prefixes of a memory, then over memories.
+m is the index's own, from the scan, so that whole prefixes are not run again; from a new run it would differ by the
+rounding of another batch shape, as m' does. BOS is never removed and stays in front; a prefix of one token has nothing
+left and is left out (counted). Equal edited prefixes are run once, whichever memories want them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlens.errors import ModelError
+from memlens.experiments.bootstrap import draw, generator, interval
+from memlens.experiments.charts import HEIGHT, WIDTH
+from memlens.experiments.edited_prefixes import EditedPrefixes
+from memlens.index.build import Progress, no_progress
+from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
+
+TRIGGERS = 50
+EDITS = ("first", "last", "random")
+
+SCHEMA = pa.schema(
+    [
+        ("layer", pa.int32()),
+        ("edit", pa.string()),
+        ("change", pa.float64()),  # mean over memories
+        ("low", pa.float64()),
+        ("high", pa.float64()),
+        ("median", pa.float64()),  # over memories; a coefficient near zero can make a mean wild
+        ("memories", pa.int64()),
+        ("prefixes", pa.int64()),
+        ("left_out", pa.int64()),  # prefixes of one token
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _Wanted:
+    """The triggers of one layer's sampled memories that can be edited."""
+
+    memory: NDArray[np.int64]  # [n]
+    coefficient: NDArray[np.float64]  # [n]
+    prefixes: NDArray[np.int64]  # [n, edits] ids of the edited prefixes
+    left_out: int
+
+
+def compute(
+    index: Index,
+    model: MemoryModel | None = None,
+    *,
+    seed: int = 0,
+    sample: int | None = 100,
+    progress: Progress = no_progress,
+) -> pa.Table:
+    """Three rows a layer; `sample` memories of each (all that have triggers for None)."""
+    if model is None:
+        raise ModelError("local-edits runs the model; pass the one that was scanned")
+    edited = EditedPrefixes()
+    wanted = {layer: _edit_triggers(index, layer, seed, sample, edited) for layer in index.layers}
+    found = edited.coefficients(
+        model,
+        {layer: (np.repeat(want.memory, len(EDITS)), want.prefixes.reshape(-1)) for layer, want in wanted.items()},
+        bos=index.manifest["model"]["bos"],
+        batch_tokens=index.manifest["plan"]["settings"]["batch_tokens"],
+        progress=progress,
+    )
+    rows = []
+    for layer, want in wanted.items():
+        changes = found[layer].reshape(-1, len(EDITS)) / want.coefficient[:, None] - 1
+        random = generator(seed, "local-edits intervals", layer)
+        rows += [_row(layer, edit, want, changes[:, number], random) for number, edit in enumerate(EDITS)]
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def _edit_triggers(index: Index, layer: int, seed: int, sample: int | None, edited: EditedPrefixes) -> _Wanted:
+    random = generator(seed, "local-edits", layer)
+    triggers = pq.read_table(
+        index.path("triggers"),
+        columns=["memory", "coefficient", "sentence", "position"],
+        filters=[("layer", "=", layer), ("end", "=", "top"), ("rank", "<", TRIGGERS)],
+    )
+    columns = [triggers.column(name).to_numpy() for name in triggers.column_names]
+    chosen = np.isin(columns[0], draw(np.unique(columns[0]), sample, random))
+    memory, coefficient, sentence, position = (column[chosen] for column in columns)
+    editable = position > 0
+    sentences = _tokens_of(index, np.unique(sentence[editable]))
+    removed = random_positions(position[editable] + 1, random)
+    prefixes = [
+        [edited.add(np.delete(sentences[number][: last + 1], place)) for place in (0, last, where)]
+        for number, last, where in zip(sentence[editable].tolist(), position[editable].tolist(), removed, strict=True)
+    ]
+    return _Wanted(
+        memory[editable].astype(np.int64),
+        coefficient[editable].astype(np.float64),
+        np.array(prefixes, np.int64).reshape(-1, len(EDITS)),
+        int((~editable).sum()),
+    )
+
+
+def random_positions(lengths: NDArray[Any], random: np.random.Generator) -> list[int]:
+    """For each prefix the place of the token to remove."""
+    places: list[int] = random.integers(0, lengths).tolist()
+    return places
+
+
+def _tokens_of(index: Index, sentences: NDArray[Any]) -> dict[int, NDArray[np.int64]]:
+    rows = index.sql(
+        "SELECT sentence, tokens FROM {corpus} WHERE sentence IN (SELECT unnest($1::BIGINT[]))", [sentences.tolist()]
+    )
+    return {row["sentence"]: np.array(row["tokens"], np.int64) for row in rows}
+
+
+def _row(
+    layer: int, edit: str, want: _Wanted, changes: NDArray[np.float64], random: np.random.Generator
+) -> dict[str, Any]:
+    _, owner, counts = np.unique(want.memory, return_inverse=True, return_counts=True)
+    means = np.bincount(owner, changes, len(counts)) / counts if len(counts) else np.zeros(0)
+    low, high = interval(means, np.mean, random)
+    return {
+        "layer": layer,
+        "edit": edit,
+        "change": float(means.mean()) if len(means) else None,
+        "low": low,
+        "high": high,
+        "median": float(np.median(means)) if len(means) else None,
+        "memories": len(means),
+        "prefixes": len(changes),
+        "left_out": want.left_out,
+    }
+
+
+def chart(table: pa.Table) -> Any:
+    """Mean change by layer, one line an edit, with intervals."""
+    import altair as alt
+
+    color = alt.Color("edit:N", title="removed token", sort=list(EDITS))
+    base = alt.Chart(table).encode(x=alt.X("layer:O", title="layer"), color=color)
+    title = "change of the coefficient"
+    line = base.mark_line(point=True).encode(
+        y=alt.Y("change:Q", title=title, axis=alt.Axis(format="%")), tooltip=list(table.column_names)
+    )
+    whiskers = base.mark_rule(opacity=0.6).encode(y=alt.Y("low:Q", title=title), y2="high:Q")
+    return alt.layer(line, whiskers).properties(width=WIDTH, height=HEIGHT)

@@ -1,0 +1,79 @@
+"""Which experiments there are, what each needs, and which figure of the paper it answers to.
+
+An experiment is a module of this package, named like the experiment with underscores, with
+
+    compute(index, model, *, seed, sample, progress) -> pyarrow.Table       chart(table) -> altair.Chart
+
+and for every further table in `also` the pair compute_<also> and chart_<also>; that table is `<name>-<also>`. A module
+is imported when it is first used. To add one: write the module, add its line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from memlens.errors import UnknownName
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One experiment of the paper."""
+
+    name: str
+    figure: str  # where the paper shows it
+    title: str
+    sample_of: str  # what `sample` counts
+    sample: int | None  # how many by default; None = all
+    needs: tuple[str, ...] = ()  # tables that must be in the index
+    uses_model: bool = False  # must the model be loaded?
+    also: tuple[str, ...] = ()  # further tables
+    options: tuple[str, ...] = ()  # further keyword arguments that its compute functions take
+
+    @property
+    def module(self) -> Any:
+        return import_module(f"memlens.experiments.{self.name.replace('-', '_')}")
+
+    def tables(self) -> Iterator[tuple[str, Any, Any]]:
+        """Name, compute and chart of each table that the experiment makes."""
+        yield self.name, self.module.compute, self.module.chart
+        for part in self.also:
+            yield f"{self.name}-{part}", getattr(self.module, f"compute_{part}"), getattr(self.module, f"chart_{part}")
+
+
+def _on_prefixes(name: str, figure: str, title: str) -> Experiment:
+    """An experiment that reads the one pass over sampled prefixes (see aggregate)."""
+    options = ("validation", "stop_words")
+    return Experiment(name, figure, title, "prefixes", 4000, needs=("values",), uses_model=True, options=options)
+
+
+_KNOWN = (
+    Experiment("agreement", "Figure 4", "Values that promote what follows their top trigger",
+               "memories a layer", None, needs=("values",)),
+    Experiment("rank", "Figure 5", "Rank of the top trigger's next token in the value's distribution",
+               "memories a layer", None, needs=("values",)),
+    Experiment("predictive-values", "Figure 6 and Table 2", "The most confident values, and agreement by confidence",
+               "most confident values", 100, needs=("values",), also=("bins",)),
+    Experiment("local-edits", "Figure 3", "How a coefficient changes when one token of the prefix is removed",
+               "memories a layer", 100, uses_model=True),
+    _on_prefixes("active", "Figure 7", "Memories that are active for a prefix"),
+    _on_prefixes("composition", "Figure 8", "Layers that predict what none of their memories predicts"),
+    _on_prefixes("refinement", "Figure 9", "Residual streams that already predict the final token"),
+    _on_prefixes("confidence", "Figure 10", "Probability of the final token in the residual stream"),
+    _on_prefixes("cases", "Figure 11", "Whose token a layer's output has"),
+    _on_prefixes("last-layer", "Section 5.2", "Compositions of the last layer, for people to judge"),
+    _on_prefixes("contributions", "beyond the paper", "What attention, layers and memories put into the final logit"),
+    _on_prefixes("vetoes", "beyond the paper", "Memories that push the residual's token down"),
+)  # fmt: skip
+
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in _KNOWN}
+
+
+def find_experiments(names: Sequence[str]) -> list[Experiment]:
+    """Experiments by name, each once, in the registry's order; `all` stands for every one. Unknown ones are refused."""
+    for name in names:
+        if name not in EXPERIMENTS and name != "all":
+            raise UnknownName(f"there is no experiment '{name}'; known: {', '.join(EXPERIMENTS)}, or all")
+    return [experiment for experiment in _KNOWN if experiment.name in names or "all" in names]

@@ -1,0 +1,84 @@
+"""Run experiments and keep their tables in the index: INDEX/experiments/NAME.parquet.
+
+The same index, model and seed give the same bytes. This module knows the registry, not what an experiment computes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from memlens.errors import SettingError
+from memlens.experiments.registry import Experiment, find_experiments
+from memlens.index.build import Progress, no_progress
+from memlens.index.files import explain_os_errors, only_writer, read_json
+from memlens.index.layout import EXPERIMENTS as FOLDER
+from memlens.index.layout import LOCK, MANIFEST
+from memlens.index.reader import Index
+from memlens.index.tables import write_table
+from memlens.models.memory_model import MemoryModel
+from memlens.values.table import checked_model
+
+
+def run(
+    index: Index,
+    names: str | Sequence[str] = "all",
+    model: MemoryModel | str | None = None,
+    *,
+    seed: int = 0,
+    sample: int | None = None,
+    progress: Progress = no_progress,
+    **options: Any,
+) -> dict[str, pa.Table]:
+    """Compute and keep the tables of experiments; they come back by name.
+
+    `model` (the one that was scanned, or where it is) is loaded only where an experiment uses it. `sample` None is each
+    experiment's own default. `options` go to the experiments that name them in the registry.
+    """
+    chosen = find_experiments([names] if isinstance(names, str) else names)
+    _refuse_wrong(chosen, seed, sample, options)
+    for experiment in chosen:
+        for table in experiment.needs:
+            index.path(table)  # refuses, naming the command to run, before anything is computed
+    loaded = checked_model(index, model) if any(experiment.uses_model for experiment in chosen) else None
+    made: dict[str, pa.Table] = {}
+    for experiment in chosen:
+        size = experiment.sample if sample is None else sample
+        own = {name: value for name, value in options.items() if name in experiment.options}
+        tables = {
+            name: compute(index, loaded, seed=seed, sample=size, progress=progress, **own)
+            for name, compute, _chart in experiment.tables()
+        }
+        made |= _keep(index, experiment, tables, {"seed": seed, "sample": size})
+    return made
+
+
+def _refuse_wrong(chosen: Sequence[Experiment], seed: int, sample: int | None, options: Mapping[str, Any]) -> None:
+    if seed < 0:
+        raise SettingError(f"--seed is {seed}; it must be 0 or more")
+    if sample is not None and sample < 1:
+        raise SettingError(f"--sample is {sample}; it must be 1 or more")
+    known = {option for experiment in chosen for option in experiment.options}
+    for name in sorted(set(options) - known):
+        raise SettingError(f"none of the chosen experiments takes the option '{name}'; leave it out")
+
+
+def _keep(
+    index: Index, experiment: Experiment, tables: Mapping[str, pa.Table], settings: Mapping[str, Any]
+) -> dict[str, pa.Table]:
+    """Write an experiment's tables; what they were made with goes into the files and the manifest."""
+    # With the checksum of what it was made from, a table that is older than the values can be told.
+    used = {table: index.manifest["files"][f"{table}.parquet"]["sha256"] for table in experiment.needs}
+    note = {**settings, "from": used}
+    metadata = {"memlens": json.dumps(note, sort_keys=True)}
+    noted = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
+    with only_writer(index.folder / LOCK), explain_os_errors(index.folder / FOLDER):
+        (index.folder / FOLDER).mkdir(exist_ok=True)
+        for name, table in noted.items():
+            write_table(index.folder / FOLDER / f"{name}.parquet", table.schema, iter([table]))
+        known = read_json(index.folder / MANIFEST).get("experiments", {})
+        index.register(*(f"{FOLDER}/{name}" for name in noted), notes={"experiments": {**known, experiment.name: note}})
+    return noted

@@ -1,0 +1,232 @@
+"""One small function a claim of the paper: from the tables to a verdict. The rules in words are in claims.
+
+A function is called only if the table it looks at is there; layers may still be missing from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memlens.report.depth import depth
+from memlens.report.evidence import (
+    ABSENT,
+    APPEARS,
+    UNCLEAR,
+    Evidence,
+    Finding,
+    decimal,
+    judge_difference,
+    percent,
+    points,
+    span,
+)
+from memlens.report.intervals import difference_of, mean_of, share_difference, wilson
+
+Row = dict[str, Any]
+
+_NOT_MEASURED = Finding("the layers that would show it were not measured", "", UNCLEAR)
+
+
+def last_token_matters_most(evidence: Evidence) -> Finding:
+    by_layer: dict[int, dict[str, Row]] = {}
+    for row in evidence["local-edits"]:
+        by_layer.setdefault(row["layer"], {})[row["edit"]] = row
+    whole = [edits for edits in by_layer.values() if {"first", "last", "random"} <= edits.keys()]
+    if not whole:
+        return _NOT_MEASURED
+    apart = sum(edits["last"]["high"] < min(edits["first"]["low"], edits["random"]["low"]) for edits in whole)
+    lowest = sum(edits["last"]["change"] < min(edits["first"]["change"], edits["random"]["change"]) for edits in whole)
+    verdict = APPEARS if apart >= 0.9 * len(whole) else ABSENT if lowest < 0.5 * len(whole) else UNCLEAR
+    return Finding(f"largest drop in {lowest} of {len(whole)} layers", f"intervals apart in {apart}", verdict)
+
+
+def last_token_matters_less_with_depth(evidence: Evidence) -> Finding:
+    ends = []
+    for which in ("upper", "lower"):
+        rows = [row for row in evidence.third("local-edits", which) if row["edit"] == "last"]
+        if not rows:
+            return _NOT_MEASURED
+        ends.append(mean_of([(row["change"], row["low"], row["high"]) for row in rows]))
+    _, low, high = difference_of(ends[0], ends[1])
+    yours = f"{percent(ends[1][0])} in the lower third, {percent(ends[0][0])} in the upper"
+    return Finding(yours, points(low, high), judge_difference(low, high, least=0.05))
+
+
+def agreement_rises(evidence: Evidence) -> Finding:
+    upper, lower = (evidence.third("agreement", which) for which in ("upper", "lower"))
+    if not upper or not lower:
+        return _NOT_MEASURED
+    agree, memories, low_agree, low_memories = (
+        sum(row[column] for row in rows) for rows in (upper, lower) for column in ("agree", "memories")
+    )
+    if not memories or not low_memories:
+        return _NOT_MEASURED
+    low, high = share_difference(agree, memories, low_agree, low_memories)
+    yours = f"{percent(low_agree / low_memories, 2)} in the lower third, {percent(agree / memories, 2)} in the upper"
+    return Finding(yours, points(low, high), judge_difference(low, high, least=0.005))
+
+
+def rank_improves(evidence: Evidence) -> Finding:
+    upper, lower = (evidence.third("rank", which) for which in ("upper", "lower"))
+    if not upper or not lower:
+        return _NOT_MEASURED
+    above, below = (sum(row["median"] for row in rows) / len(rows) for rows in (upper, lower))
+    yours = f"median {below:,.0f} in the lower third, {above:,.0f} in the upper"
+    if not all(row.get("low") is not None and row.get("high") is not None for row in upper + lower):
+        verdict = APPEARS if above <= 0.9 * below else ABSENT if above >= below else UNCLEAR
+        return Finding(yours, "", verdict)
+    ends = [mean_of([(row["median"], row["low"], row["high"]) for row in rows]) for rows in (lower, upper)]
+    _, low, high = difference_of(ends[0], ends[1])
+    return Finding(
+        yours,
+        f"better by {low:,.0f} to {high:,.0f} places".replace("-", "−"),
+        judge_difference(low, high, least=0.1 * below),
+    )
+
+
+_CONFIDENT_FROM = 0.625  # the paper's layers 11 to 16 are those deeper than this
+
+
+def confident_values_sit_high(evidence: Evidence) -> Finding:
+    rows = evidence["predictive-values"]
+    high_layers = [layer for layer in evidence.memories if depth(layer, evidence.layers) > _CONFIDENT_FROM]
+    if not rows or not high_layers or len(high_layers) == len(evidence.memories):
+        return _NOT_MEASURED
+    expected = sum(evidence.memories[layer] for layer in high_layers) / sum(evidence.memories.values())
+    found = sum(row["layer"] in high_layers for row in rows)
+    low, high = wilson(found, len(rows))
+    bar = max(0.5, expected)
+    verdict = APPEARS if low > bar else ABSENT if high < bar or found / len(rows) <= expected else UNCLEAR
+    return Finding(f"{found} of {len(rows)} (evenly spread: {percent(expected, 0)})", span(low, high), verdict)
+
+
+def confident_values_predict(evidence: Evidence) -> Finding:
+    rows = evidence["predictive-values"]
+    if not rows:
+        return _NOT_MEASURED
+    agree = sum(bool(row.get("agrees", (row["precision"] or 0) > 0)) for row in rows)
+    low, high = wilson(agree, len(rows))
+    verdict = APPEARS if low > 0.25 else ABSENT if high < 0.25 else UNCLEAR
+    return Finding(f"{agree} of {len(rows)}", span(low, high), verdict)
+
+
+def few_memories_are_active(evidence: Evidence) -> Finding:
+    medians = [row["median"] for row in evidence["active"]]
+    if not medians:
+        return _NOT_MEASURED
+    inside = sum(0.1 <= median <= 0.5 for median in medians)
+    verdict = APPEARS if inside >= 0.9 * len(medians) else ABSENT if inside < 0.5 * len(medians) else UNCLEAR
+    yours = f"medians from {percent(min(medians), 0)} to {percent(max(medians), 0)}"
+    return Finding(yours, f"inside in {inside} of {len(medians)} layers", verdict)
+
+
+def active_drops_towards_the_middle(evidence: Evidence) -> Finding:
+    middle, lower = (evidence.third("active", which) for which in ("middle", "lower"))
+    if not middle or not lower:
+        return _NOT_MEASURED
+    mean = {
+        (name, column): sum(row[column] for row in rows) / len(rows)
+        for name, rows in (("middle", middle), ("lower", lower))
+        for column in ("q1", "median", "q3")
+    }
+    if mean["middle", "median"] >= mean["lower", "median"]:
+        verdict = ABSENT
+    else:
+        verdict = APPEARS if mean["middle", "q3"] < mean["lower", "q1"] else UNCLEAR
+    yours = f"{percent(mean['lower', 'median'])} in the lower third, {percent(mean['middle', 'median'])} in the middle"
+    quartiles = f"middle half {span(mean['lower', 'q1'], mean['lower', 'q3'])}, then "
+    return Finding(yours, quartiles + span(mean["middle", "q1"], mean["middle", "q3"]), verdict)
+
+
+def outputs_are_compositions(evidence: Evidence) -> Finding:
+    rows = [row for row in evidence["composition"] if row["prefixes"]]
+    if not rows:
+        return _NOT_MEASURED
+    intervals = [wilson(row["zero"], row["prefixes"]) for row in rows]
+    shares = [row["zero"] / row["prefixes"] for row in rows]
+    least = shares.index(min(shares))
+    if any(high < 0.68 for _, high in intervals):
+        verdict = ABSENT
+    else:
+        verdict = APPEARS if all(low > 0.5 for low, _ in intervals) else UNCLEAR
+    return Finding(f"least {percent(shares[least])}, in layer {rows[least]['layer']}", span(*intervals[least]), verdict)
+
+
+def predictions_settle(evidence: Evidence) -> Finding:
+    rows = sorted((row for row in evidence["refinement"] if row["prefixes"]), key=lambda row: int(row["layer"]))
+    if len(rows) < 2:
+        return _NOT_MEASURED
+    first, last = rows[0], rows[-1]
+    low, high = share_difference(last["match"], last["prefixes"], first["match"], first["prefixes"])
+    yours = f"{percent(first['match'] / first['prefixes'])} → {percent(last['match'] / last['prefixes'])}"
+    return Finding(yours, points(low, high), judge_difference(low, high, least=0.1))
+
+
+def last_residual_knows_the_token(evidence: Evidence) -> Finding:
+    rows = [row for row in evidence["refinement"] if row["layer"] == evidence.layers - 1 and row["prefixes"]]
+    if not rows:
+        return _NOT_MEASURED
+    low, high = wilson(rows[0]["match"], rows[0]["prefixes"])
+    verdict = APPEARS if low > 0.5 else ABSENT if high < 0.5 else UNCLEAR
+    return Finding(percent(rows[0]["match"] / rows[0]["prefixes"]), span(low, high), verdict)
+
+
+def confidence_grows(evidence: Evidence) -> Finding:
+    rows = sorted(evidence["confidence"], key=lambda row: int(row["layer"]))
+    if len(rows) < 2:
+        return _NOT_MEASURED
+    first, last = rows[0], rows[-1]
+    surely = last["median"] > first["q3"]
+    verdict = ABSENT if last["median"] <= first["median"] else APPEARS if surely else UNCLEAR
+    return Finding(
+        f"median {decimal(first['median'])} → {decimal(last['median'])}",
+        f"middle half {decimal(first['q1'])} to {decimal(first['q3'])}, "
+        f"then {decimal(last['q1'])} to {decimal(last['q3'])}",
+        verdict,
+    )
+
+
+def residual_dominates(evidence: Evidence) -> Finding:
+    rows = evidence["cases"]
+    sample, total = _sample(rows), sum(_prefixes(row) for row in rows)
+    if not total:
+        return _NOT_MEASURED
+    share = sum(row["residual"] for row in rows) / total
+    low, high = wilson(share * sample, sample)  # the same prefixes in every layer: they count once
+    verdict = APPEARS if low > 0.5 else ABSENT if high < 0.5 else UNCLEAR
+    return Finding(f"{percent(share)} over all layers", span(low, high), verdict)
+
+
+def changes_are_compositions(evidence: Evidence) -> Finding:
+    rows = evidence["cases"]
+    composition, ffn = (sum(row[case] for row in rows) for case in ("composition", "ffn"))
+    changes = composition + ffn
+    if not changes:
+        return Finding("no prefix changes its prediction", "", UNCLEAR)
+    share, sample = composition / changes, changes / len(rows)
+    low, high = wilson(share * sample, sample)
+    verdict = APPEARS if low > 0.8 else ABSENT if high < 0.8 else UNCLEAR
+    return Finding(f"{percent(share)} of {changes:,} changes", span(low, high), verdict)
+
+
+def shallow_below_semantic_above(evidence: Evidence) -> Finding:
+    ends = {}
+    for which in ("lower", "upper"):
+        rows = evidence.third("patterns", which)
+        shallow, semantic = (sum(row[kind] for row in rows) for kind in ("shallow", "semantic"))
+        sample = sum(row.get("patterned_memories", 10) for row in rows)
+        if not shallow + semantic:
+            return _NOT_MEASURED
+        ends[which] = (shallow / (shallow + semantic), sample)
+    (below, many_below), (above, many_above) = ends["lower"], ends["upper"]
+    low, high = share_difference(below * many_below, many_below, above * many_above, many_above)
+    yours = f"{percent(below, 0)} shallow in the lower third, {percent(above, 0)} in the upper"
+    return Finding(yours, points(low, high), judge_difference(low, high, least=0.1))
+
+
+def _prefixes(row: Row) -> int:
+    return sum(int(row[case]) for case in ("residual", "ffn", "agreement", "composition", "reversal"))
+
+
+def _sample(rows: list[Row]) -> int:
+    return max((_prefixes(row) for row in rows), default=0)

@@ -1,0 +1,104 @@
+"""Running experiments by name: the same bytes again, samples and seeds, charts, refusals."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow.parquet as pq
+import pytest
+
+import memlens
+from memlens.errors import IndexFolderError, ModelError, SettingError, UnknownName
+from memlens.experiments import EXPERIMENTS, find_experiments, run
+from memlens.testing import tiny_model, tiny_tokenizer
+
+SECTION4 = ("agreement", "rank", "predictive-values", "local-edits")
+
+
+def files(index):
+    return {path.name: path.read_bytes() for path in sorted((index.folder / "experiments").iterdir())}
+
+
+def test_running_again_with_the_same_seed_gives_the_same_bytes_in_any_order(fresh):
+    index, model = fresh
+    run(index, SECTION4, model, seed=3, sample=9)
+    first = files(index)
+    for name in reversed(SECTION4):
+        run(index, name, model, seed=3, sample=9)
+    assert files(index) == first
+    run(index, SECTION4, model, seed=4, sample=9)
+    assert files(index)["local-edits.parquet"] != first["local-edits.parquet"]
+    manifest = json.loads((index.folder / "manifest.json").read_text())
+    for name in SECTION4:
+        assert manifest["files"][f"experiments/{name}.parquet"]["bytes"] == len(files(index)[f"{name}.parquet"])
+        assert manifest["experiments"][name]["seed"] == 4
+
+
+def test_tables_say_what_they_were_made_with(fresh):
+    index, _model = fresh
+    run(index, "rank", seed=5, sample=8)
+    note = json.loads(pq.read_schema(index.path("experiments/rank")).metadata[b"memlens"])
+    values = index.manifest["files"]["values.parquet"]["sha256"]
+    assert note == {"seed": 5, "sample": 8, "from": {"values": values}}
+    assert set(index.table("experiments/rank")["memories"].to_pylist()) == {8}
+
+
+def test_every_table_can_be_drawn(fresh):
+    index, model = fresh
+    made = run(index, SECTION4, model, sample=5)
+    for experiment in find_experiments(SECTION4):
+        for name, _compute, chart in experiment.tables():
+            drawn = chart(made[name]).to_dict()
+            assert drawn["datasets"] and all(len(rows) == made[name].num_rows for rows in drawn["datasets"].values())
+
+
+def test_experiments_come_in_one_order_and_once():
+    assert [one.name for one in find_experiments(["rank", "agreement", "rank"])] == ["agreement", "rank"]
+    assert [one.name for one in find_experiments(["all"])] == list(EXPERIMENTS)
+
+
+def test_an_unknown_experiment_is_refused_with_the_known_ones(fresh):
+    index, _model = fresh
+    with pytest.raises(UnknownName, match="no experiment 'agreeement'; known: agreement, rank"):
+        run(index, ["rank", "agreeement"])
+    assert not index.has("experiments/rank")
+
+
+def test_an_index_without_values_says_which_command_to_run(fresh):
+    index, _model = fresh
+    index.path("values").unlink()
+    with pytest.raises(IndexFolderError, match="memlens values"):
+        run(index, "agreement")
+
+
+def test_a_model_that_was_not_scanned_is_refused(fresh):
+    index, model = fresh
+    other = memlens.load(tiny_model(model.family, seed=1), tokenizer=tiny_tokenizer())
+    with pytest.raises(ModelError, match="fingerprint differs"):
+        run(index, "local-edits", other)
+    with pytest.raises(ModelError, match="--model"):
+        run(index, "local-edits")  # it was in memory, so the index cannot know where it is
+
+
+def test_wrong_settings_are_refused(fresh):
+    index, _model = fresh
+    with pytest.raises(SettingError, match="--sample is 0"):
+        run(index, "rank", sample=0)
+    with pytest.raises(SettingError, match="--seed is -1"):
+        run(index, "rank", seed=-1)
+    with pytest.raises(SettingError, match="takes the option 'validation'"):
+        run(index, "rank", validation="text.txt")
+
+
+def test_a_layer_in_which_nothing_fires_has_empty_numbers(tmp_path):
+    (tmp_path / "text.txt").write_text("A\n")
+    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index")
+    from memlens.values import compute_values
+
+    compute_values(index, model)
+    made = run(index, SECTION4, model)
+    assert set(made["agreement"]["rate"].to_pylist()) == set(made["rank"]["median"].to_pylist()) == {None}
+    assert made["predictive-values"].num_rows == made["predictive-values-bins"].num_rows == 0
+    assert set(made["local-edits"]["change"].to_pylist()) == {None}
+    assert min(made["local-edits"]["left_out"].to_pylist()) > 0

@@ -1,0 +1,171 @@
+"""The experiments of sections 3.2 and 4 against naive loops, on a plain, a gated, a parallel and a post-norm model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import memlens
+from memlens.experiments import bootstrap, local_edits, predictive_values, run
+from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.values import compute_values
+
+
+def memories_of(index, model, layer):
+    """(memory, argmax, max p, scores, top triggers by rank) of a layer, from the model and the triggers alone."""
+    triggers: dict[int, list[dict]] = {memory: [] for memory in range(index.memories(layer))}
+    for row in sorted(index.table("triggers").to_pylist(), key=lambda row: row["rank"]):
+        if row["layer"] == layer and row["end"] == "top":
+            triggers[row["memory"]].append(row)
+    scores = model.lens.value_scores(model.layers[layer].values, layer)
+    for memory, own in triggers.items():
+        yield memory, int(scores[memory].argmax()), float(scores[memory].softmax(0).max()), scores[memory], own
+
+
+def test_agreement_counts_values_that_promote_what_follows_the_top_trigger(fresh):
+    index, model = fresh
+    table = run(index, "agreement")["agreement"].to_pylist()
+    for row in table:
+        pairs, no_trigger, no_next = [], 0, 0
+        for _, argmax, _, _, triggers in memories_of(index, model, row["layer"]):
+            if not triggers:
+                no_trigger += 1
+            elif triggers[0]["next_token"] is None:
+                no_next += 1
+            else:
+                pairs.append((argmax, triggers[0]["next_token"]))
+        agree = sum(argmax == target for argmax, target in pairs)
+        shuffled = np.mean([argmax == target for argmax, _ in pairs for _, target in pairs])
+        assert (row["memories"], row["agree"]) == (len(pairs), agree)
+        assert (row["no_trigger"], row["no_next"]) == (no_trigger, no_next)
+        assert row["rate"] == agree / len(pairs) and row["low"] <= row["rate"] <= row["high"]
+        assert row["shuffled"] == pytest.approx(shuffled) and row["baseline"] == 1 / model.vocabulary
+    assert [row["layer"] for row in table] == list(index.layers)
+
+
+def test_rank_gives_the_quartiles_of_the_targets_places(fresh):
+    index, model = fresh
+    for row in run(index, "rank")["rank"].to_pylist():
+        ranks = [
+            1 + int((scores > scores[triggers[0]["next_token"]]).sum())
+            for _, _, _, scores, triggers in memories_of(index, model, row["layer"])
+            if triggers and triggers[0]["next_token"] is not None
+        ]
+        assert row["memories"] == len(ranks)
+        assert [row["q1"], row["median"], row["q3"]] == np.percentile(ranks, [25, 50, 75]).tolist()
+        assert row["low"] <= row["median"] <= row["high"]
+
+
+def test_predictive_values_are_the_most_confident_with_their_precision(fresh):
+    index, model = fresh
+    table = run(index, "predictive-values", sample=20)["predictive-values"].to_pylist()
+    naive = []
+    for layer in index.layers:
+        for memory, argmax, max_p, _, triggers in memories_of(index, model, layer):
+            following = [row["next_token"] for row in triggers if row["next_token"] is not None]
+            if following:
+                matches = sum(token == argmax for token in following)
+                naive.append((-max_p, layer, memory, argmax, matches / len(following), matches > 0, len(following)))
+    naive.sort()
+    columns = ("layer", "memory", "token", "precision", "agrees", "triggers")
+    assert [tuple(row[name] for name in columns) for row in table] == [row[1:] for row in naive[:20]]
+    np.testing.assert_allclose([row["max_p"] for row in table], [-row[0] for row in naive[:20]], rtol=1e-5)
+
+
+def test_the_bins_hold_every_memory_with_a_target_once(fresh):
+    index, _model = fresh
+    made = run(index, ["predictive-values", "agreement"])
+    bins, layers = made["predictive-values-bins"].to_pylist(), made["agreement"].to_pylist()
+    assert sum(row["memories"] for row in bins) == sum(row["memories"] for row in layers)
+    assert sum(row["agree"] for row in bins) == sum(row["agree"] for row in layers)
+    values = [row for row in index.table("values").to_pylist() if row["target"] is not None]
+    for row in bins:
+        last = row["bin"] == len(bins) - 1
+        inside = [
+            value
+            for value in values
+            if (row["from_p"] <= value["max_p"] or row["bin"] == 0) and (value["max_p"] < row["to_p"] or last)
+        ]
+        assert row["memories"] == len(inside)
+        assert row["agree"] == sum(value["argmax"] == value["target"] for value in inside)
+
+
+def test_bins_are_equally_wide_on_the_chosen_scale():
+    max_p = np.array([0.001, 0.5, 0.1])
+    assert np.allclose(np.diff(np.log(predictive_values.bin_edges(max_p, True))), np.log(500) / 8)
+    assert np.allclose(np.diff(predictive_values.bin_edges(max_p, False)), 0.499 / 8)
+
+
+def naive_change(model, tokens, memory, layer, m, place):
+    """(m' - m) / m with the token at `place` removed, run alone."""
+    bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
+    with model.record(states=False) as recording:
+        model.run_body(torch.tensor([bos + [token for i, token in enumerate(tokens) if i != place]]))
+    return (float(recording.coefficients[layer][0, -1, memory]) - m) / m
+
+
+def test_local_edits_are_the_mean_change_of_coefficients_run_one_by_one(fresh, monkeypatch):
+    index, model = fresh
+    monkeypatch.setattr(local_edits, "random_positions", lambda lengths, random: (lengths // 2).tolist())
+    table = local_edits.compute(index, model, sample=6)
+    sentences = {row["sentence"]: row["tokens"] for row in index.table("corpus").to_pylist()}
+    for layer in index.layers:
+        listed = {memory: triggers for memory, _, _, _, triggers in memories_of(index, model, layer) if triggers}
+        alive = np.array(sorted(listed))
+        sampled = bootstrap.draw(alive, 6, bootstrap.generator(0, "local-edits", layer))
+        rows = {row["edit"]: row for row in table.to_pylist() if row["layer"] == layer}
+        for edit, place in (("first", lambda n: 0), ("last", lambda n: n - 1), ("random", lambda n: n // 2)):
+            means, left_out = [], 0
+            for memory in sampled.tolist():
+                prefixes = [(sentences[t["sentence"]][: t["position"] + 1], t["coefficient"]) for t in listed[memory]]
+                left_out += sum(len(tokens) == 1 for tokens, _ in prefixes)
+                longer = [(tokens, m) for tokens, m in prefixes if len(tokens) > 1]
+                changes = [naive_change(model, tokens, memory, layer, m, place(len(tokens))) for tokens, m in longer]
+                means += [np.mean(changes)] if changes else []
+            row = rows[edit]
+            np.testing.assert_allclose(row["change"], np.mean(means), rtol=1e-3, atol=1e-4)
+            np.testing.assert_allclose(row["median"], np.median(means), rtol=1e-3, atol=1e-4)
+            assert row["low"] <= row["change"] <= row["high"]
+            assert (row["memories"], row["left_out"]) == (len(means), left_out)
+
+
+def test_equal_edited_prefixes_are_run_once(fresh):
+    index, model = fresh
+    fed = []
+    real = model.run_body
+    model.run_body = lambda tokens: (fed.extend(tuple(row.tolist()) for row in tokens), real(tokens))[1]
+    try:
+        local_edits.compute(index, model, sample=None)
+    finally:
+        del model.run_body
+    stripped = [tuple(np.trim_zeros(np.array(row), "b").tolist()) for row in fed]
+    assert len(stripped) == len(set(stripped))
+
+
+def test_planted_values_agree_exactly_where_they_were_planted(tmp_path):
+    (tmp_path / "text.txt").write_text("The river runs to the sea. Rain fell on the hills, and the rivers rose.\n" * 2)
+    network = tiny_model("gpt_neox")  # its output embedding is its own, so that changing it changes no coefficient
+    output, tokenizer = network.get_output_embeddings().weight, tiny_tokenizer()
+    with torch.no_grad():
+        output.div_(output.norm(dim=1, keepdim=True))
+    model = memlens.load(network, tokenizer=tokenizer)
+    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "first")
+    last = index.layers[-1]
+    targets = {
+        row["memory"]: row["next_token"]
+        for row in index.table("triggers").to_pylist()
+        if row["layer"] == last and row["end"] == "top" and row["rank"] == 0 and row["next_token"] is not None
+    }
+    planted = sorted(targets)[::2]
+    with torch.no_grad():
+        for memory, target in targets.items():
+            sign = 1.0 if memory in planted else -1.0
+            network.gpt_neox.layers[-1].mlp.dense_4h_to_h.weight[:, memory] = sign * 9 * output[target]
+    model = memlens.load(network, tokenizer=tokenizer)
+    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "second")
+    compute_values(index, model, reading="raw")
+    row = run(index, "agreement")["agreement"].to_pylist()[-1]
+    assert 0 < len(planted) < len(targets) == row["memories"] and row["agree"] == len(planted)
+    values = [row for row in index.table("values").to_pylist() if row["layer"] == last]
+    assert [row["memory"] for row in values if row["target"] is not None and row["argmax"] == row["target"]] == planted

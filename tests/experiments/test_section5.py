@@ -1,0 +1,330 @@
+"""Section 5 against brute force: one prefix at a time, no batches, no blocks, no look-ups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memlens
+from memlens.corpus import CorpusSettings
+from memlens.errors import CorpusError, IndexFolderError, SettingError
+from memlens.experiments import run
+from memlens.experiments.aggregate import look_at_prefixes
+from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_validation
+from memlens.experiments.stop_words import stop_targets, word_at
+from memlens.models.memory_model import MemoryModel
+
+Fresh = tuple[memlens.Index, MemoryModel]
+NAMES = ["active", "composition", "refinement", "confidence", "cases", "last-layer", "contributions", "vetoes"]
+SAMPLE = 40
+one_family = pytest.mark.parametrize("valued", ["gpt2"], indirect=True)
+
+
+def naive_states(index: memlens.Index, model: MemoryModel, prefix: list[int]) -> Any:
+    """Coefficients, r, y, o at the last position of one prefix, by layer."""
+    bos = index.manifest["model"]["bos"]
+    tokens = ([] if bos is None else [bos]) + prefix
+    with model.record() as recording:
+        model.run_body(torch.tensor([tokens]))
+    return [
+        tuple(part[layer][0, -1] for part in (recording.coefficients, recording.r, recording.y, recording.o))
+        for layer in range(len(model.layers))
+    ]
+
+
+def top(model: MemoryModel, state: torch.Tensor) -> int:
+    return int(model.lens.state_logits(state[None])[0].argmax())
+
+
+def naive_rows(index: memlens.Index, model: MemoryModel, prefixes: Prefixes) -> list[dict[str, Any]]:
+    """One row a prefix and layer, from the definitions."""
+    rows = []
+    for row, position in zip(prefixes.rows, prefixes.positions, strict=True):
+        states = naive_states(index, model, prefixes.sentences[row].tokens[: position + 1].tolist())
+        final = top(model, states[-1][3])
+        for layer, (m, r, y, o) in enumerate(states):
+            values = model.layers[layer].values
+            promoted = model.lens.value_scores(values, layer).argmax(1)
+            loud = m.abs() * values.norm(dim=1)
+            rows.append(
+                {
+                    "layer": layer,
+                    "final": final,
+                    "r": top(model, r),
+                    "y": top(model, y),
+                    "o": top(model, o),
+                    "p": float(model.lens.probabilities(model.lens.state_logits(r[None]))[0, final]),
+                    "share": float((m > 0).float().mean()),
+                    "effective": float(loud.sum() ** 2 / loud.square().sum()),
+                    "zero": all(int(token) != top(model, y) for token in promoted),
+                    "zero_active": all(int(token) != top(model, y) for token in promoted[m > 0]),
+                }
+            )
+    return rows
+
+
+def test_every_table_equals_brute_force(fresh: Fresh) -> None:
+    index, model = fresh
+    tables = {name: table.to_pylist() for name, table in run(index, NAMES, model, sample=SAMPLE, seed=3).items()}
+    rows = naive_rows(index, model, sample_prefixes(index, SAMPLE, seed=3))
+    for layer in index.layers:
+        own = [row for row in rows if row["layer"] == layer]
+        assert len(own) == SAMPLE
+        active, confidence = tables["active"][layer], tables["confidence"][layer]
+        for name, percent in (("q1", 25), ("median", 50), ("q3", 75)):
+            assert active[name] == pytest.approx(np.percentile([row["share"] for row in own], percent))
+            expected = np.percentile([row["effective"] for row in own], percent)
+            assert active[f"effective_{name}"] == pytest.approx(expected, rel=1e-4)
+            assert confidence[name] == pytest.approx(np.percentile([row["p"] for row in own], percent), rel=1e-3)
+        composition, refinement, cases = (tables[name][layer] for name in ("composition", "refinement", "cases"))
+        assert composition["zero"] == sum(row["zero"] for row in own)
+        assert composition["zero_active"] == sum(row["zero_active"] for row in own)
+        assert composition["low"] <= composition["rate"] == composition["zero"] / SAMPLE <= composition["high"]
+        assert refinement["match"] == sum(row["r"] == row["final"] for row in own)
+        assert cases["residual"] == sum(row["o"] == row["r"] != row["y"] for row in own)
+        assert cases["ffn"] == sum(row["o"] == row["y"] != row["r"] for row in own)
+        assert cases["agreement"] == sum(row["o"] == row["r"] == row["y"] for row in own)
+        assert cases["composition"] == sum(len({row["o"], row["r"], row["y"]}) == 3 for row in own)
+        assert cases["reversal"] == sum(row["r"] == row["y"] != row["o"] for row in own)
+
+
+def test_cases_sum_to_the_sample_and_refinement_ends_in_residual_and_agreement(fresh: Fresh) -> None:
+    index, model = fresh
+    tables = run(index, ["cases", "refinement"], model, sample=SAMPLE)
+    cases = tables["cases"].to_pylist()
+    for row in cases:
+        assert sum(row[case] for case in ("residual", "ffn", "agreement", "composition", "reversal")) == SAMPLE
+    assert tables["refinement"].to_pylist()[-1]["match"] == cases[-1]["residual"] + cases[-1]["agreement"]
+
+
+def test_contributions_add_up_to_the_logit_and_shares_to_one(fresh: Fresh) -> None:
+    index, model = fresh
+    rows = run(index, "contributions", model, sample=SAMPLE)["contributions"].to_pylist()
+    logits = []
+    for row, position in zip(*places(sample_prefixes(index, SAMPLE)), strict=True):
+        state = naive_states(index, model, row[: position + 1])[-1][3]
+        logits.append(model.lens.state_logits(state[None])[0])
+    assert rows[0]["logit"] == pytest.approx(np.mean([float(own.max()) for own in logits]), rel=1e-4)
+    assert rows[0]["above_mean"] == pytest.approx(np.mean([float(own.max() - own.mean()) for own in logits]), rel=1e-4)
+    logit = sum(row["ffn_logit"] + row["attention_logit"] for row in rows)
+    assert logit + rows[0]["embedding_logit"] + rows[0]["constant_logit"] == pytest.approx(rows[0]["logit"], abs=1e-4)
+    share = sum(row["ffn_share"] + row["attention_share"] for row in rows)
+    assert share + rows[0]["embedding_share"] + rows[0]["constant_share"] == pytest.approx(1, abs=1e-4)
+    assert all(0 < row["top1"] < row["top10"] < row["top100"] for row in rows)
+    assert all(row["top100"] >= row["ffn"] - 1e-4 for row in rows if model.layers[0].value_bias is None)
+
+
+def places(prefixes: Prefixes) -> tuple[list[list[int]], list[int]]:
+    return [prefixes.sentences[row].tokens.tolist() for row in prefixes.rows], prefixes.positions.tolist()
+
+
+def naive_pushes(model: MemoryModel, layer: int, m: torch.Tensor, o: torch.Tensor, direction: torch.Tensor) -> Any:
+    """What each memory adds to a logit along a row of E (or a difference of rows), by finite silence: with the final
+    norm's scale held, the change of the logit when the memory's own part is taken out."""
+    memories, norm = model.layers[layer], model.lens.final_norm
+    parts = m[:, None] * memories.values  # [memories, d]
+    if memories.post_norm is not None:
+        output = parts.sum(0) + (0 if memories.value_bias is None else memories.value_bias)
+        parts = parts * memories.post_norm.gain / (output.square().mean() + memories.post_norm.epsilon).sqrt()
+    assert norm is not None
+    centre = (lambda x: x - x.mean(-1, keepdim=True)) if norm.centres else (lambda x: x)
+    scale = (centre(o).square().mean() + norm.epsilon).sqrt()
+    return (centre(parts) / scale * norm.gain) @ direction
+
+
+def test_last_layer_names_both_words_and_the_memories_that_pushed(fresh: Fresh) -> None:
+    index, model = fresh
+    table = run(index, "last-layer", model, sample=SAMPLE)["last-layer"].to_pylist()
+    cases = run(index, "cases", model, sample=SAMPLE)["cases"].to_pylist()[-1]
+    assert len(table) == cases["composition"] == table[0]["compositions"] > 0
+    E, last = model.lens.embedding, len(model.layers) - 1
+    for row in table[:5]:
+        sentence = index.sentences([row["sentence"]])[row["sentence"]]
+        m, r, _y, o = naive_states(index, model, sentence["tokens"][: row["position"] + 1])[-1]
+        assert (row["residual"], row["output"]) == (top(model, r), top(model, o))
+        assert row["output_text"] == index.vocabulary[row["output"]]
+        assert row["text"] == sentence["text"][: sentence["ends"][row["position"]]]
+        before, after = E[row["residual"]], E[row["output"]]
+        assert row["cosine"] == pytest.approx(float(before @ after / before.norm() / after.norm()), abs=1e-5)
+        pushes = naive_pushes(model, last, m, o, after - before)
+        expected = pushes.topk(10)
+        assert row["pushes"] == pytest.approx(expected.values.tolist(), rel=1e-3, abs=1e-4)
+        assert row["memories"][0] == int(expected.indices[0])
+
+
+def test_vetoes_count_the_memories_that_take_most_from_the_residuals_token(fresh: Fresh) -> None:
+    index, model = fresh
+    table = run(index, "vetoes", model, sample=SAMPLE)["vetoes"].to_pylist()
+    E, layer = model.lens.embedding, 1
+    times: dict[int, list[float]] = {}
+    compositions = 0
+    for tokens, position in zip(*places(sample_prefixes(index, SAMPLE)), strict=True):
+        m, r, y, o = naive_states(index, model, tokens[: position + 1])[layer]
+        if len({top(model, state) for state in (r, y, o)}) == 3:
+            compositions += 1
+            lowest = (-naive_pushes(model, layer, m, o, E[top(model, r)] - E.mean(0))).topk(10)
+            for memory, amount in zip(lowest.indices.tolist(), lowest.values.tolist(), strict=True):
+                if amount > 0:
+                    times.setdefault(memory, []).append(-amount)
+    found = {row["memory"]: row for row in table if row["layer"] == layer}
+    assert {memory: row["times"] for memory, row in found.items()} == {i: len(pushes) for i, pushes in times.items()}
+    assert all(row["compositions"] == compositions for row in found.values())
+    for memory, pushes in times.items():
+        assert found[memory]["push"] == pytest.approx(np.mean(pushes), rel=1e-3)
+        assert 1 <= found[memory]["token_times"] <= len(pushes)
+
+
+@pytest.mark.parametrize("valued", ["gpt2", "gemma2"], indirect=True)
+def test_the_same_seed_gives_the_same_bytes_and_one_pass_serves_all(fresh: Fresh, monkeypatch: Any) -> None:
+    index, model = fresh
+    run(index, NAMES, model, sample=SAMPLE)
+    files = sorted((index.folder / "experiments").iterdir())
+    first = {file.name: file.read_bytes() for file in files}
+    for file in files:
+        file.unlink()
+    passes = []
+    own = type(model)._run_body
+    monkeypatch.setattr(type(model), "_run_body", lambda self, tokens: passes.append(1) or own(self, tokens))
+    run(index, NAMES, model, sample=SAMPLE)
+    assert {file.name: file.read_bytes() for file in files} == first
+    made = len(passes)
+    run(index, NAMES, model, sample=SAMPLE)
+    assert len(passes) == made > 0
+    assert {file.name: file.read_bytes() for file in files} == first
+    other = run(index, "cases", model, sample=SAMPLE, seed=1)["cases"]
+    assert len(passes) > made and other.num_rows == len(index.layers)
+
+
+@one_family
+def test_a_sample_is_spread_over_all_prefixes_and_contains_every_smaller_one(fresh: Fresh) -> None:
+    index, _model = fresh
+    lengths = {row["sentence"]: len(row["tokens"]) for row in index.sql("SELECT sentence, tokens FROM {corpus}")}
+    everything = sample_prefixes(index, 10**6)
+    found = set(zip([everything.sentences[row].id for row in everything.rows], everything.positions, strict=True))
+    assert found == {(i, position) for i, length in lengths.items() for position in range(length)}
+    small, large = (
+        {(prefixes.sentences[row].id, at) for row, at in zip(prefixes.rows, prefixes.positions, strict=True)}
+        for prefixes in (sample_prefixes(index, 10), sample_prefixes(index, 30))
+    )
+    assert len(small) == 10 and small < large
+
+
+@pytest.mark.parametrize("valued", ["gpt2", "llama"], indirect=True)
+def test_given_prefixes_may_be_bos_alone(valued: Any) -> None:
+    folder, model = valued
+    index = memlens.open_index(folder)
+    bos = index.manifest["model"]["bos"]
+    if bos is None:
+        with pytest.raises(SettingError, match="position -1 of sentence 0 does not exist"):
+            Prefixes.given([[5, 6]], [-1], bos)
+        return
+    seen = look_at_prefixes(index, model, Prefixes.given([[5, 6], [7, 8, 9]], [-1, 2], bos))
+    for row, prefix in enumerate(([], [7, 8, 9])):
+        states = naive_states(index, model, prefix)
+        assert seen.prefixes.column("final_token")[row].as_py() == top(model, states[-1][3])
+    assert seen.prefixes.column("target").to_pylist() == [5, None]
+
+
+@one_family
+def test_prefixes_of_a_validation_corpus_come_from_its_text(fresh: Fresh, tmp_path: Any) -> None:
+    index, model = fresh
+    (tmp_path / "other.txt").write_text("The sea of the press.\nThe hills.\n", encoding="utf-8")
+    corpus = CorpusSettings((str(tmp_path / "other.txt"),), unit="line")
+    prefixes = sample_validation(index, model, corpus, 5)
+    assert len(prefixes) == 5 and "other.txt" in prefixes.origin
+    texts = ("The sea of the press.", "The hills.")
+    assert all(any(text.startswith(prefix or "") for text in texts) for prefix in prefixes.texts)
+    run(index, "cases", model, sample=5, validation=corpus)
+    assert memlens.open_index(index.folder).manifest["aggregate"]["origin"] == prefixes.origin
+
+
+@one_family
+def test_stop_words_are_whole_words_of_the_text(valued: Any) -> None:
+    folder, _model = valued
+    index = memlens.open_index(folder)
+    prefixes = sample_prefixes(index, 10**6)
+    stops = stop_targets(index, prefixes)
+    sentence = prefixes.sentences[0]
+    assert sentence.text == "The river runs to the sea."
+    words = [word_at(sentence, position) for position in range(len(sentence.tokens))]
+    assert list(dict.fromkeys(words)) == ["The", "river", "runs", "to", "the", "sea", None]
+    own = [stop for stop, row in zip(stops, prefixes.rows, strict=True) if row == 0]
+    assert own == [word in ("The", "to", "the") for word in words[1:]] + [None]
+    frequent = stop_targets(index, prefixes, "frequent")
+    assert [stop is None for stop in frequent] == [stop is None for stop in stops] and any(frequent)
+
+
+@one_family
+def test_shares_of_stop_words_and_short_prefixes_are_of_the_prefixes_with_agreement(fresh: Fresh) -> None:
+    index, model = fresh
+    table = run(index, "composition", model, sample=SAMPLE)["composition"].to_pylist()
+    prefixes = sample_prefixes(index, SAMPLE)
+    stops = stop_targets(index, prefixes)
+    seen = look_at_prefixes(index, model, prefixes, stops)
+    for layer, columns in seen.by_layer():
+        some = [i for i in range(SAMPLE) if columns["promoted"][i]]
+        known = [stops[i] for i in some if stops[i] is not None]
+        row = table[layer]
+        assert row["stop_words"] == (pytest.approx(sum(known) / len(known)) if known else None)
+        short = [prefixes.positions[i] + 1 < 5 for i in some]
+        assert row["short"] == (pytest.approx(sum(short) / len(short)) if short else None)
+        assert row["without_target"] == sum(stop is None for stop in stops)
+
+
+@one_family
+def test_wrong_input_is_refused_with_what_to_do(fresh: Fresh, tmp_path: Any) -> None:
+    index, model = fresh
+    with pytest.raises(SettingError, match="--sample is 0"):
+        run(index, "cases", model, sample=0)
+    with pytest.raises(SettingError, match="no list of stop words for 'xx'; choose en or frequent"):
+        run(index, "composition", model, stop_words="xx")
+    with pytest.raises(CorpusError, match="nowhere"):
+        run(index, "cases", model, validation=CorpusSettings((str(tmp_path / "nowhere.txt"),)))
+    (index.folder / "values.parquet").unlink()
+    with pytest.raises(IndexFolderError, match="memlens values"):
+        run(index, "cases", model)
+
+
+def test_an_index_without_the_last_layer_has_no_last_layer_experiment(tmp_path: Any) -> None:
+    from memlens.testing import tiny_model, tiny_tokenizer
+    from memlens.values import compute_values
+
+    (tmp_path / "text.txt").write_text("The river runs to the sea. Rain fell on the hills.", encoding="utf-8")
+    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", layers="0-1")
+    compute_values(index, model)
+    rows = run(index, "refinement", model, sample=9)["refinement"].to_pylist()
+    naive = naive_rows(index, model, sample_prefixes(index, 9))
+    assert [row["match"] for row in rows] == [
+        sum(row["r"] == row["final"] for row in naive if row["layer"] == layer) for layer in (0, 1)
+    ]
+    with pytest.raises(IndexFolderError, match="last layer, 2, was not scanned"):
+        run(index, "last-layer", model, sample=9)
+
+
+@one_family
+def test_every_experiment_draws_a_chart(fresh: Fresh) -> None:
+    from importlib import import_module
+
+    index, model = fresh
+    for name, table in run(index, NAMES, model, sample=SAMPLE).items():
+        chart = import_module(f"memlens.experiments.{name.replace('-', '_')}").chart(table)
+        assert chart.to_dict()["$schema"].startswith("https://vega.github.io/schema/vega-lite")
+
+
+@one_family
+def test_composition_reads_values_as_the_values_table_does(fresh: Fresh) -> None:
+    from memlens.values import compute_values
+
+    index, model = fresh
+    folded = run(index, "composition", model, sample=SAMPLE)["composition"].to_pylist()
+    compute_values(index, model, reading="raw")
+    raw = run(index, "composition", model, sample=SAMPLE)["composition"].to_pylist()
+    rows = naive_rows(index, model, sample_prefixes(index, SAMPLE))
+    for layer in index.layers:
+        promoted = set(model.lens.value_scores(model.layers[layer].values, layer, "raw").argmax(1).tolist())
+        assert raw[layer]["zero"] == sum(row["y"] not in promoted for row in rows if row["layer"] == layer)
+    assert [row["zero"] for row in raw] != [row["zero"] for row in folded]

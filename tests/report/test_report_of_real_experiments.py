@@ -1,0 +1,55 @@
+"""What the experiments really write is what the report reads: their tables and charts make a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import memlens
+from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.running import run
+from memlens.report import make_report
+from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.values import compute_values
+
+TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
+Rain fell on the hills, and the rivers rose. Rain fell on the city. The people of the city read the news.
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> memlens.Index:
+    folder = tmp_path_factory.mktemp("measured")
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    index = memlens.scan(model, folder / "text.txt", out=folder / "index", top=5)
+    compute_values(index, model)
+    run(index, "all", model, sample=30, seed=4)
+    return memlens.open_index(folder / "index")
+
+
+def test_every_experiment_is_on_the_page_with_its_recipe(measured: memlens.Index, tmp_path: Path) -> None:
+    text = make_report(measured, tmp_path / "report.html").read_text(encoding="utf-8")
+    for name in EXPERIMENTS:
+        assert f'<article id="{name}"' in text and f'<article id="how-{name}"' in text
+        assert f"memlens experiment INDEX {name} --sample 30 --seed 4" in text
+    assert "30 random prefixes of the scanned corpus, seed 4" in text
+    assert "were computed anew" not in text
+    charts = json.loads(re.findall(r'id="charts">(.*?)</script>', text, re.DOTALL)[0])
+    assert set(EXPERIMENTS) - set(charts) == set()
+
+
+def test_a_chart_that_an_experiment_draws_itself_is_exported_too(measured: memlens.Index, tmp_path: Path) -> None:
+    make_report(measured, tmp_path / "report.html", tmp_path / "figures")
+    for name in ("last-layer", "contributions", "vetoes"):
+        svg = (tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert "var(--" not in svg and "<svg" in svg
+
+
+def test_working_tables_are_not_results(measured: memlens.Index, tmp_path: Path) -> None:
+    assert measured.has("experiments/prefix-layers")
+    text = make_report(measured, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "prefix-layers" not in text

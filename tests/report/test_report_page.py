@@ -1,0 +1,230 @@
+"""The page is whole, loads nothing, shows text as text, and names what is missing."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_tables import EVIL, like_the_paper, patterns_of, write_rows
+
+import memlens
+from memlens.errors import IndexFolderError, SettingError
+from memlens.report import make_report
+from memlens.report.bundle import vega_bundle
+from memlens.report.chart_style import page_spec
+from memlens.report.galleries import pattern_shares
+from memlens.report.text import token, visible
+from memlens.report.topics import TOPICS
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Every element with its attributes and text; fails on a tag that is closed out of order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.open and self.open[-1] in ("script", "style") else self.texts).append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def all(self, attribute: str) -> list[Any]:
+        return [attributes[attribute] for _, attributes in self.elements if attribute in attributes]
+
+
+@pytest.fixture(scope="module")
+def page(full_page: Path) -> Page:
+    return Page(full_page.read_text(encoding="utf-8"))
+
+
+def read(index: memlens.Index, tmp_path: Path) -> Page:
+    return Page(make_report(index, tmp_path / "report.html").read_text(encoding="utf-8"))
+
+
+def test_every_tag_is_closed_in_order_and_every_id_is_unique(page: Page) -> None:
+    ids = page.all("id")
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("which", ["full", "bare"])
+def test_every_link_leads_to_a_place_on_the_page(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    page = read(request.getfixturevalue(which), tmp_path)
+    places = {f"#{name}" for name in page.all("id")}
+    assert page.all("href") and set(page.all("href")) <= places
+
+
+def test_nothing_is_loaded_and_no_handler_is_inline(page: Page) -> None:
+    assert not page.all("src") and not page.all("srcset")
+    assert {tag for tag, _ in page.elements} & {"link", "iframe", "object", "embed", "base", "form", "img"} == set()
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    css = page.scripts[0]
+    assert "url(" not in css and "@import" not in css
+
+
+def test_only_the_scripts_of_the_page_may_run(page: Page) -> None:
+    policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None and "default-src 'none'" in policy and "unsafe-eval" not in policy
+    running = page.scripts[2:]  # after the style and the charts' data
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in running]
+    assert re.findall(r"'sha256-([^']+)'", policy) == hashes
+
+
+def test_text_that_looks_like_html_is_shown_as_text(page: Page) -> None:
+    assert EVIL in page.text
+    assert [a.get("type") for tag, a in page.elements if tag == "script"] == ["application/json", "module", "module"]
+
+
+def test_text_that_cannot_be_shown_becomes_a_sign() -> None:
+    assert visible("a\x00b\ud800c\u202ed\ne") == "a\ufffdb\ufffdc\ufffdd⏎e"
+    assert (token(" Paris"), token("  "), token("")) == ("␣Paris", "␣␣", "∅")
+
+
+def test_broken_names_do_not_break_the_page(bare: memlens.Index, tmp_path: Path) -> None:
+    bare.manifest["model"]["name"] = "<img src=x onerror=alert(1)>\ud800\x00"
+    page = read(bare, tmp_path)
+    assert "<img src=x onerror=alert(1)>\ufffd\ufffd" in page.text
+
+
+def test_the_same_index_gives_the_same_bytes(full: memlens.Index, full_page: Path, tmp_path: Path) -> None:
+    again = make_report(full, tmp_path / "again.html").read_bytes()
+    assert again == full_page.read_bytes()  # of the same tables in another folder
+    assert str(tmp_path).encode() not in again
+
+
+def test_names_that_count_over_a_process_count_from_one_in_every_chart() -> None:
+    def chart(first: int) -> dict[str, Any]:
+        views = [f"view_{first}", f"view_{first + 1}"]
+        params = [{"name": f"param_{first + 7}", "select": "point", "views": views[:1]}]
+        return {"layer": [{"name": name} for name in views], "params": params, "data": {"values": ["view_9"]}}
+
+    assert page_spec(chart(3)) == page_spec(chart(40))
+    assert page_spec(chart(3))["params"][0]["views"] == [page_spec(chart(3))["layer"][0]["name"]] == ["view_1"]
+    assert page_spec(chart(3))["data"] == {"values": ["view_9"]}
+
+
+def test_missing_tables_are_named_with_the_command_that_makes_them(bare: memlens.Index, tmp_path: Path) -> None:
+    text = read(bare, tmp_path).text
+    for topic in TOPICS:
+        assert topic.title in text and topic.made_by in text
+    assert re.findall(r"(\d+) (?:appear|do not appear|cannot tell)\b", text) == ["0", "0", "0"]
+
+
+def test_any_subset_of_tables_is_shown(bare: memlens.Index, tmp_path: Path) -> None:
+    tables = like_the_paper(bare)
+    for name in ("rank", "cases"):
+        write_rows(bare, name, tables[name])
+    page = read(bare, tmp_path)
+    assert page.all("data-chart")[:3] == ["rank", "cases", "cases-paper"]
+    assert "memlens experiment INDEX agreement" in page.text
+    assert "memlens experiment INDEX rank --" not in page.text  # nothing is known of sample and seed here
+
+
+def test_a_table_that_nobody_describes_is_shown_under_its_name(bare: memlens.Index, tmp_path: Path) -> None:
+    write_rows(bare, "duplicates", [{"memory": "L0N1", "twin": "L0N2", "cosine": 0.99}])
+    page = read(bare, tmp_path)
+    assert "Table duplicates" in page.text and "L0N2" in page.text
+
+
+def test_every_chart_has_a_description_and_its_numbers(page: Page) -> None:
+    charts = [attributes for _, attributes in page.elements if "data-chart" in attributes]
+    specs = json.loads(page.scripts[1])
+    assert {chart["data-chart"] for chart in charts} == set(specs)
+    assert all(chart["role"] == "img" and len(chart["aria-label"] or "") > 20 for chart in charts)
+    articles = sum(tag == "figure" for tag, _ in page.elements)
+    assert sum(tag == "details" and a.get("class") == "numbers" for tag, a in page.elements) >= articles
+
+
+def test_a_table_without_a_column_of_the_contract_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
+    write_rows(bare, "rank", [{"layer": 0, "q1": 1.0, "q3": 2.0}])
+    with pytest.raises(IndexFolderError, match="no column 'median'; run `memlens experiment"):
+        make_report(bare, tmp_path / "report.html")
+
+
+def test_values_computed_anew_are_told(bare: memlens.Index, tmp_path: Path) -> None:
+    write_rows(bare, "rank", like_the_paper(bare)["rank"])
+    bare.register(notes={"experiments": {"rank": {"seed": 3, "sample": 7, "from": {"values": "another"}}}})
+    text = read(bare, tmp_path).text
+    assert "values were computed anew" in text and "memlens experiment INDEX rank --sample 7 --seed 3" in text
+
+
+def test_assets_hold_each_chart_and_the_very_tables(full: memlens.Index, tmp_path: Path) -> None:
+    make_report(full, tmp_path / "report.html", tmp_path / "figures")
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    for name in page.all("data-chart"):
+        svg = (tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert svg.startswith("<svg") and "var(--" not in svg
+        assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    for path in (full.folder / "experiments").glob("*.parquet"):
+        assert from_csv(tmp_path / "figures" / f"{path.stem}.csv") == full.table(f"experiments/{path.stem}").to_pylist()
+
+
+def from_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="") as handle:
+        return [{name: _value(cell) for name, cell in row.items()} for row in csv.DictReader(handle)]
+
+
+def _value(cell: str) -> Any:
+    if cell in ("True", "False"):
+        return cell == "True"
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            continue
+    return cell or None
+
+
+def test_the_share_of_patterns_is_counted_by_prefix(full: memlens.Index) -> None:
+    kinds = {(p["layer"], p["memory"], rank): p["kind"] for p in patterns_of(full) for rank in p["prefixes"]}
+    triggers = [row for row in full.table("triggers").to_pylist() if row["end"] == "top"]
+    shares = pattern_shares(full)
+    assert shares is not None and [row["layer"] for row in shares] == list(full.layers)
+    for row in shares:
+        own = [kinds.get((t["layer"], t["memory"], t["rank"])) for t in triggers if t["layer"] == row["layer"]]
+        counted = [own.count(kind) for kind in ("shallow", "semantic", None)]
+        assert [row[name] for name in ("shallow", "semantic", "not covered")] == counted
+        assert (row["both"], row["prefixes"]) == (0, len(own))
+
+
+def test_a_folder_in_place_of_the_page_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="is a folder; name a file"):
+        make_report(bare, tmp_path)
+
+
+def test_a_file_in_place_of_the_assets_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SettingError, match=r"--assets is .* a file"):
+        make_report(bare, tmp_path / "report.html", tmp_path / "file")
+
+
+def test_a_damaged_cache_is_made_again(bundle_cache: Path) -> None:
+    kept = next((bundle_cache / "memlens").iterdir())
+    whole = vega_bundle()
+    kept.write_text("// not this\nalert(1)")
+    assert vega_bundle() == whole
