@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from memlens.errors import UnknownName
+from memlens.errors import IndexFolderError, UnknownName
+from memlens.index.reader import Index
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,28 @@ class Experiment:
     uses_model: bool = False  # must the model be loaded?
     also: tuple[str, ...] = ()  # further tables
     options: tuple[str, ...] = ()  # further keyword arguments that its compute functions take
+    last_layer: bool = False  # must the model's last layer have been scanned?
 
     @property
     def module(self) -> Any:
         return import_module(f"memlens.experiments.{self.name.replace('-', '_')}")
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        """The tables that the experiment makes; nothing is imported for that."""
+        return (self.name, *(f"{self.name}-{part}" for part in self.also))
+
+    def obstacle(self, index: Index) -> str | None:
+        """Why this index cannot have the experiment, and what to do about it; None where nothing is in the way."""
+        for table in self.needs:
+            try:
+                index.path(table)
+            except IndexFolderError as error:
+                return str(error)
+        last = len(index.manifest["model"]["memories"]) - 1
+        if self.last_layer and last not in index.layers:
+            return f"the model's last layer, {last}, was not scanned into {index.folder}; scan with it in --layers"
+        return None
 
     def tables(self) -> Iterator[tuple[str, Any, Any]]:
         """Name, compute and chart of each table that the experiment makes."""
@@ -43,10 +62,19 @@ class Experiment:
             yield f"{self.name}-{part}", getattr(self.module, f"compute_{part}"), getattr(self.module, f"chart_{part}")
 
 
-def _on_prefixes(name: str, figure: str, title: str) -> Experiment:
+def _on_prefixes(name: str, figure: str, title: str, last_layer: bool = False) -> Experiment:
     """An experiment that reads the one pass over sampled prefixes (see aggregate)."""
-    options = ("validation", "stop_words")
-    return Experiment(name, figure, title, "prefixes", 4000, needs=("values",), uses_model=True, options=options)
+    return Experiment(
+        name,
+        figure,
+        title,
+        "prefixes",
+        4000,
+        needs=("values",),
+        uses_model=True,
+        options=("validation", "stop_words"),
+        last_layer=last_layer,
+    )
 
 
 _KNOWN = (
@@ -63,7 +91,7 @@ _KNOWN = (
     _on_prefixes("refinement", "Figure 9", "Residual streams that already predict the final token"),
     _on_prefixes("confidence", "Figure 10", "Probability of the final token in the residual stream"),
     _on_prefixes("cases", "Figure 11", "Whose token a layer's output has"),
-    _on_prefixes("last-layer", "Section 5.2", "Compositions of the last layer, for people to judge"),
+    _on_prefixes("last-layer", "Section 5.2", "Compositions of the last layer, for people to judge", last_layer=True),
     _on_prefixes("contributions", "beyond the paper", "What attention, layers and memories put into the final logit"),
     _on_prefixes("vetoes", "beyond the paper", "Memories that push the residual's token down"),
 )  # fmt: skip

@@ -6,12 +6,13 @@ The same index, model and seed give the same bytes. This module knows the regist
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from memlens.errors import SettingError
+from memlens.corpus import CorpusSettings, corpus_fingerprint
+from memlens.errors import IndexFolderError, SettingError
 from memlens.experiments.registry import Experiment, find_experiments
 from memlens.index.build import Progress, no_progress
 from memlens.index.files import explain_os_errors, only_writer, read_json
@@ -22,6 +23,9 @@ from memlens.index.tables import write_table
 from memlens.models.memory_model import MemoryModel
 from memlens.values.table import checked_model
 
+STOP_WORDS = "en"
+_OF_THE_PASS = ("validation", "stop_words")  # options of the pass over prefixes, see aggregate
+
 
 def run(
     index: Index,
@@ -31,18 +35,19 @@ def run(
     seed: int = 0,
     sample: int | None = None,
     progress: Progress = no_progress,
+    skipped: Callable[[str, str], None] | None = None,
     **options: Any,
 ) -> dict[str, pa.Table]:
     """Compute and keep the tables of experiments; they come back by name.
 
     `model` (the one that was scanned, or where it is) is loaded only where an experiment uses it. `sample` None is each
-    experiment's own default. `options` go to the experiments that name them in the registry.
+    experiment's own default. `options` go to the experiments that name them in the registry. What this index cannot
+    have is refused before anything is computed; where only `all` asked for it, it is left out and `skipped` told its
+    name and the reason (without values `all` is refused, too: next to nothing would be left).
     """
-    chosen = find_experiments([names] if isinstance(names, str) else names)
+    asked = [names] if isinstance(names, str) else list(names)
+    chosen = _possible(index, find_experiments(asked), asked, skipped)
     _refuse_wrong(chosen, seed, sample, options)
-    for experiment in chosen:
-        for table in experiment.needs:
-            index.path(table)  # refuses, naming the command to run, before anything is computed
     loaded = checked_model(index, model) if any(experiment.uses_model for experiment in chosen) else None
     made: dict[str, pa.Table] = {}
     for experiment in chosen:
@@ -52,8 +57,55 @@ def run(
             name: compute(index, loaded, seed=seed, sample=size, progress=progress, **own)
             for name, compute, _chart in experiment.tables()
         }
-        made |= _keep(index, experiment, tables, {"seed": seed, "sample": size})
+        # After the pass over prefixes the manifest says which validation text and stop words it was made with.
+        passed = {name: index.manifest["aggregate"][name] for name in _OF_THE_PASS if name in experiment.options}
+        made |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed})
     return made
+
+
+def is_made(
+    index: Index,
+    experiment: Experiment,
+    *,
+    seed: int = 0,
+    sample: int | None = None,
+    validation: CorpusSettings | None = None,
+    stop_words: str = STOP_WORDS,
+) -> bool:
+    """Does the index hold this very experiment, whole, and made from the tables it has now?"""
+    if experiment.obstacle(index) is not None:
+        return False
+    given = {
+        "validation": None if validation is None else corpus_fingerprint(validation),
+        "stop_words": stop_words,
+    }
+    settings = {
+        "seed": seed,
+        "sample": experiment.sample if sample is None else sample,
+        **{name: given[name] for name in _OF_THE_PASS if name in experiment.options},
+    }
+    noted = index.manifest.get("experiments", {}).get(experiment.name)
+    whole = all(index.is_whole(f"{FOLDER}/{name}") for name in experiment.table_names)
+    return whole and noted == _note(index, experiment, settings)
+
+
+def _possible(
+    index: Index,
+    chosen: Sequence[Experiment],
+    asked: Sequence[str],
+    skipped: Callable[[str, str], None] | None,
+) -> list[Experiment]:
+    """The experiments that this index can have; one that was asked for by its own name is refused otherwise."""
+    possible = []
+    for experiment in chosen:
+        reason = experiment.obstacle(index)
+        if reason is None:
+            possible.append(experiment)
+        elif experiment.name in asked or ("values" in experiment.needs and not index.has("values")):
+            raise IndexFolderError(reason)
+        elif skipped is not None:
+            skipped(experiment.name, reason)
+    return possible
 
 
 def _refuse_wrong(chosen: Sequence[Experiment], seed: int, sample: int | None, options: Mapping[str, Any]) -> None:
@@ -70,9 +122,7 @@ def _keep(
     index: Index, experiment: Experiment, tables: Mapping[str, pa.Table], settings: Mapping[str, Any]
 ) -> dict[str, pa.Table]:
     """Write an experiment's tables; what they were made with goes into the files and the manifest."""
-    # With the checksum of what it was made from, a table that is older than the values can be told.
-    used = {table: index.manifest["files"][f"{table}.parquet"]["sha256"] for table in experiment.needs}
-    note = {**settings, "from": used}
+    note = _note(index, experiment, settings)
     metadata = {"memlens": json.dumps(note, sort_keys=True)}
     noted = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
     with only_writer(index.folder / LOCK), explain_os_errors(index.folder / FOLDER):
@@ -82,3 +132,9 @@ def _keep(
         known = read_json(index.folder / MANIFEST).get("experiments", {})
         index.register(*(f"{FOLDER}/{name}" for name in noted), notes={"experiments": {**known, experiment.name: note}})
     return noted
+
+
+def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With the checksum of what it was made from, a table that is older than the values can be told."""
+    used = {table: index.manifest["files"][f"{table}.parquet"]["sha256"] for table in experiment.needs}
+    return {**settings, "from": used}

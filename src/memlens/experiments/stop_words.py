@@ -42,12 +42,17 @@ def languages() -> tuple[str, ...]:
     return tuple(sorted(_LISTS))
 
 
-def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bool | None]:
-    """For each prefix: is its target a stop word? None where the sentence ends with it."""
+def check_stop_words(words: str) -> None:
+    """Refuse what is neither a language with a list nor "frequent"."""
     if words != FREQUENT and words not in _LISTS:
         raise SettingError(
             f"there is no list of stop words for '{words}'; choose {', '.join(languages())} or {FREQUENT}"
         )
+
+
+def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bool | None]:
+    """For each prefix: is its target a stop word? None where the sentence ends with it."""
+    check_stop_words(words)
     targets = prefixes.targets.tolist()
     if words == FREQUENT:
         frequent = frequent_tokens(index)

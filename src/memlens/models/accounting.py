@@ -11,6 +11,7 @@ This module knows a model and what was recorded of a pass; where the positions c
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -43,7 +44,10 @@ class Accounting:
         self._model = model
         self._lens: Lens = model.lens
         self._embedding = model.lens.embedding  # [vocabulary, d]
-        self._mean = self._embedding.mean(0)  # [d]
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        return self._embedding.mean(0)  # [d]
 
     def direction(self, tokens: Tensor, states: Tensor, relative: bool = False) -> Tensor:
         """[n, d]: part . direction is what a part of a state [n, d] adds to the logit of its token [n].

@@ -114,15 +114,15 @@ class AdaptiveLens(Lens):
     def tied(self) -> bool:
         return self._output.words is self._input_embedding.words[0].weight
 
-    def value_scores(self, values: Tensor, layer: int, reading: str | None = None) -> Tensor:
+    def folded_scores(self, vectors: Tensor) -> Tensor:
         """Log-probabilities [n, vocabulary] of values [n, d], each read as if it were the last state."""
         with torch.no_grad():
-            scores: Tensor = self._output(self.folded(values, layer, reading))
+            scores: Tensor = self._output(vectors)
             return scores
 
-    def state_logits(self, states: Tensor) -> Tensor:
+    def state_logits(self, states: Tensor, gradients: bool = False) -> Tensor:
         """Log-probabilities of what the model would predict from states [..., d]."""
-        with torch.no_grad():
+        with torch.set_grad_enabled(gradients):
             scores: Tensor = self._output(states.to(self._output.words.dtype))
             return scores
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from memlens.models.fingerprint import fingerprint_of
 from memlens.models.lens import Lens
 from memlens.models.memory_model import MemoryModel
 from memlens.models.norm import Norm
+from memlens.models.quiet import quiet_transformers
 from memlens.models.refusal import family_of
 from memlens.models.tokenizer import Tokenizer
 
@@ -77,6 +79,17 @@ class HuggingFaceModel(MemoryModel):
     def fingerprint(self) -> str:
         config = {key: value for key, value in self.config.to_diff_dict().items() if key not in _NOT_OF_THE_MODEL}
         return fingerprint_of(json.dumps(config, sort_keys=True, default=str), self._tokenizer, self.network)
+
+    def save(self, folder: Path) -> None:
+        if self.source.lower().endswith(".gguf"):
+            raise ModelError(
+                f"{self.name} is a .gguf file and cannot be saved as a safetensors checkpoint; edit the checkpoint it "
+                "was made from"
+            )
+        with quiet_transformers():
+            self.network.save_pretrained(folder)  # type: ignore[operator]
+        if self.has_tokenizer:
+            self.tokenizer.save(folder)
 
     def _refuse_foreign_tokenizer(self) -> None:
         embedding: Any = self.network.get_input_embeddings()  # type: ignore[operator]

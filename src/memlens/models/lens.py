@@ -84,12 +84,16 @@ class Lens:
 
     def value_scores(self, values: Tensor, layer: int, reading: str | None = None) -> Tensor:
         """Scores [n, vocabulary] of values [n, d] of a layer."""
-        with torch.no_grad():
-            return self.folded(values, layer, reading) @ self.embedding.T
+        return self.folded_scores(self.folded(values, layer, reading))
 
-    def state_logits(self, states: Tensor) -> Tensor:
-        """What the model would score from states [n, d] (or [..., d]), before soft-capping: [n, vocabulary]."""
+    def folded_scores(self, vectors: Tensor) -> Tensor:
+        """Scores [n, vocabulary] of what `folded` gave, [n, d], of any layers together."""
         with torch.no_grad():
+            return vectors @ self.embedding.T
+
+    def state_logits(self, states: Tensor, gradients: bool = False) -> Tensor:
+        """What the model would score from states [n, d] (or [..., d]), before soft-capping: [n, vocabulary]."""
+        with torch.set_grad_enabled(gradients):
             # in the model's own dtype and by its own modules, so that the last state gives exactly its own prediction
             states = states.to(self._output_weight.dtype)
             normed = states if self.final_norm is None else self.final_norm(states)

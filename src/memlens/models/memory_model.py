@@ -23,6 +23,8 @@ from memlens.models.feed_forward import FeedForward
 from memlens.models.norm import at_least_float32
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from memlens.models.lens import Lens
     from memlens.models.proof import Proof
     from memlens.models.tokenizer import Tokenizer
@@ -95,12 +97,13 @@ class MemoryModel(ABC):
     def dtype(self) -> torch.dtype:
         return self.layers[0].values.dtype
 
-    def run_body(self, tokens: Tensor) -> Tensor:
+    def run_body(self, tokens: Tensor, gradients: bool = False) -> Tensor:
         """The state after the last block and before the final norm, [batch, pos, d], for tokens [batch, pos] int64.
 
         No vocabulary scores are computed. Rows may be padded on the right with any token: attention is causal.
+        `gradients`: let it be differentiated, by coefficients that an edit has put in.
         """
-        with torch.no_grad():
+        with torch.set_grad_enabled(gradients):
             return self._run_body(self._checked(tokens))
 
     def logits(self, tokens: Tensor) -> Tensor:
@@ -117,6 +120,12 @@ class MemoryModel(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """sha256 of configuration, tokenizer and every parameter; the same wherever the model's folder lies."""
+
+    def save(self, folder: Path) -> None:
+        """Write the weights as they are now, with configuration and tokenizer, as a safetensors checkpoint."""
+        raise ModelError(
+            f"{self.name} ({self.family}) cannot be saved as a safetensors checkpoint; use a Hugging Face checkpoint"
+        )
 
     @contextmanager
     def watch(

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from memlens.errors import CorpusError, ModelError, UnknownName
@@ -104,6 +105,15 @@ class Tokenizer:
             return ids[0]
         split = " + ".join(repr(self.token_text(token)) for token in ids) or "no token at all"
         raise UnknownName(f"{text!r} is not one token of this model but {split}; name one of its tokens")
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Several tokens as one text, characters of several tokens made whole."""
+        text: str = self._fast.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files into a checkpoint's folder."""
+        self._fast.save_pretrained(folder)
 
     def serialized(self) -> str:
         """Everything that decides how texts become tokens, as stable text for a fingerprint."""

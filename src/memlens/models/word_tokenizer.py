@@ -62,6 +62,12 @@ class WordTokenizer(Tokenizer):
             raise UnknownName(f"{words[0]!r} is not in this model's dictionary, which would read it as <unk>")
         return self._ids[words[0]]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(self.token_text(token) for token in tokens)
+
+    def save(self, folder: Path) -> None:
+        raise ModelError(f"a dictionary of whole words cannot be saved into {folder}; keep the checkpoint's dict.txt")
+
     def serialized(self) -> str:
         return json.dumps({"words": self._words, "memlens": {"bos": self.bos, "adds_bos": self.adds_bos}})
 

@@ -1,0 +1,170 @@
+"""Which memories an answer hangs on, exactly: each is silenced by itself, and the answer's probability looked at.
+
+Many copies of the prompt run as one batch, each with another memory silenced. The effect of a memory is p - p without
+it: above 0 it supports the answer. It costs a pass over the prompt for every memory; for all memories at once there is
+integrated.py, of which this is the measure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlens.errors import ModelError, SettingError, UnknownName
+from memlens.memory import MemoryId
+from memlens.models.memory_model import MemoryModel
+from memlens.trace.intervention import check_memory
+from memlens.trace.prompt import Prompt, read_prompt, read_token
+from memlens.trace.result import Token
+
+_BATCH_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """How much of a token's probability each of some memories accounts for."""
+
+    prompt: str
+    token: Token
+    p: float  # of the token, with all memories as they are
+    method: str  # "exact" or "integrated"
+    effects: dict[MemoryId, float]  # p that is owed to each memory
+
+    def strongest(self, count: int = 10) -> list[tuple[MemoryId, float]]:
+        """The memories that change the answer most, of either sign."""
+        return sorted(self.effects.items(), key=lambda one: (-abs(one[1]), one[0]))[:count]
+
+    def to_json(self) -> dict[str, Any]:
+        effects = {str(memory): effect for memory, effect in self.strongest(len(self.effects))}
+        token = {"id": self.token.id, "text": self.token.text}
+        return {"prompt": self.prompt, "token": token, "p": self.p, "method": self.method, "effects": effects}
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{memory} {effect:+.3g}" for memory, effect in self.strongest(3))
+        return f"<Attribution ({self.method}) of {self.token.text!r}, p {self.p:.3g}: {shown}, ...>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(f"<tr><td>{memory}</td><td>{effect:+.4g}</td></tr>" for memory, effect in self.strongest())
+        caption = f"{escape(self.token.text)} after {escape(self.prompt[-60:])}: p {self.p:.3g}, {self.method}"
+        return f"<table><caption>{caption}</caption><tr><th>memory</th><th>effect on p</th></tr>{rows}</table>"
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """A prompt up to the position that is asked about, the token that is asked for, and where memories are changed."""
+
+    model: MemoryModel
+    prompt: Prompt
+    token: int
+    fed: Tensor  # [1, pos]
+    rows: Tensor  # [k] positions in what is fed
+    p: float
+
+    @classmethod
+    def ask(
+        cls,
+        model: MemoryModel,
+        prompt: str,
+        token: str | int | None,
+        position: int,
+        positions: Sequence[int] | None,
+    ) -> Question:
+        read = read_prompt(model, prompt)
+        place = read.place(position)
+        chosen = None if token is None else read_token(model, token)
+        fed = read.fed(place)
+        places = range(fed.shape[1]) if positions is None else [read.place(at) + read.shift for at in positions]
+        rows = torch.tensor([row for row in places if row < fed.shape[1]], device=model.device, dtype=torch.int64)
+        if not len(rows):
+            raise SettingError(f"positions {list(positions or ())} all lie behind position {place}; none has an effect")
+        p = probabilities(model, fed)[0]
+        answer = int(p.argmax()) if chosen is None else chosen
+        return cls(model, read, answer, fed, rows, float(p[answer]))
+
+    def attribution(self, method: str, effects: dict[MemoryId, float]) -> Attribution:
+        token = Token(self.token, self.model.tokenizer.token_text(self.token))
+        return Attribution(self.prompt.text, token, self.p, method, effects)
+
+
+def probabilities(model: MemoryModel, tokens: Tensor, gradients: bool = False) -> Tensor:
+    """p [batch, vocabulary] after the last of tokens [batch, pos]."""
+    last = model.run_body(tokens, gradients)[:, -1]
+    with torch.set_grad_enabled(gradients):
+        p = model.lens.probabilities(model.lens.state_logits(last, gradients))
+    if not torch.isfinite(p).all():
+        raise ModelError(f"{model.name} gives NaN or infinite scores; the dtype is too small: try float32")
+    return p
+
+
+def silence_each(
+    model: MemoryModel,
+    prompt: str,
+    memories: Iterable[str | MemoryId] | None = None,
+    *,
+    layers: Sequence[int] | None = None,
+    token: str | int | None = None,
+    position: int = -1,
+    positions: Sequence[int] | None = None,
+    batch_tokens: int = _BATCH_TOKENS,
+) -> Attribution:
+    """The exact effect of silencing each of some memories, or each memory of some layers (None: of all).
+
+    `position`: where the answer is read; `positions`: where memories are silenced (None: everywhere, BOS included).
+    """
+    chosen = _chosen(model, memories, layers)
+    question = Question.ask(model, prompt, token, position, positions)
+    a_batch = max(1, batch_tokens // question.fed.shape[1])
+    effects: dict[MemoryId, float] = {}
+    for first in range(0, len(chosen), a_batch):
+        part = chosen[first : first + a_batch]
+        with model.edit(_each_by_itself(part, question.rows)):
+            p = probabilities(model, question.fed.expand(len(part), -1))[:, question.token]
+        effects.update(zip(part, (question.p - p.double()).tolist(), strict=True))
+    return question.attribution("exact", effects)
+
+
+def chosen_layers(model: MemoryModel, layers: Sequence[int] | None) -> list[int]:
+    if layers is None:
+        return list(range(len(model.layers)))
+    for layer in layers:
+        if not 0 <= layer < len(model.layers):
+            raise UnknownName(f"layer {layer} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")
+    return sorted(set(layers))
+
+
+def _chosen(
+    model: MemoryModel, memories: Iterable[str | MemoryId] | None, layers: Sequence[int] | None
+) -> list[MemoryId]:
+    if memories is None:
+        own = chosen_layers(model, layers)
+        return [MemoryId(layer, memory) for layer in own for memory in range(model.layers[layer].memories)]
+    if layers is not None:
+        raise SettingError("memories and layers are both given; name either the memories or whole layers")
+    chosen = sorted({MemoryId.parse(one) if isinstance(one, str) else one for one in memories})
+    for memory in chosen:
+        check_memory(model, memory)
+    return chosen
+
+
+def _each_by_itself(memories: list[MemoryId], rows: Tensor) -> dict[int, Callable[[Tensor], Tensor]]:
+    """Silence memory i in line i of the batch."""
+
+    def silence(layer: int) -> Callable[[Tensor], Tensor]:
+        lines = [line for line, memory in enumerate(memories) if memory.layer == layer]
+        columns = [memories[line].memory for line in lines]
+
+        def change(m: Tensor) -> Tensor:  # [batch, pos, memories]
+            m = m.clone()
+            of_lines = torch.tensor(lines, device=m.device)[:, None]
+            m[of_lines, rows, torch.tensor(columns, device=m.device)[:, None]] = 0
+            return m
+
+        return change
+
+    return {layer: silence(layer) for layer in {memory.layer for memory in memories}}

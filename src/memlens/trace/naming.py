@@ -1,0 +1,115 @@
+"""What memories are known for: the tokens at both ends of their values; from an index also triggers and patterns.
+
+With an index the tokens come from its values table; without one, or for layers that were not scanned, the values of
+just these memories are read through the lens, all in one product. This module knows nothing of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from memlens.errors import ModelError
+from memlens.index.reader import Index
+from memlens.index.trigger_list import trigger_of
+from memlens.memory import MemoryId
+from memlens.models.memory_model import MemoryModel
+from memlens.values.blocks import thread_pool
+from memlens.values.rows import find_ends
+
+_TRIGGER_CHARACTERS = 60  # of a trigger's end; the whole is in the index
+
+
+@dataclass
+class Names:
+    """What one memory is known for."""
+
+    top: list[int] = field(default_factory=list)  # tokens that its value promotes, strongest first
+    bottom: list[int] = field(default_factory=list)
+    triggers: dict[str, str] = field(default_factory=dict)  # end -> the best prefix's last words
+    patterns: tuple[str, ...] = ()
+
+    def ends(self, coefficient: float) -> tuple[list[int], list[int], str | None]:
+        """What is promoted, what demoted, and the trigger, for a coefficient of this sign."""
+        if coefficient < 0:
+            return self.bottom, self.top, self.triggers.get("bottom")
+        return self.top, self.bottom, self.triggers.get("top")
+
+
+def check_index(model: MemoryModel, index: Index) -> None:
+    """Refuse an index that cannot be of this model, at a glance; that it is, `index.load_model()` has made sure."""
+    for layer in index.layers:
+        if layer >= len(model.layers) or model.layers[layer].memories != index.memories(layer):
+            raise ModelError(
+                f"{index.folder} is not an index of {model.name}: layer {layer} differs; load the model with the index"
+            )
+
+
+def name_memories(
+    model: MemoryModel, memories: Sequence[MemoryId], top: int, index: Index | None
+) -> dict[MemoryId, Names]:
+    """Names of the memories, with up to `top` tokens at each end."""
+    names = {memory: Names() for memory in memories}
+    listed: set[MemoryId] = set()
+    if index is not None:
+        scanned = [memory for memory in names if memory.layer in index.layers]
+        if index.has("values") and index.manifest.get("values", {}).get("top", 0) >= min(top, model.vocabulary):
+            listed = set(scanned)
+            _look_up_values_(names, scanned, top, index)
+        _look_up_triggers_(names, scanned, index)
+        if index.has("patterns"):
+            _look_up_patterns_(names, scanned, index)
+    _read_values_(names, [memory for memory in names if memory not in listed], top, model)
+    return names
+
+
+def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: int, model: MemoryModel) -> None:
+    if not memories:
+        return
+    parts, order = [], []
+    for layer in sorted({memory.layer for memory in memories}):
+        own = [memory for memory in memories if memory.layer == layer]
+        rows = torch.tensor([memory.memory for memory in own], device=model.device)
+        parts.append(model.lens.folded(model.layers[layer].values[rows], layer))
+        order.extend(own)
+    scores = model.lens.folded_scores(torch.cat(parts)).to("cpu", torch.float32).contiguous().numpy()
+    with thread_pool() as pool:
+        ends = find_ends(scores, min(top, model.vocabulary), pool)
+    for memory, high, low in zip(order, ends.top.tolist(), ends.bottom.tolist(), strict=True):
+        names[memory].top, names[memory].bottom = high, low
+
+
+def _look_up_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: int, index: Index) -> None:
+    for memory, row in _rows(index, "values", memories, "tokens, bottom_tokens"):
+        names[memory].top, names[memory].bottom = row["tokens"][:top], row["bottom_tokens"][:top]
+
+
+def _look_up_triggers_(names: dict[MemoryId, Names], memories: list[MemoryId], index: Index) -> None:
+    rows = list(
+        _rows(index, "triggers", memories, '"end", rank, coefficient, sentence, position, next_token', "rank = 0")
+    )
+    sentences = index.sentences(sorted({row["sentence"] for _, row in rows}))
+    for memory, row in rows:
+        text = trigger_of(row, sentences[row["sentence"]]).text
+        names[memory].triggers[row["end"]] = text[-_TRIGGER_CHARACTERS:]
+
+
+def _look_up_patterns_(names: dict[MemoryId, Names], memories: list[MemoryId], index: Index) -> None:
+    for memory, row in _rows(index, "patterns", memories, "description"):
+        names[memory].patterns = (*names[memory].patterns, row["description"])
+
+
+def _rows(
+    index: Index, table: str, memories: list[MemoryId], columns: str, where: str = "true"
+) -> list[tuple[MemoryId, dict[str, Any]]]:
+    """The rows of a table about some memories, in the table's order."""
+    if not memories:
+        return []
+    pairs = ", ".join(f"({memory.layer}, {memory.memory})" for memory in memories)
+    rows = index.sql(
+        f"SELECT layer, memory, {columns} FROM {{{table}}} WHERE (layer, memory) IN (VALUES {pairs}) AND {where}"
+    )
+    return [(MemoryId(row["layer"], row["memory"]), row) for row in rows]

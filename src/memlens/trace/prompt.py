@@ -1,0 +1,77 @@
+"""A prompt as a model is fed it, and the names of its places and tokens, checked once, at the edge.
+
+Positions count the prompt's own tokens from 0, BOS not counted; from the end they are negative, -1 the last one. BOS is
+fed exactly when the checkpoint's own tokenizer puts it before a text. This module runs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from memlens.errors import ModelError, SettingError, UnknownName
+from memlens.models.memory_model import MemoryModel
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text's own tokens, and the BOS token that is fed before them, if one is."""
+
+    text: str
+    tokens: tuple[int, ...]
+    bos: int | None
+
+    @property
+    def shift(self) -> int:
+        """Where the prompt's own position 0 lies in what is fed."""
+        return 0 if self.bos is None else 1
+
+    def fed(self, position: int | None = None) -> Tensor:
+        """[1, pos]: what the model is fed, up to a position or whole; attention is causal, so no more is needed."""
+        own = self.tokens if position is None else self.tokens[: position + 1]
+        return torch.tensor([[*([] if self.bos is None else [self.bos]), *own]])
+
+    def place(self, position: int) -> int:
+        """A position from 0, also for one that was given from the end."""
+        count = len(self.tokens)
+        if not -count <= position < count:
+            raise SettingError(
+                f"position {position} is not in the prompt of {count} tokens; give 0 to {count - 1}, or -1 for the last"
+            )
+        return position % count
+
+
+def read_prompt(model: MemoryModel, text: str, room: int = 0) -> Prompt:
+    """The prompt for a model, refused if it is empty or leaves less than `room` of the model's context."""
+    tokenizer = model.tokenizer
+    tokens = tuple(tokenizer.encode([text])[0].ids)
+    if not tokens:
+        raise SettingError(f"the prompt {text[:40]!r} has no tokens; give at least one word")
+    if max(tokens) >= model.vocabulary:
+        raise ModelError(f"{model.name} has {model.vocabulary} tokens but its tokenizer made token {max(tokens)}")
+    prompt = Prompt(text, tokens, tokenizer.bos if tokenizer.adds_bos else None)
+    needed = len(tokens) + prompt.shift + room
+    if model.context is not None and needed > model.context:
+        further = f" and {room} more" if room else ""
+        raise SettingError(
+            f"the prompt's {needed - room} tokens{further} are more than {model.name} reads at once "
+            f"({model.context}); shorten it"
+        )
+    return prompt
+
+
+def read_token(model: MemoryModel, token: str | int) -> int:
+    """A token by its text or number, refused if the model has none such."""
+    if isinstance(token, str):
+        token = model.tokenizer.id_of(token)
+    if not 0 <= token < model.vocabulary:
+        raise UnknownName(f"token {token} does not exist: {model.name} has tokens 0 to {model.vocabulary - 1}")
+    return token
+
+
+def check_top(top: int) -> int:
+    if top < 1:
+        raise SettingError(f"--top is {top}; it must be 1 or more")
+    return top

@@ -1,0 +1,137 @@
+"""Bad input is refused in one line that says what, why and what to do; before anything runs."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memlens
+from memlens.errors import MemlensError, ModelError, SettingError, UnknownName
+from memlens.memory import MemoryId
+from memlens.models.memory_model import MemoryModel
+from memlens.testing import CONTEXT, tiny_model, tiny_tokenizer
+from memlens.trace import Edit, Intervention, generate, intervene, trace
+
+PROMPT = "The river runs"
+
+
+def refusal(call: Callable[[], Any], kind: type[MemlensError]) -> str:
+    with pytest.raises(kind) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message and type(caught.value) is kind
+    return message
+
+
+def test_prompts_that_cannot_be_traced(model: MemoryModel) -> None:
+    assert "has no tokens" in refusal(lambda: trace(model, ""), SettingError)
+    long = "the " * (CONTEXT + 1)
+    message = refusal(lambda: trace(model, long), SettingError)
+    assert f"more than {model.name} reads at once ({CONTEXT})" in message
+    assert "and 40 more are more" in refusal(lambda: generate(model, PROMPT, 40), SettingError)
+
+
+def test_positions_tokens_and_counts_that_do_not_exist(model: MemoryModel) -> None:
+    count = len(model.tokenizer.encode([PROMPT])[0].ids)
+    for position in (count, -count - 1):
+        assert f"0 to {count - 1}" in refusal(lambda at=position: trace(model, PROMPT, position=at), SettingError)
+    assert "is not one token" in refusal(lambda: trace(model, PROMPT, token=" Constantinople"), UnknownName)
+    for token in (97, -1):
+        assert "has tokens 0 to 96" in refusal(lambda one=token: trace(model, PROMPT, token=one), UnknownName)
+    assert "must be 1 or more" in refusal(lambda: trace(model, PROMPT, top=0), SettingError)
+    assert "ask for 1 or more" in refusal(lambda: generate(model, PROMPT, 0), SettingError)
+    assert "temperature" in refusal(lambda: generate(model, PROMPT, 1, temperature=math.nan), SettingError)
+
+
+@pytest.mark.parametrize("text", ["L3N0=0", "L0N40=0", "L3=x2", "L99N1=3"])
+def test_memories_and_layers_that_do_not_exist(model: MemoryModel, text: str) -> None:
+    message = refusal(lambda: intervene(model, PROMPT, Intervention.parse(text)), UnknownName)
+    assert "does not exist" in message and "0 to " in message
+
+
+@pytest.mark.parametrize("text", ["L0N0=nan", "L0N0=inf", "L0N0=-inf", "L0N0=xnan", "L0N0=1e999"])
+def test_coefficients_that_are_not_finite(text: str) -> None:
+    assert "must be a finite number" in refusal(lambda: Edit.parse(text), SettingError)
+
+
+@pytest.mark.parametrize("text", ["L0N0", "L0N0=", "L0N0=x", "L0N0=two", "L0N0=2x"])
+def test_edits_without_a_number(text: str) -> None:
+    assert "write L3N512=3.5 to set" in refusal(lambda: Edit.parse(text), SettingError)
+
+
+def test_edits_that_contradict_themselves() -> None:
+    assert "layer and memory like L3N512" in refusal(lambda: Edit.parse("N5=0"), UnknownName)
+    assert "either memories or one layer" in refusal(Edit, SettingError)
+    assert "either memories" in refusal(lambda: Edit(memories=(MemoryId(0, 1),), layer=0), SettingError)
+    assert "give one" in refusal(lambda: Edit(layer=0, coefficient=1.0, factor=2.0), SettingError)
+
+
+def test_an_edit_at_a_position_behind_the_prompt_is_refused(model: MemoryModel) -> None:
+    edits = Intervention.parse("L0N0=0", positions=[500])
+    assert "position 500 is not in the prompt" in refusal(lambda: intervene(model, PROMPT, edits), SettingError)
+
+
+def test_numbers_that_drown_the_model_are_refused() -> None:
+    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    message = refusal(lambda: intervene(model, PROMPT, Intervention.parse("L0N0=1e39")), SettingError)
+    assert "float32 cannot hold" in message
+    drowned = Intervention.parse("L2N0=3e38", "L2N1=3e38", "L2N2=3e38")
+    assert "NaN or infinite" in refusal(lambda: intervene(model, PROMPT, drowned), ModelError)
+
+
+@pytest.fixture
+def document(model: MemoryModel) -> dict[str, Any]:
+    return Intervention.parse("L1N3=4", "L2=x2").meant_for(model).to_json()
+
+
+def test_an_intervention_for_another_model_is_refused(document: dict[str, Any]) -> None:
+    other = memlens.load(tiny_model("gpt2", seed=1), tokenizer=tiny_tokenizer())
+    message = refusal(lambda: intervene(other, PROMPT, Intervention.from_json(document)), ModelError)
+    assert "is not for" in message and "fingerprint differs" in message
+
+
+WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "not an intervention": lambda d: d.pop("kind"),
+    "schema 2": lambda d: d.update(schema=2),
+    "unit is 'pre-activation'": lambda d: d.update(unit="pre-activation"),
+    "which model it is for": lambda d: d.update(model={"name": "x"}),
+    "and no more": lambda d: d.update(extra=1),
+    "a list of edits": lambda d: d.update(edits={}),
+    "must have the action": lambda d: d["edits"][0].update(action="explode"),
+    "cannot have 'factor'": lambda d: d["edits"][0].update(factor=2),
+    "must be a number, not 'four'": lambda d: d["edits"][0].update(coefficient="four"),
+    "finite number": lambda d: d["edits"][0].update(coefficient=math.nan),
+    "list of names": lambda d: d["edits"][0].update(memories="L1N3"),
+    "is not a memory's name": lambda d: d["edits"][0].update(memories=["M1"]),
+    "'all' or a list": lambda d: d["edits"][0].update(positions=[0.5]),
+    "layer must be a whole number": lambda d: d["edits"][1].update(layer="2"),
+    "either memories or one layer": lambda d: d["edits"][1].pop("layer"),
+}
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_a_damaged_intervention_file_is_refused(document: dict[str, Any], words: str, tmp_path: Path) -> None:
+    damaged = copy.deepcopy(document)
+    WRONG[words](damaged)
+    path = tmp_path / "edits.json"
+    path.write_text(json.dumps(damaged))
+    with pytest.raises((SettingError, UnknownName)) as caught:
+        Intervention.load(path)
+    message = str(caught.value)
+    assert words in message and str(path) in message and "\n" not in message
+
+
+def test_files_that_cannot_be_read_or_written_are_refused(model: MemoryModel, tmp_path: Path) -> None:
+    (tmp_path / "text.json").write_text("{not json")
+    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
+    for name in ("text.json", "bytes.json"):
+        assert "is not a JSON document" in refusal(lambda name=name: Intervention.load(tmp_path / name), SettingError)
+    assert "cannot be read" in refusal(lambda: Intervention.load(tmp_path / "none.json"), SettingError)
+    edits = Intervention.parse("L0N0=0")
+    assert "cannot be written" in refusal(lambda: edits.save(tmp_path / "no" / "x.json", model), SettingError)
