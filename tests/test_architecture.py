@@ -20,6 +20,7 @@ ORDER = (
     ("experiments", "patterns", "trace"),
     ("report", "web"),
     ("api",),
+    ("analyze",),
     ("cli",),
 )
 LEVEL = {part: level for level, row in enumerate(ORDER) for part in row}

@@ -2,6 +2,7 @@
 
     index = memlens.scan("gpt2", "my-texts/", out="gpt2-index")
     index.triggers("L5N894")
+    memlens.analyze("gpt2", "my-texts/", out="gpt2-index")       # that, and everything else, with a report
 
 The public names below are imported when first used, so that `import memlens` costs nothing.
 """
@@ -14,7 +15,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memlens.api import open_index, scan
+    from memlens.analyze import analyze
+    from memlens.api import experiment, open_index, report, scan, values
     from memlens.errors import MemlensError
     from memlens.index.reader import Index
     from memlens.memory import MemoryId, Prefix, Trigger
@@ -30,12 +32,30 @@ _WHERE = {
     "MemoryModel": "memlens.models.memory_model",
     "Prefix": "memlens.memory",
     "Trigger": "memlens.memory",
+    "analyze": "memlens.analyze",
+    "experiment": "memlens.api",
     "load": "memlens.models",
     "open_index": "memlens.api",
+    "report": "memlens.api",
     "scan": "memlens.api",
+    "values": "memlens.api",
 }
 
-__all__ = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "Trigger", "load", "open_index", "scan"]
+__all__ = [
+    "Index",
+    "MemlensError",
+    "MemoryId",
+    "MemoryModel",
+    "Prefix",
+    "Trigger",
+    "analyze",
+    "experiment",
+    "load",
+    "open_index",
+    "report",
+    "scan",
+    "values",
+]
 
 
 def __getattr__(name: str) -> Any:

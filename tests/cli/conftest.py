@@ -10,6 +10,7 @@ import pytest
 from cli_helpers import Ran
 
 from memlens import api
+from memlens.analyze import Analysis, analyze
 from memlens.cli import main
 from memlens.testing import save_tiny
 
@@ -57,6 +58,27 @@ def made(models: dict[str, Path], text: Path, tmp_path_factory: pytest.TempPathF
     for kind in ("plain", "gated"):
         api.scan(models[kind], text, out=folder / kind, top=7, threads=1)
     return {kind: folder / kind for kind in ("plain", "gated")}
+
+
+@pytest.fixture(scope="session")
+def valued(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plain index with values; only read it."""
+    folder = Path(shutil.copytree(made["plain"], tmp_path_factory.mktemp("valued") / "index"))
+    api.values(folder, top=9, threads=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def analyzed(models: dict[str, Path], text: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """Everything there is about the gated model; only read it."""
+    out = tmp_path_factory.mktemp("analyzed") / "index"
+    return analyze(models["gated"], text, out=out, top=7, tokens=9, sample=30, threads=1)
+
+
+@pytest.fixture
+def with_values(valued: Path, tmp_path: Path) -> Path:
+    """A copy of the index with values that a test may endanger."""
+    return Path(shutil.copytree(valued, tmp_path / "valued"))
 
 
 @pytest.fixture

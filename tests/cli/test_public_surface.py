@@ -12,7 +12,8 @@ import pytest
 import memlens
 
 ROOT = Path(__file__).parents[2]
-PUBLIC = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "Trigger", "load", "open_index", "scan"]
+TYPES = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "Trigger"]
+PUBLIC = [*TYPES, "analyze", "experiment", "load", "open_index", "report", "scan", "values"]
 HEAVY = ("torch", "transformers", "pyarrow", "duckdb", "numba")
 
 
@@ -24,9 +25,14 @@ def test_the_public_names_are_these_and_all_can_be_had() -> None:
 
 
 def test_verbs_stay_functions_when_the_folder_of_the_same_name_is_imported() -> None:
-    import memlens.scan.settings  # binds a name that the verb must keep
+    import memlens.analyze
+    import memlens.report.make
+    import memlens.scan.settings
+    import memlens.values.table  # each binds a name that the verb must keep
 
-    assert callable(memlens.scan) and memlens.scan.__module__ == "memlens.api"
+    for verb in (memlens.scan, memlens.values, memlens.report):
+        assert callable(verb) and verb.__module__ == "memlens.api"
+    assert callable(memlens.analyze)
 
 
 def test_what_the_readme_calls_is_public() -> None:

@@ -16,7 +16,7 @@ import typer
 from memlens import __version__
 from memlens.cli.outcome import WRONG_INPUT, guarded, interrupted, say
 
-VERBS = ("info", "scan", "show", "search", "export")
+VERBS = ("analyze", "info", "scan", "values", "experiment", "report", "show", "search", "export", "trace")
 
 # The base of everything typer says about a wrong command line; typer exports this one member of the family.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]

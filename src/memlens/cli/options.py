@@ -22,3 +22,28 @@ Threads = Annotated[
     int | None,
     typer.Option(metavar="N", help="Threads to compute with. Default: all usable cores.", rich_help_panel=RUN),
 ]
+ModelNow = Annotated[
+    str | None,
+    typer.Option(
+        "--model", metavar="MODEL", help="Where the model is now. Default: where it was scanned.", rich_help_panel=RUN
+    ),
+]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of everything that is drawn at random.")]
+Reading = Annotated[
+    str | None,
+    typer.Option(
+        metavar="folded|raw",
+        help="With the final norm's gain folded in, or plain v E. Default: folded where there is a final norm.",
+    ),
+]
+Sample = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Memories or prefixes to look at. Default: each experiment's own."),
+]
+Validation = Annotated[
+    list[str] | None,
+    typer.Option(metavar="CORPUS", help="Text to draw prefixes from, repeatable. Default: the scanned corpus."),
+]
+StopWords = Annotated[
+    str | None, typer.Option(metavar="en|frequent", help="Stop words: a language's list, or the most frequent tokens.")
+]

@@ -1,6 +1,6 @@
-"""How far a scan is, drawn on stderr while it runs; silent where stderr is not a terminal.
+"""How far a long command is, drawn on stderr while it runs; silent where stderr is not a terminal.
 
-Knows the stages that index/build.py reports, and nothing else of them.
+Knows the names of the stages that the library reports, and nothing else of them.
 """
 
 from __future__ import annotations
@@ -15,15 +15,28 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 _REDRAW = 0.1  # seconds
-_WORDS = {"model": "reading the model", "corpus": "reading the corpus", "scan": "scanning", "tables": "writing tables"}
+_WORDS = {
+    "model": "reading the model",
+    "corpus": "reading the corpus",
+    "scan": "scanning",
+    "tables": "writing tables",
+    "values": "reading values",
+    "keys": "reading keys",
+    "prefixes": "reading prefixes",
+    "local-edits": "editing prefixes",
+    "report": "writing the report",
+    "assets": "drawing charts",
+}
+_COUNTED = {"values": "memories", "keys": "memories", "prefixes": "prefixes", "local-edits": "prefixes"}
 
 
 class ScanProgress:
-    """A progress function for build_index, with a bar where somebody can see it."""
+    """A progress function for anything that takes long, with a bar where somebody can see it."""
 
     def __init__(self, screen: Screen) -> None:
         self.screen = screen
         self.stages: list[str] = []  # as they were reached
+        self.heading = ""  # stands before the words of a stage
         self._bar: Progress | None = None
         self._drawn = 0.0
         self._began, self._first = 0.0, 0  # when the stage began, and at which count
@@ -57,15 +70,18 @@ class ScanProgress:
         self._began, self._first = now, done
         if stage == "scan" and done:
             self.screen.note(f"continuing an interrupted scan at {done / max(total or 0, 1):.0%}")
-        self.screen.detail(_WORDS.get(stage, stage) + " …")
+        words = self.heading + _WORDS.get(stage, stage)
+        self.screen.detail(words + " …")
         if self._bar is not None:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
-            self._bar.add_task(_WORDS.get(stage, stage), total=total, completed=done, counts="")
+            self._bar.add_task(words, total=total, completed=done, counts="")
 
     def _counts(self, stage: str, done: int, now: float) -> str:
         if stage == "corpus":
             return f"{done:,} sentences"
+        if stage in _COUNTED:
+            return f"{done:,} {_COUNTED[stage]}"
         if stage != "scan" or done <= self._first:
             return ""
         return f"{(done - self._first) / max(now - self._began, 1e-6):,.0f} tokens/s"

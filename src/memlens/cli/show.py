@@ -1,4 +1,4 @@
-"""`memlens show`: one memory with its statistics and triggers."""
+"""`memlens show`: one memory with its statistics, both ends of its value, and its triggers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def show(
     index: IndexFolder,
     memory: Annotated[str, typer.Argument(metavar="MEMORY", help="Layer and memory from 0, like L3N512.")],
     top: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Triggers to show at each end. Default: 10; as JSON all.")
+        int | None, typer.Option(min=1, metavar="N", help="Triggers and tokens to show. Default: 10; as JSON all.")
     ] = None,
     bottom: Annotated[bool, typer.Option("--bottom", help="Show the most negative triggers only.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show one memory: its statistics and the prefixes that trigger it."""
+    """Show one memory: what triggers it and what it promotes."""
     from memlens.index.reader import Index
 
     screen = Screen(as_json, quiet, verbose)
@@ -42,11 +42,15 @@ def show(
         screen.json(_as_json(opened, facts, ends, top))
         return
     _print_header(screen, opened, facts)
+    _print_value(screen, opened, facts, top or _SHOWN)
     for end in ends:
         _print_triggers(screen, opened, facts, end, top or _SHOWN, is_only=len(ends) == 1)
 
 
 def _as_json(index: Index, facts: MemoryFacts, ends: tuple[str, ...], top: int | None) -> dict[str, Any]:
+    from memlens.cli.value_table import value_json
+    from memlens.values.looking import read_value
+
     numbers = {name: value for name, value in asdict(facts).items() if name != "id"}
     return {
         "name": str(facts.id),
@@ -55,6 +59,7 @@ def _as_json(index: Index, facts: MemoryFacts, ends: tuple[str, ...], top: int |
         "model": index.manifest["model"]["name"],
         **numbers,
         "histogram_edges": index.manifest["histogram_edges"],
+        "value": value_json(read_value(index, facts.id)),
         "triggers": {end: [_trigger_json(index, t) for t in index.triggers(facts.id, end, top)] for end in ends},
         "ordinary": [_trigger_json(index, trigger) for trigger in index.ordinary(facts.id)],
     }
@@ -100,6 +105,17 @@ def _histogram(counts: list[int], edges: list[float]) -> Text:
     low = "" if first == 0 else f"{edges[first - 1]:g} "
     high = "" if last == len(edges) else f" {edges[last]:g}"
     return Text.assemble((low, "dim"), sparkline(counts[first : last + 1]), (high, "dim"))
+
+
+def _print_value(screen: Screen, index: Index, facts: MemoryFacts, count: int) -> None:
+    from memlens.cli.value_table import print_value
+    from memlens.values.looking import read_value
+
+    value = read_value(index, facts.id)
+    if value is None:
+        screen.note(f"what its value promotes is not known yet; run `memlens values {visible(str(index.folder))}`")
+        return
+    print_value(screen, value, count)
 
 
 def _print_triggers(screen: Screen, index: Index, facts: MemoryFacts, end: str, count: int, is_only: bool) -> None:

@@ -7,6 +7,8 @@ This module knows strings only; styles are the callers' matter.
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
+from itertools import pairwise
 
 _NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, format signs (also those that reverse a line), separators
@@ -61,6 +63,34 @@ def sparkline(counts: list[int]) -> str:
     """Counts as a row of small bars, as high as their share of the largest; a dot where there is none."""
     bars, largest = "▁▂▃▄▅▆▇█", max(counts, default=0)
     return "".join(bars[(count * 8 - 1) // largest] if count else "·" for count in counts)
+
+
+def curve(numbers: Sequence[float | None], room: int = 64) -> str:
+    """Numbers as a row of small bars on a scale that begins (or ends) at zero; a dot where there is none.
+
+    More numbers than `room` are drawn as the means of neighbours.
+    """
+    drawn = list(numbers) if len(numbers) <= room else _means(numbers, room)
+    known = [value for value in drawn if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    low, high = min(low, 0.0), max(high, 0.0)
+    bars, scale = "▁▂▃▄▅▆▇█", (high - low) or 1.0
+    return "".join("·" if value is None else bars[min(int(8 * (value - low) / scale), 7)] for value in drawn)
+
+
+def _means(numbers: Sequence[float | None], room: int) -> list[float | None]:
+    edges = [len(numbers) * place // room for place in range(room + 1)]
+    parts = [[v for v in numbers[a:b] if v is not None] for a, b in pairwise(edges)]
+    return [sum(part) / len(part) if part else None for part in parts]
+
+
+def quoted(text: str, room: int = 16) -> str:
+    """A token in quotes, so that its own spaces are seen; cut to `room` columns."""
+    return f"'{cut_right(visible(text), room - 2)}'"
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
 
 
 def number(value: float) -> str:

@@ -93,6 +93,14 @@ class Index:
     def has(self, table: str) -> bool:
         return (self.folder / f"{table}.parquet").is_file()
 
+    def is_whole(self, table: str) -> bool:
+        """Is the table there, byte for byte as the manifest has it?"""
+        entry = self.manifest["files"].get(f"{table}.parquet")
+        path = self.folder / f"{table}.parquet"
+        if entry is None or not path.is_file() or path.stat().st_size != entry["bytes"]:
+            return False
+        return bool(checksum(path) == entry["sha256"])
+
     def table(self, table: str, columns: Sequence[str] | None = None) -> pa.Table:
         """A whole table, or some of its columns."""
         import pyarrow.parquet as pq

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from memlens.errors import SettingError
+
 _BLOCK_BYTES = 32 << 20  # such a block is still in the last cache when it is looked at, and its memory is used again
 _LEAST_ROWS = 128  # with fewer, reading the whole embedding costs more than multiplying with it
 
@@ -36,6 +38,19 @@ def score_blocks(
 def _scored(vectors: torch.Tensor, score: Callable[[torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
     scores: NDArray[np.float32] = score(vectors).to("cpu", torch.float32).contiguous().numpy()
     return scores
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Let torch, and with it the compiled code, compute on so many threads; restored afterwards."""
+    if count < 1:
+        raise SettingError(f"--threads is {count}; it must be 1 or more")
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

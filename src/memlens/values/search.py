@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from memlens.errors import SettingError, UnknownName
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from memlens.models.tokenizer import Tokenizer
 
 MODES = ("token", "substring")
 _ENDS = {"top": ("tokens", "p"), "bottom": ("bottom_tokens", "bottom_p")}

@@ -79,6 +79,19 @@ def compute_values(
         index.register("keys")
 
 
+def values_are_made(index: Index, model: MemoryModel, *, top: int = 50, reading: str | None = None) -> bool:
+    """Does the index hold these very tables, whole?"""
+    chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
+    noted = index.manifest.get("values", {})
+    if (noted.get("top"), noted.get("reading")) != (min(top, model.vocabulary), chosen):
+        return False
+    if not (index.is_whole("values") and index.is_whole("keys")):
+        return False
+    # Keys are written after the values; an interruption between the two leaves those of an earlier call.
+    keys = index.sql("SELECT len(tokens) AS count FROM {keys} LIMIT 1")
+    return [row["count"] for row in keys] == [min(top, len(model.lens.input_embedding))]
+
+
 def checked_model(index: Index, model: MemoryModel | str | None) -> MemoryModel:
     """The model that was scanned, loaded if need be; any other is refused."""
     if model is None or isinstance(model, str):

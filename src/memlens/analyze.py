@@ -1,0 +1,193 @@
+"""The main job: scan, values, experiments and report of one model and corpus, one after another in one folder.
+
+It can be interrupted anywhere and called again. A stage that is complete for this very index is not done again:
+
+    scan          the manifest is there and its plan is the same
+    values        made with the same number of tokens and reading, and the files are whole
+    experiments   each one: same seed, sample and validation text, made from the values that are there now, whole
+    report        always made again, which takes seconds
+
+This module decides what is left to do; what a stage does is elsewhere, and nothing is printed here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memlens import api
+from memlens.corpus import CorpusSettings, corpus_fingerprint
+from memlens.errors import SettingError
+from memlens.index.build import Progress, no_progress
+from memlens.index.reader import Index
+
+if TYPE_CHECKING:
+    from memlens.models.memory_model import MemoryModel
+
+MADE, KEPT = "made", "kept"
+STAGES = ("scan", "values", "experiments", "report")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What became of one stage."""
+
+    name: str
+    outcome: str  # MADE, or KEPT where it was complete already
+    seconds: float
+    made: tuple[str, ...] = ()  # experiments that were run
+    skipped: tuple[tuple[str, str], ...] = ()  # experiments that this index cannot have, and why
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """A complete analysis."""
+
+    index: Index
+    report: Path
+    stages: tuple[Stage, ...]
+
+
+class StageWatcher:
+    """Told when a stage begins and what became of it; does nothing unless a subclass does."""
+
+    def begins(self, number: int, name: str) -> None:
+        """Stage `number` of STAGES, from 0."""
+
+    def ended(self, stage: Stage) -> None:
+        """The stage is complete."""
+
+
+def analyze(
+    model: MemoryModel | api.Source | Any,
+    corpus: api.Source | Sequence[api.Source],
+    *,
+    out: api.Source,
+    resume: bool = True,
+    unit: str = "sentence",
+    column: str = "text",
+    device: str = "auto",
+    dtype: str = "float32",
+    tokenizer: Any = None,
+    threads: int | None = None,
+    seed: int = 0,
+    tokens: int = 50,
+    reading: str | None = None,
+    sample: int | None = None,
+    validation: api.Source | Sequence[api.Source] | None = None,
+    stop_words: str | None = None,
+    progress: Progress = no_progress,
+    watcher: StageWatcher | None = None,
+    **options: Any,
+) -> Analysis:
+    """Everything there is to know about a model and a corpus, in the folder `out`, with its report.html.
+
+    `tokens` and `reading` are of the values (their `top` and `reading`), `sample`, `validation` and `stop_words` of the
+    experiments, `seed` of scan and experiments; `options` are the further ones of `scan` (top=50, layers=...).
+    """
+    _refuse_wrong(seed, tokens, sample, stop_words)
+    text = None if validation is None else api.corpus_settings(validation, unit, column)
+    if text is not None:
+        corpus_fingerprint(text)  # reads it once: a file that is not there is refused now, not after hours
+    loaded = api.load(model, tokenizer=tokenizer, device=device, dtype=dtype)
+    if reading is not None:
+        loaded.lens.checked_reading(reading)
+    work = _Work(loaded, Path(out), threads, progress)
+    drawn = {"seed": seed, "sample": sample} | ({} if stop_words is None else {"stop_words": stop_words})
+    todo: dict[str, Callable[[], Stage]] = {
+        "scan": lambda: work.scan(corpus, resume=resume, unit=unit, column=column, seed=seed, **options),
+        "values": lambda: work.values(tokens, reading),
+        # "patterns" belongs here: a name in STAGES and a line like the others
+        "experiments": lambda: work.experiments(drawn, text),
+        "report": work.report,
+    }
+    watcher = watcher or StageWatcher()
+    stages = []
+    for number, name in enumerate(STAGES):
+        watcher.begins(number, name)
+        stages.append(todo[name]())
+        watcher.ended(stages[-1])
+    return Analysis(work.index, work.page, tuple(stages))
+
+
+def _refuse_wrong(seed: int, tokens: int, sample: int | None, stop_words: str | None) -> None:
+    """What later stages would refuse must not cost a scan first."""
+    from memlens.experiments.stop_words import check_stop_words
+
+    for option, number, least in (("seed", seed, 0), ("tokens", tokens, 1), ("sample", sample, 1)):
+        if number is not None and number < least:
+            raise SettingError(f"--{option} is {number}; it must be {least} or more")
+    if stop_words is not None:
+        check_stop_words(stop_words)
+
+
+class _Work:
+    """The stages of one analysis, each of which does what is left to do."""
+
+    def __init__(self, model: MemoryModel, folder: Path, threads: int | None, progress: Progress) -> None:
+        self.model, self.folder, self.threads, self.progress = model, folder, threads, progress
+        self.page = folder
+        self._index: Index | None = None
+
+    @property
+    def index(self) -> Index:
+        if self._index is None:
+            self._index = Index(self.folder)
+        return self._index
+
+    def scan(self, corpus: api.Source | Sequence[api.Source], **options: Any) -> Stage:
+        began = time.monotonic()
+        reached = set()
+
+        def progress(stage: str, done: int, total: int | None) -> None:
+            reached.add(stage)
+            self.progress(stage, done, total)
+
+        self._index = api.scan(self.model, corpus, out=self.folder, threads=self.threads, progress=progress, **options)
+        return _stage("scan", MADE if reached else KEPT, began)  # a complete one reports no progress
+
+    def values(self, top: int, reading: str | None) -> Stage:
+        from memlens.values import values_are_made
+
+        began = time.monotonic()
+        if values_are_made(self.index, self.model, top=top, reading=reading):
+            return _stage("values", KEPT, began)
+        api.values(self.index, top=top, reading=reading, model=self.model, threads=self.threads, progress=self.progress)
+        return _stage("values", MADE, began)
+
+    def experiments(self, drawn: dict[str, Any], validation: CorpusSettings | None) -> Stage:
+        from memlens.experiments import find_experiments, is_made
+
+        began = time.monotonic()
+        known = find_experiments(["all"])
+        obstacles = [(one.name, one.obstacle(self.index)) for one in known]
+        skipped = tuple((name, reason) for name, reason in obstacles if reason is not None)
+        left_out = {name for name, _reason in skipped}
+        missing = [
+            one
+            for one in known
+            if one.name not in left_out and not is_made(self.index, one, validation=validation, **drawn)
+        ]
+        # An option must not be passed where no experiment that is left takes it.
+        taken = {"seed", "sample"}.union(*(one.options for one in missing))
+        own = {name: value for name, value in drawn.items() if name in taken}
+        if validation is not None and "validation" in taken:
+            own |= {"validation": validation.sources, "unit": validation.unit, "column": validation.column}
+        names = tuple(one.name for one in missing)
+        if names:
+            api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **own)
+        return _stage("experiments", MADE if names else KEPT, began, names, skipped)
+
+    def report(self) -> Stage:
+        began = time.monotonic()
+        self.page = api.report(self.index, progress=self.progress)
+        return _stage("report", MADE, began)
+
+
+def _stage(
+    name: str, outcome: str, began: float, made: tuple[str, ...] = (), skipped: tuple[tuple[str, str], ...] = ()
+) -> Stage:
+    return Stage(name, outcome, time.monotonic() - began, made, skipped)

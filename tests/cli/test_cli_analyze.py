@@ -1,0 +1,202 @@
+"""`analyze`: all stages, interrupted at any of them and continued to the same index."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Run, checksums, is_refused
+
+import memlens
+from memlens.analyze import STAGES, Analysis, StageWatcher
+from memlens.experiments import EXPERIMENTS
+
+OPTIONS: dict[str, Any] = {"top": 7, "tokens": 9, "sample": 30, "threads": 1}
+
+
+class _Stops(StageWatcher):
+    """Somebody presses Ctrl-C when a stage begins."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def begins(self, number: int, name: str) -> None:
+        assert STAGES[number] == name
+        if name == self.at:
+            raise KeyboardInterrupt
+
+
+def stop_at(wanted: str) -> Any:
+    """Somebody presses Ctrl-C while something is being computed."""
+
+    def progress(stage: str, done: int, total: int | None) -> None:
+        if stage == wanted and done:
+            raise KeyboardInterrupt
+
+    return progress
+
+
+@pytest.fixture
+def whole(analyzed: Analysis, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(analyzed.index.folder, tmp_path / "whole"))
+
+
+def outcomes(analysis: Analysis) -> dict[str, str]:
+    return {stage.name: stage.outcome for stage in analysis.stages}
+
+
+def tables(folder: Path) -> dict[str, str]:
+    return {name: digest for name, digest in checksums(folder).items() if name.endswith(".parquet")}
+
+
+def test_an_analysis_has_every_stage(analyzed: Analysis) -> None:
+    assert outcomes(analyzed) == dict.fromkeys(STAGES, "made")
+    assert analyzed.stages[2].made == tuple(EXPERIMENTS) and analyzed.stages[2].skipped == ()
+    assert analyzed.report == analyzed.index.folder / "report.html" and analyzed.report.is_file()
+    assert analyzed.index.has("values") and all(analyzed.index.has(f"experiments/{name}") for name in EXPERIMENTS)
+
+
+def test_interrupted_at_every_stage_it_continues_to_the_same_tables(
+    models: dict[str, Path], text: Path, analyzed: Analysis, tmp_path: Path
+) -> None:
+    job: dict[str, Any] = {"model": models["gated"], "corpus": text, "out": tmp_path / "index", **OPTIONS}
+    stops: list[dict[str, Any]] = [
+        {"watcher": _Stops("values")},
+        {"progress": stop_at("values")},
+        {"progress": stop_at("keys")},
+        {"watcher": _Stops("experiments")},
+        {"progress": stop_at("rank")},
+        {"progress": stop_at("prefixes")},
+        {"watcher": _Stops("report")},
+    ]
+    reached = []
+    for stop in stops:
+        with pytest.raises(KeyboardInterrupt):
+            memlens.analyze(**job, **stop)
+        manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
+        reached.append(("values" in manifest, len(manifest.get("experiments", {}))))
+    assert reached == [(False, 0), (False, 0), (True, 0), (True, 0), (True, 1), (True, 4), (True, len(EXPERIMENTS))]
+    last = memlens.analyze(**job)
+    assert outcomes(last) == {"scan": "kept", "values": "kept", "experiments": "kept", "report": "made"}
+    assert tables(tmp_path / "index") == tables(analyzed.index.folder)
+
+
+@pytest.mark.parametrize(
+    ("changed", "remade"),
+    [
+        ({}, {"report"}),
+        ({"tokens": 8}, {"values", "experiments", "report"}),
+        ({"reading": "raw"}, {"values", "experiments", "report"}),
+        ({"sample": 29}, {"experiments", "report"}),
+        ({"stop_words": "frequent"}, {"experiments", "report"}),
+    ],
+)
+def test_only_what_is_not_there_yet_is_made(
+    models: dict[str, Path], text: Path, whole: Path, changed: dict[str, Any], remade: set[str]
+) -> None:
+    (whole / "report.html").unlink()
+    again = memlens.analyze(models["gated"], text, out=whole, **(OPTIONS | changed))
+    assert {name for name, outcome in outcomes(again).items() if outcome == "made"} == remade
+    if "stop_words" in changed:  # which only the experiments on prefixes know
+        assert set(again.stages[2].made) == {name for name, one in EXPERIMENTS.items() if one.options}
+    assert (whole / "report.html").is_file()
+
+
+def test_a_table_that_was_damaged_or_lost_is_made_again(
+    models: dict[str, Path], text: Path, analyzed: Analysis, whole: Path
+) -> None:
+    (whole / "experiments" / "rank.parquet").unlink()
+    path = whole / "experiments" / "predictive-values-bins.parquet"
+    path.write_bytes(path.read_bytes()[:-9] + b"x" * 9)
+    again = memlens.analyze(models["gated"], text, out=whole, **OPTIONS)
+    assert again.stages[2].made == ("rank", "predictive-values")
+    assert tables(whole) == tables(analyzed.index.folder)
+
+
+def test_another_validation_text_is_another_sample(
+    models: dict[str, Path], text: Path, whole: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "other.txt").write_text("The people of the city read the news. The end of the war.")
+    other = OPTIONS | {"validation": tmp_path / "other.txt"}
+    first = memlens.analyze(models["gated"], text, out=whole, **other)
+    assert "cases" in first.stages[2].made and "rank" not in first.stages[2].made
+    assert memlens.analyze(models["gated"], text, out=whole, **other).stages[2].outcome == "kept"
+
+
+def test_the_command_prints_curves_and_where_the_page_is(
+    run: Run, models: dict[str, Path], text: Path, whole: Path
+) -> None:
+    command = ["analyze", models["gated"], text, "-o", whole, "--top", 7, "--tokens", 9, "--sample", 30]
+    ran = run(*command)
+    assert ran.code == 0 and str(whole / "report.html") in ran.out
+    assert "agreement" in ran.out and "in the paper" in ran.out and "█" in ran.out
+    assert ran.err.count("complete already") == 3 and "report: done" in ran.err
+    told = json.loads(run(*command, "--json", "--quiet").out)
+    assert [(stage["name"], stage["outcome"]) for stage in told["stages"]] == [
+        ("scan", "kept"),
+        ("values", "kept"),
+        ("experiments", "kept"),
+        ("report", "made"),
+    ]
+    assert told["report"] == str(whole / "report.html") and told["scan"]["memories"] == 120
+
+
+def test_the_command_stops_with_130_and_continues(
+    run: Run, models: dict[str, Path], text: Path, analyzed: Analysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memlens import api
+
+    command = ["analyze", models["gated"], text, "-o", tmp_path / "index", "--top", 7, "--tokens", 9, "--sample", 30]
+    command += ["--threads", 1]
+
+    def interrupt(*arguments: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api, "experiment", interrupt)
+        ran = run(*command)
+        assert ran.code == 130 and ran.out == "" and "run the same command again" in ran.err
+        ran = run(*command, "--fresh")
+        assert ran.code == 130 and "without --fresh" in ran.err
+    ran = run(*command)
+    assert ran.code == 0 and "scan: complete already" in ran.err and "values: complete already" in ran.err
+    assert tables(tmp_path / "index") == tables(analyzed.index.folder)
+
+
+def test_an_experiment_that_cannot_be_had_is_named_and_the_rest_is_made(
+    run: Run, models: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    command = ["analyze", models["plain"], text, "-o", tmp_path / "index", "--layers", "0-1", "--sample", 9]
+    ran = run(*command, "--threads", 1)
+    assert ran.code == 0 and "last-layer was left out: the model's last layer, 2" in ran.err
+    again = json.loads(run(*command, "--threads", 1, "--json").out)["stages"][2]
+    assert again["outcome"] == "kept" and [one["name"] for one in again["skipped"]] == ["last-layer"]
+
+
+def test_an_index_of_something_else_is_refused_and_stays(
+    run: Run, models: dict[str, Path], text: Path, whole: Path
+) -> None:
+    before = checksums(whole)
+    assert is_refused(run("analyze", models["plain"], text, "-o", whole, "--top", 7), "another model", "--fresh")
+    assert is_refused(run("analyze", models["gated"], text, "-o", whole, "--top", 8), "--top 7 instead of 8")
+    assert checksums(whole) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--sample", 0], ["--sample is 0"]),
+        (["--tokens", 0], ["--tokens is 0"]),
+        (["--stop-words", "xx"], ["'xx'", "frequent"]),
+        (["--reading", "upside-down"], ["folded or raw"]),
+        (["--validation", "nothing.txt"], ["nothing.txt"]),
+    ],
+)
+def test_what_a_later_stage_would_refuse_is_refused_before_the_scan(
+    run: Run, models: dict[str, Path], text: Path, tmp_path: Path, options: list[Any], words: list[str]
+) -> None:
+    assert is_refused(run("analyze", models["plain"], text, "-o", tmp_path / "index", *options), *words)
+    assert not (tmp_path / "index").exists()

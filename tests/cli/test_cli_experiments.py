@@ -1,0 +1,143 @@
+"""`experiment` and `report`: tables on disk, a picture for people, JSON for machines, and refusals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cli_helpers import Run, checksums, is_refused
+
+import memlens
+from memlens.analyze import Analysis
+from memlens.experiments import EXPERIMENTS
+from memlens.index.reader import Index
+
+
+@pytest.fixture
+def whole(analyzed: Analysis, tmp_path: Path) -> Path:
+    """A copy of the index that has everything."""
+    return Path(shutil.copytree(analyzed.index.folder, tmp_path / "whole"))
+
+
+def test_without_a_name_every_experiment_is_listed(run: Run, valued: Path, analyzed: Analysis) -> None:
+    ran = run("experiment", valued)
+    assert ran.code == 0 and [line.split()[0] for line in ran.out.splitlines()[1:]] == list(EXPERIMENTS)
+    told = json.loads(run("experiment", valued, "--json").out)["experiments"]
+    assert {one["state"] for one in told} == {"not made"} and [one["name"] for one in told] == list(EXPERIMENTS)
+    told = json.loads(run("experiment", analyzed.index.folder, "--json").out)["experiments"]
+    assert {one["state"] for one in told} == {"made"}
+
+
+def test_experiments_of_other_values_are_listed_as_outdated(run: Run, whole: Path) -> None:
+    run("values", whole, "--top", 3, "--quiet", "--threads", 1)
+    states = {one["name"]: one["state"] for one in json.loads(run("experiment", whole, "--json").out)["experiments"]}
+    assert states["agreement"] == states["cases"] == "outdated" and states["local-edits"] == "made"
+
+
+def test_an_experiment_is_kept_and_printed_with_its_curve_and_the_papers(run: Run, with_values: Path) -> None:
+    ran = run("experiment", with_values, "agreement", "rank", "--seed", 3, "--sample", 20)
+    index = Index(with_values)
+    assert ran.code == 0 and index.manifest["experiments"]["agreement"]["seed"] == 3
+    first = ran.out.split("rank", 1)[0]
+    rows = index.table("experiments/agreement").to_pylist()
+    assert "Figure 4: 60 memories" in first and "in the paper" in first
+    lines = first.splitlines()
+    assert [line.split()[:2] for line in lines[-4:-1]] == [[str(r["layer"]), f"{r['rate']:.1%}"] for r in rows]
+    assert f"{rows[1]['low']:.1%}".removesuffix("%") + f" to {rows[1]['high']:.1%}" in first
+    assert "memlens report" in ran.err
+
+
+def test_json_has_the_rows_of_the_tables(run: Run, whole: Path) -> None:
+    told = json.loads(run("experiment", whole, "all", "--sample", 30, "--threads", 1, "--json").out)
+    assert [one["name"] for one in told["experiments"]] == list(EXPERIMENTS) and told["skipped"] == []
+    assert told["prefixes"].startswith("30 random prefixes of the scanned corpus")
+    index = Index(whole)
+    for one in told["experiments"]:
+        assert (one["seed"], one["sample"]) == (0, 30)
+        for name, rows in one["tables"].items():
+            kept = index.table(f"experiments/{name}")
+            assert len(rows) == kept.num_rows and all(list(row) == kept.column_names for row in rows)
+    assert {"predictive-values", "predictive-values-bins"} == set(told["experiments"][2]["tables"])
+
+
+def test_every_experiment_has_its_picture(run: Run, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        ran = run("experiment", whole, "all", "--sample", 30, "--threads", 1)
+        assert ran.code == 0 and max(map(len, ran.out.splitlines())) <= columns
+        for one in EXPERIMENTS.values():
+            part = ran.out[ran.out.index(f"{one.name}  {one.title}") :].split("\n\n")[0]
+            assert one.figure + ": " in part and any(bar in part for bar in "▁▂▃▄▅▆▇█")
+            assert "…" not in part or one.name == "last-layer"
+
+
+def test_prefixes_come_from_a_validation_text_where_one_is_given(run: Run, with_values: Path, tmp_path: Path) -> None:
+    (tmp_path / "other.txt").write_text("The people of the city read the news.\nThe end of the war.\n")
+    options = ["--validation", tmp_path / "other.txt", "--unit", "line", "--sample", 7, "--threads", 1]
+    ran = run("experiment", with_values, "refinement", *options)
+    assert ran.code == 0 and "7 random prefixes of the corpus" in ran.out and "other.txt" in ran.out.replace("\n", "")
+    assert Index(with_values).manifest["experiments"]["refinement"]["validation"]
+    assert is_refused(run("experiment", with_values, "rank", *options), "takes the option 'validation'")
+    missing = run("experiment", with_values, "cases", "--validation", tmp_path / "nothing.txt")
+    assert is_refused(missing, "nothing.txt")
+
+
+def test_an_unknown_experiment_is_refused_with_the_known_ones(run: Run, with_values: Path) -> None:
+    before = checksums(with_values)
+    assert is_refused(run("experiment", with_values, "rank", "rang"), "'rang'", "agreement, rank", "or all")
+    assert is_refused(run("experiment", with_values, "rank", "--sample", 0), "--sample is 0")
+    assert is_refused(run("experiment", with_values, "rank", "--seed", -1), "--seed")
+    assert is_refused(run("experiment", with_values, "cases", "--stop-words", "xx"), "'xx'", "frequent")
+    assert checksums(with_values) == before
+
+
+def test_an_index_without_values_says_which_command_to_run(run: Run, plain: Path) -> None:
+    before = checksums(plain)
+    for names in (["agreement"], ["all"], ["local-edits", "cases"]):
+        assert is_refused(run("experiment", plain, *names), f"memlens values {plain}")
+    assert checksums(plain) == before
+    assert run("experiment", plain, "local-edits", "--sample", 3, "--threads", 1).code == 0  # needs none
+
+
+def test_what_an_index_cannot_have_is_skipped_within_all_and_refused_by_name(
+    run: Run, models: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "index"
+    memlens.scan(models["plain"], text, out=folder, layers="0-1", threads=1)
+    memlens.values(folder, threads=1)
+    assert is_refused(run("experiment", folder, "last-layer"), "last layer, 2", "--layers")
+    ran = run("experiment", folder, "all", "--sample", 9, "--threads", 1)
+    assert ran.code == 0 and "last-layer was left out: the model's last layer, 2" in ran.err
+    assert Index(folder).has("experiments/vetoes") and not Index(folder).has("experiments/last-layer")
+    assert is_refused(run("experiment", folder, "all", "last-layer"), "last layer, 2")
+
+
+def test_the_library_has_the_same_verb(with_values: Path) -> None:
+    made = memlens.experiment(with_values, ["rank"], seed=2, sample=5)
+    assert made["rank"].num_rows == 3 and Index(with_values).manifest["experiments"]["rank"]["seed"] == 2
+    with pytest.raises(memlens.MemlensError, match="known: agreement"):
+        memlens.experiment(with_values, "everything")
+
+
+def test_report_writes_one_page_and_says_where(run: Run, whole: Path, tmp_path: Path) -> None:
+    ran = run("report", whole, "-o", tmp_path / "page.html")
+    assert ran.code == 0 and ran.out == f"{tmp_path / 'page.html'}\n" and "not in it yet" not in ran.err
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
+    (whole / "report.html").unlink()
+    told = json.loads(run("report", whole, "--json").out)
+    assert told["report"] == str(whole / "report.html") and told["missing_experiments"] == []
+    assert told["bytes"] == (whole / "report.html").stat().st_size
+    assert memlens.report(whole, out=tmp_path / "again.html") == tmp_path / "again.html"
+
+
+def test_report_says_what_is_missing_and_never_writes_into_the_index(run: Run, plain: Path, tmp_path: Path) -> None:
+    before = checksums(plain)
+    assert is_refused(run("report", plain, "-o", plain / "manifest.json"), "inside the index")
+    assert is_refused(run("report", plain, "--assets", plain / "charts"), "--assets", "inside the index")
+    assert is_refused(run("report", plain, "-o", tmp_path), "is a folder".replace("is", "which is"))
+    assert is_refused(run("report", tmp_path / "none"), "no index folder")
+    assert checksums(plain) == before
+    ran = run("report", plain, "-o", tmp_path / "page.html")
+    assert ran.code == 0 and "12 of 12 experiments" in ran.err and f"memlens values {plain}" in ran.err
