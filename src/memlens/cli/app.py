@@ -16,7 +16,20 @@ import typer
 from memlens import __version__
 from memlens.cli.outcome import WRONG_INPUT, guarded, interrupted, say
 
-VERBS = ("analyze", "info", "scan", "values", "experiment", "report", "show", "search", "export", "trace")
+VERBS = (
+    "analyze",
+    "info",
+    "scan",
+    "values",
+    "patterns",
+    "experiment",
+    "report",
+    "show",
+    "search",
+    "export",
+    "trace",
+    "annotate",
+)
 
 # The base of everything typer says about a wrong command line; typer exports this one member of the family.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]

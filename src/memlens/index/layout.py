@@ -8,6 +8,8 @@
     ordinary.parquet       random prefixes a memory fires on
     values.parquet         what values promote          (`memlens values`)
     keys.parquet           tokens that keys match alone (`memlens values`)
+    patterns.parquet       what triggers have in common (`memlens patterns`)
+    names.parquet          one line a memory            (`memlens patterns`)
     experiments/           one table an experiment      (`memlens experiment`)
     annotations.sqlite     people's labels; never rewritten
     partial/               the state of a scan under way; gone when it is complete
@@ -36,9 +38,10 @@ ORDINARY = "ordinary.parquet"
 VALUES = "values.parquet"
 KEYS = "keys.parquet"
 PATTERNS = "patterns.parquet"
+NAMES = "names.parquet"
 EXPERIMENTS = "experiments"
 REPORT = "report.html"
-DERIVED_TABLES = (VALUES, KEYS, PATTERNS)
+DERIVED_TABLES = (VALUES, KEYS, PATTERNS, NAMES)
 SCAN_TABLES = (CORPUS, VOCABULARY, TRIGGERS, MEMORIES, ORDINARY)
 
 CORPUS_SCHEMA = pa.schema(

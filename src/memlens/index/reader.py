@@ -30,6 +30,7 @@ _MADE_BY = {
     "values": "memlens values",
     "keys": "memlens values",
     "patterns": "memlens patterns",
+    "names": "memlens patterns",
     "experiments": "memlens experiment",
 }
 

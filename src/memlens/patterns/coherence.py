@@ -1,0 +1,250 @@
+"""Do the prefixes of a memory speak of the same thing, beyond the words they share?
+
+A prefix's vector is the mean of its words' vectors (see word_vectors), each weighted by its rarity, at unit length.
+The statistic is the sum over all pairs of prefixes of their cosine without what equal words contribute to it: only
+different words that belong together count. Prefixes with few words have noisier vectors, so every pair is compared
+with pairs of random prefixes with as many words (mean and variance by size); of independent prefixes the pairs are
+uncorrelated, so that the sum of variances is the variance of the sum. The null distribution of the standardised sum
+comes from sets of random prefixes; beyond its 99th percentile it is continued as an exponential, which is what such
+sums have. Words of a memory's shallow patterns are left out. Compiled; knows prefixes and words as numbers only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from memlens.patterns.prefix_words import PrefixWords
+from memlens.patterns.word_vectors import WordVectors
+
+SIZES = np.array([1, 2, 3, 5, 9, 17])  # words with a vector: a prefix is in the last class whose bound it reaches
+NULL_SETS = 20_000
+_PAIRS = 200_000
+_TAIL = 0.99
+
+
+@dataclass(frozen=True, eq=False)
+class VectorWords:
+    """The words of prefixes that have a vector, each once a prefix."""
+
+    rows: NDArray[np.int32]  # rows of WordVectors
+    is_last: NDArray[np.bool_]  # does it stand nowhere but at the end?
+    offsets: NDArray[np.int64]  # [prefixes + 1]
+
+    @classmethod
+    def of(cls, prefixes: PrefixWords, vectors: WordVectors) -> VectorWords:
+        return cls(*_vector_words(prefixes.words, prefixes.offsets, vectors.rows))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@njit(cache=True)
+def _vector_words(words: Any, offsets: Any, row_of: Any) -> tuple[Any, Any, Any]:
+    rows, is_last = np.empty(len(words), np.int32), np.empty(len(words), np.bool_)
+    found = np.zeros(len(offsets), np.int64)
+    count = 0
+    for prefix in range(len(offsets) - 1):
+        begin = count
+        for place in range(offsets[prefix], offsets[prefix + 1]):
+            row = row_of[words[place]]
+            is_new = row >= 0
+            for earlier in range(begin, count):
+                is_new &= rows[earlier] != row
+            if is_new:
+                rows[count], is_last[count] = row, place == offsets[prefix + 1] - 1
+                count += 1
+        found[prefix + 1] = count
+    return rows[:count].copy(), is_last[:count].copy(), found
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """Words of shallow patterns, by memory."""
+
+    words: NDArray[np.int32]  # rows of WordVectors
+    offsets: NDArray[np.int64]  # [memories + 1]
+    last: NDArray[np.uint64]  # [memories]: prefixes whose last word is left out, a bit each
+
+    @classmethod
+    def nothing(cls, memories: int) -> LeftOut:
+        return cls(np.zeros(0, np.int32), np.zeros(memories + 1, np.int64), np.zeros(memories, np.uint64))
+
+
+@njit(cache=True)
+def prefix_vector_(
+    prefix: int, rows: Any, is_last: Any, offsets: Any, out: Any, drop_last: bool, vectors: Any, weights: Any,
+    vector: Any, used: Any, parts: Any,
+) -> int:  # fmt: skip
+    """Write the unit vector, its words and their coefficients; how many words it has comes back (0: no vector)."""
+    vector[:] = 0
+    count = 0
+    for place in range(offsets[prefix], offsets[prefix + 1]):
+        row = rows[place]
+        if drop_last and is_last[place]:
+            continue
+        is_out = False
+        for other in out:
+            is_out |= other == row
+        if not is_out:
+            used[count], parts[count] = row, weights[row]
+            vector += weights[row] * vectors[row]
+            count += 1
+    norm = np.sqrt((vector * vector).sum())
+    if norm < 1e-6:
+        return 0
+    vector /= norm
+    for i in range(count):
+        parts[i] /= norm
+    return count
+
+
+@njit(cache=True)
+def size_class(count: int) -> int:
+    found = 0
+    while found + 1 < len(SIZES) and count >= SIZES[found + 1]:
+        found += 1
+    return found
+
+
+@njit(cache=True)
+def _sums(
+    sets: Any, rows: Any, is_last: Any, offsets: Any, out_words: Any, out_offsets: Any, out_last: Any,
+    vectors: Any, weights: Any, means: Any, variances: Any,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Standardised sum over pairs, and how many prefixes have a vector, of each set of prefixes (-1: none)."""
+    memories, triggers = sets.shape
+    z, filled = np.zeros(memories), np.zeros(memories, np.int64)
+    vector, total = np.empty(vectors.shape[1], np.float32), np.empty(vectors.shape[1])
+    used, parts = np.empty(64, np.int32), np.empty(64, np.float32)
+    all_words, all_parts = np.empty(64 * triggers, np.int32), np.empty(64 * triggers)
+    for m in range(memories):
+        out = out_words[out_offsets[m] : out_offsets[m + 1]]
+        total[:] = 0
+        in_class = np.zeros(len(SIZES))
+        words = 0
+        for i in range(triggers):
+            if sets[m, i] < 0:
+                continue
+            drop_last = (out_last[m] >> np.uint64(i)) & np.uint64(1) == np.uint64(1)
+            count = prefix_vector_(
+                sets[m, i], rows, is_last, offsets, out, drop_last, vectors, weights, vector, used, parts
+            )
+            if count == 0:
+                continue
+            filled[m] += 1
+            in_class[size_class(count)] += 1
+            total += vector
+            all_words[words : words + count] = used[:count]
+            all_parts[words : words + count] = parts[:count]
+            words += count
+        same, order, begin = 0.0, np.argsort(all_words[:words]), 0
+        while begin < words:  # equal words of different prefixes
+            end, whole, squares = begin, 0.0, 0.0
+            while end < words and all_words[order[end]] == all_words[order[begin]]:
+                part = all_parts[order[end]]
+                whole, squares, end = whole + part, squares + part * part, end + 1
+            same += whole * whole - squares
+            begin = end
+        pairs_sum = ((total * total).sum() - filled[m] - same) / 2
+        expected, variance = 0.0, 1e-12
+        for a in range(len(SIZES)):
+            for b in range(a, len(SIZES)):
+                pairs = in_class[a] * in_class[b] if a != b else in_class[a] * (in_class[a] - 1) / 2
+                expected += pairs * means[a, b]
+                variance += pairs * variances[a, b]
+        z[m] = (pairs_sum - expected) / np.sqrt(variance)
+    return z, filled
+
+
+@dataclass(frozen=True, eq=False)
+class Coherence:
+    """The statistic and its null distribution for one corpus."""
+
+    vectors: WordVectors
+    means: NDArray[np.float64]  # [size classes, size classes]
+    variances: NDArray[np.float64]
+    null: dict[int, tuple[NDArray[np.float64], float]]  # by triggers: sorted null statistics, mean excess in the tail
+
+    @classmethod
+    def calibrate(cls, background: VectorWords, vectors: WordVectors, triggers: int, seed: int) -> Coherence:
+        random = np.random.default_rng([seed, 8])
+        usable = np.flatnonzero(np.diff(background.offsets) > 0)
+        if len(usable) < 2:
+            return cls(vectors, np.zeros((len(SIZES),) * 2), np.ones((len(SIZES),) * 2), {})
+        means, variances = _pair_moments(background, vectors, random.choice(usable, (_PAIRS, 2)))
+        made = cls(vectors, means, variances, {})
+        for size in sorted({size for size in (3, 4, 6, 9, 14, 20, 25, 35, 50, 64) if size < triggers} | {triggers}):
+            z, _ = made.standardised(background, random.choice(usable, (NULL_SETS, size)), LeftOut.nothing(NULL_SETS))
+            z.sort()
+            bar = z[int(_TAIL * NULL_SETS)]
+            made.null[size] = (z, float((z[z > bar] - bar).mean()) if (z > bar).any() else 1.0)
+        return made
+
+    def standardised(
+        self, prefixes: VectorWords, sets: NDArray[np.int64], out: LeftOut
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """z and the number of prefixes with a vector, for each set of prefixes [sets, triggers]."""
+        z, filled = _sums(
+            sets, prefixes.rows, prefixes.is_last, prefixes.offsets, out.words, out.offsets, out.last,
+            self.vectors.vectors, self.vectors.weights, self.means, self.variances,
+        )  # fmt: skip
+        return z, filled
+
+    def p_values(self, z: NDArray[np.float64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Chance that random prefixes are as coherent; 1 where fewer than three have a vector."""
+        p = np.ones(len(z))
+        sizes = sorted(self.null)
+        for size, following in zip(sizes, [*sizes[1:], np.iinfo(np.int64).max], strict=True):
+            own = (filled >= size) & (filled < following)
+            null, excess = self.null[size]
+            above = len(null) - np.searchsorted(null, z[own], side="left")
+            bar = null[int(_TAIL * len(null))]
+            far = (1 - _TAIL) * np.exp(-np.maximum(z[own] - bar, 0) / excess)
+            p[own] = np.where(z[own] > bar, far, (above + 1) / (len(null) + 1))
+        return p
+
+
+@njit(cache=True)
+def _pair_cosines(pairs: Any, rows: Any, is_last: Any, offsets: Any, vectors: Any, weights: Any) -> tuple[Any, Any]:
+    found, classes = np.empty(len(pairs)), np.empty((len(pairs), 2), np.int64)
+    one, other = np.empty(vectors.shape[1], np.float32), np.empty(vectors.shape[1], np.float32)
+    used, parts = np.empty((2, 64), np.int32), np.empty((2, 64), np.float32)
+    nothing = np.empty(0, np.int32)
+    for n in range(len(pairs)):
+        a = prefix_vector_(
+            pairs[n, 0], rows, is_last, offsets, nothing, False, vectors, weights, one, used[0], parts[0]
+        )
+        b = prefix_vector_(
+            pairs[n, 1], rows, is_last, offsets, nothing, False, vectors, weights, other, used[1], parts[1]
+        )
+        same = 0.0
+        for i in range(a):
+            for j in range(b):
+                if used[0, i] == used[1, j]:
+                    same += parts[0, i] * parts[1, j]
+        found[n] = (one * other).sum() - same
+        classes[n] = size_class(a), size_class(b)
+    return found, classes
+
+
+def _pair_moments(
+    background: VectorWords, vectors: WordVectors, pairs: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and variance of a pair's cosine by the size classes of its two prefixes, in either order."""
+    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
+    cosines, classes = _pair_cosines(
+        pairs, background.rows, background.is_last, background.offsets, vectors.vectors, vectors.weights
+    )
+    kinds = len(SIZES)
+    flat = classes.min(1) * kinds + classes.max(1)
+    counts = np.bincount(flat, minlength=kinds**2)
+    sums, squares = (np.bincount(flat, cosines**power, minlength=kinds**2) for power in (1, 2))
+    enough = counts >= 30
+    means = np.where(enough, sums / np.maximum(counts, 1), cosines.mean())
+    variances = np.where(enough, squares / np.maximum(counts, 1) - means**2, cosines.var())
+    return means.reshape(kinds, kinds), np.maximum(variances, 1e-6).reshape(kinds, kinds)

@@ -1,0 +1,150 @@
+"""Prefixes as words: the text of each prefix cut into words and signs, as numbers.
+
+A word is a run of letters (with an apostrophe inside), a number (1,900.5; 1990s; 21st), one character of a script that
+is written without spaces, or a single sign. The last word of a prefix is what the prefix has of it: a model that reads
+pieces of words may stop inside one. Words are compared without capitals; how the last word is written is kept for
+shapes. Of a long prefix the last WINDOW words count. Knows the corpus of an index, but neither memories nor statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlens.index.reader import Index
+
+WINDOW = 64
+UNKNOWN = 0  # a word beyond the room of the vocabulary; part of no pattern
+ROOM = 1 << 20  # words that can be told apart: three of them fit one 60-bit key
+_ROWS_AT_ONCE = 32_768
+_CHARACTERS = 16 * WINDOW  # of a long prefix, enough for its last words
+
+_ALONE = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}"
+_LETTER = rf"[^\P{{L}}{_ALONE}]|\p{{M}}"
+WORD = (
+    r"\p{N}+(?:[.,]\p{N}+)*\p{L}*"
+    rf"|[{_ALONE}]"
+    rf"|(?:{_LETTER})+(?:[\x{{27}}\x{{2019}}](?:{_LETTER})+|\p{{N}}+)*"
+    r"|[^\s\p{L}\p{M}\p{N}]"
+)
+_OPENING = r"(?:^|[\s(\[])[\x{22}\x{27}\x{60}\x{2018}\x{201C}\x{201E}\x{AB}]$"
+
+_QUERY = f"""
+WITH cut AS (
+    SELECT p.row, right(left(c.text, c.ends[p.position + 1]), {_CHARACTERS}) AS text
+    FROM prefixes p JOIN read_parquet($path) c ON p.sentence = c.sentence
+    WHERE c.sentence BETWEEN $first AND $last
+)
+SELECT row, regexp_extract_all(text, $word)[-{WINDOW}:] AS words, regexp_matches(rtrim(text), $opening) AS opens
+FROM cut ORDER BY row
+"""
+
+
+@dataclass
+class Words:
+    """Every word met so far; a number stands for one spelling without capitals."""
+
+    texts: list[str] = field(default_factory=lambda: [""])
+    _numbers: dict[str, int] = field(default_factory=lambda: {"": UNKNOWN})
+    spellings: list[str] = field(default_factory=lambda: [""])  # as written, each once
+    _spelling_numbers: dict[str, int] = field(default_factory=lambda: {"": 0})
+    plain: list[int] = field(default_factory=lambda: [UNKNOWN])  # of each spelling, its word
+
+    def add(self, spellings: list[str]) -> NDArray[np.int32]:
+        """The numbers of spellings, new ones learned."""
+        found = []
+        for spelling in spellings:
+            number = self._spelling_numbers.get(spelling)
+            if number is None:
+                number = self._spelling_numbers[spelling] = len(self.spellings)
+                self.spellings.append(spelling)
+                self.plain.append(self._word(spelling.lower().replace("’", "'")))
+            found.append(number)
+        return np.array(found, np.int32)
+
+    def _word(self, text: str) -> int:
+        number = self._numbers.get(text)
+        if number is None:
+            number = len(self.texts) if len(self.texts) < ROOM else UNKNOWN
+            if number != UNKNOWN:
+                self.texts.append(text)
+                self._numbers[text] = number
+        return number
+
+    def find(self, text: str) -> int:
+        return self._numbers.get(text, UNKNOWN)
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixWords:
+    """Words of many prefixes, one after another."""
+
+    words: NDArray[np.int32]  # [all words]
+    offsets: NDArray[np.int64]  # [prefixes + 1]
+    last: NDArray[np.int32]  # [prefixes]: the last word's spelling
+    opens: NDArray[np.bool_]  # [prefixes]: ends with an opening quotation mark
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.last)
+
+
+def read_prefix_words(
+    index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
+) -> PrefixWords:
+    """Words of the given prefixes, in their order; position -1 (BOS alone) has none."""
+    order = np.lexsort((positions, sentences))
+    parts = list(_in_order(index, sentences[order], positions[order], words))
+    lengths, numbers, last, opens = (np.concatenate(column) for column in zip(*parts, strict=True))
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    offsets = np.concatenate([[0], np.cumsum(lengths[back])]).astype(np.int64)
+    # where each word of the result stands in what was read
+    source = np.repeat(begins[:-1][back] - offsets[:-1], lengths[back]) + np.arange(offsets[-1])
+    return PrefixWords(numbers[source], offsets, last[back], opens[back])
+
+
+def _in_order(
+    index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]]:
+    """Lengths, words, last spellings and quotes of sorted prefixes, chunk by chunk."""
+    yield (np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.bool_))
+    with closing(duckdb.connect()) as database:
+        for first in range(0, len(sentences), _ROWS_AT_ONCE):
+            own = slice(first, first + _ROWS_AT_ONCE)
+            rows = np.arange(len(sentences[own]))
+            prefixes = pa.table({"row": rows, "sentence": sentences[own], "position": positions[own]})
+            database.register("prefixes", prefixes)
+            parameters = {
+                "path": str(index.path("corpus")),
+                "first": int(sentences[own][0]),
+                "last": int(sentences[own][-1]),
+                "word": WORD,
+                "opening": _OPENING,
+            }
+            found = database.sql(_QUERY, params=parameters).to_arrow_table().combine_chunks()
+            yield _numbered(found, words)
+
+
+def _numbered(
+    found: pa.Table, words: Words
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+    lists = found.column("words").combine_chunks()
+    flat = lists.flatten().dictionary_encode()
+    spelling = words.add(flat.dictionary.to_pylist())[flat.indices.to_numpy(zero_copy_only=False).astype(np.int64)]
+    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.cumsum(lengths)
+    last = np.zeros(len(lengths), np.int32)
+    last[lengths > 0] = spelling[ends[lengths > 0] - 1]
+    opens = found.column("opens").fill_null(False).to_numpy(zero_copy_only=False)
+    return lengths, np.asarray(words.plain, np.int32)[spelling], last, opens.astype(np.bool_)

@@ -1,0 +1,151 @@
+"""Memories that belong together: with the same pattern, the same triggers, or the same promoted tokens.
+
+    related_memories    of one memory: how many triggers and value tokens it shares with others
+    shared_patterns     patterns that several memories have ("12 memories end with 'press'")
+    duplicates          all pairs of memories whose triggers are mostly the same
+
+Duplicates are found exactly without comparing all pairs: two lists of triggers that share at least `least` must share
+one of the first (length - least + 1) when both are sorted from the rarest prefix on (prefix filtering).
+Reads tables; keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from math import ceil
+
+from memlens.errors import SettingError
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.patterns.trigger_rows import read_trigger_rows
+
+_TOP = 25
+_TOKENS = 10
+
+
+@dataclass(frozen=True)
+class Related:
+    """Another memory and what it shares."""
+
+    memory: MemoryId
+    triggers: int  # equal prefixes among the first 25
+    tokens: int | None  # equal tokens among the 10 most promoted; None without values
+    patterns: tuple[str, ...]  # descriptions of equal patterns
+
+
+@dataclass(frozen=True)
+class SharedPattern:
+    """A pattern and who has it."""
+
+    pattern: str
+    kind: str
+    description: str
+    memories: tuple[MemoryId, ...]
+
+
+@dataclass(frozen=True)
+class Duplicate:
+    """Two memories with mostly the same triggers."""
+
+    one: MemoryId
+    other: MemoryId
+    shared: int
+    jaccard: float
+
+
+_TRIGGERS = f"""
+WITH own AS (SELECT sentence, position FROM {{triggers}}
+             WHERE layer = $1 AND memory = $2 AND "end" = 'top' AND rank < {_TOP})
+SELECT t.layer, t.memory, count(*) AS n FROM {{triggers}} t JOIN own USING (sentence, position)
+WHERE t."end" = 'top' AND t.rank < {_TOP} GROUP BY ALL
+"""
+_VALUES = f"""
+WITH own AS (SELECT unnest(tokens[:{_TOKENS}]) AS token FROM {{values}} WHERE layer = $1 AND memory = $2),
+     every AS (SELECT layer, memory, unnest(tokens[:{_TOKENS}]) AS token FROM {{values}})
+SELECT every.layer, every.memory, count(*) AS n FROM every JOIN own USING (token) GROUP BY ALL
+"""
+_PATTERNS = """
+SELECT p.layer, p.memory, list(p.description ORDER BY p.pattern) AS n
+FROM {patterns} p JOIN (SELECT pattern FROM {patterns} WHERE layer = $1 AND memory = $2) own USING (pattern)
+GROUP BY ALL
+"""
+
+
+def related_memories(index: Index, memory: str | MemoryId, limit: int = 20) -> list[Related]:
+    """Most alike first: by shared triggers, then patterns, then promoted tokens (at least two of them)."""
+    if limit < 1:
+        raise SettingError(f"--limit is {limit}; it must be 1 or more")
+    name = index.check(memory)
+    parts = {}
+    for table, query in (("triggers", _TRIGGERS), ("values", _VALUES), ("patterns", _PATTERNS)):
+        rows = index.sql(query, [name.layer, name.memory]) if index.has(table) else []
+        parts[table] = {MemoryId(row["layer"], row["memory"]): row["n"] for row in rows}
+    tokens = parts["values"]
+    others = parts["triggers"].keys() | parts["patterns"].keys() | {m for m, n in tokens.items() if n > 1}
+    found = [
+        Related(
+            other,
+            parts["triggers"].get(other, 0),
+            tokens.get(other, 0) if index.has("values") else None,
+            tuple(parts["patterns"].get(other, ())),
+        )
+        for other in others - {name}
+    ]
+    return sorted(found, key=lambda r: (-r.triggers, -len(r.patterns), -(r.tokens or 0), r.memory))[:limit]
+
+
+def shared_patterns(index: Index, limit: int = 20) -> list[SharedPattern]:
+    """The patterns that most memories have."""
+    if limit < 1:
+        raise SettingError(f"--limit is {limit}; it must be 1 or more")
+    rows = index.sql(
+        "SELECT pattern, min(kind) AS kind, min(description) AS description, count(*) AS n, "
+        "list({{'layer': layer, 'memory': memory}} ORDER BY layer, memory) AS memories "
+        "FROM {patterns} GROUP BY pattern HAVING n > 1 ORDER BY n DESC, pattern LIMIT $1",
+        [limit],
+    )
+    return [
+        SharedPattern(
+            row["pattern"],
+            row["kind"],
+            row["description"],
+            tuple(MemoryId(own["layer"], own["memory"]) for own in row["memories"]),
+        )
+        for row in rows
+    ]
+
+
+def duplicates(index: Index, least: float = 0.5, top: int = _TOP) -> list[Duplicate]:
+    """Pairs of memories whose sets of triggers have a Jaccard index of at least `least`, most alike first."""
+    if not 0 < least <= 1:
+        raise SettingError(f"the least Jaccard index is {least}; it lies above 0 and is at most 1")
+    triggers = read_trigger_rows(index, top)
+    names = [MemoryId(*pair) for pair in zip(triggers.layer.tolist(), triggers.memory.tolist(), strict=True)]
+    lists = [[row for row in own if row >= 0] for own in triggers.rows.tolist()]
+    sets = [set(own) for own in lists]
+    found = []
+    for one, other in sorted(set(_close_pairs(lists, least))):
+        shared = len(sets[one] & sets[other])
+        jaccard = shared / (len(sets[one]) + len(sets[other]) - shared)
+        if jaccard >= least:
+            found.append(Duplicate(names[one], names[other], shared, jaccard))
+    return sorted(found, key=lambda pair: (-pair.jaccard, pair.one, pair.other))
+
+
+def _close_pairs(lists: list[list[int]], least: float) -> Iterator[tuple[int, int]]:
+    """Pairs that may reach `least`; none that does is missing."""
+    times: dict[int, int] = {}
+    for own in lists:
+        for row in own:
+            times[row] = times.get(row, 0) + 1
+    owners: dict[int, list[int]] = {}
+    for number, own in enumerate(lists):
+        rarest = sorted(own, key=lambda row: (times[row], row))
+        # A partner of Jaccard >= least shares at least ceil(least * length) of them.
+        needed = ceil(least * len(own) - 1e-9)
+        for row in rarest[: len(own) - needed + 1]:
+            owners.setdefault(row, []).append(number)
+    for sharing in owners.values():
+        yield from combinations(sharing, 2)

@@ -1,0 +1,158 @@
+"""patterns.parquet and names.parquet: what every memory's triggers have in common, and every memory in one line.
+
+    patterns   one row a pattern: layer, memory, pattern, kind, description, prefixes (trigger ranks), confidence, ...
+    names      one row a memory with triggers: name, confidence, coverage, what follows, what is promoted
+
+`pattern` is equal for equal patterns of different memories ("ending:press"). The rate of false discoveries and how many
+hypotheses it holds for are noted in the manifest. Knows columns and files; how patterns are found is in find.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from memlens.index.build import Progress, no_progress
+from memlens.index.files import only_writer
+from memlens.index.layout import LOCK, PATTERNS
+from memlens.index.reader import Index
+from memlens.index.tables import write_table
+from memlens.memory import MemoryId
+from memlens.patterns.find import Found, Pattern, find_patterns
+from memlens.patterns.settings import PatternSettings
+from memlens.patterns.what_follows import Following, what_follows
+
+NAMES = "names.parquet"
+UNNAMED = "no pattern found"
+_MEMORIES_A_GROUP = 4096
+_NAMED = 2  # patterns in a memory's name
+_TOKENS_IN_NAME = 3
+
+PATTERNS_SCHEMA = pa.schema(
+    [
+        ("layer", pa.int32()),
+        ("memory", pa.int32()),
+        ("pattern", pa.string()),
+        ("kind", pa.string()),
+        ("description", pa.string()),
+        ("prefixes", pa.list_(pa.int32())),  # trigger ranks
+        ("confidence", pa.float64()),
+        ("share", pa.float64()),  # upper bound of the share of random prefixes that have it
+        ("q", pa.float64()),  # lowest rate of false discoveries at which it is believed
+    ]
+)
+NAMES_SCHEMA = pa.schema(
+    [
+        ("layer", pa.int32()),
+        ("memory", pa.int32()),
+        ("name", pa.string()),
+        ("confidence", pa.float64()),  # of its most telling pattern; 0 without one
+        ("triggers", pa.int32()),
+        ("patterns", pa.int32()),
+        ("covered", pa.int32()),  # triggers with at least one pattern
+        ("follows", pa.list_(pa.int32())),  # typical next tokens
+        ("follows_times", pa.list_(pa.int32())),
+        ("promotes", pa.list_(pa.int32())),  # the value's top tokens
+        ("agrees", pa.bool_()),
+    ]
+)
+
+
+def compute_patterns(
+    index: Index, settings: PatternSettings | None = None, *, progress: Progress = no_progress, **options: Any
+) -> None:
+    """Write both tables; `options` are the fields of PatternSettings (top=25, rate=0.01, ...)."""
+    settings = settings or PatternSettings(**options)
+    with only_writer(index.folder / LOCK):
+        found = find_patterns(index, settings, progress)
+        following = what_follows(index, found.triggers, settings.rate)
+        write_table(index.folder / PATTERNS, PATTERNS_SCHEMA, _in_groups(pattern_rows(found), PATTERNS_SCHEMA))
+        rows = name_rows(found, following, index.vocabulary)
+        write_table(index.folder / NAMES, NAMES_SCHEMA, _in_groups(rows, NAMES_SCHEMA))
+        notes = {"top": settings.top, "rate": settings.rate, "seed": settings.seed, **found.notes}
+        index.register("patterns", "names", notes={"patterns": notes})
+
+
+def pattern_rows(found: Found) -> Iterator[dict[str, Any]]:
+    for layer, memory, filled, patterns in _memories(found):
+        for pattern in patterns:
+            yield {
+                "layer": layer,
+                "memory": memory,
+                "pattern": pattern.name,
+                "kind": pattern.kind,
+                "description": pattern.description,
+                "prefixes": pattern.ranks,
+                "confidence": pattern.confidence(filled),
+                "share": pattern.share,
+                "q": pattern.q,
+            }
+
+
+def name_rows(found: Found, following: Sequence[Following], vocabulary: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for (layer, memory, filled, patterns), own in zip(_memories(found), following, strict=True):
+        covered = 0
+        for pattern in patterns:
+            covered |= pattern.members
+        yield {
+            "layer": layer,
+            "memory": memory,
+            "name": one_line(patterns, own, vocabulary),
+            "confidence": patterns[0].confidence(filled) if patterns else 0.0,
+            "triggers": filled,
+            "patterns": len(patterns),
+            "covered": covered.bit_count(),
+            "follows": [token for token, _ in own.typical],
+            "follows_times": [times for _, times in own.typical],
+            "promotes": list(own.promoted),
+            "agrees": own.agrees,
+        }
+
+
+def one_line(patterns: Sequence[Pattern], following: Following, vocabulary: Sequence[str]) -> str:
+    """`ends with "press", about: news, papers → followed by "conference"; promotes "release", "office"`."""
+    parts = [", ".join(pattern.description for pattern in patterns[:_NAMED]) or UNNAMED]
+    for words, tokens in (
+        ("followed by", [token for token, _ in following.typical[:_TOKENS_IN_NAME]]),
+        ("promotes", list(following.promoted)),
+    ):
+        if tokens:
+            parts.append(f"{words} " + ", ".join(f'"{vocabulary[token].strip()}"' for token in tokens))
+    return parts[0] + (" → " + "; ".join(parts[1:]) if len(parts) > 1 else "")
+
+
+def memory_name(index: Index, memory: str | MemoryId) -> dict[str, Any] | None:
+    """The row of names.parquet of one memory; None where it has no triggers."""
+    wanted = index.check(memory)
+    rows = index.sql("SELECT * FROM {names} WHERE layer = $1 AND memory = $2", [wanted.layer, wanted.memory])
+    return rows[0] if rows else None
+
+
+def prefix_patterns(index: Index, memory: str | MemoryId) -> dict[int, list[str]]:
+    """Trigger rank -> descriptions of the patterns that the prefix contains, for the prefixes that contain any."""
+    wanted = index.check(memory)
+    where = "layer = $1 AND memory = $2 ORDER BY confidence DESC, pattern"
+    query = f"SELECT description, prefixes FROM {{patterns}} WHERE {where}"
+    found: dict[int, list[str]] = {}
+    for row in index.sql(query, [wanted.layer, wanted.memory]):
+        for rank in row["prefixes"]:
+            found.setdefault(rank, []).append(row["description"])
+    return dict(sorted(found.items()))
+
+
+def _memories(found: Found) -> Iterator[tuple[int, int, int, list[Pattern]]]:
+    triggers = found.triggers
+    columns = (triggers.layer.tolist(), triggers.memory.tolist(), triggers.filled.tolist(), found.patterns)
+    yield from zip(*columns, strict=True)
+
+
+def _in_groups(rows: Iterator[dict[str, Any]], schema: pa.Schema) -> Iterator[pa.Table]:
+    group: list[dict[str, Any]] = []
+    for row in rows:
+        group.append(row)
+        if len(group) == _MEMORIES_A_GROUP:
+            yield pa.Table.from_pylist(group, schema)
+            group = []
+    yield pa.Table.from_pylist(group, schema)

@@ -1,0 +1,97 @@
+"""Memories that share triggers, values and patterns; Figure 2 from the machine's patterns and from people's."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from index_by_hand import write_index
+
+from memlens.experiments import patterns as figure
+from memlens.index.annotations import Annotations, LabelledPattern
+from memlens.index.reader import Index
+from memlens.index.tables import write_table
+from memlens.memory import MemoryId
+from memlens.patterns.related import duplicates, related_memories, shared_patterns
+from memlens.patterns.table import PATTERNS_SCHEMA
+
+TEXTS = [f"the press of day {n} was free" for n in range(40)]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    random = np.random.default_rng(0)
+    pools = [range(0, 12), range(0, 14), range(10, 40)]
+    memories = {
+        (layer, memory): [(int(s), 1) for s in random.choice(pools[memory % 3], 10, replace=False)]
+        for layer in range(2)
+        for memory in range(6)
+    }
+    values = {memory: [memory[1], 3 + memory[1] % 2, 6] for memory in memories}
+    made = write_index(tmp_path / "index", TEXTS, memories, values=values)
+    rows = [
+        {"layer": layer, "memory": memory, "pattern": f"ending:{memory % 2}", "kind": kind, "description": "d",
+         "prefixes": ranks, "confidence": 0.5}
+        for layer in range(2) for memory, kind, ranks in ((0, "shallow", [0, 1, 2]), (0, "semantic", [2, 3, 4, 5]),
+                                                          (2, "shallow", [7, 8, 9]))
+    ]  # fmt: skip
+    write_table(made.folder / "patterns.parquet", PATTERNS_SCHEMA, iter([pa.Table.from_pylist(rows, PATTERNS_SCHEMA)]))
+    return made
+
+
+def trigger_sets(index: Index) -> dict[MemoryId, set[int]]:
+    found: dict[MemoryId, set[int]] = {}
+    for row in index.table("triggers").to_pylist():
+        found.setdefault(MemoryId(row["layer"], row["memory"]), set()).add(row["sentence"])
+    return found
+
+
+@pytest.mark.parametrize("least", [0.3, 0.5, 0.8, 1.0])
+def test_duplicates_are_all_pairs_that_are_alike_enough(index: Index, least: float) -> None:
+    sets = trigger_sets(index)
+    naive = {
+        (one, other): len(sets[one] & sets[other]) / len(sets[one] | sets[other])
+        for one, other in combinations(sorted(sets), 2)
+    }
+    found = {(pair.one, pair.other): pair.jaccard for pair in duplicates(index, least)}
+    assert found == {pair: value for pair, value in naive.items() if value >= least}
+    assert naive and len(found) < len(naive)
+
+
+def test_related_memories_share_triggers_tokens_or_patterns(index: Index) -> None:
+    sets, own = trigger_sets(index), MemoryId(0, 0)
+    found = {related.memory: related for related in related_memories(index, "L0N0", limit=100)}
+    assert own not in found
+    for memory, related in found.items():
+        assert related.triggers == len(sets[own] & sets[memory])
+    assert all(memory in found for memory in sets if memory != own and sets[own] & sets[memory])
+    assert found[MemoryId(1, 0)].tokens == 3 and len(found[MemoryId(1, 0)].patterns) == 4  # 2 x 2 of one name
+
+
+def test_shared_patterns_list_who_has_them(index: Index) -> None:
+    (shared,) = shared_patterns(index)
+    assert shared.pattern == "ending:0" and MemoryId(1, 2) in shared.memories
+
+
+def test_figure_two_counts_every_prefix_once(index: Index) -> None:
+    for row in figure.compute(index).to_pylist():
+        assert row["prefixes"] == 60 == sum(row[kind] for kind in figure.KINDS)
+        assert (row["shallow"], row["semantic"], row["both"]) == (5, 3, 1)
+        assert row["shallow_low"] <= 5 / 60 <= row["shallow_high"]
+        assert (row["memories"], row["patterned_memories"], row["patterns"]) == (6, 2, 3)
+    assert figure.compute(index, sample=2).column("memories").to_pylist() == [2, 2]
+    assert figure.chart(figure.compute(index)).to_dict()
+
+
+def test_figure_two_from_people_waits_until_they_have_finished(index: Index) -> None:
+    assert figure.compute_people(index).num_rows == 0
+    with Annotations(index) as notes:
+        notes.save("ann", "L1N0", [LabelledPattern("x", "semantic", (0, 1, 2))])
+        assert figure.compute_people(index).num_rows == 0
+        notes.finish("ann")
+    (row,) = figure.compute_people(index).to_pylist()
+    assert (row["annotator"], row["layer"], row["semantic"], row["not_covered"]) == ("ann", 1, 3, 7)
+    assert figure.chart_people(figure.compute_people(index)).to_dict()
