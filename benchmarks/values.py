@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 import memlens
-from memlens.index.tables import write_table
+from memlens.index.parquet import write_table
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.values.table import KEYS_SCHEMA, VALUES_SCHEMA, folded_keys, key_tables, value_tables

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from memlens.corpus import CorpusSettings
 from memlens.errors import SettingError
-from memlens.index.build import Progress, build_index, no_progress, recorded_threads
+from memlens.index.build import Progress, build_index, no_progress
 from memlens.index.layout import REPORT
 from memlens.index.reader import Index
+from memlens.index.staging import recorded_threads
 from memlens.models import load
 from memlens.scan.estimate import usable_cores
 from memlens.scan.settings import ScanSettings, parse_layers

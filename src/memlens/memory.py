@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from memlens.errors import UnknownName
 
-_NAME = re.compile(r"[Ll](\d+)[NnDd](\d+)")
+_NAME = re.compile(r"[Ll]([0-9]{1,9})[NnDd]([0-9]{1,9})")
 
 
 @dataclass(frozen=True, order=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -185,6 +186,107 @@ def test_a_scan_killed_while_it_publishes_is_finished_by_the_same_command(
     assert tables_of(tmp_path / "killed") == tables_of(whole.folder)
 
 
+def test_annotations_made_while_an_index_is_being_replaced_are_kept(model: MemoryModel, tmp_path: Path) -> None:
+    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+
+    def annotate(stage: str, done: int, total: int | None) -> None:
+        if stage == "scan":
+            (tmp_path / "annotations.sqlite").write_bytes(b"work of days")
+
+    with pytest.raises(IndexFolderError, match="annotations"):
+        memlens.scan(model, TEXTS[0], out=tmp_path, top=4, resume=False, progress=annotate)
+    assert (tmp_path / "annotations.sqlite").read_bytes() == b"work of days"
+    assert memlens.open_index(tmp_path).manifest["plan"]["settings"]["top"] == 3
+
+
+def test_files_that_appear_during_a_scan_are_left_alone(model: MemoryModel, tmp_path: Path) -> None:
+    def leave_a_note(stage: str, done: int, total: int | None) -> None:
+        (tmp_path / "index" / "notes.txt").write_text("mine")
+
+    memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3, progress=leave_a_note)
+    assert (tmp_path / "index" / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["layer=0", "sentence=0", "i[1]", "i?", "a*", "run:1", "it's", "{x}", "ü ñ%20"])
+def test_a_folder_s_name_changes_nothing(model: MemoryModel, tmp_path: Path, name: str) -> None:
+    plain = memlens.scan(model, TEXTS[0], out=tmp_path / "i1", top=3)
+    odd = memlens.scan(model, TEXTS[0], out=tmp_path / name, top=3)
+    assert tables_of(odd.folder) == tables_of(plain.folder)
+    assert odd.triggers("L1N3") == plain.triggers("L1N3")
+    assert odd.table("memories").equals(plain.table("memories"))
+
+
+def test_a_scan_killed_while_it_tidies_up_is_complete(model: MemoryModel, tmp_path: Path) -> None:
+    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+    before = tables_of(tmp_path)
+    for left in ({"tokens.bin": b""}, {"plan.json": b"{}"}, {"plan.json": b"{", "tokens.bin": b""}):
+        (tmp_path / "partial").mkdir()
+        for name, content in left.items():
+            (tmp_path / "partial" / name).write_bytes(content)
+        memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+        assert tables_of(tmp_path) == before
+        assert not (tmp_path / "partial").exists()
+
+
+def test_a_damaged_plan_does_not_stand_in_the_way_of_a_fresh_scan(model: MemoryModel, tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if stage == "scan":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        memlens.scan(model, TEXTS[0], out=tmp_path, top=3, progress=stop)
+    (tmp_path / "partial" / "plan.json").write_text("{")
+    with pytest.raises(IndexFolderError, match="--fresh"):
+        memlens.scan(model, TEXTS[0], out=tmp_path, top=3, threads=1)
+    memlens.scan(model, TEXTS[0], out=tmp_path, top=3, threads=1, resume=False)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "fresh_from.npy"])
+def test_damaged_parts_of_an_unfinished_scan_are_refused(model: MemoryModel, tmp_path: Path, name: str) -> None:
+    def stop(stage: str, done: int, total: int | None) -> None:
+        if stage == "scan":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        memlens.scan(model, TEXTS[0], out=tmp_path, top=3, progress=stop)
+    path = tmp_path / "partial" / name
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(IndexFolderError, match="--fresh"):
+        memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_damaged_table_is_named_not_a_bug(model: MemoryModel, tmp_path: Path, table: str) -> None:
+    index = memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+    path = tmp_path / f"{table}.parquet"
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(IndexFolderError, match=f"{table}.parquet is damaged"):
+        index.table(table)
+    with pytest.raises(IndexFolderError, match="--fresh"):
+        memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+
+
+@pytest.mark.parametrize("part", ["layers", "model", "plan", "counts", "files", "histogram_edges"])
+def test_a_manifest_without_a_part_is_refused(model: MemoryModel, tmp_path: Path, part: str) -> None:
+    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    del manifest[part]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(IndexFolderError, match=f"no usable '{part}'"):
+        memlens.open_index(tmp_path)
+
+
+def test_an_index_inside_the_corpus_folder_is_refused(model: MemoryModel, tmp_path: Path) -> None:
+    shutil.copy(TEXTS[0], tmp_path / "text.txt")
+    with pytest.raises(IndexFolderError, match="inside the corpus folder"):
+        memlens.scan(model, tmp_path, out=tmp_path / "index", top=3)
+    assert not (tmp_path / "index").exists()
+
+
+def test_layers_are_scanned_once_and_in_order(model: MemoryModel, tmp_path: Path) -> None:
+    assert memlens.scan(model, TEXTS[0], out=tmp_path, top=3, layers=[2, 0, 2]).layers == (0, 2)
+
+
 def test_a_folder_with_other_files_is_refused_and_left_alone(model: MemoryModel, tmp_path: Path) -> None:
     (tmp_path / "triggers.parquet").write_bytes(b"precious")
     for resume in (True, False):
@@ -273,6 +375,11 @@ def test_chosen_layers_only_are_scanned(model: MemoryModel, tmp_path: Path) -> N
         ({"layers": "a"}, SettingError, "0-5,11"),
         ({"dedup": "some"}, SettingError, "prefix, sentence, none"),
         ({"preset": "mine"}, SettingError, "paper, released"),
+        ({"layers": "²"}, SettingError, "0-5,11"),
+        ({"threads": 100_000}, SettingError, "512 or less"),
+        ({"top": 10**18}, SettingError, "100,000 or less"),
+        ({"seed": 2**63}, SettingError, "or less"),
+        ({"preset": "released", "dedup": "prefix"}, SettingError, "BOS-only"),
         ({"tops": 3}, SettingError, "unknown scan option 'tops'"),
     ],
 )

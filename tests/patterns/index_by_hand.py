@@ -18,15 +18,14 @@ from memlens.index.layout import (
     MEMORIES_SCHEMA,
     ORDINARY,
     ORDINARY_SCHEMA,
-    SCAN_TABLES,
     SCHEMA_VERSION,
     TRIGGERS,
     TRIGGERS_SCHEMA,
     VOCABULARY,
     VOCABULARY_SCHEMA,
 )
+from memlens.index.parquet import write_table
 from memlens.index.reader import Index
-from memlens.index.tables import write_table
 
 PIECE = re.compile(r" ?\w+| ?[^\w\s]|\s")
 Place = tuple[int, int]  # sentence, position
@@ -93,8 +92,9 @@ def write_index(
         "model": {"name": "by hand", "source": None, "memories": counts, "vocabulary": len(vocabulary)},
         "counts": {"sentences": len(texts), "tokens": sum(map(len, tokens)), "prefixes": sum(map(len, tokens))},
         "plan": {"settings": {}},
+        "histogram_edges": [],
         "files": {
-            name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)} for name in SCAN_TABLES
+            name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)} for name in tables
         },
     }
     write_json(folder / MANIFEST, manifest)

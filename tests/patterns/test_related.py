@@ -13,7 +13,6 @@ from index_by_hand import write_index
 from memlens.experiments import patterns as figure
 from memlens.index.annotations import Annotations, LabelledPattern
 from memlens.index.reader import Index
-from memlens.index.tables import write_table
 from memlens.memory import MemoryId
 from memlens.patterns.related import duplicates, related_memories, shared_patterns
 from memlens.patterns.table import PATTERNS_SCHEMA
@@ -38,7 +37,7 @@ def index(tmp_path: Path) -> Index:
         for layer in range(2) for memory, kind, ranks in ((0, "shallow", [0, 1, 2]), (0, "semantic", [2, 3, 4, 5]),
                                                           (2, "shallow", [7, 8, 9]))
     ]  # fmt: skip
-    write_table(made.folder / "patterns.parquet", PATTERNS_SCHEMA, iter([pa.Table.from_pylist(rows, PATTERNS_SCHEMA)]))
+    made.write({"patterns": (PATTERNS_SCHEMA, [pa.Table.from_pylist(rows, PATTERNS_SCHEMA)])}, dict)
     return made
 
 

@@ -12,7 +12,6 @@ from index_by_hand import write_index
 from memlens.errors import MemlensError, SettingError
 from memlens.index.annotations import Annotations, LabelledPattern
 from memlens.index.reader import Index
-from memlens.index.tables import write_table
 from memlens.patterns.exchange import export_labels, import_labels
 from memlens.patterns.study import agreement, cohens_kappa, compare_with_people, draw_sample
 from memlens.patterns.table import PATTERNS_SCHEMA
@@ -79,7 +78,7 @@ def test_the_machine_is_compared_with_each_person(index: Index) -> None:
         {"layer": 1, "memory": 0, "pattern": "p", "kind": "shallow", "description": "d", "prefixes": [0, 1, 2]},
     ]
     table = pa.Table.from_pylist(rows, PATTERNS_SCHEMA)
-    write_table(index.folder / "patterns.parquet", PATTERNS_SCHEMA, iter([table]))
+    index.write({"patterns": (PATTERNS_SCHEMA, [table])}, dict)
     found = {(row.annotator, row.kind): row for row in compare_with_people(index)}
     ann = found["ann", "shallow"]
     assert (ann.memory_precision, ann.memory_recall) == (1 / 2, 1 / 2)

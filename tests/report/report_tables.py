@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 
 from memlens.index.reader import Index
-from memlens.index.tables import write_table
 from memlens.report.published import published
 
 Row = dict[str, Any]
@@ -20,10 +19,7 @@ EVIL = "</script><script>alert('x')</script>"
 def write_rows(index: Index, name: str, rows: list[Row], folder: str = "experiments/") -> None:
     """A table of the index, registered as a stage would."""
     table = pa.Table.from_pylist(rows)
-    path = index.folder / f"{folder}{name}.parquet"
-    path.parent.mkdir(exist_ok=True)
-    write_table(path, table.schema, iter([table]))
-    index.register(f"{folder}{name}")
+    index.write({f"{folder}{name}": (table.schema, [table])}, dict)
 
 
 def like_the_paper(index: Index) -> dict[str, list[Row]]:

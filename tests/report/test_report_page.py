@@ -168,7 +168,8 @@ def test_a_table_without_a_column_of_the_contract_is_refused(bare: memlens.Index
 
 def test_values_computed_anew_are_told(bare: memlens.Index, tmp_path: Path) -> None:
     write_rows(bare, "rank", like_the_paper(bare)["rank"])
-    bare.register(notes={"experiments": {"rank": {"seed": 3, "sample": 7, "from": {"values": "another"}}}})
+    note = {"rank": {"seed": 3, "sample": 7, "from": {"values": "another"}}}
+    bare.write({}, lambda: {"experiments": note})
     text = read(bare, tmp_path).text
     assert "values were computed anew" in text and "memlens experiment INDEX rank --sample 7 --seed 3" in text
 

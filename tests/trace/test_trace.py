@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -212,9 +211,8 @@ def test_an_index_with_patterns_adds_what_they_say(indexed: tuple[memlens.Index,
         {"layer": shown.layer, "memory": shown.memory, "pattern": number, "kind": "shallow", "description": text}
         for number, text in enumerate(["ends with 'to'", "rivers"])
     ]
-    pq.write_table(
-        pa.Table.from_pylist([*rows, rows[0] | {"memory": (shown.memory + 1) % 40}]), copy.folder / "patterns.parquet"
-    )
+    table = pa.Table.from_pylist([*rows, rows[0] | {"memory": (shown.memory + 1) % 40}])
+    copy.write({"patterns": (table.schema, [table])}, dict)
     named = {one.memory: one.patterns for one in trace(model, PROMPT, top=2, index=copy).memories}
     assert named[shown] == ("ends with 'to'", "rivers")
     assert sum(map(bool, named.values())) <= 2

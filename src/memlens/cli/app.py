@@ -55,6 +55,10 @@ def run(arguments: Sequence[str] | None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that lacks a sign gets a "?", not a traceback
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for argument in given:
+        if any("\ud800" <= sign <= "\udfff" for sign in argument):
+            say(f"'{argument}' is not UTF-8; rename the file or write the text in UTF-8")
+            return WRONG_INPUT
     try:
         result = make_app()(given, prog_name="memlens", standalone_mode=False)
     except _UsageError as error:

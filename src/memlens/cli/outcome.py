@@ -47,6 +47,12 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
             return interrupted(str(error))
         except BrokenPipeError:
             _drop_output()
+        except OSError as error:
+            say(_about_file(error))
+            return WRONG_INPUT
+        except MemoryError:
+            say("there is not enough memory for this; try a smaller --top, --batch-tokens or --unit")
+            return WRONG_INPUT
         except Exception:  # the last stop: whatever arrives here is ours to mend
             traceback.print_exc()
             say("this is a bug in memlens, not in your input; please report it with the lines above")
@@ -54,6 +60,13 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
         return DONE
 
     return run
+
+
+def _about_file(error: OSError) -> str:
+    """What the system says about a path, for the cases that no part of memlens explains better."""
+    where = str(error.filename or "a file")
+    shown = where if len(where) < 200 else where[:100] + "..."
+    return f"{shown}: {error.strerror or error}; check the path, its permissions and the space on the disk"
 
 
 def _drop_output() -> None:

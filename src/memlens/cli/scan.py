@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -117,6 +118,7 @@ def scan(
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
         from memlens import api
+        from memlens.index.staging import can_continue
         from memlens.index.summary import summarize
 
         try:
@@ -146,7 +148,8 @@ def scan(
         except KeyboardInterrupt:
             if resume:
                 raise
-            raise KeyboardInterrupt("interrupted; run the command again without --fresh to continue") from None
+            advice = "run the command again without --fresh to continue"
+            raise KeyboardInterrupt(f"interrupted; {advice if can_continue(Path(out)) else 'start over'}") from None
     if progress.stages == ["model"]:
         screen.note(f"{out} was complete already; nothing was done")
     summary = summarize(index)

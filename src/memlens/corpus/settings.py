@@ -13,7 +13,7 @@ from memlens.errors import SettingError
 BUNDLED = "bundled"
 _HUB = "hf:"
 _UNITS = "sentence, line, document or block:N"
-_BLOCK = re.compile(r"block:([1-9][0-9]*)", re.ASCII)
+_BLOCK = re.compile(r"block:([1-9][0-9]{0,8})", re.ASCII)
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
 
 

@@ -28,10 +28,8 @@ from memlens.experiments.prefixes import SAMPLE, Prefixes, sample_prefixes, samp
 from memlens.experiments.stop_words import stop_targets
 from memlens.experiments.unembedding import Unembedding
 from memlens.index.build import Progress, no_progress
-from memlens.index.files import explain_os_errors, only_writer
-from memlens.index.layout import EXPERIMENTS, LOCK
+from memlens.index.layout import EXPERIMENTS
 from memlens.index.reader import Index
-from memlens.index.tables import write_table
 from memlens.models.memory_model import MemoryModel
 from memlens.values.blocks import thread_pool
 
@@ -118,11 +116,8 @@ def aggregate(
     stops = stop_targets(index, prefixes, stop_words)
     made = look_at_prefixes(index, model, prefixes, stops, progress)
     notes = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin, "threads": torch.get_num_threads()}
-    with only_writer(index.folder / LOCK), explain_os_errors(index.folder / EXPERIMENTS):
-        (index.folder / EXPERIMENTS).mkdir(exist_ok=True)
-        write_table(index.folder / f"{PREFIXES}.parquet", PREFIXES_SCHEMA, iter([made.prefixes]))
-        write_table(index.folder / f"{LAYERS}.parquet", LAYERS_SCHEMA, iter([made.layers]))
-        index.register(PREFIXES, LAYERS, notes={"aggregate": notes})
+    tables = {PREFIXES: (PREFIXES_SCHEMA, [made.prefixes]), LAYERS: (LAYERS_SCHEMA, [made.layers])}
+    index.write(tables, lambda: {"aggregate": notes})
     return _result(index, model, made.prefixes, made.layers, notes)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.errors import ModelError
@@ -83,8 +82,8 @@ def compute(
 
 def _edit_triggers(index: Index, layer: int, seed: int, sample: int | None, edited: EditedPrefixes) -> _Wanted:
     random = generator(seed, "local-edits", layer)
-    triggers = pq.read_table(
-        index.path("triggers"),
+    triggers = index.table(
+        "triggers",
         columns=["memory", "coefficient", "sentence", "position"],
         filters=[("layer", "=", layer), ("end", "=", "top"), ("rank", "<", TRIGGERS)],
     )

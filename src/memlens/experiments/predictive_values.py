@@ -67,9 +67,8 @@ def compute(
 
 def _precisions(index: Index, layer: int) -> pa.Table:
     """Every candidate of a layer."""
-    import pyarrow.parquet as pq
 
-    values = pq.read_table(index.path("values"), columns=["max_p", "argmax"], filters=[("layer", "=", layer)])
+    values = index.table("values", ["max_p", "argmax"], [("layer", "=", layer)])
     max_p, argmax = values.column("max_p").to_numpy(), values.column("argmax").to_numpy()  # by memory
     following = read_next_tokens(index, layer)
     next_tokens = following.tokens[:, :TRIGGERS]

@@ -15,11 +15,8 @@ from memlens.corpus import CorpusSettings, corpus_fingerprint
 from memlens.errors import IndexFolderError, SettingError
 from memlens.experiments.registry import Experiment, find_experiments
 from memlens.index.build import Progress, no_progress
-from memlens.index.files import explain_os_errors, only_writer, read_json
 from memlens.index.layout import EXPERIMENTS as FOLDER
-from memlens.index.layout import LOCK, MANIFEST
 from memlens.index.reader import Index
-from memlens.index.tables import write_table
 from memlens.models.memory_model import MemoryModel
 from memlens.values.table import checked_model
 
@@ -125,12 +122,8 @@ def _keep(
     note = _note(index, experiment, settings)
     metadata = {"memlens": json.dumps(note, sort_keys=True)}
     noted = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
-    with only_writer(index.folder / LOCK), explain_os_errors(index.folder / FOLDER):
-        (index.folder / FOLDER).mkdir(exist_ok=True)
-        for name, table in noted.items():
-            write_table(index.folder / FOLDER / f"{name}.parquet", table.schema, iter([table]))
-        known = read_json(index.folder / MANIFEST).get("experiments", {})
-        index.register(*(f"{FOLDER}/{name}" for name in noted), notes={"experiments": {**known, experiment.name: note}})
+    written = {f"{FOLDER}/{name}": (table.schema, [table]) for name, table in noted.items()}
+    index.write(written, lambda: {"experiments": {**index.manifest.get("experiments", {}), experiment.name: note}})
     return noted
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.experiments.bootstrap import draw
@@ -45,7 +44,7 @@ def read_targets(
     index: Index, layer: int, sample: int | None = None, random: np.random.Generator | None = None
 ) -> Targets:
     """All memories of a layer, or `sample` of those that have a target."""
-    table = pq.read_table(index.path("values"), columns=[*_COLUMNS, "trigger_p"], filters=[("layer", "=", layer)])
+    table = index.table("values", [*_COLUMNS, "trigger_p"], [("layer", "=", layer)])
     memory, max_p, argmax, target, rank = (table.column(name).fill_null(-1).to_numpy() for name in _COLUMNS)
     triggers = pc.list_value_length(table.column("trigger_p")).to_numpy()
     chosen = np.flatnonzero(target >= 0)

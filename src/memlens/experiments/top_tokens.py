@@ -7,15 +7,15 @@ are looked at again, so that of equal scores the lowest token id is found. Knows
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from memlens.compiled import compiled
 from memlens.values.rows import FloatArray, IntArray
 
 LANES = 256  # the highest of all lanes fit the first-level cache
 _ONE, _ZERO = np.float32(1), np.float32(0)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _top_of(row: FloatArray, best: FloatArray) -> int:
     """The lowest token with the highest score; -1 where there is none, since scores are not finite."""
     lanes = best.shape[0]
@@ -39,7 +39,7 @@ def _top_of(row: FloatArray, best: FloatArray) -> int:
     return lowest
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def find_top_(scores: FloatArray, first: int, last: int, tokens: IntArray) -> None:
     """Fill tokens [rows] from first to last for scores [rows, vocabulary] float32."""
     best = np.empty(min(LANES, scores.shape[1]), np.float32)
@@ -47,7 +47,7 @@ def find_top_(scores: FloatArray, first: int, last: int, tokens: IntArray) -> No
         tokens[r] = _top_of(scores[r], best)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def find_top_of_sum_(
     left: FloatArray,  # [rows, vocabulary]
     right: FloatArray,  # [rows, vocabulary]

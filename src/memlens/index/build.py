@@ -6,13 +6,11 @@
     tables    partial/*.parquet: triggers, memories, ordinary, vocabulary
     publish   the tables move up into the folder, then manifest.json, last
 
-An index that is being replaced (--fresh) stays whole and usable until the new one is published.
-This module knows where files go and in which order; what is computed is the scan's business.
+What may be in the folder before and after is staging's business, what is computed the scan's.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,18 +21,10 @@ import numpy as np
 from memlens import __version__
 from memlens.corpus import Batch, CorpusSettings, Sentence, corpus_fingerprint, read_units, tokenize_units
 from memlens.errors import IndexFolderError, SettingError
+from memlens.index import staging
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.files import checksum, explain_os_errors, only_writer, read_json, replacing, sync_folder, write_json
-from memlens.index.layout import (
-    ANNOTATIONS,
-    LOCK,
-    MANIFEST,
-    PARTIAL,
-    SCAN_TABLES,
-    SCHEMA_VERSION,
-    foreign_entries,
-    is_complete,
-)
+from memlens.index.files import checksum, explain_os_errors, only_writer, replacing, write_json
+from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SCAN_TABLES, SCHEMA_VERSION
 from memlens.index.stopping import Stopper, stop_on_signal
 from memlens.index.tables import write_scan_tables, write_vocabulary
 from memlens.models.memory_model import MemoryModel
@@ -70,14 +60,15 @@ def build_index(
     """Make `folder` the index of this model and corpus; continues what an interrupted call began."""
     layers = choose_layers(settings.layers, len(model.layers))
     max_length = _longest_sentence(model, settings)
-    plan = _make_plan(model, corpus, settings)
+    plan = _make_plan(model, corpus, settings, layers)
+    staging.refuse_inside(folder, corpus.sources)
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _refuse_foreign(folder)
+        staging.refuse_foreign(folder)
     with only_writer(folder / LOCK), stop_on_signal() as stopper:
-        if resume and _is_finished(folder, plan):
+        if resume and staging.is_finished(folder, plan):
             return
-        _begin(folder, plan, resume)
+        staging.begin(folder, plan, resume)
         partial = folder / PARTIAL
         store = _corpus_stage(model, corpus, settings, max_length, partial, progress, stopper)
         state = ScanState.start(model, layers, settings)
@@ -87,27 +78,9 @@ def build_index(
         with explain_os_errors(folder):
             write_scan_tables(partial, state, store)
             write_vocabulary(partial, model.tokenizer, model.vocabulary)
-            _replace_tables(folder)
+            staging.replace_tables(folder)
             write_json(folder / MANIFEST, _manifest(model, layers, plan, store, state, folder))
-            shutil.rmtree(partial)
-
-
-def recorded_threads(folder: Path) -> int | None:
-    """With how many threads the index in `folder`, complete or unfinished, is made; None where there is none.
-
-    The number is part of the plan, so continuing with another one would be refused.
-    """
-    plan = _unfinished_plan(folder)
-    if plan is None and is_complete(folder):
-        plan = read_json(folder / MANIFEST).get("plan", {})
-    threads = (plan or {}).get("settings", {}).get("threads")
-    return threads if isinstance(threads, int) else None
-
-
-def _unfinished_plan(folder: Path) -> dict[str, Any] | None:
-    """The plan of an unfinished scan that has got as far as having something to lose."""
-    partial = folder / PARTIAL
-    return read_json(partial / "plan.json") if CorpusStore.exists(partial) else None
+            staging.throw_partial_away(folder)
 
 
 def _longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
@@ -115,93 +88,28 @@ def _longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
     bos = bos_to_feed(model, settings)
     if settings.bos == "yes" and bos is None:
         raise SettingError(f"--bos is yes, but the tokenizer of {model.name} has no BOS token; use --bos auto or no")
+    if bos is not None and bos >= model.vocabulary:
+        raise SettingError(f"BOS is token {bos}, but {model.name} has only {model.vocabulary}; use --bos no")
     if settings.bos_prefix and bos is None:
-        raise SettingError(f"the preset needs BOS in front of a sentence; {model.name} has none: leave the preset out")
+        advice = "leave the preset out" if model.tokenizer.bos is None else "add --bos yes"
+        raise SettingError(f"the preset needs BOS in front of a sentence, which {model.name} is not fed: {advice}")
     room = None if model.context is None else model.context - (bos is not None)
     if settings.max_length is None or room is None:
         return settings.max_length or room
     return min(settings.max_length, room)
 
 
-def _make_plan(model: MemoryModel, corpus: CorpusSettings, settings: ScanSettings) -> dict[str, Any]:
+def _make_plan(
+    model: MemoryModel, corpus: CorpusSettings, settings: ScanSettings, layers: tuple[int, ...]
+) -> dict[str, Any]:
     """What must be equal for a scan to be continued; JSON only."""
     return {
         "schema": SCHEMA_VERSION,
         "model": model.fingerprint(),
         "corpus": corpus_fingerprint(corpus),
-        "settings": {**settings.to_json(), "layers": list(settings.layers) if settings.layers else None},
+        "settings": {**settings.to_json(), "layers": list(layers)},
         "window": WINDOW,
     }
-
-
-def _is_finished(folder: Path, plan: dict[str, Any]) -> bool:
-    """Is the very index that is wanted there already? One of something else is refused."""
-    if not is_complete(folder):
-        return False
-    difference = _difference(read_json(folder / MANIFEST).get("plan", {}), plan)
-    if not difference:
-        shutil.rmtree(folder / PARTIAL, ignore_errors=True)  # a scan that was killed while tidying up
-        return True
-    if _unfinished_plan(folder) == plan:
-        return False
-    raise IndexFolderError(
-        f"{folder} holds an index of {difference}; choose another folder with -o, or replace it with --fresh"
-    )
-
-
-def _begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
-    """Make sure that what is in partial/ is this very scan, or nothing."""
-    unfinished = _unfinished_plan(folder)
-    if unfinished is not None and resume:
-        difference = _difference(unfinished, plan)
-        if difference:
-            raise IndexFolderError(
-                f"{folder} holds an unfinished scan of {difference}; repeat that command to continue it, "
-                "or start over with --fresh"
-            )
-        return
-    if (folder / ANNOTATIONS).exists():
-        raise IndexFolderError(
-            f"{folder} holds people's annotations, which belong to its old triggers; move {ANNOTATIONS} away first"
-        )
-    with explain_os_errors(folder):
-        if (folder / PARTIAL).exists():
-            shutil.rmtree(folder / PARTIAL)
-        (folder / PARTIAL).mkdir()
-    write_json(folder / PARTIAL / "plan.json", plan)
-
-
-def _replace_tables(folder: Path) -> None:
-    """Put the new tables in the place of what was there; from here until the manifest is written this is no index."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for entry in folder.iterdir():
-        if entry.name not in (LOCK, PARTIAL, *SCAN_TABLES):
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    for name in SCAN_TABLES:
-        made = folder / PARTIAL / name
-        if made.exists():  # else a call that was killed here has moved it already
-            made.replace(folder / name)
-    sync_folder(folder)
-
-
-def _refuse_foreign(folder: Path) -> None:
-    foreign = foreign_entries(folder)
-    if foreign:
-        raise IndexFolderError(
-            f"{folder} holds '{foreign[0]}', which is not part of an index; choose an empty or new folder with -o"
-        )
-
-
-def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """In words, what an existing folder is of; empty if it is of the same."""
-    for key, words in (("schema", "another schema version"), ("model", "another model"), ("corpus", "another corpus")):
-        if found.get(key) != wanted[key]:
-            return words
-    theirs, ours = found.get("settings", {}), wanted["settings"]
-    for name in ours:
-        if theirs.get(name) != ours[name]:
-            return f"the same model with --{name.replace('_', '-')} {theirs.get(name)} instead of {ours[name]}"
-    return "" if found == wanted else "another batch plan"
 
 
 def _corpus_stage(

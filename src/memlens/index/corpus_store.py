@@ -24,12 +24,14 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.corpus import Sentence, find_repeats
-from memlens.errors import CorpusError
+from memlens.errors import CorpusError, IndexFolderError
 from memlens.index.files import explain_os_errors, read_json, replacing, write_json
 from memlens.index.layout import CORPUS, CORPUS_SCHEMA
+from memlens.index.parquet import reader_of
 from memlens.scan.scanner import WindowSentence
 from memlens.scan.settings import WINDOW
 
+_FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")
 _SORT_MEMORY = "512MB"  # beyond this the sort for repeats goes to disk
 
 
@@ -37,7 +39,11 @@ class CorpusStore:
     """The sentences of one index while it is being made."""
 
     def __init__(self, folder: Path) -> None:
-        self.counts: dict[str, Any] = read_json(folder / "corpus.json")
+        saved = read_json(folder / "corpus.json")
+        for name, size in saved.get("files", {}).items():
+            if name in _FLAT and (not (folder / name).is_file() or (folder / name).stat().st_size != size):
+                raise IndexFolderError(f"{folder / name} is missing or damaged; start over with --fresh")
+        self.counts: dict[str, Any] = saved["counts"]
         tokens = self.counts["tokens"]
         self.tokens: NDArray[np.int32] = np.memmap(folder / "tokens.bin", np.int32, "r", shape=(tokens,))
         self.offsets: NDArray[np.int64] = np.load(folder / "offsets.npy", mmap_mode="r")
@@ -60,7 +66,8 @@ class CorpusStore:
         counts["repeated_prefixes"] = repeated
         with replacing(folder / "fresh_from.npy") as beside, beside.open("wb") as handle:
             np.save(handle, fresh)
-        write_json(folder / "corpus.json", counts)
+        files = {name: (folder / name).stat().st_size for name in (CORPUS, *_FLAT)}
+        write_json(folder / "corpus.json", {"counts": counts, "files": files})
         return cls(folder)
 
     @property
@@ -94,7 +101,7 @@ def _write_sentences(
     with (
         replacing(folder / CORPUS) as corpus_path,
         replacing(folder / "tokens.bin") as tokens_path,
-        closing(pq.ParquetWriter(corpus_path, CORPUS_SCHEMA, compression="zstd")) as writer,
+        closing(pq.ParquetWriter(corpus_path.absolute(), CORPUS_SCHEMA, compression="zstd")) as writer,
         tokens_path.open("wb") as flat,
     ):
         while group := list(islice(stream, WINDOW)):
@@ -137,8 +144,8 @@ def _sorted_sentences(folder: Path) -> Iterator[tuple[int, NDArray[np.int32]]]:
         database.execute("SET threads = 1")
         database.execute(f"SET memory_limit = '{_SORT_MEMORY}'")
         database.execute("SET temp_directory = $1", [str(folder / "sort")])
-        query = "SELECT sentence, tokens FROM read_parquet($1) ORDER BY tokens, sentence"
-        for batch in database.sql(query, params=[str(folder / CORPUS)]).fetch_record_batch(WINDOW):
+        query = f"SELECT sentence, tokens FROM {reader_of(folder / CORPUS)} ORDER BY tokens, sentence"
+        for batch in database.sql(query).fetch_record_batch(WINDOW):
             lists = batch.column("tokens")
             edges = lists.offsets.to_numpy()
             flat = lists.values.to_numpy()

@@ -84,7 +84,7 @@ _ENTRIES = {MANIFEST, PARTIAL, ANNOTATIONS, LOCK, EXPERIMENTS, REPORT, *SCAN_TAB
 
 def foreign_entries(folder: Path) -> list[str]:
     """Names in the folder that are not memlens'; everything is foreign in a folder that never was an index."""
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name != LOCK)
+    names = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     if MANIFEST not in names and PARTIAL not in names:
         return names
     beside = {f"{name}.part" for name in _ENTRIES}

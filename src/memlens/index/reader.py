@@ -6,7 +6,8 @@ fast as a small one. This module knows the tables of a scan; what other stages a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -17,8 +18,9 @@ import duckdb
 import pyarrow as pa
 
 from memlens.errors import IndexFolderError, ModelError, UnknownName
-from memlens.index.files import checksum, read_json, write_json
-from memlens.index.layout import MANIFEST, PARTIAL, SCHEMA_VERSION
+from memlens.index.files import checksum, explain_os_errors, only_writer, read_json, replacing, write_json
+from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SCHEMA_VERSION
+from memlens.index.parquet import fill_table, reader_of
 from memlens.index.trigger_list import TriggerList, trigger_of
 from memlens.memory import MemoryId
 
@@ -26,6 +28,17 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 _ROWS_AT_ONCE = 1024
+# What every manifest has, and of what kind it is.
+_PARTS = {
+    "schema": int,
+    "plan": dict,
+    "model": dict,
+    "layers": list,
+    "counts": dict,
+    "histogram_edges": list,
+    "files": dict,
+}
+
 _MADE_BY = {
     "values": "memlens values",
     "keys": "memlens values",
@@ -56,6 +69,11 @@ class Index:
         if not (self.folder / MANIFEST).is_file():
             raise IndexFolderError(_why_not_an_index(self.folder))
         self.manifest = read_json(self.folder / MANIFEST)
+        missing = [part for part, kind in _PARTS.items() if not isinstance(self.manifest.get(part), kind)]
+        if missing:
+            raise IndexFolderError(
+                f"{self.folder / MANIFEST} is damaged: it has no usable '{missing[0]}'; scan again with --fresh"
+            )
         found = self.manifest.get("schema")
         if found != SCHEMA_VERSION:
             raise IndexFolderError(
@@ -78,21 +96,29 @@ class Index:
         """The memory of that name, refused if it is not in the index."""
         name = MemoryId.parse(memory) if isinstance(memory, str) else memory
         count = self.memories(name.layer)
-        if name.memory >= count:
+        if not 0 <= name.memory < count:
             raise UnknownName(f"{name} does not exist: layer {name.layer} has memories 0 to {count - 1}")
         return name
 
     def path(self, table: str) -> Path:
         """The Parquet file of a table (`triggers`, `values`, `experiments/agreement`); refused if it is not there."""
         path = self.folder / f"{table}.parquet"
-        if not path.is_file():
+        if not self.has(table):
             command = _MADE_BY.get(table.split("/")[0])
-            advice = f"run `{command} {self.folder}` first" if command else "the index is damaged: scan again"
+            advice = (
+                f"run `{command} {self.folder}` first" if command else "the index is damaged: scan again with --fresh"
+            )
             raise IndexFolderError(f"{self.folder} has no table '{table}'; {advice}")
         return path
 
     def has(self, table: str) -> bool:
-        return (self.folder / f"{table}.parquet").is_file()
+        """Is the table there? A file that is not noted is none: a stage was killed while it replaced it."""
+        name = f"{table}.parquet"
+        if not (self.folder / name).is_file():
+            return False
+        if name not in self.manifest["files"]:
+            self.manifest = read_json(self.folder / MANIFEST)  # another process may have made it since
+        return name in self.manifest["files"]
 
     def is_whole(self, table: str) -> bool:
         """Is the table there, byte for byte as the manifest has it?"""
@@ -102,11 +128,14 @@ class Index:
             return False
         return bool(checksum(path) == entry["sha256"])
 
-    def table(self, table: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """A whole table, or some of its columns."""
+    def table(self, table: str, columns: Sequence[str] | None = None, filters: Any = None) -> pa.Table:
+        """A whole table, or some of its columns and rows (filters as pyarrow takes them)."""
         import pyarrow.parquet as pq
 
-        return pq.read_table(self.path(table), columns=None if columns is None else list(columns))
+        path = self.path(table)
+        # A handle, since a path with a colon would be taken for an address.
+        with self._explaining_damage(), path.open("rb") as handle:
+            return pq.read_table(handle, columns=None if columns is None else list(columns), filters=filters)
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Rows of a DuckDB query; `{triggers}` in it stands for that table's file, and so for every table."""
@@ -116,12 +145,24 @@ class Index:
         """The same rows one after another, for results that are too large for a list."""
         names = _TableNames(self)
         # Sorting a result keeps it the same whatever the number of threads; one thread needs no sorting.
-        with duckdb.connect(config={"threads": 1}) as database:
+        with self._explaining_damage(), duckdb.connect(config={"threads": 1}) as database:
             cursor = database.execute(query.format_map(names), list(parameters))
             columns = [column[0] for column in cursor.description]
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for row in rows:
                     yield dict(zip(columns, row, strict=True))
+
+    @contextmanager
+    def _explaining_damage(self) -> Iterator[None]:
+        """A reader that fails on a damaged file becomes one line; one that fails on whole files is a bug."""
+        try:
+            yield
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            for name in self.manifest["files"]:
+                if not self.is_whole(name.removesuffix(".parquet")):
+                    advice = "make it again with the command that made it, or scan again with --fresh"
+                    raise IndexFolderError(f"{self.folder / name} is damaged; {advice}") from error
+            raise
 
     def facts(self, memory: str | MemoryId) -> MemoryFacts:
         name = self.check(memory)
@@ -182,15 +223,31 @@ class Index:
                 "pass the right one with --model, or scan again"
             )
 
-    def register(self, *tables: str, notes: Mapping[str, Any] | None = None) -> None:
-        """Note size and checksum of tables that a later stage has written, and what it says about them."""
+    def write(
+        self, tables: Mapping[str, tuple[pa.Schema, Iterable[pa.Table]]], notes: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Write tables of a later stage as one: complete beside, then all renamed, then noted in the manifest.
+
+        Killed between two of these, the tables count as not there, never as something they are not.
+        """
+        names = [f"{table}.parquet" for table in tables]
+        with only_writer(self.folder / LOCK), explain_os_errors(self.folder):
+            with ExitStack() as stack:
+                for name, (schema, parts) in zip(names, tables.values(), strict=True):
+                    (self.folder / name).parent.mkdir(exist_ok=True)
+                    fill_table(stack.enter_context(replacing(self.folder / name)), schema, parts)
+                self._note_files({}, without=names)
+            facts = {n: {"bytes": (p := self.folder / n).stat().st_size, "sha256": checksum(p)} for n in names}
+            self._note_files(facts)
+            self.manifest |= notes()
+            write_json(self.folder / MANIFEST, self.manifest)
+
+    def _note_files(self, facts: Mapping[str, Any], without: Sequence[str] = ()) -> None:
         self.manifest = read_json(self.folder / MANIFEST)  # another stage may have written it since
-        files = dict(self.manifest["files"])
-        for table in tables:
-            path = self.path(table)
-            files[f"{table}.parquet"] = {"bytes": path.stat().st_size, "sha256": checksum(path)}
-        self.manifest = {**self.manifest, **(notes or {}), "files": files}
-        write_json(self.folder / MANIFEST, self.manifest)
+        kept = {name: fact for name, fact in self.manifest["files"].items() if name not in without}
+        self.manifest["files"] = {**kept, **facts}
+        if without:
+            write_json(self.folder / MANIFEST, self.manifest)
 
     def __repr__(self) -> str:
         model, counts = self.manifest["model"], self.manifest["counts"]
@@ -221,8 +278,7 @@ class _TableNames(dict[str, str]):
         self.index = index
 
     def __missing__(self, table: str) -> str:
-        path = str(self.index.path(table)).replace("'", "''")
-        return f"read_parquet('{path}')"
+        return reader_of(self.index.path(table))
 
 
 def _why_not_an_index(folder: Path) -> str:

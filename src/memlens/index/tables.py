@@ -7,17 +7,14 @@ stays bounded. Knows a scan's state and the corpus store; knows nothing of folde
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.files import replacing
 from memlens.index.layout import (
     MEMORIES,
     MEMORIES_SCHEMA,
@@ -28,6 +25,7 @@ from memlens.index.layout import (
     VOCABULARY,
     VOCABULARY_SCHEMA,
 )
+from memlens.index.parquet import write_table
 from memlens.models.tokenizer import Tokenizer
 from memlens.scan.layer import UNIT, LayerScan
 from memlens.scan.sample import EXAMPLES
@@ -35,13 +33,6 @@ from memlens.scan.state import ScanState
 
 _MEMORIES_A_GROUP = 1024
 _ORDINARY_KEPT = 5
-
-
-def write_table(path: Path, schema: pa.Schema, parts: Iterator[pa.Table]) -> None:
-    """Write parts as row groups, beside and renamed."""
-    with replacing(path) as beside, closing(pq.ParquetWriter(beside, schema, compression="zstd")) as writer:
-        for part in parts:
-            writer.write_table(part)
 
 
 def write_scan_tables(folder: Path, state: ScanState, store: CorpusStore) -> None:

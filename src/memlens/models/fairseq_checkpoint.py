@@ -68,7 +68,16 @@ def read_checkpoint(path: Path, name: str) -> tuple[Settings, dict[str, Tensor]]
         raise ModelError(f"{path} is no fairseq checkpoint of this kind: it lacks its settings (args) or its model")
     if not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in tensors.items()):
         raise UnsupportedModel(f"{name}: its model holds something that is not a tensor")
+    _refuse_odd_tensors(tensors, name)
     return _with_defaults(vars(settings)), tensors
+
+
+def _refuse_odd_tensors(tensors: Mapping[str, Tensor], name: str) -> None:
+    for key, tensor in tensors.items():
+        if tensor.is_meta:
+            raise ModelError(f"{name}: {key} is a tensor without numbers; get the checkpoint again")
+        if not tensor.is_floating_point() and not _BOOKKEEPING.fullmatch(key.removeprefix("decoder.")):
+            raise UnsupportedModel(f"{name}: {key} holds {tensor.dtype}; only real floating-point weights can be read")
 
 
 def _with_defaults(given: Settings) -> Settings:
@@ -116,7 +125,7 @@ def _refuse_other_kinds(settings: Settings, name: str) -> None:
         value = settings.get(setting)
         if (bool(value) if isinstance(wanted, bool) else value) != wanted:
             raise UnsupportedModel(f"{name}: {setting} is {value}: {reason}")
-    if settings.get("activation_fn", "relu") not in ACTIVATIONS:
+    if settings.get("activation_fn", "relu") not in tuple(ACTIVATIONS):
         known = ", ".join(ACTIVATIONS)
         raise UnsupportedModel(f"{name}: activation_fn is {settings['activation_fn']!r}; memlens knows {known}")
     for setting in sorted(settings):
@@ -126,7 +135,8 @@ def _refuse_other_kinds(settings: Settings, name: str) -> None:
 
 def _number(settings: Settings, setting: str, default: int, name: str) -> int:
     value = settings.get(setting, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 1 or value != int(value):
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if isinstance(value, bool) or not whole or not 1 <= value < 2**31:
         raise UnsupportedModel(f"{name}: {setting} is {value!r}, not a whole number from 1")
     return int(value)
 
@@ -151,6 +161,9 @@ def build_network(
     """The network with every tensor of the checkpoint in its place; one missing, left over or misshapen is refused."""
     if "decoder.adaptive_softmax.version" not in tensors:
         raise UnsupportedModel(f"{name}: its adaptive softmax has no version, so its head may be off by one word")
+    there = sum(key.endswith(".fc1.weight") for key in tensors)
+    if there != shape.layers:  # before a network of any size is built
+        raise ModelError(f"{name}: decoder_layers is {shape.layers}, but there are weights for {there} layers")
     with torch.device("meta"):
         network = AdaptiveTransformer(shape)
     tied_words = bool(settings.get("tie_adaptive_weights"))
@@ -189,6 +202,8 @@ _NAMES = (  # what a tensor is called in the checkpoint, behind `decoder.`, and 
 
 def _renamed(tensors: Mapping[str, Tensor], shape: Shape, tied_projections: bool, name: str) -> dict[str, Tensor]:
     given = {key.removeprefix("decoder."): tensor for key, tensor in tensors.items()}
+    if len(given) < len(tensors):
+        raise UnsupportedModel(f"{name} has the same weights twice, with and without 'decoder.' in their names")
     given = {key: tensor for key, tensor in given.items() if not _BOOKKEEPING.fullmatch(key)}
     _join_attention_(given)
     head = given.pop("adaptive_softmax.head.weight", None)

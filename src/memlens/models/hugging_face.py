@@ -42,6 +42,8 @@ class HuggingFaceModel(MemoryModel):
         network.eval()
         blocks: Any = _part(network, family.blocks, name)
         layers = [_feed_forward(family, self.config, layer, block, name) for layer, block in enumerate(blocks)]
+        if not layers:
+            raise UnsupportedModel(f"{name} has no layers, so it has no memories")
         final_norm = _optional_part(network, family.final_norm)
         lens = Lens(
             output=network.get_output_embeddings(),

@@ -50,12 +50,19 @@ def load(
     return loaded
 
 
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # "~somebody" who has no account here
+        raise ModelNotFound(f"'{name}': there is no such home folder; give the whole path") from error
+
+
 def _load_named(name: str, is_path: bool, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> MemoryModel:
     if name == "bundled":
         if not _BUNDLED.is_dir():
             raise ModelNotFound("'bundled': this installation holds no bundled model; name a Hub id or a folder")
         return _load_folder(_BUNDLED, tokenizer, device, dtype, name="bundled", source="bundled")
-    path = Path(name).expanduser()
+    path = _expanded(name)
     if path.is_dir() and name:
         return _load_folder(path, tokenizer, device, dtype, name=path.resolve().name, source=str(path.resolve()))
     if path.is_file():

@@ -101,7 +101,7 @@ class Tokenizer:
         if text in self._token_reading:
             return self._token_reading[text]
         ids = self.encode([text])[0].ids
-        if len(ids) == 1:
+        if len(ids) == 1 and ids[0] != self._fast.unk_token_id:
             return ids[0]
         split = " + ".join(repr(self.token_text(token)) for token in ids) or "no token at all"
         raise UnknownName(f"{text!r} is not one token of this model but {split}; name one of its tokens")

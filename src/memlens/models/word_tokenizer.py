@@ -75,7 +75,7 @@ class WordTokenizer(Tokenizer):
 def read_dictionary(path: Path) -> list[str]:
     """All words by id, the special ones first."""
     try:
-        lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").rstrip("\n").split("\n")
     except (OSError, UnicodeError) as error:
         raise ModelError(f"{path} cannot be read as UTF-8 text; get the checkpoint again") from error
     words = list(SPECIAL)
@@ -84,7 +84,7 @@ def read_dictionary(path: Path) -> list[str]:
         entry = line.rstrip()
         is_overwriting = entry.endswith(_OVERWRITE)
         word, space, count = entry.removesuffix(_OVERWRITE).rpartition(" ")
-        if not space or not word or not count.isdigit():
+        if not space or not word or not (count.isascii() and count.isdigit()):
             raise ModelError(f"{path}, line {number}: not a word, a space and a count; get the checkpoint again")
         if word in seen and not is_overwriting:
             raise ModelError(f"{path}, line {number}: {word!r} stands there twice; get the checkpoint again")

@@ -15,10 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from memlens.index.build import Progress, no_progress
-from memlens.index.files import only_writer
-from memlens.index.layout import LOCK, PATTERNS
 from memlens.index.reader import Index
-from memlens.index.tables import write_table
 from memlens.memory import MemoryId
 from memlens.patterns.find import Found, Pattern, find_patterns
 from memlens.patterns.settings import PatternSettings
@@ -65,14 +62,15 @@ def compute_patterns(
 ) -> None:
     """Write both tables; `options` are the fields of PatternSettings (top=25, rate=0.01, ...)."""
     settings = settings or PatternSettings(**options)
-    with only_writer(index.folder / LOCK):
-        found = find_patterns(index, settings, progress)
-        following = what_follows(index, found.triggers, settings.rate)
-        write_table(index.folder / PATTERNS, PATTERNS_SCHEMA, _in_groups(pattern_rows(found), PATTERNS_SCHEMA))
-        rows = name_rows(found, following, index.vocabulary)
-        write_table(index.folder / NAMES, NAMES_SCHEMA, _in_groups(rows, NAMES_SCHEMA))
-        notes = {"top": settings.top, "rate": settings.rate, "seed": settings.seed, **found.notes}
-        index.register("patterns", "names", notes={"patterns": notes})
+    found = find_patterns(index, settings, progress)
+    following = what_follows(index, found.triggers, settings.rate)
+    rows = name_rows(found, following, index.vocabulary)
+    notes = {"top": settings.top, "rate": settings.rate, "seed": settings.seed, **found.notes}
+    tables = {
+        "patterns": (PATTERNS_SCHEMA, _in_groups(pattern_rows(found), PATTERNS_SCHEMA)),
+        "names": (NAMES_SCHEMA, _in_groups(rows, NAMES_SCHEMA)),
+    }
+    index.write(tables, lambda: {"patterns": notes})
 
 
 def pattern_rows(found: Found) -> Iterator[dict[str, Any]]:

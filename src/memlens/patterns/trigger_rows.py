@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.index.reader import Index
@@ -42,7 +41,7 @@ class TriggerRows:
 def read_trigger_rows(index: Index, top: int) -> TriggerRows:
     columns = ["layer", "memory", "rank", "sentence", "position", "next_token"]
     filters = [("end", "=", "top"), ("rank", "<", top)]
-    table = pq.read_table(index.path("triggers"), columns=columns, filters=filters)
+    table = index.table("triggers", columns, filters)
     layer, memory, rank, sentence, position = (table.column(name).to_numpy() for name in columns[:-1])
     following = pc.fill_null(table.column("next_token"), -1).to_numpy()
     names, owner = np.unique(layer.astype(np.int64) << 32 | memory.astype(np.int64), return_inverse=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
+from memlens.compiled import compiled
 from memlens.scan.lists import FloatArray, IntArray, KeyArray, Lists, bar_of, make_key, take_
 
 # Chosen by measurement: the accumulators of one group stay in the second-level cache, one row in the first.
@@ -46,7 +46,7 @@ class Sums(NamedTuple):
         )
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _look_at_sentence_(
     block: FloatArray,
     rows: IntArray,
@@ -78,7 +78,7 @@ def _look_at_sentence_(
             fired[c] += one if value > 0 else none
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find(
     block: FloatArray,
     candidates: Candidates,
@@ -111,7 +111,7 @@ def _find(
     return count
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _group_end(starts: IntArray, first: int, one_a_sentence: bool) -> int:
     """Where the group of sentences that begins at `first` ends."""
     last, rows = first, 0
@@ -123,7 +123,7 @@ def _group_end(starts: IntArray, first: int, one_a_sentence: bool) -> int:
     return last
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def collect_(
     block: FloatArray,  # [rows, memories]
     candidates: Candidates,

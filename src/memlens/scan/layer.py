@@ -94,6 +94,10 @@ class LayerScan:
                 f"memory L{self.layer}N{worst} has a coefficient that is NaN or infinite; "
                 "the weights are damaged or the dtype is too small: try --dtype float32"
             )
+        if np.abs(sums.total).max() > 2.0**62 * UNIT:
+            raise ModelError(
+                f"layer {self.layer} has coefficients beyond 1e12; no trained model has: check the weights"
+            )
         self.total += np.rint(sums.total / UNIT).astype(np.int64)
         self.positive += sums.positive
         np.maximum(self.highest, sums.highest, out=self.highest)

@@ -10,8 +10,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
+
+from memlens.compiled import compiled
 
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
@@ -44,23 +46,23 @@ class Lists(NamedTuple):
         return (np.uint64(0xFFFFFFFF) - (self.keys & np.uint64(0xFFFFFFFF))).astype(np.int64)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def make_key(score: np.float32, sentence: int) -> int:
     return (uint64(np.float32(score).view(np.uint32)) << _SHIFT) | (LOW - uint64(sentence))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def score_of(key: int) -> np.float32:
     return np.uint32(key >> _SHIFT).view(np.float32)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def bar_of(lists: Lists, m: int) -> np.float32:
     """The score of memory m's last place; 0 while its list is open."""
     return score_of(lists.keys[m, lists.keys.shape[1] - 1])
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _remove_(lists: Lists, m: int, place: int) -> None:
     for i in range(place, lists.filled[m] - 1):
         lists.keys[m, i] = lists.keys[m, i + 1]
@@ -69,7 +71,7 @@ def _remove_(lists: Lists, m: int, place: int) -> None:
     lists.keys[m, lists.filled[m]] = 0
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def insert_(lists: Lists, m: int, key: int, position: int, one_a_sentence: bool) -> None:
     """Put one candidate into memory m's list, if it belongs there."""
     keys, positions, filled = lists
@@ -94,7 +96,7 @@ def insert_(lists: Lists, m: int, key: int, position: int, one_a_sentence: bool)
         filled[m] = min(filled[m] + 1, top)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def offer_(
     lists: Lists, memories: IntArray, scores: FloatArray, sentences: IntArray, positions: IntArray, one_a_sentence: bool
 ) -> None:
@@ -104,7 +106,7 @@ def offer_(
             insert_(lists, memories[i], make_key(scores[i], sentences[i]), positions[i], one_a_sentence)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def merge_(lists: Lists, others: Lists, one_a_sentence: bool) -> None:
     """Offer every entry of other lists."""
     for m in range(others.filled.shape[0]):
@@ -112,7 +114,7 @@ def merge_(lists: Lists, others: Lists, one_a_sentence: bool) -> None:
             insert_(lists, m, others.keys[m, i], others.positions[m, i], one_a_sentence)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _knows_any(lists: Lists, m: int, found: KeyArray, count: int, sentences: IntArray) -> bool:
     """Is the sentence of one of the found prefixes in memory m's list already?"""
     for i in range(count):
@@ -125,7 +127,7 @@ def _knows_any(lists: Lists, m: int, found: KeyArray, count: int, sentences: Int
     return False
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def take_(
     lists: Lists,
     m: int,

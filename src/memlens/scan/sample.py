@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
 
+from memlens.compiled import compiled
 from memlens.scan.blocks import Candidates
 from memlens.scan.lists import FloatArray, IntArray, KeyArray
 
@@ -27,7 +28,7 @@ def bin_edges() -> list[float]:
     return [-x for x in reversed(magnitudes)] + magnitudes
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _mix(x: int) -> int:
     """A 64-bit finaliser (splitmix64): equal inputs give equal, well spread outputs on every machine."""
     x = uint64(x) + uint64(0x9E3779B97F4A7C15)
@@ -36,7 +37,7 @@ def _mix(x: int) -> int:
     return x ^ (x >> uint64(31))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def prefix_hashes(seed: int, sentences: IntArray, positions: IntArray) -> KeyArray:
     """One hash a prefix, [n]."""
     hashes = np.empty(sentences.shape[0], np.uint64)
@@ -54,7 +55,7 @@ class Examples(NamedTuple):
     positions: IntArray
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _keep_(examples: Examples, m: int, hash_: int, coefficient: np.float32, sentence: int, position: int) -> None:
     place = EXAMPLES
     while place > 0 and hash_ < examples.hashes[m, place - 1]:
@@ -71,7 +72,7 @@ def _keep_(examples: Examples, m: int, hash_: int, coefficient: np.float32, sent
         examples.positions[m, place] = position
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _draw_(
     block: FloatArray, rows: IntArray, hashes: KeyArray, sentences: IntArray, positions: IntArray, counts: IntArray,
     examples: Examples,
@@ -86,7 +87,7 @@ def _draw_(
                 _keep_(examples, m, _mix(hashes[i] ^ uint64(m)), value, sentences[i], positions[i])
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _merge_(examples: Examples, others: Examples) -> None:
     empty = uint64(0xFFFFFFFFFFFFFFFF)
     for m in range(others.hashes.shape[0]):

@@ -91,7 +91,8 @@ class Scanner:
 
     def _candidate_range(self, sentence: WindowSentence) -> tuple[int, int]:
         """First and one past the last candidate position; -1 is the BOS-only prefix."""
-        first = -1 if self.settings.bos_prefix and self.bos is not None else sentence.fresh_from
+        alone = self.settings.bos_prefix and self.bos is not None and sentence.fresh_from == 0
+        first = -1 if alone else sentence.fresh_from
         return first, len(sentence.tokens) - (0 if self.settings.whole_sentence else 1)
 
 

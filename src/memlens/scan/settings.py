@@ -19,6 +19,8 @@ _CHOICES = {
     "bos": ("auto", "yes", "no"),
 }
 
+_MOST = {"top": 100_000, "threads": 512, "seed": 2**31 - 1, "batch_tokens": 2**24, "sample_every": 2**31 - 1}
+
 PRESETS: dict[str, dict[str, Any]] = {
     # The paper's text: every prefix of every sentence, as often as it occurs.
     "paper": {"per_sentence": "all", "dedup": "none"},
@@ -55,6 +57,13 @@ class ScanSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingError(f"{_option(name)} is {value}; it must be 1 or more")
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise SettingError(f"{_option(name)} is {getattr(self, name)}; it must be {most:,} or less")
+        if self.seed < 0:
+            raise SettingError(f"--seed is {self.seed}; it must be 0 or more")
+        if self.bos_prefix and self.dedup == "prefix":
+            raise SettingError("--dedup prefix leaves nothing of the preset's BOS-only prefixes; use sentence or none")
         if self.layers is not None and not self.layers:
             raise SettingError("--layers names no layer; give layers like 0-5,11 or leave it out for all")
 
@@ -83,13 +92,17 @@ def parse_layers(text: str) -> tuple[int, ...]:
     chosen: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not _is_number(first) or (dash and not _is_number(last)):
             raise SettingError(f"--layers is '{text}'; write numbers and ranges from 0, like 0-5,11")
         low, high = int(first), int(last) if dash else int(first)
         if high < low or high > 100_000:
             raise SettingError(f"--layers is '{text}'; the range {part.strip()} is empty or far too large")
         chosen.update(range(low, high + 1))
     return tuple(sorted(chosen))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
 
 
 def choose_layers(wanted: tuple[int, ...] | None, available: int) -> tuple[int, ...]:
@@ -101,4 +114,4 @@ def choose_layers(wanted: tuple[int, ...] | None, available: int) -> tuple[int, 
         raise UnknownName(
             f"layer {missing[0]} does not exist: the model has layers 0 to {available - 1}; mend --layers"
         )
-    return wanted
+    return tuple(sorted(set(wanted)))

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.index.reader import Index
@@ -43,8 +42,8 @@ class NextTokens:
 def read_next_tokens(index: Index, layer: int) -> NextTokens:
     """All memories of a scanned layer."""
     memories = index.memories(layer)
-    rows = pq.read_table(
-        index.path("triggers"),
+    rows = index.table(
+        "triggers",
         columns=["memory", "rank", "next_token"],
         filters=[("layer", "=", layer), ("end", "=", "top")],
     )

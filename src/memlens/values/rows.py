@@ -16,6 +16,8 @@ import numpy as np
 from numba import njit, uint64
 from numpy.typing import NDArray
 
+from memlens.compiled import compiled
+
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
 KeyArray = NDArray[np.uint64]
@@ -94,7 +96,7 @@ def _in_pieces(pool: ThreadPoolExecutor | None, rows: int, work: Callable[[int, 
     list(pool.map(work, edges[:-1], edges[1:]))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
     lanes = high.shape[0]
     high[:], low[:] = row[:lanes], row[:lanes]
@@ -106,7 +108,7 @@ def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
             low[c] = score if score < low[c] else low[c]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _key(score: np.float32, token: int) -> int:
     """One integer that is greater for a higher score, and of equal scores for the lower token; both zeros are one."""
     bits = np.float32(score + _ZERO).view(np.uint32)
@@ -114,7 +116,7 @@ def _key(score: np.float32, token: int) -> int:
     return (uint64(ordered) << _SHIFT) | (_LOW - uint64(token))
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find_end_(
     row: FloatArray,
     extremes: FloatArray,  # [lanes] of the row, times sign
@@ -139,7 +141,7 @@ def _find_end_(
         scores[place] = row[tokens[place]]
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _find_ends_(scores: FloatArray, first: int, last: int, ends: Ends) -> None:
     lanes = min(LANES, scores.shape[1])
     high, low = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
@@ -160,7 +162,7 @@ def _exp(x: np.float32) -> np.float32:
     return (series * r * r + r + _ONE) * np.int32(power).view(np.float32)
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _add_step_(
     part: FloatArray,
     highest: np.float32,
@@ -179,7 +181,7 @@ def _add_step_(
         above[c] += _ONE if score > target else _ZERO
 
 
-@njit(nogil=True, cache=True)
+@compiled
 def _read_softmax_(scores: FloatArray, first: int, last: int, targets: IntArray, softmax: Softmax) -> None:
     total, weighted, above = np.empty(_STEP, np.float32), np.empty(_STEP, np.float32), np.empty(_STEP, np.float32)
     vocabulary = scores.shape[1]

@@ -19,10 +19,7 @@ from numpy.typing import NDArray
 
 from memlens.errors import ModelError, SettingError
 from memlens.index.build import Progress, no_progress
-from memlens.index.files import only_writer
-from memlens.index.layout import KEYS, LOCK, VALUES
 from memlens.index.reader import Index
-from memlens.index.tables import write_table
 from memlens.models.feed_forward import FeedForward
 from memlens.models.memory_model import MemoryModel
 from memlens.models.norm import at_least_float32
@@ -71,12 +68,10 @@ def compute_values(
         raise SettingError(f"--top is {top}; it must be 1 or more")
     model = checked_model(index, model)
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
-    with only_writer(index.folder / LOCK):
-        write_table(index.folder / VALUES, VALUES_SCHEMA, value_tables(index, model, top, chosen, progress))
-        notes = {"top": min(top, model.vocabulary), "reading": chosen, "threads": torch.get_num_threads()}
-        index.register("values", notes={"values": notes})
-        write_table(index.folder / KEYS, KEYS_SCHEMA, key_tables(index, model, top, progress))
-        index.register("keys")
+    notes = {"top": min(top, model.vocabulary), "reading": chosen, "threads": torch.get_num_threads()}
+    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress)
+    index.write({"values": values}, lambda: {"values": notes})
+    index.write({"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress))}, dict)
 
 
 def values_are_made(index: Index, model: MemoryModel, *, top: int = 50, reading: str | None = None) -> bool:

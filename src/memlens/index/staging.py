@@ -1,0 +1,154 @@
+"""The folder of an index while a scan is under way: whose it is, when it may be continued, how it is published.
+
+A new index is made in partial/ and moved up when it is complete, so that an index that is being replaced stays whole
+until then. partial/corpus.json is the mark of an unfinished scan with something to lose: it is the last file of the
+corpus stage, and the first to go when partial/ is thrown away. Nothing that memlens did not write is ever removed.
+This module knows names and plans; it computes nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from memlens.errors import IndexFolderError
+from memlens.index.corpus_store import CorpusStore
+from memlens.index.files import explain_os_errors, read_json, sync_folder, write_json
+from memlens.index.layout import (
+    ANNOTATIONS,
+    DERIVED_TABLES,
+    EXPERIMENTS,
+    MANIFEST,
+    PARTIAL,
+    REPORT,
+    SCAN_TABLES,
+    foreign_entries,
+    is_complete,
+)
+
+
+def recorded_threads(folder: Path) -> int | None:
+    """With how many threads the index in `folder`, complete or unfinished, is made; None where there is none.
+
+    The number is part of the plan, so continuing with another one would be refused.
+    """
+    with explain_os_errors(folder):
+        plan = unfinished_plan(folder)
+        if plan is None and is_complete(folder):
+            plan = read_json(folder / MANIFEST).get("plan")
+    settings = plan.get("settings") if isinstance(plan, dict) else None
+    threads = settings.get("threads") if isinstance(settings, dict) else None
+    return threads if isinstance(threads, int) else None
+
+
+def unfinished_plan(folder: Path) -> dict[str, Any] | None:
+    """The plan of an unfinished scan that has got as far as having something to lose."""
+    plan = folder / PARTIAL / "plan.json"
+    return read_json(plan) if CorpusStore.exists(folder / PARTIAL) and plan.is_file() else None
+
+
+def can_continue(folder: Path) -> bool:
+    """Is there an unfinished scan with something to lose?"""
+    return unfinished_plan(folder) is not None
+
+
+def refuse_foreign(folder: Path) -> None:
+    """A folder with anything that is not memlens' is no place for an index."""
+    foreign = foreign_entries(folder)
+    if foreign:
+        raise IndexFolderError(
+            f"{folder} holds '{foreign[0]}', which is not part of an index; choose an empty or new folder with -o"
+        )
+
+
+def refuse_inside(folder: Path, sources: tuple[str, ...]) -> None:
+    """An index inside the corpus' own folder would become part of the corpus."""
+    for source in sources:
+        place = Path(source)
+        if place.is_dir() and folder.resolve().is_relative_to(place.resolve()):
+            raise IndexFolderError(f"{folder} lies inside the corpus folder {source}; choose another folder with -o")
+
+
+def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
+    """Is the very index that is wanted there already? One of something else is refused."""
+    if not is_complete(folder):
+        return False
+    manifest = read_json(folder / MANIFEST)
+    difference = _difference(manifest.get("plan", {}), plan)
+    unfinished = unfinished_plan(folder)
+    if difference and unfinished == plan:
+        return False
+    if difference:
+        raise IndexFolderError(
+            f"{folder} holds an index of {difference}; choose another folder with -o, or replace it with --fresh"
+        )
+    for name, entry in manifest.get("files", {}).items():
+        if name in SCAN_TABLES and not _has_size(folder / name, entry.get("bytes")):
+            raise IndexFolderError(f"{folder / name} is missing or damaged; scan again with --fresh")
+    if unfinished is None or unfinished == plan:
+        throw_partial_away(folder)  # left by a scan that was killed while tidying up
+    return True
+
+
+def _has_size(path: Path, size: Any) -> bool:
+    return path.is_file() and path.stat().st_size == size
+
+
+def begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
+    """Make sure that what is in partial/ is this very scan, or nothing."""
+    unfinished = unfinished_plan(folder) if resume else None
+    if unfinished is not None:
+        difference = _difference(unfinished, plan)
+        if difference:
+            raise IndexFolderError(
+                f"{folder} holds an unfinished scan of {difference}; repeat that command to continue it, "
+                "or start over with --fresh"
+            )
+        return
+    refuse_annotations(folder)
+    with explain_os_errors(folder):
+        throw_partial_away(folder)
+        (folder / PARTIAL).mkdir()
+    write_json(folder / PARTIAL / "plan.json", plan)
+
+
+def refuse_annotations(folder: Path) -> None:
+    if (folder / ANNOTATIONS).exists():
+        raise IndexFolderError(
+            f"{folder} holds people's annotations, which belong to its old triggers; move {ANNOTATIONS} away first, "
+            "then run the same command again"
+        )
+
+
+def throw_partial_away(folder: Path) -> None:
+    (folder / PARTIAL / "corpus.json").unlink(missing_ok=True)
+    if (folder / PARTIAL).exists():
+        shutil.rmtree(folder / PARTIAL)
+
+
+def replace_tables(folder: Path) -> None:
+    """Put the new tables in the place of what was there; from here until the manifest is written this is no index."""
+    refuse_annotations(folder)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for name in (*DERIVED_TABLES, REPORT):
+        (folder / name).unlink(missing_ok=True)
+    if (folder / EXPERIMENTS).is_dir():
+        shutil.rmtree(folder / EXPERIMENTS)
+    for name in SCAN_TABLES:
+        made = folder / PARTIAL / name
+        if made.exists():  # else a call that was killed here has moved it already
+            made.replace(folder / name)
+    sync_folder(folder)
+
+
+def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """In words, what an existing folder is of; empty if it is of the same."""
+    for key, words in (("schema", "another schema version"), ("model", "another model"), ("corpus", "another corpus")):
+        if found.get(key) != wanted[key]:
+            return words
+    theirs, ours = found.get("settings", {}), wanted["settings"]
+    for name in ours:
+        if theirs.get(name) != ours[name]:
+            return f"the same model with --{name.replace('_', '-')} {theirs.get(name)} instead of {ours[name]}"
+    return "" if found == wanted else "another batch plan"
