@@ -86,7 +86,8 @@ def analyze(
     """Everything there is to know about a model and a corpus, in the folder `out`, with its report.html.
 
     `tokens` and `reading` are of the values (their `top` and `reading`), `sample`, `validation` and `stop_words` of the
-    experiments, `seed` of scan and experiments; `options` are the further ones of `scan` (top=50, layers=...).
+    experiments on prefixes (the others keep their own samples), `seed` of scan and experiments; `options` are the
+    further ones of `scan` (top=50, layers=...).
     """
     _refuse_wrong(seed, tokens, sample, stop_words)
     text = None if validation is None else api.corpus_settings(validation, unit, column)
@@ -96,12 +97,12 @@ def analyze(
     if reading is not None:
         loaded.lens.checked_reading(reading)
     work = _Work(loaded, Path(out), threads, progress)
-    drawn = {"seed": seed, "sample": sample} | ({} if stop_words is None else {"stop_words": stop_words})
+    drawn = {"sample": sample} | ({} if stop_words is None else {"stop_words": stop_words})
     todo: dict[str, Callable[[], Stage]] = {
         "scan": lambda: work.scan(corpus, resume=resume, unit=unit, column=column, seed=seed, **options),
         "values": lambda: work.values(tokens, reading),
         # "patterns" belongs here: a name in STAGES and a line like the others
-        "experiments": lambda: work.experiments(drawn, text),
+        "experiments": lambda: work.experiments(seed, drawn, text),
         "report": work.report,
     }
     watcher = watcher or StageWatcher()
@@ -158,7 +159,8 @@ class _Work:
         api.values(self.index, top=top, reading=reading, model=self.model, threads=self.threads, progress=self.progress)
         return _stage("values", MADE, began)
 
-    def experiments(self, drawn: dict[str, Any], validation: CorpusSettings | None) -> Stage:
+    def experiments(self, seed: int, drawn: dict[str, Any], validation: CorpusSettings | None) -> Stage:
+        """`drawn` and `validation` say which prefixes; experiments that look at none do not know them."""
         from memlens.experiments import find_experiments, is_made
 
         began = time.monotonic()
@@ -166,20 +168,23 @@ class _Work:
         obstacles = [(one.name, one.obstacle(self.index)) for one in known]
         skipped = tuple((name, reason) for name, reason in obstacles if reason is not None)
         left_out = {name for name, _reason in skipped}
-        missing = [
-            one
-            for one in known
-            if one.name not in left_out and not is_made(self.index, one, validation=validation, **drawn)
-        ]
-        # An option must not be passed where no experiment that is left takes it.
-        taken = {"seed", "sample"}.union(*(one.options for one in missing))
-        own = {name: value for name, value in drawn.items() if name in taken}
-        if validation is not None and "validation" in taken:
-            own |= {"validation": validation.sources, "unit": validation.unit, "column": validation.column}
-        names = tuple(one.name for one in missing)
-        if names:
-            api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **own)
-        return _stage("experiments", MADE if names else KEPT, began, names, skipped)
+        made: tuple[str, ...] = ()
+        for on_prefixes in (False, True):
+            own: dict[str, Any] = {"seed": seed, **(drawn if on_prefixes else {})}
+            text = validation if on_prefixes else None
+            names = tuple(
+                one.name
+                for one in known
+                if one.on_prefixes == on_prefixes
+                and one.name not in left_out
+                and not is_made(self.index, one, validation=text, **own)
+            )
+            if text is not None:
+                own |= {"validation": text.sources, "unit": text.unit, "column": text.column}
+            if names:
+                api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **own)
+            made += names
+        return _stage("experiments", MADE if made else KEPT, began, made, skipped)
 
     def report(self) -> Stage:
         began = time.monotonic()

@@ -111,9 +111,9 @@ def experiment(
 ) -> dict[str, pa.Table]:
     """Run experiments and keep their tables in the index; they come back by name.
 
-    `sample` None is each experiment's own default. `validation` is a corpus to draw prefixes from, cut by `unit` and
-    `column`; None draws them from the scanned one. What this index cannot have is refused if it was named and left out
-    if only "all" asked for it; `skipped` is told name and reason.
+    `sample` None is each experiment's own default; with "all" a number counts for those on prefixes only. `validation`
+    is a corpus to draw prefixes from, cut by `unit` and `column`; None draws them from the scanned one. What this index
+    cannot have is refused if it was named and left out if only "all" asked for it; `skipped` is told name and reason.
     """
     from memlens.experiments import run
     from memlens.values.blocks import use_threads

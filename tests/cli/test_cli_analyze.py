@@ -59,6 +59,21 @@ def test_an_analysis_has_every_stage(analyzed: Analysis) -> None:
     assert analyzed.index.has("values") and all(analyzed.index.has(f"experiments/{name}") for name in EXPERIMENTS)
 
 
+def test_the_sample_of_an_analysis_counts_prefixes_only(analyzed: Analysis) -> None:
+    noted = analyzed.index.manifest["experiments"]
+    expected = {"agreement": None, "rank": None, "predictive-values": 100, "local-edits": 100}
+    assert {name: noted[name]["sample"] for name in EXPERIMENTS} == dict.fromkeys(EXPERIMENTS, 30) | expected
+
+
+def test_text_without_any_next_token_makes_a_page_with_gaps(run: Run, models: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("a\nb\nc\nd\n")
+    command = ["analyze", models["plain"], tmp_path / "letters.txt", "-o", tmp_path / "index", "--unit", "line"]
+    ran = run(*command, "--sample", 9, "--threads", 1)
+    assert ran.code == 0 and ran.err.count("Traceback") == 0
+    page = (tmp_path / "index" / "report.html").read_text(encoding="utf-8")
+    assert "the layers that would show it were not measured" in page
+
+
 def test_interrupted_at_every_stage_it_continues_to_the_same_tables(
     models: dict[str, Path], text: Path, analyzed: Analysis, tmp_path: Path
 ) -> None:
@@ -100,8 +115,8 @@ def test_only_what_is_not_there_yet_is_made(
     (whole / "report.html").unlink()
     again = memlens.analyze(models["gated"], text, out=whole, **(OPTIONS | changed))
     assert {name for name, outcome in outcomes(again).items() if outcome == "made"} == remade
-    if "stop_words" in changed:  # which only the experiments on prefixes know
-        assert set(again.stages[2].made) == {name for name, one in EXPERIMENTS.items() if one.options}
+    if {"stop_words", "sample"} & changed.keys():  # which only the experiments on prefixes know
+        assert set(again.stages[2].made) == {name for name, one in EXPERIMENTS.items() if one.on_prefixes}
     assert (whole / "report.html").is_file()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import memlens
 from memlens.errors import IndexFolderError, ModelError, SettingError, UnknownName
-from memlens.experiments import EXPERIMENTS, find_experiments, run
+from memlens.experiments import EXPERIMENTS, find_experiments, is_made, run
 from memlens.testing import tiny_model, tiny_tokenizer
 
 SECTION4 = ("agreement", "rank", "predictive-values", "local-edits")
@@ -41,6 +41,29 @@ def test_tables_say_what_they_were_made_with(fresh):
     values = index.manifest["files"]["values.parquet"]["sha256"]
     assert note == {"seed": 5, "sample": 8, "from": {"values": values}}
     assert set(index.table("experiments/rank")["memories"].to_pylist()) == {8}
+
+
+def test_with_all_the_sample_counts_prefixes_and_by_name_what_the_experiment_counts(fresh):
+    index, model = fresh
+    run(index, ["all", "rank"], model, sample=7)
+    noted = index.manifest["experiments"]
+    assert {name for name, note in noted.items() if note["sample"] == 7} == {
+        "rank",
+        *(name for name, one in EXPERIMENTS.items() if one.on_prefixes),
+    }
+    assert [noted[name]["sample"] for name in ("agreement", "predictive-values", "local-edits")] == [None, 100, 100]
+
+
+def test_each_table_on_prefixes_keeps_where_its_own_came_from(fresh):
+    index, model = fresh
+    run(index, ["active", "rank"], model, sample=7, seed=1)
+    run(index, "cases", model, sample=5, seed=2)
+    noted = index.manifest["experiments"]
+    assert noted["active"]["origin"] == "7 random prefixes of the scanned corpus, seed 1"
+    assert noted["cases"]["origin"] == "5 random prefixes of the scanned corpus, seed 2"
+    assert "origin" not in noted["rank"]
+    assert is_made(index, EXPERIMENTS["active"], sample=7, seed=1)
+    assert not is_made(index, EXPERIMENTS["active"], sample=5, seed=2)
 
 
 def test_every_table_can_be_drawn(fresh):

@@ -174,6 +174,29 @@ def test_layers_that_were_not_measured_are_no_evidence(slug: str) -> None:
     assert claim.judge(Evidence({claim.needs: []}, LAYERS, MEMORIES)).verdict == UNCLEAR
 
 
+@pytest.mark.parametrize("slug", ["last-token", "last-token-depth", "rank", "active", "active-middle", "confidence"])
+def test_layers_in_which_nothing_took_part_are_no_evidence(slug: str) -> None:
+    numbers = ("change", "low", "high", "q1", "median", "q3")
+    rows = SHOWN[slug][APPEARS]
+    empty = [{key: None if key in numbers else value for key, value in row.items()} for row in rows]
+    claim = next(claim for claim in CLAIMS if claim.slug == slug)
+    finding = claim.judge(Evidence({claim.needs: empty}, LAYERS, MEMORIES))
+    assert finding.verdict == UNCLEAR and "not measured" in finding.yours
+    assert verdict(slug, [*empty[3:6], *rows[:3], *rows[6:]]) == APPEARS  # the others still count
+
+
+@pytest.mark.parametrize("slug", ["refinement", "last-residual", "confidence"])
+@pytest.mark.parametrize("expected", [APPEARS, ABSENT])
+def test_without_the_models_last_layer_nobody_can_tell_how_it_ends(slug: str, expected: str) -> None:
+    rows = SHOWN[slug][expected]
+    assert verdict(slug, rows) == expected and verdict(slug, rows[:-1]) == UNCLEAR
+
+
+@pytest.mark.parametrize("slug", ["refinement", "confidence"])
+def test_without_the_first_layer_nobody_can_tell_where_it_began(slug: str) -> None:
+    assert verdict(slug, SHOWN[slug][ABSENT][1:]) == UNCLEAR
+
+
 def test_intervals_of_the_rank_count_where_the_table_has_them() -> None:
     rows = [row | {"low": row["median"] - 9000, "high": row["median"] + 9000} for row in SHOWN["rank"][APPEARS]]
     assert verdict("rank", rows) == UNCLEAR

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import memlens
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.running import run
 from memlens.report import make_report
+from memlens.report.figures import BASELINES, Model, draw_agreement
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.values import compute_values
 
@@ -35,9 +37,11 @@ def test_every_experiment_is_on_the_page_with_its_recipe(measured: memlens.Index
     text = make_report(measured, tmp_path / "report.html").read_text(encoding="utf-8")
     for name in EXPERIMENTS:
         assert f'<article id="{name}"' in text and f'<article id="how-{name}"' in text
-        assert f"memlens experiment INDEX {name} --sample 30 --seed 4" in text
+        size = 30 if EXPERIMENTS[name].on_prefixes else EXPERIMENTS[name].sample
+        sample = "" if size is None else f" --sample {size}"
+        assert f"memlens experiment INDEX {name}{sample} --seed 4" in text
     assert "30 random prefixes of the scanned corpus, seed 4" in text
-    assert "were computed anew" not in text
+    assert "were computed anew" not in text and "different passes" not in text
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', text, re.DOTALL)[0])
     assert set(EXPERIMENTS) - set(charts) == set()
 
@@ -53,3 +57,30 @@ def test_working_tables_are_not_results(measured: memlens.Index, tmp_path: Path)
     assert measured.has("experiments/prefix-layers")
     text = make_report(measured, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "prefix-layers" not in text
+
+
+def test_tables_of_different_passes_say_so_and_each_where_it_comes_from(
+    measured: memlens.Index, tmp_path: Path
+) -> None:
+    index = memlens.open_index(shutil.copytree(measured.folder, tmp_path / "index"))
+    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    run(index, "cases", model, sample=20, seed=5)
+    text = make_report(index, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.count("come from different passes") == 1 and "was measured on" not in text
+    for name, origin in (("cases", "20 random prefixes"), ("refinement", "30 random prefixes")):
+        recipe = text[text.index(f'<article id="how-{name}"') :].split("</article>")[0]
+        assert f"{origin} of the scanned corpus, seed {5 if name == 'cases' else 4}" in recipe
+
+
+def test_the_chart_of_agreement_has_both_baselines(measured: memlens.Index) -> None:
+    rows = measured.table("experiments/agreement").to_pylist()
+    spec = draw_agreement(rows, Model(len(measured.layers), 97))[0].spec
+    drawn = {
+        (row["baseline"], row["layer"]): row["value"]
+        for layer in spec["layer"]
+        for row in layer.get("data", {}).get("values", [])
+        if "baseline" in row
+    }
+    assert drawn == {(label, row["layer"]): row[column] for row in rows for column, label in BASELINES.items()} and len(
+        drawn
+    ) == 2 * len(rows)

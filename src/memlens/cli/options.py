@@ -38,7 +38,9 @@ Reading = Annotated[
 ]
 Sample = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Memories or prefixes to look at. Default: each experiment's own."),
+    typer.Option(
+        metavar="N", help="Prefixes to look at; for one named experiment, what it counts. Default: each one's own."
+    ),
 ]
 Validation = Annotated[
     list[str] | None,

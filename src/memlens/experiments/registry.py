@@ -35,6 +35,11 @@ class Experiment:
     last_layer: bool = False  # must the model's last layer have been scanned?
 
     @property
+    def on_prefixes(self) -> bool:
+        """Is it read from the pass over sampled prefixes?"""
+        return self.sample_of == "prefixes"
+
+    @property
     def module(self) -> Any:
         return import_module(f"memlens.experiments.{self.name.replace('-', '_')}")
 

@@ -21,6 +21,7 @@ from memlens.models.memory_model import MemoryModel
 from memlens.values.table import checked_model
 
 STOP_WORDS = "en"
+_ORIGIN = "origin"  # where the prefixes of an experiment come from, in words
 _OF_THE_PASS = ("validation", "stop_words")  # options of the pass over prefixes, see aggregate
 
 
@@ -38,9 +39,11 @@ def run(
     """Compute and keep the tables of experiments; they come back by name.
 
     `model` (the one that was scanned, or where it is) is loaded only where an experiment uses it. `sample` None is each
-    experiment's own default. `options` go to the experiments that name them in the registry. What this index cannot
-    have is refused before anything is computed; where only `all` asked for it, it is left out and `skipped` told its
-    name and the reason (without values `all` is refused, too: next to nothing would be left).
+    experiment's own default; a number counts for the experiments that were named and for those on prefixes, so that
+    with `all` the others keep their defaults (their samples count other things). `options` go to the experiments that
+    name them in the registry. What this index cannot have is refused before anything is computed; where only `all`
+    asked for it, it is left out and `skipped` told its name and the reason (without values `all` is refused, too: next
+    to nothing would be left).
     """
     asked = [names] if isinstance(names, str) else list(names)
     chosen = _possible(index, find_experiments(asked), asked, skipped)
@@ -48,15 +51,19 @@ def run(
     loaded = checked_model(index, model) if any(experiment.uses_model for experiment in chosen) else None
     made: dict[str, pa.Table] = {}
     for experiment in chosen:
-        size = experiment.sample if sample is None else sample
+        takes_sample = experiment.on_prefixes or experiment.name in asked
+        size = sample if sample is not None and takes_sample else experiment.sample
         own = {name: value for name, value in options.items() if name in experiment.options}
         tables = {
             name: compute(index, loaded, seed=seed, sample=size, progress=progress, **own)
             for name, compute, _chart in experiment.tables()
         }
-        # After the pass over prefixes the manifest says which validation text and stop words it was made with.
-        passed = {name: index.manifest["aggregate"][name] for name in _OF_THE_PASS if name in experiment.options}
-        made |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed})
+        # After the pass over prefixes the manifest says which text and stop words it was made with; the next pass will
+        # overwrite that, so each experiment keeps its own.
+        seen = index.manifest["aggregate"] if experiment.on_prefixes else {}
+        passed = {name: seen[name] for name in _OF_THE_PASS if name in experiment.options}
+        origin = {_ORIGIN: seen[_ORIGIN]} if experiment.on_prefixes else {}
+        made |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed}, origin)
     return made
 
 
@@ -81,7 +88,8 @@ def is_made(
         "sample": experiment.sample if sample is None else sample,
         **{name: given[name] for name in _OF_THE_PASS if name in experiment.options},
     }
-    noted = index.manifest.get("experiments", {}).get(experiment.name)
+    noted = dict(index.manifest.get("experiments", {}).get(experiment.name, {}))
+    noted.pop(_ORIGIN, None)  # words for what the settings say
     whole = all(index.is_whole(f"{FOLDER}/{name}") for name in experiment.table_names)
     return whole and noted == _note(index, experiment, settings)
 
@@ -116,14 +124,22 @@ def _refuse_wrong(chosen: Sequence[Experiment], seed: int, sample: int | None, o
 
 
 def _keep(
-    index: Index, experiment: Experiment, tables: Mapping[str, pa.Table], settings: Mapping[str, Any]
+    index: Index,
+    experiment: Experiment,
+    tables: Mapping[str, pa.Table],
+    settings: Mapping[str, Any],
+    origin: Mapping[str, str],
 ) -> dict[str, pa.Table]:
-    """Write an experiment's tables; what they were made with goes into the files and the manifest."""
+    """Write an experiment's tables; what they were made with goes into the files and the manifest.
+
+    The origin goes into the manifest alone: it names files, and where they lie must not change a table's bytes.
+    """
     note = _note(index, experiment, settings)
     metadata = {"memlens": json.dumps(note, sort_keys=True)}
     noted = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
     written = {f"{FOLDER}/{name}": (table.schema, [table]) for name, table in noted.items()}
-    index.write(written, lambda: {"experiments": {**index.manifest.get("experiments", {}), experiment.name: note}})
+    entry = {experiment.name: {**note, **origin}}
+    index.write(written, lambda: {"experiments": {**index.manifest.get("experiments", {}), **entry}})
     return noted
 
 

@@ -114,8 +114,8 @@ class AdaptiveLens(Lens):
     def tied(self) -> bool:
         return self._output.words is self._input_embedding.words[0].weight
 
-    def folded_scores(self, vectors: Tensor) -> Tensor:
-        """Log-probabilities [n, vocabulary] of values [n, d], each read as if it were the last state."""
+    def folded_scores(self, vectors: Tensor, out: Tensor | None = None) -> Tensor:
+        """Log-probabilities [n, vocabulary] of values [n, d], each read as the last state would be; `out` is unused."""
         with torch.no_grad():
             scores: Tensor = self._output(vectors)
             return scores

@@ -82,14 +82,14 @@ class Lens:
             vectors = post_norm.folded(vectors)
         return vectors if self.final_norm is None else self.final_norm.folded(vectors)
 
-    def value_scores(self, values: Tensor, layer: int, reading: str | None = None) -> Tensor:
-        """Scores [n, vocabulary] of values [n, d] of a layer."""
-        return self.folded_scores(self.folded(values, layer, reading))
+    def value_scores(self, values: Tensor, layer: int, reading: str | None = None, out: Tensor | None = None) -> Tensor:
+        """Scores [n, vocabulary] of values [n, d] of a layer; into `out` where that can be."""
+        return self.folded_scores(self.folded(values, layer, reading), out)
 
-    def folded_scores(self, vectors: Tensor) -> Tensor:
-        """Scores [n, vocabulary] of what `folded` gave, [n, d], of any layers together."""
+    def folded_scores(self, vectors: Tensor, out: Tensor | None = None) -> Tensor:
+        """Scores [n, vocabulary] of what `folded` gave, [n, d], of any layers together; into `out` if given."""
         with torch.no_grad():
-            return vectors @ self.embedding.T
+            return torch.matmul(vectors, self.embedding.T, out=out)
 
     def state_logits(self, states: Tensor, gradients: bool = False) -> Tensor:
         """What the model would score from states [n, d] (or [..., d]), before soft-capping: [n, vocabulary]."""

@@ -21,19 +21,28 @@ YOURS, PAPER = "this model", "the paper"
 _HUES = alt.Scale(domain=[YOURS, PAPER], range=[colour("yours"), colour("paper")])
 _SHAPES = alt.Scale(domain=[YOURS, PAPER], range=["circle", "square"])
 _DASHES = alt.Scale(domain=[YOURS, PAPER], range=[[1, 0], [6, 4]])
+_BASELINE_DASHES = [[8, 3, 2, 3], [2, 3]]
 _SMALL, _LARGE = 46, 170  # a point, and the one under the pointer
 
 
 def curves(
-    rows: list[Row], title: str, form: str, layers: int, *, scale: alt.Scale | None = None, x: alt.X | None = None
+    rows: list[Row],
+    title: str,
+    form: str,
+    layers: int,
+    *,
+    scale: alt.Scale | None = None,
+    x: alt.X | None = None,
+    baselines: Sequence[Row] = (),
 ) -> Any:
-    """Lines by whose they are, with points, and whiskers where rows have `low` and `high`."""
+    """Lines by whose they are, with points, and whiskers where rows have `low` and `high`; thin ones for baselines."""
     base = alt.Chart(alt.Data(values=rows))
     x = x or _depth("depth", layers)
     y = _y("value", form, scale)
     hue = alt.Color("whose:N", scale=_HUES)
     shown = [("whose", ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
     return alt.layer(
+        *([_baselines(baselines, x)] if baselines else []),
         _whiskers(base, x, hue),
         base.mark_line().encode(x=x, y=y, color=hue, strokeDash=_dash(None)),
         _points(base, x, "value", hue, alt.Shape("whose:N", scale=_SHAPES), ["whose"], shown, rows),
@@ -126,6 +135,21 @@ def _dash(legend: alt.Legend | None) -> Any:
     if legend is not None:
         return alt.StrokeDash("whose:N", scale=_DASHES, legend=legend)
     return alt.condition(f"datum.whose == '{PAPER}'", alt.value([6, 4]), alt.value([1, 0]))
+
+
+def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
+    """Thin lines in the colour of secondary text, told apart by their dashes; rows have `baseline` and `value`."""
+    names = list(dict.fromkeys(row["baseline"] for row in rows))
+    dashes = alt.StrokeDash(
+        "baseline:N",
+        scale=alt.Scale(domain=names, range=_BASELINE_DASHES[: len(names)]),
+        legend=alt.Legend(symbolType="stroke", symbolSize=500, symbolOffset=4, symbolStrokeColor=colour("soft")),
+    )
+    # A single layer makes no line, but a point.
+    line = alt.Chart(alt.Data(values=list(rows))).mark_line(
+        color=colour("soft"), strokeWidth=1.5, point=alt.OverlayMarkDef(size=8, color=colour("soft"))
+    )
+    return line.encode(x=x, y=alt.Y("value:Q"), strokeDash=dashes)
 
 
 def _category_hues(names: Sequence[str]) -> alt.Scale:

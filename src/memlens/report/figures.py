@@ -24,6 +24,7 @@ Row = dict[str, Any]
 _CONFIDENCE_TICKS = (0, 0.001, 0.01, 0.1, 0.3, 1)
 EDITS = ("first", "random", "last")
 CASES = {"residual": "c1", "composition": "c2", "agreement": "c3", "ffn": "c4", "reversal": "c5"}
+BASELINES = {"shuffled": "this model, targets shuffled", "baseline": "a random token"}  # columns of the agreement
 PATTERNS = {"shallow": "c1", "both": "c3", "semantic": "c2", "not covered": "c5"}
 
 
@@ -50,7 +51,13 @@ Drawer = Callable[[list[Row], Model], list[Panel]]
 def draw_agreement(rows: list[Row], model: Model) -> list[Panel]:
     yours = [{**row, "value": row["rate"]} for row in rows]
     both = _both("agreement", yours, model, "rate", ("low", "high"))
-    chart = charts.curves(both, "memories that agree", ".1%", model.layers)
+    chance = [
+        {"baseline": label, "layer": row["layer"], "value": row.get(column)}
+        for column, label in BASELINES.items()
+        for row in rows
+        if row.get(column) is not None
+    ]
+    chart = charts.curves(both, "memories that agree", ".1%", model.layers, baselines=with_depth(chance, model.layers))
     return [_panel("agreement", chart, "Share of memories that agree with what follows, by depth", yours, "value", "%")]
 
 
@@ -232,7 +239,12 @@ def _quartiles(name: str, rows: list[Row], model: Model) -> list[Row]:
 
 
 def _scaled(rows: list[Row], by: float) -> list[Row]:
-    return [{"layer": row["layer"], **{key: row[key] * by for key in ("q1", "median", "q3")}} for row in rows]
+    """Quartiles times a number; a layer without any stays a gap."""
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * by
+
+    return [{"layer": row["layer"], **{key: scaled(row[key]) for key in ("q1", "median", "q3")}} for row in rows]
 
 
 def _stack(rows: list[Row], names: Collection[str], group: str, layers: int) -> list[Row]:

@@ -1,10 +1,12 @@
 """One small function a claim of the paper: from the tables to a verdict. The rules in words are in claims.
 
-A function is called only if the table it looks at is there; layers may still be missing from it.
+A function is called only if the table it looks at is there; layers may still be missing from it, or have no numbers
+because nothing in them took part.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from memlens.report.depth import depth
@@ -24,12 +26,13 @@ from memlens.report.intervals import difference_of, mean_of, share_difference, w
 
 Row = dict[str, Any]
 
+_INTERVAL, _QUARTILES = ("change", "low", "high"), ("q1", "median", "q3")
 _NOT_MEASURED = Finding("the layers that would show it were not measured", "", UNCLEAR)
 
 
 def last_token_matters_most(evidence: Evidence) -> Finding:
     by_layer: dict[int, dict[str, Row]] = {}
-    for row in evidence["local-edits"]:
+    for row in _known(evidence["local-edits"], _INTERVAL):
         by_layer.setdefault(row["layer"], {})[row["edit"]] = row
     whole = [edits for edits in by_layer.values() if {"first", "last", "random"} <= edits.keys()]
     if not whole:
@@ -43,7 +46,8 @@ def last_token_matters_most(evidence: Evidence) -> Finding:
 def last_token_matters_less_with_depth(evidence: Evidence) -> Finding:
     ends = []
     for which in ("upper", "lower"):
-        rows = [row for row in evidence.third("local-edits", which) if row["edit"] == "last"]
+        known = _known(evidence.third("local-edits", which), _INTERVAL)
+        rows = [row for row in known if row["edit"] == "last"]
         if not rows:
             return _NOT_MEASURED
         ends.append(mean_of([(row["change"], row["low"], row["high"]) for row in rows]))
@@ -67,7 +71,7 @@ def agreement_rises(evidence: Evidence) -> Finding:
 
 
 def rank_improves(evidence: Evidence) -> Finding:
-    upper, lower = (evidence.third("rank", which) for which in ("upper", "lower"))
+    upper, lower = (_known(evidence.third("rank", which), ("median",)) for which in ("upper", "lower"))
     if not upper or not lower:
         return _NOT_MEASURED
     above, below = (sum(row["median"] for row in rows) / len(rows) for rows in (upper, lower))
@@ -111,7 +115,7 @@ def confident_values_predict(evidence: Evidence) -> Finding:
 
 
 def few_memories_are_active(evidence: Evidence) -> Finding:
-    medians = [row["median"] for row in evidence["active"]]
+    medians = [row["median"] for row in _known(evidence["active"], ("median",))]
     if not medians:
         return _NOT_MEASURED
     inside = sum(0.1 <= median <= 0.5 for median in medians)
@@ -121,7 +125,7 @@ def few_memories_are_active(evidence: Evidence) -> Finding:
 
 
 def active_drops_towards_the_middle(evidence: Evidence) -> Finding:
-    middle, lower = (evidence.third("active", which) for which in ("middle", "lower"))
+    middle, lower = (_known(evidence.third("active", which), _QUARTILES) for which in ("middle", "lower"))
     if not middle or not lower:
         return _NOT_MEASURED
     mean = {
@@ -153,10 +157,10 @@ def outputs_are_compositions(evidence: Evidence) -> Finding:
 
 
 def predictions_settle(evidence: Evidence) -> Finding:
-    rows = sorted((row for row in evidence["refinement"] if row["prefixes"]), key=lambda row: int(row["layer"]))
-    if len(rows) < 2:
+    ends = _ends([row for row in evidence["refinement"] if row["prefixes"]], evidence.layers)
+    if ends is None:
         return _NOT_MEASURED
-    first, last = rows[0], rows[-1]
+    first, last = ends
     low, high = share_difference(last["match"], last["prefixes"], first["match"], first["prefixes"])
     yours = f"{percent(first['match'] / first['prefixes'])} → {percent(last['match'] / last['prefixes'])}"
     return Finding(yours, points(low, high), judge_difference(low, high, least=0.1))
@@ -172,10 +176,10 @@ def last_residual_knows_the_token(evidence: Evidence) -> Finding:
 
 
 def confidence_grows(evidence: Evidence) -> Finding:
-    rows = sorted(evidence["confidence"], key=lambda row: int(row["layer"]))
-    if len(rows) < 2:
+    ends = _ends(_known(evidence["confidence"], _QUARTILES), evidence.layers)
+    if ends is None:
         return _NOT_MEASURED
-    first, last = rows[0], rows[-1]
+    first, last = ends
     surely = last["median"] > first["q3"]
     verdict = ABSENT if last["median"] <= first["median"] else APPEARS if surely else UNCLEAR
     return Finding(
@@ -222,6 +226,19 @@ def shallow_below_semantic_above(evidence: Evidence) -> Finding:
     low, high = share_difference(below * many_below, many_below, above * many_above, many_above)
     yours = f"{percent(below, 0)} shallow in the lower third, {percent(above, 0)} in the upper"
     return Finding(yours, points(low, high), judge_difference(low, high, least=0.1))
+
+
+def _known(rows: list[Row], columns: Sequence[str]) -> list[Row]:
+    """The rows that have numbers there: a layer in which nothing took part has none."""
+    return [row for row in rows if all(row[column] is not None for column in columns)]
+
+
+def _ends(rows: list[Row], layers: int) -> tuple[Row, Row] | None:
+    """The model's first and last layer; None unless there are two and both were measured."""
+    by_layer = {int(row["layer"]): row for row in rows}
+    if layers < 2 or not {0, layers - 1} <= by_layer.keys():
+        return None
+    return by_layer[0], by_layer[layers - 1]
 
 
 def _prefixes(row: Row) -> int:

@@ -26,6 +26,7 @@ from memlens.report.galleries import Change, DeadLayer, PatternCard, ValueCard
 from memlens.report.sections import Section
 from memlens.report.tables import Tables
 from memlens.report.text import number, token, visible
+from memlens.report.topics import LAYERS
 
 VERDICTS = {APPEARS: ("yes", "✓"), ABSENT: ("no", "✕"), UNCLEAR: ("open", "?")}
 
@@ -86,6 +87,8 @@ def render(report: Report, bundle: str) -> str:
             claim_list=CLAIMS,
             missing=[section for section in report.sections if not section.is_present],
             parts=list(dict.fromkeys(section.topic.part for section in report.sections)),
+            passes=report.tables.passes(),
+            prefix_part=LAYERS,
             formula=FORMULA,
             version=__version__,
             css=css_variables() + _resource("report.css"),

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.running import STOP_WORDS
 from memlens.report.figures import DRAWERS, Model, Panel, own_panel
 from memlens.report.galleries import pattern_shares
 from memlens.report.published import published
@@ -20,7 +21,6 @@ from memlens.report.text import number, token
 from memlens.report.topics import LAYERS, TOPICS, Topic
 
 _ROWS_SHOWN = 200
-_ON_PREFIXES = {name for name, experiment in EXPERIMENTS.items() if experiment.sample_of == "prefixes"}
 _SAMPLES = {"prefixes": "prefixes", "memories": "memories", "left_out": "left out"}
 
 
@@ -125,8 +125,9 @@ def _facts(topic: Topic, data: pa.Table, rows: list[Row], tables: Tables) -> lis
                 low, high = min(counts), max(counts)
                 facts.append((f"{label} a row", number(low) if low == high else f"{number(low)} to {number(high)}"))
     noted = tables.notes(topic.name)
-    if topic.name in _ON_PREFIXES and tables.sampled:
-        facts.append(("sample", tables.sampled))
+    origin = tables.origin(topic.name)
+    if origin:
+        facts.append(("sample", origin))
     elif "sample" in noted:
         facts.append(("sample", _sample(topic.name, noted["sample"])))
     if "seed" in noted:
@@ -142,6 +143,8 @@ def _facts(topic: Topic, data: pa.Table, rows: list[Row], tables: Tables) -> lis
 def _command(topic: Topic, noted: dict[str, Any]) -> str:
     """What a person types to make the same table."""
     options = [f"--{name} {noted[name]}" for name in ("sample", "seed") if noted.get(name) is not None]
+    options += ["--validation CORPUS"] if noted.get("validation") else []
+    options += [f"--stop-words {noted['stop_words']}"] if noted.get("stop_words", STOP_WORDS) != STOP_WORDS else []
     return " ".join([topic.made_by, *options])
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from memlens.errors import IndexFolderError
+from memlens.experiments.registry import EXPERIMENTS as REGISTRY
 from memlens.index.layout import EXPERIMENTS
 from memlens.index.reader import Index
 
@@ -19,6 +20,7 @@ Row = dict[str, Any]
 
 _QUARTILES = ("layer", "q1", "median", "q3")
 
+_ON_PREFIXES = tuple(name for name, experiment in REGISTRY.items() if experiment.on_prefixes)
 _WORKING = {"prefixes", "prefix-layers"}  # what other tables are read from
 
 COLUMNS: dict[str, tuple[str, ...]] = {
@@ -63,10 +65,23 @@ class Tables:
         owners = [owner for owner in noted if name == owner or name.startswith(f"{owner}-")]
         return dict(noted[max(owners, key=len)]) if owners else {}
 
-    @property
-    def sampled(self) -> str:
-        """Where the prefixes of section 5 come from, in words; empty where none were sampled."""
-        return str(self.index.manifest.get("aggregate", {}).get("origin", ""))
+    def origin(self, name: str) -> str:
+        """Where the prefixes of a table of section 5 come from, in words; empty for other tables."""
+        noted = self.notes(name)
+        if name not in _ON_PREFIXES or "seed" not in noted:
+            return ""
+        text = "another corpus" if noted.get("validation") else "the scanned corpus"
+        return str(noted.get("origin") or f"up to {noted['sample']:,} random prefixes of {text}, seed {noted['seed']}")
+
+    def passes(self) -> list[tuple[str, list[str]]]:
+        """The passes over prefixes that tables of section 5 come from, in words, and the tables of each."""
+        found: dict[tuple[str, ...], list[str]] = {}
+        for name in _ON_PREFIXES:
+            if self.table(name) is not None and self.origin(name):
+                noted = self.notes(name)
+                settings = tuple(str(noted.get(key)) for key in ("sample", "seed", "validation", "stop_words"))
+                found.setdefault(settings, []).append(name)
+        return [(f"{self.origin(names[0])}, stop words {settings[-1]}", names) for settings, names in found.items()]
 
     def is_stale(self, name: str) -> bool:
         """Was the table made from values that have been replaced since?"""

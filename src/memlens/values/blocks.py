@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 
 from memlens.errors import SettingError
+from memlens.models.norm import at_least_float32
 
-_BLOCK_BYTES = 32 << 20  # such a block is still in the last cache when it is looked at, and its memory is used again
+_BLOCK_BYTES = 104 << 20  # large enough for the product to run at full speed; the same memory serves every block
 _LEAST_ROWS = 128  # with fewer, reading the whole embedding costs more than multiplying with it
 
 
@@ -24,19 +25,21 @@ def rows_a_block(vocabulary: int) -> int:
     return max(_LEAST_ROWS, _BLOCK_BYTES // (4 * vocabulary))
 
 
-def score_blocks(
-    vectors: torch.Tensor, score: Callable[[torch.Tensor], torch.Tensor], vocabulary: int
-) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Which rows, and their scores [rows, vocabulary]; a caller that drops a block before the next holds one only."""
-    step = rows_a_block(vocabulary)
+Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # vectors [rows, d], a place for the scores -> the scores
+
+
+def score_blocks(vectors: torch.Tensor, score: Score, vocabulary: int) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    """Which rows, and their scores [rows, vocabulary], which are good until the next block is asked for."""
+    step = min(rows_a_block(vocabulary), len(vectors))
+    place = torch.empty(step, vocabulary, device=vectors.device, dtype=at_least_float32(vectors[:0]).dtype)
     for first in range(0, len(vectors), step):
         part = slice(first, min(first + step, len(vectors)))
-        yield part, _scored(vectors[part], score)  # no name here: it would keep the block alive
+        yield part, _scored(vectors[part], score, place[: part.stop - part.start])
 
 
 @torch.inference_mode()
-def _scored(vectors: torch.Tensor, score: Callable[[torch.Tensor], torch.Tensor]) -> NDArray[np.float32]:
-    scores: NDArray[np.float32] = score(vectors).to("cpu", torch.float32).contiguous().numpy()
+def _scored(vectors: torch.Tensor, score: Score, place: torch.Tensor) -> NDArray[np.float32]:
+    scores: NDArray[np.float32] = score(vectors, place).to("cpu", torch.float32).contiguous().numpy()
     return scores
 
 

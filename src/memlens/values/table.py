@@ -119,8 +119,8 @@ def value_tables(
             parts: list[dict[str, NDArray[Any]]] = []
             values = model.layers[layer].values
 
-            def score(block: torch.Tensor, layer: int = layer) -> torch.Tensor:
-                return model.lens.value_scores(block, layer, reading)
+            def score(block: torch.Tensor, place: torch.Tensor, layer: int = layer) -> torch.Tensor:
+                return model.lens.value_scores(block, layer, reading, place)
 
             for rows, scores in score_blocks(values, score, model.vocabulary):
                 parts.append(_look_at(scores, following, rows, min(top, model.vocabulary), pool))
@@ -199,7 +199,9 @@ def key_tables(
         for layer in layers:
             keys = folded_keys(model.layers[layer])
             parts = []
-            for _rows, scores in score_blocks(keys, lambda block: block @ embedding.T, len(embedding)):
+            for _rows, scores in score_blocks(
+                keys, lambda block, place: torch.matmul(block, embedding.T, out=place), len(embedding)
+            ):
                 parts.append(find_ends(scores, k, pool)[:2])
                 done += len(scores)
                 del scores
