@@ -7,6 +7,7 @@ Their fields: `token_indice` counts the `</s>` in front, so it is our position +
 
 import gzip
 import json
+import shutil
 from collections import defaultdict
 from pathlib import Path
 
@@ -155,6 +156,18 @@ def test_values_with_the_last_prefix_token_as_target_equal_the_reference(model, 
         return found + [start] * (TOP - len(found))
 
     check_values(model, "kv_loaded", last_tokens)
+
+
+def test_the_values_table_equals_the_reference(index, model, tmp_path):
+    copy = memlens.Index(shutil.copytree(index.folder, tmp_path / "index"))
+    memlens.values(copy, model=model)
+    rows = {(row["layer"], row["W2_dim"]): row for row in read_rows("kv_next")}
+    table = copy.table("values").to_pylist()
+    assert len(table) == 1024 and copy.manifest["values"]["reading"] == "raw"
+    for row in table:
+        reference = rows[row["layer"], row["memory"]]
+        assert row["argmax"] == row["tokens"][0] == reference["embedding_index"]
+        assert row["max_p"] == pytest.approx(reference["max_prob"], abs=1e-7)
 
 
 @pytest.fixture(scope="module")

@@ -421,3 +421,46 @@ def test_a_word_meant_to_overwrite_an_earlier_one_does(tmp_path):
     words = read_dictionary(tmp_path / "dict.txt")
     assert words[4:] == ["word", "long dash", "word"]
     assert WordTokenizer(words).id_of("word") == 6
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"decoder_layers": 10**9}, "weights for 3 layers"),
+        ({"decoder_layers": 10**30}, "decoder_layers"),
+        ({"decoder_embed_dim": float("nan")}, "decoder_embed_dim"),
+        ({"decoder_embed_dim": float("inf")}, "decoder_embed_dim"),
+        ({"activation_fn": ["relu"]}, "activation_fn"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_at_once(tmp_path, changed, words):
+    write(tmp_path, settings(True, True, **changed), make_tensors())
+    with pytest.raises(ModelError, match=words):
+        load(tmp_path)
+
+
+def test_tensors_that_are_no_real_weights_are_refused(tmp_path):
+    for number, change in enumerate(
+        (lambda t: t.to(torch.complex64), lambda t: t.to(torch.int64), lambda t: t.to("meta"))
+    ):
+        tensors = make_tensors()
+        key = "decoder.layers.1.fc2.weight"
+        tensors[key] = tensors[key].to(kind)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write(folder, settings(True, True), tensors)
+        with pytest.raises(ModelError, match=r"fc2\.weight"):
+            load(folder)
+
+
+def test_weights_that_stand_there_twice_are_refused(tmp_path):
+    tensors = make_tensors()
+    tensors["layers.0.fc2.weight"] = tensors["decoder.layers.0.fc2.weight"] * 2
+    write(tmp_path, settings(True, True), tensors)
+    with pytest.raises(ModelError, match="twice"):
+        load(tmp_path)
+
+
+def test_a_byte_order_mark_before_the_words_is_no_part_of_the_first(tmp_path):
+    (tmp_path / "dict.txt").write_bytes(b"\xef\xbb\xbfthe 5\nof 3\n")
+    assert read_dictionary(tmp_path / "dict.txt")[4:] == ["the", "of"]
