@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +16,6 @@ import pytest
 from memlens.corpus import CorpusSettings, HubSpec, corpus_fingerprint, read_passages, read_units
 from memlens.corpus.readers import DOCUMENT_LIMIT
 from memlens.errors import CorpusError, SettingError
-
-HAS_DATASETS = importlib.util.find_spec("datasets") is not None
 
 
 def refusal(source: Path | str, **settings: str) -> str:
@@ -207,14 +205,13 @@ def test_a_hub_source_is_parsed(source: str, spec: HubSpec) -> None:
     assert HubSpec.parse(str(spec)) == spec
 
 
-@pytest.mark.skipif(HAS_DATASETS, reason="the package is here")
-def test_a_hub_source_without_the_package() -> None:
+def test_a_hub_source_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
     has(refusal("hf:wikitext"), "hf:wikitext", "datasets", 'pip install "memlens[datasets]"')
     with pytest.raises(CorpusError, match="pip install"):
         corpus_fingerprint(CorpusSettings(("hf:wikitext",)))
 
 
-@pytest.mark.skipif(not HAS_DATASETS, reason="needs the package datasets")
 def test_a_hub_source_is_streamed_and_its_errors_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": "One. Two."}\n{"text": null}\n{"text": "Three."}\n')
     name = f"hf:{tmp_path}"

@@ -2,6 +2,7 @@
 
 import json
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -9,8 +10,6 @@ import torch
 from memlens.errors import ModelError
 from memlens.models import load
 from memlens.testing import CONTEXT, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model, tiny_tokenizer
-
-gguf = pytest.importorskip("gguf")
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
