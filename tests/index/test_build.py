@@ -305,11 +305,16 @@ def test_people_s_annotations_are_never_deleted(model: MemoryModel, tmp_path: Pa
 
 
 def test_two_scans_into_one_folder_are_refused(model: MemoryModel, tmp_path: Path) -> None:
+    refused = 0
+
     def scan_again(stage: str, done: int, total: int | None) -> None:
+        nonlocal refused
         with pytest.raises(IndexFolderError, match="another memlens process"):
             memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3)
+        refused += 1
 
     memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3, progress=scan_again)
+    assert refused > 0
 
 
 def test_a_damaged_state_is_refused(model: MemoryModel, tmp_path: Path) -> None:
