@@ -16,6 +16,7 @@ from memlens.scan.lists import FloatArray, IntArray, KeyArray, Lists, bar_of, ma
 
 # Chosen by measurement: the accumulators of one group stay in the second-level cache, one row in the first.
 COLUMNS = 1024
+STEP = 4  # rows that are looked at together
 GROUP = 32  # sentences that are looked at before the lists are brought up to date, so that their bars rise
 
 
@@ -56,26 +57,55 @@ def _look_at_sentence_(
     width: int,
     high: FloatArray,
     low: FloatArray,
-    high_row: FloatArray,
-    low_row: FloatArray,
+    high_step: FloatArray,
+    low_step: FloatArray,
     summed: FloatArray,
     fired: FloatArray,
 ) -> None:
-    """Extremes, where they are, sum and count of one sentence. Row numbers and counts are floats to keep to vectors."""
+    """Extremes, in which step of STEP rows they are, sum and count of one sentence.
+
+    Several rows at a time, so that the running results are loaded and stored once for all of them; steps and counts are
+    floats, and conditional expressions stand where max() and min() could: that is what the compiler turns into vectors.
+    """
     one, none = np.float32(1), np.float32(0)
     high[:], low[:], summed[:], fired[:] = -np.inf, np.inf, 0, 0
-    for i in range(start, stop):
+    whole = start + (stop - start) // STEP * STEP
+    for i in range(start, whole, STEP):
+        row_a, row_b = block[rows[i], tile : tile + width], block[rows[i + 1], tile : tile + width]
+        row_c, row_d = block[rows[i + 2], tile : tile + width], block[rows[i + 3], tile : tile + width]
+        step = np.float32((i - start) // STEP)
+        for c in range(width):
+            v_a, v_b, v_c, v_d = row_a[c], row_b[c], row_c[c], row_d[c]
+            high_ab, high_cd = v_a if v_a > v_b else v_b, v_c if v_c > v_d else v_d
+            low_ab, low_cd = v_a if v_a < v_b else v_b, v_c if v_c < v_d else v_d
+            highest, lowest = high_ab if high_ab > high_cd else high_cd, low_ab if low_ab < low_cd else low_cd
+            high_step[c] = step if highest > high[c] else high_step[c]
+            low_step[c] = step if lowest < low[c] else low_step[c]
+            high[c] = highest if highest > high[c] else high[c]
+            low[c] = lowest if lowest < low[c] else low[c]
+            summed[c] += (v_a + v_b) + (v_c + v_d)
+            fired_ab = (one if v_a > 0 else none) + (one if v_b > 0 else none)
+            fired[c] += fired_ab + ((one if v_c > 0 else none) + (one if v_d > 0 else none))
+    step = np.float32((whole - start) // STEP)
+    for i in range(whole, stop):
         row = block[rows[i], tile : tile + width]
-        step = np.float32(i - start)
-        # Conditional expressions, not max() and min(): those forms are what the compiler turns into vectors.
         for c in range(width):
             value = row[c]
-            high_row[c] = step if value > high[c] else high_row[c]
-            low_row[c] = step if value < low[c] else low_row[c]
+            high_step[c] = step if value > high[c] else high_step[c]
+            low_step[c] = step if value < low[c] else low_step[c]
             high[c] = value if value > high[c] else high[c]
             low[c] = value if value < low[c] else low[c]
             summed[c] += value
             fired[c] += one if value > 0 else none
+
+
+@compiled
+def _first_row(block: FloatArray, rows: IntArray, first: int, stop: int, m: int, extreme: np.float32) -> int:
+    """The first of a step's rows that holds memory m's extreme."""
+    i = first
+    while i < stop - 1 and block[rows[i], m] != extreme:
+        i += 1
+    return i
 
 
 @compiled
@@ -87,7 +117,7 @@ def _find(
     m: int,
     sign: np.float32,
     peaks: FloatArray,  # [GROUP] memory m's extreme in each sentence of the group
-    peak_rows: FloatArray,  # [GROUP] and its row, counted from the sentence's first
+    peak_steps: FloatArray,  # [GROUP] and the step of STEP rows it is in
     bar: np.float32,
     one_a_sentence: bool,
     found: KeyArray,
@@ -100,7 +130,10 @@ def _find(
         if score < bar or score <= 0:
             continue
         if one_a_sentence:
-            found[count] = make_key(score, starts[s] + int(peak_rows[s - first]))
+            begin = starts[s] + STEP * int(peak_steps[s - first])
+            end = min(begin + STEP, starts[s + 1])
+            row = _first_row(block, candidates.rows, begin, end, m, peaks[s - first])
+            found[count] = make_key(score, row)
             count += 1
             continue
         for i in range(starts[s], starts[s + 1]):
@@ -137,8 +170,8 @@ def collect_(
 ) -> None:
     """Everything that is kept of the columns [first_column, last_column) of one block."""
     one = np.float32(1)
-    peak, peak_row = np.empty((GROUP, COLUMNS), np.float32), np.empty((GROUP, COLUMNS), np.float32)
-    trough, trough_row = np.empty((GROUP, COLUMNS), np.float32), np.empty((GROUP, COLUMNS), np.float32)
+    peak, peak_step = np.empty((GROUP, COLUMNS), np.float32), np.empty((GROUP, COLUMNS), np.float32)
+    trough, trough_step = np.empty((GROUP, COLUMNS), np.float32), np.empty((GROUP, COLUMNS), np.float32)
     summed, fired = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
     group_peak, group_trough = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
     found = np.empty(max(candidates.rows.shape[0], 1), np.uint64)
@@ -156,7 +189,7 @@ def collect_(
                 g = s - first
                 _look_at_sentence_(
                     block, candidates.rows, starts[s], starts[s + 1], tile, width,
-                    peak[g], trough[g], peak_row[g], trough_row[g], summed, fired,
+                    peak[g], trough[g], peak_step[g], trough_step[g], summed, fired,
                 )  # fmt: skip
                 for c in range(width):
                     m = tile + c
@@ -171,7 +204,7 @@ def collect_(
                 bar = bar_of(top, m)
                 if group_peak[c] > 0 and group_peak[c] >= bar:
                     count = _find(
-                        block, candidates, first, last, m, one, peak[:, c], peak_row[:, c], bar, one_a_sentence, found
+                        block, candidates, first, last, m, one, peak[:, c], peak_step[:, c], bar, one_a_sentence, found
                     )
                     take_(top, m, found, count, sentences, positions, one_a_sentence, spare)
                 if not keep_bottom:
@@ -179,7 +212,7 @@ def collect_(
                 bar = bar_of(bottom, m)
                 if group_trough[c] < 0 and -group_trough[c] >= bar:
                     count = _find(
-                        block, candidates, first, last, m, -one, trough[:, c], trough_row[:, c], bar, one_a_sentence,
+                        block, candidates, first, last, m, -one, trough[:, c], trough_step[:, c], bar, one_a_sentence,
                         found,
                     )  # fmt: skip
                     take_(bottom, m, found, count, sentences, positions, one_a_sentence, spare)

@@ -20,6 +20,7 @@ EXAMPLES = 8  # drawn a memory; those that turn out to be triggers are left out 
 SMALLEST, LARGEST = -10, 5  # exponents of two: |m| below 2^-10 is the middle bin, from 2^5 on the outermost
 SIDE = LARGEST - SMALLEST + 1
 BINS = 2 * SIDE + 1
+COLUMNS = 16  # one cache line of a row
 
 
 def bin_edges() -> list[float]:
@@ -77,14 +78,19 @@ def _draw_(
     block: FloatArray, rows: IntArray, hashes: KeyArray, sentences: IntArray, positions: IntArray, counts: IntArray,
     examples: Examples,
 ) -> None:  # fmt: skip
-    for i in range(rows.shape[0]):
-        for m in range(block.shape[1]):
-            value = block[rows[i], m]
-            exponent = np.int64(np.floor(np.log2(abs(value)))) if value != 0 else SMALLEST - 1
-            away = min(max(exponent - SMALLEST + 1, 0), SIDE)
-            counts[m, SIDE + (away if value > 0 else -away)] += 1
-            if value > 0:
-                _keep_(examples, m, _mix(hashes[i] ^ uint64(m)), value, sentences[i], positions[i])
+    bits, highest = block.view(np.int32), examples.hashes
+    memories = block.shape[1]
+    for tile in range(0, memories, COLUMNS):  # so that the counts of a few memories stay close while all rows pass
+        for i in range(rows.shape[0]):
+            for m in range(tile, min(tile + COLUMNS, memories)):
+                value = block[rows[i], m]
+                # The exponent field is floor(log2 |value|) + 127, exactly; zero and denormals lie far below.
+                exponent = ((bits[rows[i], m] >> 23) & 0xFF) - 127
+                away = min(max(exponent - SMALLEST + 1, 0), SIDE)
+                counts[m, SIDE + (away if value > 0 else -away)] += 1
+                hash_ = _mix(hashes[i] ^ uint64(m))
+                if value > 0 and hash_ < highest[m, EXAMPLES - 1]:
+                    _keep_(examples, m, hash_, value, sentences[i], positions[i])
 
 
 @compiled
