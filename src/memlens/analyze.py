@@ -1,9 +1,10 @@
-"""The main job: scan, values, experiments and report of one model and corpus, one after another in one folder.
+"""The main job: scan, values, patterns, experiments and report of a model and a corpus, in turn, in one folder.
 
 It can be interrupted anywhere and called again. A stage that is complete for this very index is not done again:
 
     scan          the manifest is there and its plan is the same
     values        made with the same number of tokens and reading, and the files are whole
+    patterns      made with the same settings, from the values that are there now, and the files are whole
     experiments   each one: same seed, sample and validation text, made from the values that are there now, whole
     report        always made again, which takes seconds
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 MADE, KEPT = "made", "kept"
-STAGES = ("scan", "values", "experiments", "report")
+STAGES = ("scan", "values", "patterns", "experiments", "report")
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ def analyze(
     """Everything there is to know about a model and a corpus, in the folder `out`, with its report.html.
 
     `tokens` and `reading` are of the values (their `top` and `reading`), `sample`, `validation` and `stop_words` of the
-    experiments on prefixes (the others keep their own samples), `seed` of scan and experiments; `options` are the
-    further ones of `scan` (top=50, layers=...).
+    experiments on prefixes (the others keep their own samples), `seed` of scan, patterns and experiments; `options` are
+    the further ones of `scan` (top=50, layers=...).
     """
     _refuse_wrong(seed, tokens, sample, stop_words)
     text = None if validation is None else api.corpus_settings(validation, unit, column)
@@ -101,7 +102,7 @@ def analyze(
     todo: dict[str, Callable[[], Stage]] = {
         "scan": lambda: work.scan(corpus, resume=resume, unit=unit, column=column, seed=seed, **options),
         "values": lambda: work.values(tokens, reading),
-        # "patterns" belongs here: a name in STAGES and a line like the others
+        "patterns": lambda: work.patterns(seed),
         "experiments": lambda: work.experiments(seed, drawn, text),
         "report": work.report,
     }
@@ -158,6 +159,16 @@ class _Work:
             return _stage("values", KEPT, began)
         api.values(self.index, top=top, reading=reading, model=self.model, threads=self.threads, progress=self.progress)
         return _stage("values", MADE, began)
+
+    def patterns(self, seed: int) -> Stage:
+        from memlens.patterns import PatternSettings, compute_patterns, patterns_are_made
+
+        began = time.monotonic()
+        settings = PatternSettings(seed=seed)
+        if patterns_are_made(self.index, settings):
+            return _stage("patterns", KEPT, began)
+        compute_patterns(self.index, settings, progress=self.progress)
+        return _stage("patterns", MADE, began)
 
     def experiments(self, seed: int, drawn: dict[str, Any], validation: CorpusSettings | None) -> Stage:
         """`drawn` and `validation` say which prefixes; experiments that look at none do not know them."""

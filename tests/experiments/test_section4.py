@@ -73,6 +73,23 @@ def test_predictive_values_are_the_most_confident_with_their_precision(fresh):
     np.testing.assert_allclose([row["max_p"] for row in table], [-row[0] for row in naive[:20]], rtol=1e-5)
 
 
+def test_the_chance_of_a_value_is_that_of_tokens_dealt_at_random_within_its_layer(fresh):
+    index, model = fresh
+    table = run(index, "predictive-values", sample=20)["predictive-values"].to_pylist()
+    random = np.random.default_rng(0)
+    for row in table[:6]:
+        pool = [
+            trigger["next_token"]
+            for *_, triggers in memories_of(index, model, row["layer"])
+            for trigger in triggers
+            if trigger["next_token"] is not None
+        ]
+        dealt = random.choice(pool, (20_000, row["triggers"]))
+        agreeing = (dealt == row["token"]).any(1).mean()
+        assert row["chance"] == pytest.approx(1 - (1 - pool.count(row["token"]) / len(pool)) ** row["triggers"])
+        assert row["chance"] == pytest.approx(agreeing, abs=0.02)
+
+
 def test_the_bins_hold_every_memory_with_a_target_once(fresh):
     index, _model = fresh
     made = run(index, ["predictive-values", "agreement"])
@@ -115,6 +132,7 @@ def test_local_edits_are_the_mean_change_of_coefficients_run_one_by_one(fresh, m
         alive = np.array(sorted(listed))
         sampled = bootstrap.draw(alive, 6, bootstrap.generator(0, "local-edits", layer))
         rows = {row["edit"]: row for row in table.to_pylist() if row["layer"] == layer}
+        found = {}
         for edit, place in (("first", lambda n: 0), ("last", lambda n: n - 1), ("random", lambda n: n // 2)):
             means, left_out = [], 0
             for memory in sampled.tolist():
@@ -128,6 +146,12 @@ def test_local_edits_are_the_mean_change_of_coefficients_run_one_by_one(fresh, m
             np.testing.assert_allclose(row["median"], np.median(means), rtol=1e-3, atol=1e-4)
             assert row["low"] <= row["change"] <= row["high"]
             assert (row["memories"], row["left_out"]) == (len(means), left_out)
+            found[edit] = np.array(means)
+        for edit, row in rows.items():  # memory by memory, since they are the same
+            expected = np.mean(found[edit] - found["last"])
+            np.testing.assert_allclose(row["beside_last"], expected, rtol=1e-3, atol=2e-4)
+            assert row["beside_last_low"] <= row["beside_last"] <= row["beside_last_high"]
+        assert rows["last"]["beside_last"] == rows["last"]["beside_last_high"] == 0
 
 
 def test_equal_edited_prefixes_are_run_once(fresh):

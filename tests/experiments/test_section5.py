@@ -84,6 +84,10 @@ def test_every_table_equals_brute_force(fresh: Fresh) -> None:
         assert composition["zero_active"] == sum(row["zero_active"] for row in own)
         assert composition["low"] <= composition["rate"] == composition["zero"] / SAMPLE <= composition["high"]
         assert refinement["match"] == sum(row["r"] == row["final"] for row in own)
+        first = [row for row in rows if row["layer"] == index.layers[0]]
+        gains = [int(b["r"] == b["final"]) - int(a["r"] == a["final"]) for a, b in zip(first, own, strict=True)]
+        assert refinement["gain"] == pytest.approx(np.mean(gains))
+        assert refinement["gain_low"] <= refinement["gain"] <= refinement["gain_high"]
         assert cases["residual"] == sum(row["o"] == row["r"] != row["y"] for row in own)
         assert cases["ffn"] == sum(row["o"] == row["y"] != row["r"] for row in own)
         assert cases["agreement"] == sum(row["o"] == row["r"] == row["y"] for row in own)

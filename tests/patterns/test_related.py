@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from index_by_hand import write_index
 
+from memlens.experiments import EXPERIMENTS, is_made, is_outdated, run
 from memlens.experiments import patterns as figure
+from memlens.experiments.shares import wilson
 from memlens.index.annotations import Annotations, LabelledPattern
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.patterns.related import duplicates, related_memories, shared_patterns
+from memlens.patterns.duplicates import duplicate_groups, duplicates, token_sets, trigger_sets
+from memlens.patterns.related import related_memories, shared_patterns
 from memlens.patterns.table import PATTERNS_SCHEMA
 
 TEXTS = [f"the press of day {n} was free" for n in range(40)]
@@ -41,7 +45,7 @@ def index(tmp_path: Path) -> Index:
     return made
 
 
-def trigger_sets(index: Index) -> dict[MemoryId, set[int]]:
+def naive_sets(index: Index) -> dict[MemoryId, set[int]]:
     found: dict[MemoryId, set[int]] = {}
     for row in index.table("triggers").to_pylist():
         found.setdefault(MemoryId(row["layer"], row["memory"]), set()).add(row["sentence"])
@@ -50,7 +54,7 @@ def trigger_sets(index: Index) -> dict[MemoryId, set[int]]:
 
 @pytest.mark.parametrize("least", [0.3, 0.5, 0.8, 1.0])
 def test_duplicates_are_all_pairs_that_are_alike_enough(index: Index, least: float) -> None:
-    sets = trigger_sets(index)
+    sets = naive_sets(index)
     naive = {
         (one, other): len(sets[one] & sets[other]) / len(sets[one] | sets[other])
         for one, other in combinations(sorted(sets), 2)
@@ -60,8 +64,36 @@ def test_duplicates_are_all_pairs_that_are_alike_enough(index: Index, least: flo
     assert naive and len(found) < len(naive)
 
 
+@pytest.mark.parametrize("of", [trigger_sets, token_sets])
+@pytest.mark.parametrize("least", [0.3, 0.5, 0.8, 1.0])
+def test_a_group_is_a_memory_and_all_that_are_alike_to_it(index: Index, of: Any, least: float) -> None:
+    named, groups = of(index), []
+    left = sorted(named)
+    while left:
+        alike = {
+            name: [o for o in left if len(named[name] & named[o]) / len(named[name] | named[o]) >= least]
+            for name in left
+        }
+        centre = min(left, key=lambda name: (-len(alike[name]), name))
+        groups.append(alike[centre])
+        left = [name for name in left if name not in alike[centre]]
+    found = duplicate_groups(named, least)
+    assert sorted(sorted(group.memories) for group in found) == sorted(group for group in groups if len(group) > 1)
+    for group in found:
+        first = named[group.memories[0]]
+        shares = [len(first & named[name]) / len(first | named[name]) for name in group.memories]
+        assert shares == sorted(shares, reverse=True) and shares[0] == 1 and shares[-1] == group.least >= least
+    assert [len(group.memories) for group in found] == sorted((len(g) for g in groups if len(g) > 1), reverse=True)
+
+
+def test_thousands_of_equal_memories_are_two_groups() -> None:
+    named = {MemoryId(0, n): frozenset({1, 2, 3, 4 + n % 2}) for n in range(5000)}
+    (odd, even) = duplicate_groups(named, 0.9)
+    assert len(odd.memories) == len(even.memories) == 2500 and odd.least == 1.0
+
+
 def test_related_memories_share_triggers_tokens_or_patterns(index: Index) -> None:
-    sets, own = trigger_sets(index), MemoryId(0, 0)
+    sets, own = naive_sets(index), MemoryId(0, 0)
     found = {related.memory: related for related in related_memories(index, "L0N0", limit=100)}
     assert own not in found
     for memory, related in found.items():
@@ -83,6 +115,29 @@ def test_figure_two_counts_every_prefix_once(index: Index) -> None:
         assert (row["memories"], row["patterned_memories"], row["patterns"]) == (6, 2, 3)
     assert figure.compute(index, sample=2).column("memories").to_pylist() == [2, 2]
     assert figure.chart(figure.compute(index)).to_dict()
+
+
+def test_figure_two_is_an_experiment_that_knows_when_patterns_or_labels_are_others(index: Index) -> None:
+    known = EXPERIMENTS["patterns"]
+    assert not is_made(index, known)
+    made = run(index, "patterns")
+    assert set(made) == {"patterns", "patterns-people"} and made["patterns"].equals(figure.compute(index))
+    assert is_made(index, known) and not is_outdated(index, known)
+    with Annotations(index) as notes:
+        notes.save("ann", "L1N0", [])
+        assert is_outdated(index, known) and not is_made(index, known)
+        notes.finish("ann")
+    assert run(index, "patterns")["patterns-people"].num_rows == 1 and is_made(index, known)
+    table = index.table("patterns")
+    index.write({"patterns": (PATTERNS_SCHEMA, [table.slice(1)])}, dict)
+    assert is_outdated(index, known) and not is_made(index, known)
+
+
+def test_a_kind_without_a_prefix_has_an_interval_all_the_same(index: Index) -> None:
+    index.write({"patterns": (PATTERNS_SCHEMA, [PATTERNS_SCHEMA.empty_table()])}, dict)
+    for row in figure.compute(index).to_pylist():
+        assert (row["shallow_low"], row["shallow_high"]) == wilson(0, 6)
+        assert (row["not_covered_low"], row["not_covered_high"]) == wilson(6, 6)
 
 
 def test_figure_two_from_people_waits_until_they_have_finished(index: Index) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from memlens.experiments import patterns as figure
 from memlens.index.reader import Index
 from memlens.report.published import published
 
@@ -131,7 +132,21 @@ def patterns_of(index: Index) -> list[Row]:
     return rows
 
 
+def vetoes_of(index: Index) -> list[Row]:
+    """A chart with names on its y axis, one of which tries to break out."""
+    layer = index.layers[-1]
+    return [
+        {"layer": layer, "memory": memory, "compositions": 90, "times": 30 - memory, "push": -1.5, "token": 3,
+         "token_text": EVIL, "token_times": 4}
+        for memory in range(12)
+    ]  # fmt: skip
+
+
 def write_all(index: Index) -> None:
     for name, rows in like_the_paper(index).items():
         write_rows(index, name, rows)
+    write_rows(index, "vetoes", vetoes_of(index))
     write_rows(index, "patterns", patterns_of(index), folder="")
+    write_rows(index, "patterns", figure.compute(index).to_pylist())
+    people = [{"annotator": EVIL, **row} for row in figure.compute(index).to_pylist()]
+    write_rows(index, "patterns-people", people)

@@ -52,6 +52,7 @@ def test_it_opens_without_a_complaint_or_a_request(
     assert charts > 10 and opened.locator("[data-chart].drawn svg.marks").count() == charts
     assert said == [] and asked == [full_page.as_uri()]
     assert opened.evaluate("document.documentElement.scrollWidth") <= size[0]  # nothing to scroll sideways
+    assert opened.locator(".toc").evaluate("contents => contents.open") == (size[0] > 1000)  # a phone's is closed
     context.close()
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from memlens.experiments.shares import share_difference, wilson
 from memlens.report.claims import CLAIMS, judge_all
 from memlens.report.depth import depth, third
 from memlens.report.evidence import ABSENT, APPEARS, UNCLEAR, Evidence
-from memlens.report.intervals import share_difference, wilson
 from memlens.report.published import published
 
 Row = dict[str, Any]
@@ -215,3 +216,33 @@ def test_intervals_of_shares_hold_what_they_promise() -> None:
     # Newcombe's own example: 56/70 against 48/80
     low, high = share_difference(56, 70, 48, 80)
     assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+
+
+def test_layers_of_the_paper_are_quoted_from_zero() -> None:
+    said = {claim.slug: claim.published for claim in CLAIMS}
+    quoted = [int(n) for text in said.values() for n in re.findall(r"(?:layers? |in |–)(\d+)(?![\d,.%]| of)", text)]
+    assert quoted and max(quoted) == LAYERS - 1 and min(quoted) == 0
+    active, rank, last = (published(name) for name in ("active", "rank", "local-edits"))
+    assert said["active-middle"] == f"{active[0]['median']:.0%} in layer 0, {active[9]['median']:.0%} in layer 9"
+    assert said["rank"] == f"median {rank[0]['median']:,} in layer 0, {rank[15]['median']:,} in layer 15"
+    assert f"{-last[16]['change']:.0%} in layer 0" in said["last-token-depth"] and last[16]["edit"] == "last"
+
+
+def test_confident_values_must_beat_chance() -> None:
+    rows = SHOWN["predictive-values"][APPEARS]
+    assert verdict("predictive-values", [row | {"chance": 0.1} for row in rows]) == APPEARS
+    assert verdict("predictive-values", [row | {"chance": 0.45} for row in rows]) == UNCLEAR
+    assert verdict("predictive-values", [row | {"chance": 0.5} for row in rows]) == ABSENT
+    claim = next(claim for claim in CLAIMS if claim.slug == "predictive-values")
+    found = claim.judge(Evidence({claim.needs: [row | {"chance": 0.1} for row in rows]}, LAYERS, MEMORIES))
+    assert found.yours == "50 of 100 (by chance: 10.0)"
+
+
+def test_differences_of_the_same_memories_and_prefixes_count_where_the_table_has_them() -> None:
+    wide = SHOWN["last-token"][UNCLEAR]
+    paired = [row | {"beside_last_low": 0.1 if row["edit"] != "last" else 0.0} for row in wide]
+    assert verdict("last-token", wide) == UNCLEAR and verdict("last-token", paired) == APPEARS
+    doubtful = [row | {"beside_last_low": -0.1} for row in SHOWN["last-token"][APPEARS]]
+    assert verdict("last-token", doubtful) == UNCLEAR
+    rows = [row | {"gain_low": 0.02, "gain_high": 0.3} for row in SHOWN["refinement"][UNCLEAR]]
+    assert verdict("refinement", rows) == APPEARS

@@ -12,6 +12,7 @@ import pytest
 import memlens
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.running import run
+from memlens.patterns import compute_patterns
 from memlens.report import make_report
 from memlens.report.figures import BASELINES, Model, draw_agreement
 from memlens.testing import tiny_model, tiny_tokenizer
@@ -29,6 +30,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> memlens.Index:
     model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
     index = memlens.scan(model, folder / "text.txt", out=folder / "index", top=5)
     compute_values(index, model)
+    compute_patterns(index, background=1000)
     run(index, "all", model, sample=30, seed=4)
     return memlens.open_index(folder / "index")
 
@@ -40,8 +42,9 @@ def test_every_experiment_is_on_the_page_with_its_recipe(measured: memlens.Index
         size = 30 if EXPERIMENTS[name].on_prefixes else EXPERIMENTS[name].sample
         sample = "" if size is None else f" --sample {size}"
         assert f"memlens experiment INDEX {name}{sample} --seed 4" in text
+    assert "at most 1% are expected to be chance over the" in text
     assert "30 random prefixes of the scanned corpus, seed 4" in text
-    assert "were computed anew" not in text and "different passes" not in text
+    assert "has changed since" not in text and "different passes" not in text
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', text, re.DOTALL)[0])
     assert set(EXPERIMENTS) - set(charts) == set()
 

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_tables import EVIL, like_the_paper, patterns_of, write_rows
+from report_tables import EVIL, like_the_paper, write_rows
 
 import memlens
 from memlens.errors import IndexFolderError, SettingError
+from memlens.patterns.duplicates import duplicate_groups, token_sets, trigger_sets
 from memlens.report import make_report
 from memlens.report.bundle import vega_bundle
 from memlens.report.chart_style import page_spec
-from memlens.report.galleries import pattern_shares
+from memlens.report.duplicates import same_triggers, same_values
+from memlens.report.galleries import SHOWN, clearest_patterns
 from memlens.report.text import token, visible
 from memlens.report.topics import TOPICS
 
@@ -171,7 +173,7 @@ def test_values_computed_anew_are_told(bare: memlens.Index, tmp_path: Path) -> N
     note = {"rank": {"seed": 3, "sample": 7, "from": {"values": "another"}}}
     bare.write({}, lambda: {"experiments": note})
     text = read(bare, tmp_path).text
-    assert "values were computed anew" in text and "memlens experiment INDEX rank --sample 7 --seed 3" in text
+    assert "was made from has changed since" in text and "memlens experiment INDEX rank --sample 7 --seed 3" in text
 
 
 def test_assets_hold_each_chart_and_the_very_tables(full: memlens.Index, tmp_path: Path) -> None:
@@ -201,18 +203,6 @@ def _value(cell: str) -> Any:
     return cell or None
 
 
-def test_the_share_of_patterns_is_counted_by_prefix(full: memlens.Index) -> None:
-    kinds = {(p["layer"], p["memory"], rank): p["kind"] for p in patterns_of(full) for rank in p["prefixes"]}
-    triggers = [row for row in full.table("triggers").to_pylist() if row["end"] == "top"]
-    shares = pattern_shares(full)
-    assert shares is not None and [row["layer"] for row in shares] == list(full.layers)
-    for row in shares:
-        own = [kinds.get((t["layer"], t["memory"], t["rank"])) for t in triggers if t["layer"] == row["layer"]]
-        counted = [own.count(kind) for kind in ("shallow", "semantic", None)]
-        assert [row[name] for name in ("shallow", "semantic", "not covered")] == counted
-        assert (row["both"], row["prefixes"]) == (0, len(own))
-
-
 def test_a_folder_in_place_of_the_page_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="is a folder; name a file"):
         make_report(bare, tmp_path)
@@ -229,3 +219,47 @@ def test_a_damaged_cache_is_made_again(bundle_cache: Path) -> None:
     whole = vega_bundle()
     kept.write_text("// not this\nalert(1)")
     assert vega_bundle() == whole
+
+
+def test_the_gallery_of_patterns_shows_the_surest_of_each_kind_and_none_twice(full: memlens.Index) -> None:
+    cards = clearest_patterns(full)
+    assert cards is not None and len(cards) == len({(card.layer, card.kind) for card in cards}) <= SHOWN
+    assert cards[0].layer == full.layers[0] and cards[-1].layer == full.layers[-1]
+    rows = full.table("patterns").to_pylist()
+    used: set[tuple[str, str]] = set()
+    for card in cards:
+        own = [row for row in rows if (row["layer"], row["kind"]) == (card.layer, card.kind)]
+        free = [row for row in own if (row["pattern"], row["kind"]) not in used]
+        best = max(free, key=lambda row: (row["confidence"], -row["memory"]))
+        assert card.memory == f"L{best['layer']}N{best['memory']}" and card.confidence == best["confidence"]
+        used.add((best["pattern"], best["kind"]))
+
+
+def test_duplicates_are_on_the_page_with_what_they_share(full: memlens.Index, tmp_path: Path) -> None:
+    page = read(full, tmp_path)
+    for gallery, named in ((same_triggers(full), trigger_sets(full)), (same_values(full), token_sets(full))):
+        assert gallery is not None
+        for card in gallery.cards:
+            assert card.count >= len(card.memories) > 1 and " ".join(card.memories) in page.text
+            first, second = (named[memlens.MemoryId.parse(name)] for name in card.memories[:2])
+            assert len(first & second) / len(first | second) >= card.least
+            assert bool(card.examples) != bool(card.tokens)
+    groups = duplicate_groups(trigger_sets(full), 0.5)
+    assert groups and f"{sum(len(g.memories) for g in groups):,} memories in {len(groups):,}" in page.text
+
+
+def test_what_people_say_stands_beside_the_hint(full: memlens.Index, tmp_path: Path) -> None:
+    row = {"layer": 15, "prefix": 0, "text": "The river", "residual_text": " runs", "output_text": EVIL, "cosine": 0.25,
+           "memories": [3], "related": 2, "distant": 1}  # fmt: skip
+    write_rows(full, "last-layer", [row, row | {"related": 0, "distant": 0}])
+    page = read(full, tmp_path)
+    assert "Here people judged 1 of 2: 0 distant, 1 related; mean cosine 0.25 where related." in page.text
+    assert "people: 2 related, 1 distant" in page.text and page.text.count("people: ") == 1
+
+
+def test_figure_two_has_a_panel_for_the_machine_the_paper_and_each_person(page: Page) -> None:
+    assert page.all("data-chart")[:3] == ["patterns", "patterns-paper", "patterns-people-0"]
+    spec = json.loads(page.scripts[1])["patterns"]
+    drawn = spec["data"]["values"]
+    assert {row["pattern"] for row in drawn} == {"shallow", "both", "semantic", "not covered"}
+    assert all(row["low"] - 1e-9 <= row["share"] <= row["high"] + 1e-9 for row in drawn)

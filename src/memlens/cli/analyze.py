@@ -1,4 +1,4 @@
-"""`memlens analyze`: scan, values, experiments and report, in one command that can be interrupted and continued."""
+"""`memlens analyze`: scan, values, patterns, experiments and report in one command that can be continued."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def analyze(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Do everything: scan, values, experiments and report. Interrupted, it continues."""
+    """Do everything: scan, values, patterns, experiments and report. Interrupted, it continues."""
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
         from memlens.analyze import STAGES, StageWatcher
@@ -160,7 +160,8 @@ def _print(screen: Screen, analysis: Analysis) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from memlens.cli.experiment_picture import PICTURES, by_layer, headline
+    from memlens.cli.experiment_picture import by_layer, headline
+    from memlens.cli.pictures import PICTURES
     from memlens.report.published import published
 
     index = analysis.index

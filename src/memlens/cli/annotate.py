@@ -1,29 +1,32 @@
-"""`memlens annotate`: people's pattern labels, with the paper's protocol."""
+"""`memlens annotate`: people's pattern labels with the paper's protocol, and verdicts on the last layer's changes."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from memlens.cli.annotation_files import file_format, given, print_rows, read_export, write_export
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
-from memlens.cli.text import visible
 from memlens.errors import SettingError
 
 if TYPE_CHECKING:
     from memlens.index.annotations import Annotations, LabelledPattern
 
 _STUDY, _LABEL, _FILES = "sample", "label, undo, finish, status", "export, import"
-_ACTIONS = ("sample", "status", "label", "undo", "finish", "export", "import", "agreement", "compare")
+_VERDICTS = "verdicts list|judge|undo|status|export|import"
+_ACTIONS = ("sample", "status", "label", "undo", "finish", "export", "import", "agreement", "compare",
+            "verdicts")  # fmt: skip
 
 
 def annotate(
     index: IndexFolder,
     action: Annotated[str, typer.Argument(metavar="|".join(_ACTIONS), help="What to do.")],
+    what: Annotated[
+        str | None, typer.Argument(metavar="[WHAT]", help="After verdicts: what to do with them. Default: list.")
+    ] = None,
     per_layer: Annotated[
         int, typer.Option(metavar="K", help="Memories of each layer to draw.", rich_help_panel=_STUDY)
     ] = 10,
@@ -41,6 +44,13 @@ def annotate(
             rich_help_panel=_LABEL,
         ),
     ] = None,
+    example: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Which change, as listed.", rich_help_panel=_VERDICTS)
+    ] = None,
+    verdict: Annotated[
+        str | None,
+        typer.Option(metavar="related|distant", help="How the two words stand.", rich_help_panel=_VERDICTS),
+    ] = None,
     format_: Annotated[
         str | None,
         typer.Option("--format", metavar="json|csv", help="Default: by the file's name.", rich_help_panel=_FILES),
@@ -53,7 +63,7 @@ def annotate(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Draw a sample, label memories, exchange labels, and measure how far people and the machine agree."""
+    """Draw a sample, label memories, exchange labels, measure agreement; judge changes of the last layer."""
     screen = Screen(as_json, quiet, verbose)
     if action not in _ACTIONS:
         raise SettingError(f"'{action}' is not something to do with annotations; choose one of: {', '.join(_ACTIONS)}")
@@ -62,11 +72,18 @@ def annotate(
     from memlens.patterns import study
 
     opened = Index(index)
+    if action == "verdicts":
+        from memlens.cli.verdicts import do_verdicts
+
+        do_verdicts(screen, opened, what or "list", annotator, example, verdict, format_, file)
+        return
+    if what is not None or example is not None or verdict is not None:
+        raise SettingError(f"'{what or example or verdict}' belongs to `annotate INDEX verdicts`, not to {action}")
     if action == "agreement":
-        _rows(screen, [_flat(asdict(pair)) for pair in study.agreement(opened)])
+        print_rows(screen, [_flat(asdict(pair)) for pair in study.agreement(opened)])
         return
     if action == "compare":
-        _rows(screen, [asdict(row) for row in study.compare_with_people(opened)])
+        print_rows(screen, [asdict(row) for row in study.compare_with_people(opened)])
         return
     with Annotations(opened) as notes:
         if action == "sample":
@@ -74,19 +91,13 @@ def annotate(
             notes.set_sample(sample)
             _list(screen, [str(name) for name in sample.memories])
         elif action == "status":
-            _rows(screen, _status(notes))
+            print_rows(screen, _status(notes))
         elif action == "export":
             _export(screen, notes, format_, file, annotator)
         elif action == "import":
             _import(screen, notes, format_, file)
         else:
-            _label(screen, notes, action, _given(annotator, "--annotator"), memory, pattern or [])
-
-
-def _given(value: str | None, option: str) -> str:
-    if value is None:
-        raise SettingError(f"{option} is missing; say it")
-    return value
+            _label(screen, notes, action, given(annotator, "--annotator"), memory, pattern or [])
 
 
 def _label(
@@ -96,7 +107,7 @@ def _label(
         notes.finish(annotator)
         screen.note(f"{annotator} has finished")
         return
-    name = _given(memory, "--memory")
+    name = given(memory, "--memory")
     if action == "undo":
         before = notes.undo(annotator, name)
         screen.note(f"{name}: {'no label' if before is None else f'{len(before.patterns)} patterns'} again")
@@ -133,36 +144,17 @@ def _status(notes: Annotations) -> list[dict[str, Any]]:
     ]
 
 
-def _format(given: str | None, file: str | None) -> str:
-    if given is not None:
-        return given
-    return "csv" if file is not None and file.lower().endswith(".csv") else "json"
-
-
 def _export(screen: Screen, notes: Annotations, format_: str | None, file: str | None, annotator: str | None) -> None:
-    from memlens.index.files import replacing
     from memlens.patterns.exchange import export_labels
 
-    text = export_labels(notes, _format(format_, file), annotator)
-    if file is None:
-        sys.stdout.write(text)
-        return
-    path = Path(file)
-    if path.is_dir() or path.resolve().is_relative_to(notes.index.folder.resolve()):
-        raise SettingError(f"--file {file} is a folder or lies inside the index; name a file elsewhere")
-    with replacing(path) as beside:
-        beside.write_text(text, encoding="utf-8", newline="")
-    screen.note(f"labels written to {visible(file)}")
+    text = export_labels(notes, file_format(format_, file), annotator)
+    write_export(screen, notes.index, text, file, "labels")
 
 
 def _import(screen: Screen, notes: Annotations, format_: str | None, file: str | None) -> None:
     from memlens.patterns.exchange import import_labels
 
-    try:
-        text = sys.stdin.read() if file is None else Path(file).read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"cannot read --file {file}: {error}; give an export as UTF-8 text") from error
-    new = import_labels(notes, text, _format(format_, file))
+    new = import_labels(notes, read_export(file), file_format(format_, file))
     screen.note(f"{new:,} new labels or events")
 
 
@@ -177,25 +169,3 @@ def _list(screen: Screen, names: list[str]) -> None:
     else:
         for name in names:
             screen.result(name)
-
-
-def _rows(screen: Screen, rows: list[dict[str, Any]]) -> None:
-    if screen.as_json:
-        screen.json(rows)
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    if not rows:
-        screen.note("nobody has labelled anything")
-        return
-    table = Table(*(name.replace("_", " ") for name in rows[0]), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    screen.result(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else visible(str(value))

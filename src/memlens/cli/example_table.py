@@ -18,6 +18,7 @@ from memlens.cli.text import curve, cut_left, number, percent, quoted, visible
 from memlens.memory import MemoryId
 
 if TYPE_CHECKING:
+    from memlens.experiments import Experiment
     from memlens.index.reader import Index
 
 Row = dict[str, Any]
@@ -26,6 +27,7 @@ Tables = Mapping[str, Sequence[Row]]
 _SHOWN = 10
 _FEW = 5  # of examples that take a line of text each
 _TEXT_TAKEN = 55  # columns beside a prefix
+_VERDICTS_TAKEN = 24
 
 
 def print_origin(screen: Screen, figure: str, words: str) -> None:
@@ -35,13 +37,14 @@ def print_origin(screen: Screen, figure: str, words: str) -> None:
     screen.result(Padding(Text(f"{figure}: {words}", "dim"), 0))
 
 
-def _predictive_values(screen: Screen, index: Index, figure: str, rows: list[Row], tables: Tables) -> None:
+def _predictive_values(screen: Screen, index: Index, experiment: Experiment, rows: list[Row], tables: Tables) -> None:
     bins = list(tables["predictive-values-bins"])
     words = f"{len(rows):,} most confident values of {sum(row['memories'] for row in bins):,} with a target"
     if rows:
         words += f"; mean precision {percent(sum(row['precision'] for row in rows) / len(rows))}"
         words += f", {sum(row['agrees'] for row in rows):,} agree with a trigger"
-    print_origin(screen, figure, words)
+        words += f" (by chance {sum(row['chance'] for row in rows):,.1f})" if "chance" in rows[0] else ""
+    print_origin(screen, experiment.figure, words)
     where = Counter(row["layer"] for row in rows)
     curves = Table.grid(padding=(0, 2, 0, 0))
     counts = [float(where[layer]) for layer in index.layers]
@@ -65,32 +68,46 @@ def _predictive_values(screen: Screen, index: Index, figure: str, rows: list[Row
     screen.result(table)
 
 
-def _last_layer(screen: Screen, index: Index, figure: str, rows: list[Row], tables: Tables) -> None:
+def _last_layer(screen: Screen, index: Index, experiment: Experiment, rows: list[Row], tables: Tables) -> None:
     found = rows[0]["compositions"] if rows else 0
-    print_origin(screen, figure, f"{len(rows):,} of {found:,} compositions of the last layer, {_origin(index)}")
+    words = f"{len(rows):,} of {found:,} compositions of the last layer, among {told_origin(index, experiment)}"
+    print_origin(screen, experiment.figure, words)
     if not rows:
         return
     cosines = [row["cosine"] for row in rows]
     edges = [-1 + step / 5 for step in range(11)]
     bins = [float(sum(low <= min(one, 0.999) < high for one in cosines)) for low, high in pairwise(edges)]
     screen.result(Text.assemble("cosine of the two words  -1 ", (curve(bins), "cyan"), " 1"))
-    room = max(min(screen.out.width, 160) - _TEXT_TAKEN, 16)
-    table = _columns(">prefix", "before", "after", ">cosine", "pushed by")
+    from memlens.experiments.last_layer import summarize_verdicts
+
+    summary = summarize_verdicts(rows)
+    if summary:
+        screen.result(Text(str(summary), "dim"))
+    verdicts = ["verdicts"] if summary else []
+    room = max(min(screen.out.width, 160) - _TEXT_TAKEN - len(verdicts) * _VERDICTS_TAKEN, 16)
+    table = _columns(">prefix", "before", "after", ">cosine", *verdicts, "pushed by")
     for row in rows[:_FEW]:
         table.add_row(
             cut_left(visible(row["text"] or "–"), room),
             quoted(row["residual_text"], 12),
             Text(quoted(row["output_text"], 12), "cyan"),
             f"{row['cosine']:.2f}",
+            *([_verdicts(row)] if summary else []),
             Text(" ".join(str(MemoryId(row["layer"], memory)) for memory in row["memories"][:2]), "bold"),
         )
     screen.result(table)
 
 
-def _vetoes(screen: Screen, index: Index, figure: str, rows: list[Row], tables: Tables) -> None:
+def _verdicts(row: Row) -> str:
+    said = [f"{row[choice]} {choice}" for choice in ("related", "distant") if row[choice]]
+    return ", ".join(said) or "–"
+
+
+def _vetoes(screen: Screen, index: Index, experiment: Experiment, rows: list[Row], tables: Tables) -> None:
     compositions = {row["layer"]: row["compositions"] for row in rows}
     total = sum(compositions.values())
-    print_origin(screen, figure, f"{len(rows):,} memories in {total:,} compositions, {_origin(index)}")
+    words = f"{len(rows):,} memories in {total:,} compositions, among {told_origin(index, experiment)}"
+    print_origin(screen, experiment.figure, words)
     counts = [float(compositions.get(layer, 0)) for layer in index.layers]
     screen.result(Text.assemble("compositions  ", (curve(counts), "cyan"), (f"  {max(counts):,.0f} at most", "dim")))
     table = _columns("memory", ">times", ">of", ">mean push", "mostly against", ">times")
@@ -111,8 +128,11 @@ def _memory(row: Row) -> Text:
     return Text(str(MemoryId(row["layer"], row["memory"])), "bold")
 
 
-def _origin(index: Index) -> str:
-    return "among " + visible(index.manifest.get("aggregate", {}).get("origin", "sampled prefixes"))
+def told_origin(index: Index, experiment: Experiment) -> str:
+    """Which prefixes were looked at."""
+    from memlens.experiments import origin
+
+    return visible(origin(index, experiment) or "sampled prefixes")
 
 
 def _columns(*heads: str) -> Table:

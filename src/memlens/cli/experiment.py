@@ -19,7 +19,7 @@ from memlens.cli.options import (
     Verbose,
 )
 from memlens.cli.progress import ScanProgress
-from memlens.cli.scan import Column, Unit
+from memlens.cli.scan import Column, Executor, GpusPerWorker, RayAddress, Unit
 from memlens.cli.screen import Screen
 from memlens.cli.text import visible
 
@@ -43,6 +43,9 @@ def experiment(
     column: Column = "text",
     model: ModelNow = None,
     threads: Threads = None,
+    executor: Executor = "local",
+    ray_address: RayAddress = None,
+    gpus_per_worker: GpusPerWorker = 0,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -72,6 +75,9 @@ def experiment(
             stop_words=stop_words,
             model=model,
             threads=threads,
+            executor=executor,
+            ray_address=ray_address,
+            gpus_per_worker=gpus_per_worker,
             progress=progress,
             skipped=skipped.__setitem__,
         )
@@ -91,10 +97,12 @@ def experiment(
 
 
 def _as_json(index: Index, run: list[Experiment], made: dict[str, pa.Table], skipped: dict[str, str]) -> dict[str, Any]:
+    from memlens.experiments import origin
+
     noted = index.manifest["experiments"]
     return {
         "index": str(index.folder),
-        "prefixes": index.manifest.get("aggregate", {}).get("origin"),
+        "prefixes": next((words for one in run if (words := origin(index, one))), None),
         "experiments": [
             {
                 "name": one.name,
@@ -103,6 +111,7 @@ def _as_json(index: Index, run: list[Experiment], made: dict[str, pa.Table], ski
                 "seed": noted[one.name]["seed"],
                 "sample": noted[one.name]["sample"],
                 "sample_of": one.sample_of,
+                "prefixes": origin(index, one) or None,
                 "tables": {name: made[name].to_pylist() for name in one.table_names},
             }
             for one in run
@@ -144,12 +153,11 @@ def _list(screen: Screen, index: Index) -> None:
 
 
 def _state(index: Index, experiment: Experiment) -> str:
+    from memlens.experiments import is_outdated
+
     if not index.has(f"experiments/{experiment.name}"):
         return "not made"
-    used = index.manifest.get("experiments", {}).get(experiment.name, {}).get("from", {})
-    files = index.manifest["files"]
-    current = all(files.get(f"{table}.parquet", {}).get("sha256") == made for table, made in used.items())
-    return "made" if current else "outdated"
+    return "outdated" if is_outdated(index, experiment) else "made"
 
 
 def _short(figure: str) -> str:

@@ -1,140 +1,28 @@
 """Experiments on a terminal: for each a line of small bars over the layers, the paper's below it, and a small table.
 
-Which columns matter, and how they are written, is said in PICTURES, a line an experiment; one that has none there is
+Which columns matter, and how they are written, is said in pictures, a line an experiment; one that has none there is
 shown with the columns it has. This module draws what an experiment found; it computes nothing of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from memlens.cli.example_table import EXAMPLES, print_origin
+from memlens.cli.example_table import EXAMPLES, print_origin, told_origin
+from memlens.cli.pictures import CASES, KINDS, PICTURES, Column, Picture, Row, Write, short
 from memlens.cli.screen import Screen
-from memlens.cli.text import curve, number, percent, visible
+from memlens.cli.text import curve, cut_right, visible
 
 if TYPE_CHECKING:
     from memlens.experiments import Experiment
     from memlens.index.reader import Index
 
-Row = dict[str, Any]
-Write = Callable[[Any], str]
-
 _LAYERS = 12  # rows of a table; -v shows every layer
 _LABEL = 15
-
-
-def count(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
-
-
-def signed(share: float | None) -> str:
-    return "–" if share is None else f"{share:+.0%}"
-
-
-def logit(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.2f}"
-
-
-def short(value: float | None) -> str:
-    return "–" if value is None else number(value)
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of the table: a number, and its interval where there is one."""
-
-    head: str
-    name: str
-    write: Write = percent
-    interval: tuple[str, str] | None = None  # names of the columns that hold its ends
-
-    def cell(self, row: Row) -> str:
-        return self.write(row[self.name])
-
-    def span(self, row: Row) -> str:
-        low, high = (row[name] for name in self.interval or ())
-        if low is None or high is None:
-            return "–"
-        first = self.write(low)
-        # one sign for both ends keeps three intervals on one line
-        return f"{first.removesuffix('%')} to {self.write(high)}"
-
-
-@dataclass(frozen=True)
-class Picture:
-    """What is drawn of an experiment that has a row a layer."""
-
-    columns: tuple[Column, ...]
-    curves: tuple[str, ...]  # columns that are drawn as curves
-    used: str  # what took part, as the column that counts it
-
-
-_RATE = ("low", "high")
-_QUARTILES = tuple(Column(name, name) for name in ("q1", "q3"))
-_RANK = tuple(Column(name, name, count) for name in ("q1", "q3"))
-_CASES = ("residual", "agreement", "composition", "ffn", "reversal")
-_EDITS = ("first", "last", "random")
-
-PICTURES = {
-    "agreement": Picture(
-        (
-            Column("agree", "rate", percent, _RATE),
-            Column("shuffled", "shuffled"),
-            Column("memories", "memories", count),
-        ),
-        ("rate",),
-        "memories",
-    ),
-    "rank": Picture(
-        (Column("median", "median", count, _RATE), *_RANK, Column("memories", "memories", count)),
-        ("median",),
-        "memories",
-    ),
-    "local-edits": Picture(
-        tuple(Column(edit, edit, signed, (f"{edit}_low", f"{edit}_high")) for edit in _EDITS),
-        _EDITS,
-        "memories",
-    ),
-    "active": Picture(
-        (
-            Column("median", "median", percent, _RATE),
-            *_QUARTILES,
-            Column("effective memories", "effective_median", count),
-            Column("of", "memories", count),
-        ),
-        ("median",),
-        "prefixes",
-    ),
-    "composition": Picture(
-        (
-            Column("no memory", "rate", percent, _RATE),
-            Column("no active one", "rate_active", percent, ("low_active", "high_active")),
-        ),
-        ("rate", "rate_active"),
-        "prefixes",
-    ),
-    "refinement": Picture((Column("predict it", "rate", percent, _RATE),), ("rate",), "prefixes"),
-    "confidence": Picture(
-        (Column("median p", "median", short, _RATE), Column("q1", "q1", short), Column("q3", "q3", short),
-         Column("median rank", "median_rank", count)),
-        ("median",),
-        "prefixes",
-    ),
-    "cases": Picture(tuple(Column(case, case) for case in _CASES), _CASES, "prefixes"),
-    "contributions": Picture(
-        (Column("ffn", "ffn_share"), Column("attention", "attention_share"), Column("top 1", "top1_share"),
-         Column("top 10", "top10_share"), Column("top 100", "top100_share"),
-         Column("ffn logit", "ffn", logit, _RATE)),
-        ("ffn_share", "attention_share"),
-        "prefixes",
-    ),
-}  # fmt: skip
-
 _CURVES = {
     "rate": "agree",
     "rate_active": "active only",
@@ -149,19 +37,23 @@ def print_experiment(screen: Screen, index: Index, experiment: Experiment, table
     screen.result(Text.assemble((experiment.name, "bold"), "  " + experiment.title))
     rows = list(tables[experiment.name])
     if experiment.name in EXAMPLES:
-        EXAMPLES[experiment.name](screen, index, experiment.figure, rows, tables)
+        EXAMPLES[experiment.name](screen, index, experiment, rows, tables)
         return
     picture = PICTURES.get(experiment.name) or _plain_picture(rows)
     rows = by_layer(experiment.name, rows)
-    print_origin(screen, experiment.figure, _used(index, picture, rows))
+    print_origin(screen, experiment.figure, _used(index, experiment, picture, rows))
     screen.result(_curves(experiment.name, picture, rows))
     screen.result(_table(picture, rows, None if screen.verbose else _LAYERS))
     if len(rows) > _LAYERS and not screen.verbose:
         screen.note(f"{_LAYERS} of {len(rows)} layers are listed; see all with -v")
+    people = list(tables.get("patterns-people", ()))
+    if people:
+        screen.result("by people who have finished")
+        screen.result(_people_table(picture, by_layer(experiment.name, people)))
 
 
 def by_layer(name: str, rows: Sequence[Row]) -> list[Row]:
-    """A row a layer: edits side by side, cases as shares."""
+    """A row a layer: edits side by side, cases and kinds of pattern as shares."""
     if name == "local-edits":
         layers: dict[int, Row] = {}
         for row in rows:
@@ -169,9 +61,15 @@ def by_layer(name: str, rows: Sequence[Row]) -> list[Row]:
             layer |= {edit: row["change"], f"{edit}_low": row.get("low"), f"{edit}_high": row.get("high")}
             layer |= {column: row[column] for column in ("memories", "prefixes", "left_out") if column in row}
         return list(layers.values())
-    if name == "cases":
-        return [row | {case: row[case] / sum(row[one] for one in _CASES) for case in _CASES} for row in rows]
+    for own, parts in (("cases", CASES), ("patterns", KINDS)):
+        if name == own:
+            return [row | _shares(row, parts) for row in rows]
     return list(rows)
+
+
+def _shares(row: Row, parts: Sequence[str]) -> dict[str, float | None]:
+    total = sum(row[part] for part in parts)
+    return {part: row[part] / total if total else None for part in parts}
 
 
 def headline(name: str, rows: Sequence[Row]) -> list[tuple[str, list[float | None], Write]]:
@@ -228,12 +126,22 @@ def _evenly(rows: list[Row], most: int | None) -> list[Row]:
     return [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
 
 
-def _used(index: Index, picture: Picture, rows: list[Row]) -> str:
+def _people_table(picture: Picture, rows: list[Row]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("annotator", no_wrap=True)
+    for head in ("layer", "memories", *(column.head for column in picture.columns)):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        cells = [str(row["layer"]), f"{row['memories']:,}", *(column.cell(row) for column in picture.columns)]
+        table.add_row(Text(cut_right(visible(row["annotator"]), _LABEL)), *cells)
+    return table
+
+
+def _used(index: Index, experiment: Experiment, picture: Picture, rows: list[Row]) -> str:
     """How many memories and prefixes took part, and what was left out."""
     total = sum(row.get(picture.used) or 0 for row in rows)
     if picture.used == "prefixes":
-        origin = index.manifest.get("aggregate", {}).get("origin")
-        return visible(origin) if origin else f"{rows[0].get('prefixes', 0) if rows else 0:,} prefixes"
+        return told_origin(index, experiment)
     parts = [f"{total:,} memories"]
     if any("prefixes" in row for row in rows):
         parts.append(f"{sum(row['prefixes'] for row in rows):,} prefixes")
@@ -243,6 +151,8 @@ def _used(index: Index, picture: Picture, rows: list[Row]) -> str:
         "left_out": "prefixes of one token",
     }
     left = [f"{sum(row[c] for row in rows):,} {w}" for c, w in words.items() if any(row.get(c) for row in rows)]
+    if experiment.name == "patterns":
+        parts.append(f"at most {index.manifest['patterns']['rate']:.2g} of all patterns by chance")
     return ", ".join(parts) + (f"; left out: {', '.join(left)}" if left else "")
 
 

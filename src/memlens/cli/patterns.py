@@ -98,10 +98,11 @@ def _summarize(screen: Screen, index: Index) -> None:
 
 
 def _browse(screen: Screen, index: Index, related: str | None, shared: bool, limit: int) -> None:
-    from memlens.patterns import related as search
+    from memlens.patterns.duplicates import duplicates
+    from memlens.patterns.related import related_memories, shared_patterns
 
     if related is not None:
-        found = search.related_memories(index, related, limit)
+        found = related_memories(index, related, limit)
         head = ["memory", "equal triggers", "equal tokens", "equal patterns"]
         rows = [
             [str(r.memory), str(r.triggers), "" if r.tokens is None else str(r.tokens), ", ".join(r.patterns)]
@@ -111,10 +112,10 @@ def _browse(screen: Screen, index: Index, related: str | None, shared: bool, lim
         head = ["memories", "pattern", "kind", "which"]
         rows = [
             [str(len(s.memories)), s.description, s.kind, " ".join(map(str, s.memories[:8]))]
-            for s in search.shared_patterns(index, limit)
+            for s in shared_patterns(index, limit)
         ]
     else:
-        pairs = search.duplicates(index)
+        pairs = duplicates(index)
         head = ["memory", "other", "equal triggers", "Jaccard"]
         rows = [[str(d.one), str(d.other), str(d.shared), f"{d.jaccard:.2f}"] for d in pairs[:limit]]
     if screen.as_json:

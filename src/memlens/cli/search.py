@@ -1,7 +1,8 @@
-"""`memlens search`: memories by what is in their triggers, or by what their values promote."""
+"""`memlens search`: memories by what is in their triggers, what their values promote, or what their patterns are."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,13 +14,11 @@ from memlens.errors import SettingError
 
 if TYPE_CHECKING:
     from memlens.index.reader import Index
-    from memlens.index.search import TriggerSearch
+    from memlens.index.search import PatternSearch, TriggerSearch
 
 # Where to look. A new place is a name here and a branch in `search`.
-_PLACES = ("triggers", "values")
-# The tables of places that this version cannot search yet.
-_TABLES = {"patterns": "patterns"}
-_TRIGGERS, _VALUES = "In triggers", "In values"
+_PLACES = ("triggers", "values", "patterns")
+_TRIGGERS, _VALUES = "In triggers", "In values or patterns"
 
 
 def search(
@@ -30,7 +29,9 @@ def search(
     place: Annotated[
         str,
         typer.Option(
-            "--in", metavar="triggers|values", help="In the prefixes that trigger a memory, or in what it promotes."
+            "--in",
+            metavar="|".join(_PLACES),
+            help="In the prefixes that trigger a memory, in what it promotes, or in words of its patterns.",
         ),
     ] = "triggers",
     ends: Annotated[
@@ -41,7 +42,9 @@ def search(
     ] = False,
     substring: Annotated[
         bool,
-        typer.Option("--substring", help="Every token that contains the text.", rich_help_panel=_VALUES),
+        typer.Option(
+            "--substring", help="Whatever contains the text; in patterns also within words.", rich_help_panel=_VALUES
+        ),
     ] = False,
     bottom: Annotated[
         bool, typer.Option("--bottom", help="Memories that push the token down.", rich_help_panel=_VALUES)
@@ -51,21 +54,24 @@ def search(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Find memories by their triggers, or by the tokens they promote (--in values)."""
+    """Find memories by their triggers, by the tokens they promote (--in values), or by their patterns."""
     from memlens.index.reader import Index
 
     screen = Screen(as_json, quiet, verbose)
     opened = Index(index)
     if place not in _PLACES:
-        _refuse(opened, place)
-    for option, given, home in (
-        ("--ends", ends, "triggers"),
-        ("--ignore-case", ignore_case, "triggers"),
-        ("--substring", substring, "values"),
-        ("--bottom", bottom, "values"),
+        raise SettingError(f"--in is '{place}'; choose one of: {', '.join(_PLACES)}")
+    for option, given, homes in (
+        ("--ends", ends, ("triggers",)),
+        ("--ignore-case", ignore_case, ("triggers",)),
+        ("--substring", substring, ("values", "patterns")),
+        ("--bottom", bottom, ("values",)),
     ):
-        if given and place != home:
-            raise SettingError(f"{option} is for --in {home}, but this looks in {place}; leave it out")
+        if given and place not in homes:
+            raise SettingError(f"{option} is for --in {' or '.join(homes)}, but this looks in {place}; leave it out")
+    if place == "patterns":
+        _search_in_patterns(screen, opened, " ".join(query), substring, limit)
+        return
     if place == "values":
         from memlens.cli.value_search import search_in_values
 
@@ -86,11 +92,35 @@ def _search_in_triggers(screen: Screen, index: Index, query: list[str], limit: i
         _print(screen, index, query[0], result)
 
 
-def _refuse(index: Index, place: str) -> None:
-    if place in _TABLES:
-        index.path(_TABLES[place])  # says which command makes the table, if it is not there
-        raise SettingError(f"--in {place} is not known to this version; use --in {' or '.join(_PLACES)}")
-    raise SettingError(f"--in is '{place}'; choose one of: {', '.join(_PLACES)}")
+def _search_in_patterns(screen: Screen, index: Index, query: str, substring: bool, limit: int) -> None:
+    from memlens.index.search import search_patterns
+
+    result = search_patterns(index, query, substring=substring, limit=limit)
+    if screen.as_json:
+        found = [asdict(match) | {"memory": str(match.memory)} for match in result.found]
+        screen.json({"query": query, "total": result.total, "memories": found})
+    elif not result.found:
+        screen.note(f"no memory has a pattern with '{visible(query)}'")
+    else:
+        _print_patterns(screen, result)
+
+
+def _print_patterns(screen: Screen, result: PatternSearch) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("memory", style="bold", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    table.add_column("prefixes", justify="right", no_wrap=True)
+    table.add_column("confidence", justify="right", no_wrap=True)
+    table.add_column("pattern", no_wrap=not screen.out.is_terminal)
+    for match in result.found:
+        description = Text(visible(match.description), "cyan")
+        table.add_row(str(match.memory), match.kind, str(match.prefixes), f"{match.confidence:.2f}", description)
+    screen.result(table)
+    if result.total > len(result.found):
+        screen.note(f"{len(result.found)} of {result.total:,} are listed; see more with --limit")
 
 
 def _as_json(query: str, result: TriggerSearch) -> dict[str, Any]:

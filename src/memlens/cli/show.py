@@ -1,4 +1,4 @@
-"""`memlens show`: one memory with its statistics, both ends of its value, and its triggers."""
+"""`memlens show`: one memory with its statistics, its patterns, both ends of its value, and its triggers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from memlens.cli.text import number, sparkline, visible
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from memlens.cli.pattern_table import MemoryPatterns
     from memlens.index.reader import Index, MemoryFacts
 
 _ENDS = ("top", "bottom")
@@ -31,7 +32,8 @@ def show(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show one memory: what triggers it and what it promotes."""
+    """Show one memory: what triggers it, what that has in common, and what it promotes."""
+    from memlens.cli.pattern_table import print_patterns, print_related, read_patterns
     from memlens.index.reader import Index
 
     screen = Screen(as_json, quiet, verbose)
@@ -41,16 +43,25 @@ def show(
     if as_json:
         screen.json(_as_json(opened, facts, ends, top))
         return
+    patterns = read_patterns(opened, facts.id)
     _print_header(screen, opened, facts)
+    if patterns is not None and not bottom:
+        print_patterns(screen, patterns)
     _print_value(screen, opened, facts, top or _SHOWN)
+    if patterns is None:
+        screen.note(f"its patterns are not known yet; run `memlens patterns {visible(str(opened.folder))}`")
     for end in ends:
-        _print_triggers(screen, opened, facts, end, top or _SHOWN, is_only=len(ends) == 1)
+        _print_triggers(screen, opened, facts, end, top or _SHOWN, patterns, is_only=len(ends) == 1)
+    if patterns is not None and not bottom:
+        print_related(screen, opened, facts.id)
 
 
 def _as_json(index: Index, facts: MemoryFacts, ends: tuple[str, ...], top: int | None) -> dict[str, Any]:
+    from memlens.cli.pattern_table import patterns_json, read_patterns
     from memlens.cli.value_table import value_json
     from memlens.values.looking import read_value
 
+    patterns = read_patterns(index, facts.id)
     numbers = {name: value for name, value in asdict(facts).items() if name != "id"}
     return {
         "name": str(facts.id),
@@ -59,6 +70,7 @@ def _as_json(index: Index, facts: MemoryFacts, ends: tuple[str, ...], top: int |
         "model": index.manifest["model"]["name"],
         **numbers,
         "histogram_edges": index.manifest["histogram_edges"],
+        **patterns_json(index, facts.id, patterns),
         "value": value_json(read_value(index, facts.id)),
         "triggers": {end: [_trigger_json(index, t) for t in index.triggers(facts.id, end, top)] for end in ends},
         "ordinary": [_trigger_json(index, trigger) for trigger in index.ordinary(facts.id)],
@@ -91,19 +103,21 @@ def _print_header(screen: Screen, index: Index, facts: MemoryFacts) -> None:
     if facts.dead:
         line.append_text(Text("   dead", "bold red"))
     screen.result(line)
-    screen.result(_histogram(facts.histogram, index.manifest["histogram_edges"]))
+    screen.result(_histogram(facts, index.manifest["histogram_edges"]))
 
 
-def _histogram(counts: list[int], edges: list[float]) -> Text:
+def _histogram(facts: MemoryFacts, edges: list[float]) -> Text:
     """The filled part of the histogram, with the coefficients at its two ends; bins double in width outwards."""
     from rich.text import Text
 
+    counts = facts.histogram
     filled = [i for i, count in enumerate(counts) if count]
     if not filled:
         return Text("no sample of its coefficients", "dim")
     first, last = filled[0], filled[-1]
-    low = "" if first == 0 else f"{edges[first - 1]:g} "
-    high = "" if last == len(edges) else f" {edges[last]:g}"
+    # the outermost bins reach further than the memory does: a ReLU's first one would begin below zero
+    low = "" if first == 0 else f"{max(edges[first - 1], facts.min):.3g} "
+    high = "" if last == len(edges) else f" {min(edges[last], facts.max):.3g}"
     return Text.assemble((low, "dim"), sparkline(counts[first : last + 1]), (high, "dim"))
 
 
@@ -118,7 +132,15 @@ def _print_value(screen: Screen, index: Index, facts: MemoryFacts, count: int) -
     print_value(screen, value, count)
 
 
-def _print_triggers(screen: Screen, index: Index, facts: MemoryFacts, end: str, count: int, is_only: bool) -> None:
+def _print_triggers(
+    screen: Screen,
+    index: Index,
+    facts: MemoryFacts,
+    end: str,
+    count: int,
+    patterns: MemoryPatterns | None,
+    is_only: bool,
+) -> None:
     from memlens.cli.trigger_table import trigger_table
 
     triggers = index.triggers(facts.id, end)
@@ -129,7 +151,8 @@ def _print_triggers(screen: Screen, index: Index, facts: MemoryFacts, end: str, 
         return
     screen.result()
     screen.result(f"{end} triggers ({min(count, len(triggers))} of {len(triggers)})")
-    screen.result(trigger_table(screen, index, triggers[:count]))
+    marks = patterns.letters if patterns is not None and patterns.rows and end == "top" else None
+    screen.result(trigger_table(screen, index, triggers[:count], marks))
 
 
 def _side(end: str) -> str:

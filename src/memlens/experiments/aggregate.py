@@ -22,15 +22,16 @@ from numpy.typing import NDArray
 
 from memlens.corpus import CorpusSettings, corpus_fingerprint
 from memlens.experiments.layer_look import Columns, LayerLook
-from memlens.experiments.prefix_passes import chunk_rows, run_chunks
+from memlens.experiments.prefix_passes import chunk_rows, run_chunk, run_chunks
 from memlens.experiments.prefix_tables import LAYERS_SCHEMA, PREFIXES_SCHEMA, joined, layer_table, prefix_table
 from memlens.experiments.prefixes import SAMPLE, Prefixes, sample_prefixes, sample_validation
 from memlens.experiments.stop_words import stop_targets
-from memlens.experiments.unembedding import Unembedding
+from memlens.experiments.unembedding import TRIED, Unembedding, rows_at_once
 from memlens.index.build import Progress, no_progress
 from memlens.index.layout import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
+from memlens.scan.mapping import Mapper
 from memlens.values.blocks import thread_pool
 
 PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"
@@ -94,8 +95,12 @@ def aggregate(
     validation: CorpusSettings | None = None,
     stop_words: str = "en",
     progress: Progress = no_progress,
+    where: Mapper | None = None,
 ) -> Aggregate:
-    """The pass over a random sample, from the index where this very one was made before."""
+    """The pass over a random sample, from the index where this very one was made before.
+
+    `where` says where chunks of prefixes are worked on; None is here. The bytes are the same everywhere.
+    """
     index.path("values")  # says which command is missing
     wanted = {
         "sample": sample,
@@ -114,7 +119,7 @@ def aggregate(
         else sample_validation(index, model, validation, sample, seed)
     )
     stops = stop_targets(index, prefixes, stop_words)
-    made = look_at_prefixes(index, model, prefixes, stops, progress)
+    made = look_at_prefixes(index, model, prefixes, stops, progress, where)
     notes = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin, "threads": torch.get_num_threads()}
     tables = {PREFIXES: (PREFIXES_SCHEMA, [made.prefixes]), LAYERS: (LAYERS_SCHEMA, [made.layers])}
     index.write(tables, lambda: {"aggregate": notes})
@@ -127,9 +132,10 @@ def look_at_prefixes(
     prefixes: Prefixes,
     stops: list[bool | None] | None = None,
     progress: Progress = no_progress,
+    where: Mapper | None = None,
 ) -> Aggregate:
     """The pass over any prefixes, with the values of the index; nothing is written."""
-    whole, layers = run_pass(model, prefixes, _promoted_tokens(index), progress)
+    whole, layers = run_pass(model, prefixes, _promoted_tokens(index), progress, where)
     return _result(
         index,
         model,
@@ -144,6 +150,7 @@ def run_pass(
     prefixes: Prefixes,
     promoted: Mapping[int, NDArray[np.int32]],  # layer -> [memories], the top token of each value
     progress: Progress = no_progress,
+    where: Mapper | None = None,
 ) -> tuple[Columns, dict[int, Columns]]:
     """The pass itself: columns with an entry a prefix, and the same for each layer."""
     whole: list[Columns] = []
@@ -151,19 +158,58 @@ def run_pass(
     order: list[NDArray[np.int64]] = []
     done = 0
     progress("prefixes", 0, len(prefixes))
+    for numbers, of_prefix, of_layers in _looks(model, prefixes, promoted, where):
+        whole.append(of_prefix)
+        for layer, columns in of_layers.items():
+            layers[layer].append(columns)
+        order.append(numbers)
+        done += len(numbers)
+        progress("prefixes", done, len(prefixes))
+    back = np.argsort(np.concatenate(order))  # from the order of batches to that of the sample
+    return joined(whole, back), {layer: joined(parts, back) for layer, parts in layers.items()}
+
+
+_Look = tuple[NDArray[np.int64], Columns, dict[int, Columns]]  # which prefixes, by prefix, by layer and prefix
+
+
+def _looks(
+    model: MemoryModel, prefixes: Prefixes, promoted: Mapping[int, NDArray[np.int32]], where: Mapper | None
+) -> Iterator[_Look]:
+    """What was seen at the prefixes, chunk by chunk."""
+    if where is not None:
+        work = ChunkWork(prefixes, dict(promoted))
+        yield from where.map(work, range(work.chunks(model)))
+        return
     with torch.inference_mode(), thread_pool() as pool:
         unembedding = Unembedding(model.lens, pool, torch.get_num_threads())
         look = LayerLook(model, promoted, unembedding)
         for numbers, positions in run_chunks(model, prefixes, set(promoted), chunk_rows(model, unembedding.rows)):
-            of_prefix, of_layers = look.look(positions)
-            whole.append(of_prefix)
-            for layer, columns in of_layers.items():
-                layers[layer].append(columns)
-            order.append(numbers)
-            done += len(numbers)
-            progress("prefixes", done, len(prefixes))
-    back = np.argsort(np.concatenate(order))  # from the order of batches to that of the sample
-    return joined(whole, back), {layer: joined(parts, back) for layer, parts in layers.items()}
+            yield numbers, *look.look(positions)
+
+
+class ChunkWork:
+    """The pass over one chunk of prefixes by itself, wherever the model is. Can be pickled."""
+
+    def __init__(self, prefixes: Prefixes, promoted: dict[int, NDArray[np.int32]]) -> None:
+        self.prefixes, self.promoted = prefixes, promoted
+        self._look: LayerLook | None = None  # made once a worker
+
+    def chunks(self, model: MemoryModel) -> int:
+        return -(-len(self.prefixes) // self._rows(model))
+
+    def __call__(self, model: MemoryModel, number: int) -> _Look:
+        rows, layers = self._rows(model), set(self.promoted)
+        with torch.inference_mode(), thread_pool() as pool:
+            if self._look is None:
+                self._look = LayerLook(model, self.promoted, Unembedding(model.lens, None, torch.get_num_threads()))
+                # Whether sums stand for scores is tried on the first states, which must be the same for every worker.
+                self._look.look(run_chunk(model, self.prefixes, layers, min(rows, TRIED), 0)[1])
+            self._look.unembedding.use_pool(pool)
+            numbers, positions = run_chunk(model, self.prefixes, layers, rows, number)
+            return numbers, *self._look.look(positions)
+
+    def _rows(self, model: MemoryModel) -> int:
+        return chunk_rows(model, rows_at_once(model.lens))
 
 
 def _promoted_tokens(index: Index) -> dict[int, NDArray[np.int32]]:

@@ -5,6 +5,8 @@ at its new last position; the change is (m' - m) / m. It is averaged over the pr
 m is the index's own, from the scan, so that whole prefixes are not run again; from a new run it would differ by the
 rounding of another batch shape, as m' does. BOS is never removed and stays in front; a prefix of one token has nothing
 left and is left out (counted). Equal edited prefixes are run once, whichever memories want them.
+How much less a token matters than the last one (`beside_last`) is taken memory by memory, since the memories are the
+same; its interval resamples memories.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ SCHEMA = pa.schema(
         ("memories", pa.int64()),
         ("prefixes", pa.int64()),
         ("left_out", pa.int64()),  # prefixes of one token
+        ("beside_last", pa.float64()),  # change less that of the edit "last", mean over the same memories
+        ("beside_last_low", pa.float64()),
+        ("beside_last_high", pa.float64()),
     ]
 )
 
@@ -75,8 +80,11 @@ def compute(
     rows = []
     for layer, want in wanted.items():
         changes = found[layer].reshape(-1, len(EDITS)) / want.coefficient[:, None] - 1
-        random = generator(seed, "local-edits intervals", layer)
-        rows += [_row(layer, edit, want, changes[:, number], random) for number, edit in enumerate(EDITS)]
+        means = _by_memory(want, changes)
+        random, paired = (generator(seed, f"local-edits {name}", layer) for name in ("intervals", "paired"))
+        for number, edit in enumerate(EDITS):
+            row = _row(layer, edit, want, means[:, number], random)
+            rows.append(row | _beside_last(means[:, number] - means[:, EDITS.index("last")], paired))
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
@@ -118,11 +126,17 @@ def _tokens_of(index: Index, sentences: NDArray[Any]) -> dict[int, NDArray[np.in
     return {row["sentence"]: np.array(row["tokens"], np.int64) for row in rows}
 
 
-def _row(
-    layer: int, edit: str, want: _Wanted, changes: NDArray[np.float64], random: np.random.Generator
-) -> dict[str, Any]:
+def _by_memory(want: _Wanted, changes: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[memories, edits]: means over the prefixes of each memory."""
     _, owner, counts = np.unique(want.memory, return_inverse=True, return_counts=True)
-    means = np.bincount(owner, changes, len(counts)) / counts if len(counts) else np.zeros(0)
+    sums = [np.bincount(owner, changes[:, number], len(counts)) for number in range(len(EDITS))]
+    means: NDArray[np.float64] = np.stack(sums, 1) / counts[:, None]
+    return means
+
+
+def _row(
+    layer: int, edit: str, want: _Wanted, means: NDArray[np.float64], random: np.random.Generator
+) -> dict[str, Any]:
     low, high = interval(means, np.mean, random)
     return {
         "layer": layer,
@@ -132,9 +146,15 @@ def _row(
         "high": high,
         "median": float(np.median(means)) if len(means) else None,
         "memories": len(means),
-        "prefixes": len(changes),
+        "prefixes": len(want.memory),
         "left_out": want.left_out,
     }
+
+
+def _beside_last(differences: NDArray[np.float64], random: np.random.Generator) -> dict[str, float | None]:
+    low, high = interval(differences, np.mean, random)
+    mean = float(differences.mean()) if len(differences) else None
+    return {"beside_last": mean, "beside_last_low": low, "beside_last_high": high}
 
 
 def chart(table: pa.Table) -> Any:

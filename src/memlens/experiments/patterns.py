@@ -2,7 +2,8 @@
 
 A prefix is shallow, semantic, both or not covered, by the patterns that are listed for it. The machine's patterns are
 counted for all memories (or a sample), people's for the memories they have labelled, each person on their own and only
-once they have finished. Intervals resample memories, since the prefixes of one memory belong together.
+once they have finished. Intervals resample memories, since the prefixes of one memory belong together; where a kind has
+no prefix or all, they are Wilson's with the memories as observations.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from numpy.typing import NDArray
 
 from memlens.experiments.bootstrap import RESAMPLES, draw, generator
 from memlens.experiments.charts import HEIGHT, WIDTH
-from memlens.index.annotations import Annotations, has_annotations
+from memlens.experiments.shares import wilson
+from memlens.index.annotations import Annotations
 from memlens.index.build import Progress, no_progress
+from memlens.index.history import has_annotations
 from memlens.index.reader import Index
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
@@ -122,6 +125,9 @@ def _intervals(counts: NDArray[np.int64], random: np.random.Generator) -> tuple[
     drawn = (counts[random.integers(0, len(counts), len(counts))].sum(0) for _ in range(RESAMPLES))
     shares = np.array([own / max(own.sum(), 1) for own in drawn])
     low, high = np.percentile(shares, [2.5, 97.5], axis=0)
+    for kind, share in enumerate(counts.sum(0) / counts.sum()):
+        if share in (0, 1):  # every memory is alike: nothing to resample
+            low[kind], high[kind] = wilson(share * len(counts), len(counts))
     return low.tolist(), high.tolist()
 
 

@@ -2,7 +2,9 @@
 
 Table 2: the values with the highest max p, and for each its Precision@50: the share of its top 50 triggers (fewer if
 the scan kept fewer) whose next token is the value's top token; triggers that end their sentence take no part. A value
-agrees if that holds for at least one. Memories without any such trigger are not candidates.
+agrees if that holds for at least one. Memories without any such trigger are not candidates. `chance` is how likely it
+would agree if its triggers were followed by tokens drawn at random from those that follow all triggers of its layer:
+1 - (1 - f)^n for n triggers and a share f of the value's top token among these tokens.
 Figure 6: agreement with the top-1 trigger by max p, in bins that are equally wide: on a log scale, since max p spans
 orders of magnitude in most models, or linear as in the paper where the index was made with one of its presets.
 """
@@ -35,6 +37,7 @@ SCHEMA = pa.schema(
         ("agrees", pa.bool_()),
         ("triggers", pa.int64()),  # that take part
         ("no_next", pa.int64()),  # left out: triggers that end their sentence
+        ("chance", pa.float64()),  # to agree, with tokens drawn at random from those after the layer's triggers
     ]
 )
 BINS_SCHEMA = pa.schema(
@@ -86,9 +89,19 @@ def _precisions(index: Index, layer: int) -> pa.Table:
             "agrees": matches[chosen] > 0,
             "triggers": taking_part[chosen],
             "no_next": (listed - taking_part)[chosen],
+            "chance": _chance(next_tokens, argmax, taking_part)[chosen],
         },
         SCHEMA,
     )
+
+
+def _chance(next_tokens: NDArray[Any], argmax: NDArray[Any], taking_part: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[memories]; next tokens [memories, triggers], -1 for none."""
+    pool = next_tokens[next_tokens >= 0].astype(np.int64)
+    times = np.bincount(pool, minlength=int(argmax.max(initial=-1)) + 1)
+    shares = times[argmax] / max(len(pool), 1)
+    found: NDArray[np.float64] = 1 - (1 - shares) ** taking_part
+    return found
 
 
 def compute_bins(

@@ -7,6 +7,7 @@ as one block of unembedding takes. This module knows nothing of what is looked a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -47,8 +48,42 @@ def run_chunks(
         yield numbers, Positions.join(waiting)
 
 
+def run_chunk(
+    model: MemoryModel, prefixes: Prefixes, layers: set[int], rows: int, number: int
+) -> tuple[NDArray[np.int64], Positions]:
+    """Chunk `number` of those that run_chunks gives, by itself: only the batches that it lies in are run."""
+    first, last, done = number * rows, (number + 1) * rows, 0
+    numbers, positions = [], []
+    for planned in _planned(prefixes):
+        begin, done = done, done + len(planned.numbers)
+        if done > first and begin < last:
+            part = slice(max(first - begin, 0), min(last, done) - begin)
+            numbers.append(planned.numbers[part])
+            positions.append(_run(model, planned, layers)[part])
+    return np.concatenate(numbers), Positions.join(positions)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """One forward pass: which prefixes, and where they are in its flattened tokens [batch, pos]."""
+
+    numbers: NDArray[np.int64]
+    places: list[int]
+    tokens: NDArray[np.int64]
+
+
 def _passes(model: MemoryModel, prefixes: Prefixes, layers: set[int]) -> Iterator[tuple[NDArray[np.int64], Positions]]:
-    """One forward pass after another; sentences end at their last sampled position."""
+    """One forward pass after another."""
+    for planned in _planned(prefixes):
+        yield planned.numbers, _run(model, planned, layers)
+
+
+def _run(model: MemoryModel, planned: _Planned, layers: set[int]) -> Positions:
+    return record_positions(model, torch.from_numpy(planned.tokens), torch.tensor(planned.places), layers)
+
+
+def _planned(prefixes: Prefixes) -> Iterator[_Planned]:
+    """The forward passes in their order; sentences end at their last sampled position."""
     ends = np.full(len(prefixes.sentences), -1, np.int64)
     np.maximum.at(ends, prefixes.rows, prefixes.positions)
     fed = [(row, sentence.tokens[: ends[row] + 1]) for row, sentence in enumerate(prefixes.sentences)]
@@ -62,5 +97,4 @@ def _passes(model: MemoryModel, prefixes: Prefixes, layers: set[int]) -> Iterato
             for number in of_sentence[row]:
                 numbers.append(number)
                 places.append(line * batch.tokens.shape[1] + shift + int(prefixes.positions[number]))
-        tokens = torch.from_numpy(batch.tokens)
-        yield np.array(numbers, np.int64), record_positions(model, tokens, torch.tensor(places), layers)
+        yield _Planned(np.array(numbers, np.int64), places, batch.tokens)

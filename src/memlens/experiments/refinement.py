@@ -1,13 +1,18 @@
-"""Fig 9: how often the residual stream of a layer already predicts the final token, top(r_l) == top(o_L)."""
+"""Fig 9: how often the residual stream of a layer already predicts the final token, top(r_l) == top(o_L).
+
+`gain` is how much more often than in the first layer that was scanned. Both are seen on the same prefixes, so its
+interval resamples prefixes, not the two shares.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from memlens.experiments.aggregate import Aggregate, on_prefixes
-from memlens.experiments.bootstrap import generator, rate_interval
+from memlens.experiments.bootstrap import generator, paired_interval, rate_interval
 from memlens.experiments.charts import by_layer
 
 SCHEMA = pa.schema(
@@ -18,6 +23,9 @@ SCHEMA = pa.schema(
         ("rate", pa.float64()),
         ("low", pa.float64()),
         ("high", pa.float64()),
+        ("gain", pa.float64()),  # rate less the first layer's
+        ("gain_low", pa.float64()),
+        ("gain_high", pa.float64()),
     ]
 )
 
@@ -27,11 +35,25 @@ def compute(seen: Aggregate, seed: int) -> pa.Table:
     """Counts and rates with intervals, layer by layer."""
     final = seen.column("final_token")
     rows = []
+    first = None
     for layer, columns in seen.by_layer():
-        match, count = int((columns["residual_token"] == final).sum()), len(final)
+        matches = np.asarray(columns["residual_token"] == final)
+        first = matches if first is None else first
+        match, count = int(matches.sum()), len(final)
         low, high = rate_interval(match, count, generator(seed, "refinement", layer))
+        gain_low, gain_high = paired_interval(matches, first, generator(seed, "refinement gain", layer))
         rows.append(
-            {"layer": layer, "prefixes": count, "match": match, "rate": match / count, "low": low, "high": high}
+            {
+                "layer": layer,
+                "prefixes": count,
+                "match": match,
+                "rate": match / count,
+                "low": low,
+                "high": high,
+                "gain": (match - int(first.sum())) / count,
+                "gain_low": gain_low,
+                "gain_high": gain_high,
+            }
         )
     return pa.Table.from_pylist(rows, SCHEMA)
 

@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import Any
 
 from memlens.errors import IndexFolderError, UnknownName
+from memlens.index.history import EVENTS, VERDICTS
 from memlens.index.reader import Index
 
 
@@ -33,6 +34,7 @@ class Experiment:
     also: tuple[str, ...] = ()  # further tables
     options: tuple[str, ...] = ()  # further keyword arguments that its compute functions take
     last_layer: bool = False  # must the model's last layer have been scanned?
+    people: str = ""  # which history of people's work it reads (see index/history)
 
     @property
     def on_prefixes(self) -> bool:
@@ -67,7 +69,7 @@ class Experiment:
             yield f"{self.name}-{part}", getattr(self.module, f"compute_{part}"), getattr(self.module, f"chart_{part}")
 
 
-def _on_prefixes(name: str, figure: str, title: str, last_layer: bool = False) -> Experiment:
+def _on_prefixes(name: str, figure: str, title: str, last_layer: bool = False, people: str = "") -> Experiment:
     """An experiment that reads the one pass over sampled prefixes (see aggregate)."""
     return Experiment(
         name,
@@ -79,6 +81,7 @@ def _on_prefixes(name: str, figure: str, title: str, last_layer: bool = False) -
         uses_model=True,
         options=("validation", "stop_words"),
         last_layer=last_layer,
+        people=people,
     )
 
 
@@ -91,12 +94,15 @@ _KNOWN = (
                "most confident values", 100, needs=("values",), also=("bins",)),
     Experiment("local-edits", "Figure 3", "How a coefficient changes when one token of the prefix is removed",
                "memories a layer", 100, uses_model=True),
+    Experiment("patterns", "Figure 2", "Kinds of pattern among trigger prefixes",
+               "memories a layer", None, needs=("patterns",), also=("people",), people=EVENTS),
     _on_prefixes("active", "Figure 7", "Memories that are active for a prefix"),
     _on_prefixes("composition", "Figure 8", "Layers that predict what none of their memories predicts"),
     _on_prefixes("refinement", "Figure 9", "Residual streams that already predict the final token"),
     _on_prefixes("confidence", "Figure 10", "Probability of the final token in the residual stream"),
     _on_prefixes("cases", "Figure 11", "Whose token a layer's output has"),
-    _on_prefixes("last-layer", "Section 5.2", "Compositions of the last layer, for people to judge", last_layer=True),
+    _on_prefixes("last-layer", "Section 5.2", "Compositions of the last layer, for people to judge", last_layer=True,
+                 people=VERDICTS),
     _on_prefixes("contributions", "beyond the paper", "What attention, layers and memories put into the final logit"),
     _on_prefixes("vetoes", "beyond the paper", "Memories that push the residual's token down"),
 )  # fmt: skip

@@ -15,6 +15,7 @@ from memlens.corpus import CorpusSettings, corpus_fingerprint
 from memlens.errors import IndexFolderError, SettingError
 from memlens.experiments.registry import Experiment, find_experiments
 from memlens.index.build import Progress, no_progress
+from memlens.index.history import history_mark
 from memlens.index.layout import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
@@ -94,6 +95,21 @@ def is_made(
     return whole and noted == _note(index, experiment, settings)
 
 
+def is_outdated(index: Index, experiment: Experiment) -> bool:
+    """Has something that the experiment's tables were made from changed since?"""
+    noted = index.manifest.get("experiments", {}).get(experiment.name, {})
+    return bool(noted) and noted.get("from", {}) != _sources(index, experiment)
+
+
+def origin(index: Index, experiment: Experiment) -> str:
+    """Where the prefixes of an experiment's tables come from, in words; empty for one that is not on prefixes."""
+    noted = index.manifest.get("experiments", {}).get(experiment.name, {})
+    if not experiment.on_prefixes or "seed" not in noted:
+        return ""
+    text = "another corpus" if noted.get("validation") else "the scanned corpus"
+    return str(noted.get(_ORIGIN) or f"up to {noted['sample']:,} random prefixes of {text}, seed {noted['seed']}")
+
+
 def _possible(
     index: Index,
     chosen: Sequence[Experiment],
@@ -145,5 +161,12 @@ def _keep(
 
 def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
     """With the checksum of what it was made from, a table that is older than the values can be told."""
-    used = {table: index.manifest["files"][f"{table}.parquet"]["sha256"] for table in experiment.needs}
-    return {**settings, "from": used}
+    return {**settings, "from": _sources(index, experiment)}
+
+
+def _sources(index: Index, experiment: Experiment) -> dict[str, str]:
+    """Checksums of the tables that an experiment is made from, and of what people have said."""
+    files = index.manifest["files"]
+    used = {table: files[name]["sha256"] for table in experiment.needs if (name := f"{table}.parquet") in files}
+    mark = history_mark(index, experiment.people) if experiment.people else None
+    return used if mark is None else used | {experiment.people: mark}

@@ -27,7 +27,7 @@ from memlens.values.rows import Ends, IntArray, read_softmax
 
 _BLOCK_BYTES = 64 << 20  # measured: with fewer rows the product is slower, with more the block is cold when looked at
 _LEAST_ROWS, _MOST_ROWS = 128, 1024
-_TRIED = 16  # states on which sums are compared with scores
+TRIED = 16  # states on which sums are compared with scores
 _TOLERANCE = 1e-5  # of the largest score; a product in float32 is off by a tenth of that
 _MOST_WEIGHT = 4.0  # where a part is so much larger than the sum, its rounding is as well
 
@@ -48,14 +48,23 @@ class LayerTops(NamedTuple):
     final: Likelihood
 
 
+def rows_at_once(lens: Lens) -> int:
+    """How many states make one block."""
+    return min(max(_BLOCK_BYTES // (4 * lens.vocabulary), _LEAST_ROWS), _MOST_ROWS)
+
+
 class Unembedding:
     """Reads states through a lens; `rows` of them at a time."""
 
     def __init__(self, lens: Lens, pool: ThreadPoolExecutor | None = None, threads: int = 1) -> None:
         self._lens, self._pool, self._threads = lens, pool, threads
-        self.rows = min(max(_BLOCK_BYTES // (4 * lens.vocabulary), _LEAST_ROWS), _MOST_ROWS)
+        self.rows = rows_at_once(lens)
         self._constant = _constant_scores(lens)
         self._adds_up: bool | None = None  # not tried yet
+
+    def use_pool(self, pool: ThreadPoolExecutor | None) -> None:
+        """Compute on another pool from here on."""
+        self._pool = pool
 
     def top(self, states: Tensor) -> NDArray[np.int32]:
         """top(h) of states [n, d]."""
@@ -64,7 +73,7 @@ class Unembedding:
     def layer(self, r: Tensor, y: Tensor, o: Tensor, final: NDArray[np.int32], last: bool) -> LayerTops:
         """Tops of r, y and o [n, d]; in the last layer top(o) is the final token [n], which is known."""
         if self._adds_up is None:
-            self._adds_up = self._try_sums(r[:_TRIED], y[:_TRIED], o[:_TRIED])
+            self._adds_up = self._try_sums(r[:TRIED], y[:TRIED], o[:TRIED])
         parts = [self._layer_part(r[part], y[part], o[part], final[part], last) for part in self._parts(len(r))]
         residual, ffn, output = (np.concatenate([part[i] for part in parts]) for i in range(3))
         likelihood = (np.concatenate(column) for column in zip(*(part.final for part in parts), strict=True))

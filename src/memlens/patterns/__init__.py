@@ -2,21 +2,32 @@
 
 compute_patterns(index)              patterns.parquet and names.parquet
 memory_name(index, "L3N512")         one memory in one line, with what follows it and what it promotes
+memory_patterns(index, "L3N512")     its patterns, the surest first
 prefix_patterns(index, "L3N512")     which patterns each of its triggers contains
 related_memories(index, "L3N512")    memories with the same triggers, values or patterns
 
 Labels of people are in index/annotations; samples, agreement and comparison with the machine are in study here.
 """
 
-from memlens.patterns.related import duplicates, related_memories, shared_patterns
+from memlens.patterns.duplicates import duplicate_groups, duplicates
+from memlens.patterns.related import related_memories, shared_patterns
 from memlens.patterns.settings import PatternSettings
-from memlens.patterns.table import compute_patterns, memory_name, prefix_patterns
+from memlens.patterns.table import (
+    compute_patterns,
+    memory_name,
+    memory_patterns,
+    patterns_are_made,
+    prefix_patterns,
+)
 
 __all__ = [
     "PatternSettings",
     "compute_patterns",
+    "duplicate_groups",
     "duplicates",
     "memory_name",
+    "memory_patterns",
+    "patterns_are_made",
     "prefix_patterns",
     "related_memories",
     "shared_patterns",

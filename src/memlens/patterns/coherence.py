@@ -1,6 +1,5 @@
 """Do the prefixes of a memory speak of the same thing, beyond the words they share?
 
-A prefix's vector is the mean of its words' vectors (see word_vectors), each weighted by its rarity, at unit length.
 The statistic is the sum over all pairs of prefixes of their cosine without what equal words contribute to it: only
 different words that belong together count. Prefixes with few words have noisier vectors, so every pair is compared
 with pairs of random prefixes with as many words (mean and variance by size); of independent prefixes the pairs are
@@ -15,51 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from memlens.patterns.prefix_words import PrefixWords
+from memlens.compiled import compiled
+from memlens.patterns.prefix_vectors import SIZES, VectorWords, prefix_vector_, size_class
 from memlens.patterns.word_vectors import WordVectors
 
-SIZES = np.array([1, 2, 3, 5, 9, 17])  # words with a vector: a prefix is in the last class whose bound it reaches
 NULL_SETS = 20_000
 _PAIRS = 200_000
 _TAIL = 0.99
-
-
-@dataclass(frozen=True, eq=False)
-class VectorWords:
-    """The words of prefixes that have a vector, each once a prefix."""
-
-    rows: NDArray[np.int32]  # rows of WordVectors
-    is_last: NDArray[np.bool_]  # does it stand nowhere but at the end?
-    offsets: NDArray[np.int64]  # [prefixes + 1]
-
-    @classmethod
-    def of(cls, prefixes: PrefixWords, vectors: WordVectors) -> VectorWords:
-        return cls(*_vector_words(prefixes.words, prefixes.offsets, vectors.rows))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
-
-
-@njit(cache=True)
-def _vector_words(words: Any, offsets: Any, row_of: Any) -> tuple[Any, Any, Any]:
-    rows, is_last = np.empty(len(words), np.int32), np.empty(len(words), np.bool_)
-    found = np.zeros(len(offsets), np.int64)
-    count = 0
-    for prefix in range(len(offsets) - 1):
-        begin = count
-        for place in range(offsets[prefix], offsets[prefix + 1]):
-            row = row_of[words[place]]
-            is_new = row >= 0
-            for earlier in range(begin, count):
-                is_new &= rows[earlier] != row
-            if is_new:
-                rows[count], is_last[count] = row, place == offsets[prefix + 1] - 1
-                count += 1
-        found[prefix + 1] = count
-    return rows[:count].copy(), is_last[:count].copy(), found
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,43 +38,7 @@ class LeftOut:
         return cls(np.zeros(0, np.int32), np.zeros(memories + 1, np.int64), np.zeros(memories, np.uint64))
 
 
-@njit(cache=True)
-def prefix_vector_(
-    prefix: int, rows: Any, is_last: Any, offsets: Any, out: Any, drop_last: bool, vectors: Any, weights: Any,
-    vector: Any, used: Any, parts: Any,
-) -> int:  # fmt: skip
-    """Write the unit vector, its words and their coefficients; how many words it has comes back (0: no vector)."""
-    vector[:] = 0
-    count = 0
-    for place in range(offsets[prefix], offsets[prefix + 1]):
-        row = rows[place]
-        if drop_last and is_last[place]:
-            continue
-        is_out = False
-        for other in out:
-            is_out |= other == row
-        if not is_out:
-            used[count], parts[count] = row, weights[row]
-            vector += weights[row] * vectors[row]
-            count += 1
-    norm = np.sqrt((vector * vector).sum())
-    if norm < 1e-6:
-        return 0
-    vector /= norm
-    for i in range(count):
-        parts[i] /= norm
-    return count
-
-
-@njit(cache=True)
-def size_class(count: int) -> int:
-    found = 0
-    while found + 1 < len(SIZES) and count >= SIZES[found + 1]:
-        found += 1
-    return found
-
-
-@njit(cache=True)
+@compiled
 def _sums(
     sets: Any, rows: Any, is_last: Any, offsets: Any, out_words: Any, out_offsets: Any, out_last: Any,
     vectors: Any, weights: Any, means: Any, variances: Any,
@@ -209,7 +136,7 @@ class Coherence:
         return p
 
 
-@njit(cache=True)
+@compiled
 def _pair_cosines(pairs: Any, rows: Any, is_last: Any, offsets: Any, vectors: Any, weights: Any) -> tuple[Any, Any]:
     found, classes = np.empty(len(pairs)), np.empty((len(pairs), 2), np.int64)
     one, other = np.empty(vectors.shape[1], np.float32), np.empty(vectors.shape[1], np.float32)

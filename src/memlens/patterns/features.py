@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from memlens.compiled import compiled
 from memlens.patterns import shapes
 from memlens.patterns.prefix_words import PrefixWords, Words
 
@@ -91,7 +91,7 @@ def word_key(kind: int, numbers: Sequence[int]) -> int:
     return ((kind + len(numbers)) << _KIND) | body
 
 
-@njit(cache=True)
+@compiled
 def _prefix_keys_(words: Any, first: int, end: int, shapes_of_last: Any, opening: int, keys: Any, count: int) -> int:
     """Append the keys of one prefix (an n-gram as often as it occurs); the new count comes back."""
     for start in range(first, end):
@@ -114,12 +114,12 @@ def _prefix_keys_(words: Any, first: int, end: int, shapes_of_last: Any, opening
     return count
 
 
-@njit(cache=True)
+@compiled
 def _room(words: int) -> int:
     return (words + 1) * LONGEST + 16
 
 
-@njit(cache=True)
+@compiled
 def _all_keys(
     words: Any, offsets: Any, last: Any, opens: Any, numbers: Any, number_offsets: Any, opening: int
 ) -> KeyArray:
@@ -150,7 +150,7 @@ def all_keys(prefixes: PrefixWords, spelled: SpellingFeatures) -> KeyArray:
     return found
 
 
-@njit(cache=True)
+@compiled
 def _shared(
     rows: Any, least: int, words: Any, offsets: Any, last: Any, opens: Any,
     numbers: Any, number_offsets: Any, opening: int,
@@ -192,7 +192,7 @@ def _shared(
     return out_memory[:kept], out_key[:kept], out_set[:kept]
 
 
-@njit(cache=True)
+@compiled
 def _size(members: Any) -> int:
     count = 0
     while members:
@@ -201,7 +201,7 @@ def _size(members: Any) -> int:
     return count
 
 
-@njit(cache=True)
+@compiled
 def sizes(sets: Any) -> NDArray[np.int64]:
     """How many prefixes are in each set."""
     found = np.empty(len(sets), np.int64)

@@ -2,24 +2,17 @@
 
     related_memories    of one memory: how many triggers and value tokens it shares with others
     shared_patterns     patterns that several memories have ("12 memories end with 'press'")
-    duplicates          all pairs of memories whose triggers are mostly the same
 
-Duplicates are found exactly without comparing all pairs: two lists of triggers that share at least `least` must share
-one of the first (length - least + 1) when both are sorted from the rarest prefix on (prefix filtering).
-Reads tables; keeps nothing.
+Reads tables; keeps nothing. Pairs that are all but the same are found in duplicates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
-from math import ceil
 
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.patterns.trigger_rows import read_trigger_rows
 
 _TOP = 25
 _TOKENS = 10
@@ -43,16 +36,6 @@ class SharedPattern:
     kind: str
     description: str
     memories: tuple[MemoryId, ...]
-
-
-@dataclass(frozen=True)
-class Duplicate:
-    """Two memories with mostly the same triggers."""
-
-    one: MemoryId
-    other: MemoryId
-    shared: int
-    jaccard: float
 
 
 _TRIGGERS = f"""
@@ -115,37 +98,3 @@ def shared_patterns(index: Index, limit: int = 20) -> list[SharedPattern]:
         )
         for row in rows
     ]
-
-
-def duplicates(index: Index, least: float = 0.5, top: int = _TOP) -> list[Duplicate]:
-    """Pairs of memories whose sets of triggers have a Jaccard index of at least `least`, most alike first."""
-    if not 0 < least <= 1:
-        raise SettingError(f"the least Jaccard index is {least}; it lies above 0 and is at most 1")
-    triggers = read_trigger_rows(index, top)
-    names = [MemoryId(*pair) for pair in zip(triggers.layer.tolist(), triggers.memory.tolist(), strict=True)]
-    lists = [[row for row in own if row >= 0] for own in triggers.rows.tolist()]
-    sets = [set(own) for own in lists]
-    found = []
-    for one, other in sorted(set(_close_pairs(lists, least))):
-        shared = len(sets[one] & sets[other])
-        jaccard = shared / (len(sets[one]) + len(sets[other]) - shared)
-        if jaccard >= least:
-            found.append(Duplicate(names[one], names[other], shared, jaccard))
-    return sorted(found, key=lambda pair: (-pair.jaccard, pair.one, pair.other))
-
-
-def _close_pairs(lists: list[list[int]], least: float) -> Iterator[tuple[int, int]]:
-    """Pairs that may reach `least`; none that does is missing."""
-    times: dict[int, int] = {}
-    for own in lists:
-        for row in own:
-            times[row] = times.get(row, 0) + 1
-    owners: dict[int, list[int]] = {}
-    for number, own in enumerate(lists):
-        rarest = sorted(own, key=lambda row: (times[row], row))
-        # A partner of Jaccard >= least shares at least ceil(least * length) of them.
-        needed = ceil(least * len(own) - 1e-9)
-        for row in rarest[: len(own) - needed + 1]:
-            owners.setdefault(row, []).append(number)
-    for sharing in owners.values():
-        yield from combinations(sharing, 2)

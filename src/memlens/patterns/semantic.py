@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from memlens.index.build import Progress
 from memlens.patterns.choosing import Chosen
-from memlens.patterns.coherence import Coherence, LeftOut, VectorWords
+from memlens.patterns.coherence import Coherence, LeftOut
+from memlens.patterns.prefix_vectors import VectorWords
 from memlens.patterns.settings import PatternSettings
 from memlens.patterns.shallow import Texts
 from memlens.patterns.significance import q_values

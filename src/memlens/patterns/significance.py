@@ -16,8 +16,9 @@ from math import lgamma
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from memlens.compiled import compiled
 
 _UPPER = 1.645  # standard deviations of a one-sided 95% bound
 
@@ -28,7 +29,7 @@ def upper_share(counts: NDArray[Any], total: int) -> NDArray[np.float64]:
     return np.minimum((counts + 1 + _UPPER * np.sqrt(counts + 1)) / (total + 1), 1.0)
 
 
-@njit(cache=True)
+@compiled
 def _tail(k: int, t: int, f: float) -> float:
     if k <= 0 or f >= 1.0:
         return 1.0
@@ -40,7 +41,7 @@ def _tail(k: int, t: int, f: float) -> float:
     return min(total, 1.0)
 
 
-@njit(cache=True)
+@compiled
 def _tails(k: NDArray[Any], t: NDArray[Any], f: NDArray[Any]) -> NDArray[np.float64]:
     found = np.empty(len(k))
     for i in range(len(k)):

@@ -10,6 +10,7 @@ hypotheses it holds for are noted in the manifest. Knows columns and files; how 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -65,12 +66,26 @@ def compute_patterns(
     found = find_patterns(index, settings, progress)
     following = what_follows(index, found.triggers, settings.rate)
     rows = name_rows(found, following, index.vocabulary)
-    notes = {"top": settings.top, "rate": settings.rate, "seed": settings.seed, **found.notes}
+    notes = {"settings": asdict(settings), "from": _sources(index), "top": settings.top, "rate": settings.rate}
+    notes |= {"seed": settings.seed, **found.notes}
     tables = {
         "patterns": (PATTERNS_SCHEMA, _in_groups(pattern_rows(found), PATTERNS_SCHEMA)),
         "names": (NAMES_SCHEMA, _in_groups(rows, NAMES_SCHEMA)),
     }
     index.write(tables, lambda: {"patterns": notes})
+
+
+def patterns_are_made(index: Index, settings: PatternSettings) -> bool:
+    """Does the index hold these very tables, whole, and made from the values it has now?"""
+    noted = index.manifest.get("patterns", {})
+    if noted.get("settings") != asdict(settings) or noted.get("from") != _sources(index):
+        return False
+    return index.is_whole("patterns") and index.is_whole("names")
+
+
+def _sources(index: Index) -> dict[str, str]:
+    """Names say what values promote: they are made from them, where they are there."""
+    return {"values": index.manifest["files"]["values.parquet"]["sha256"]} if index.has("values") else {}
 
 
 def pattern_rows(found: Found) -> Iterator[dict[str, Any]]:
@@ -128,13 +143,17 @@ def memory_name(index: Index, memory: str | MemoryId) -> dict[str, Any] | None:
     return rows[0] if rows else None
 
 
+def memory_patterns(index: Index, memory: str | MemoryId) -> list[dict[str, Any]]:
+    """The rows of patterns.parquet of one memory, the surest first."""
+    wanted = index.check(memory)
+    query = "SELECT * FROM {patterns} WHERE layer = $1 AND memory = $2 ORDER BY confidence DESC, pattern"
+    return index.sql(query, [wanted.layer, wanted.memory])
+
+
 def prefix_patterns(index: Index, memory: str | MemoryId) -> dict[int, list[str]]:
     """Trigger rank -> descriptions of the patterns that the prefix contains, for the prefixes that contain any."""
-    wanted = index.check(memory)
-    where = "layer = $1 AND memory = $2 ORDER BY confidence DESC, pattern"
-    query = f"SELECT description, prefixes FROM {{patterns}} WHERE {where}"
     found: dict[int, list[str]] = {}
-    for row in index.sql(query, [wanted.layer, wanted.memory]):
+    for row in memory_patterns(index, memory):
         for rank in row["prefixes"]:
             found.setdefault(rank, []).append(row["description"])
     return dict(sorted(found.items()))

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.patterns.background import GROUNDED
-from memlens.patterns.coherence import SIZES, LeftOut, VectorWords, prefix_vector_, size_class
+from memlens.patterns.coherence import LeftOut
+from memlens.patterns.prefix_vectors import SIZES, VectorWords, prefix_vector_, size_class
 from memlens.patterns.word_vectors import WordVectors
 
 BAR = 1.65

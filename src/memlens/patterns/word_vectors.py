@@ -14,9 +14,9 @@ from typing import Any
 
 import duckdb
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from memlens.compiled import compiled
 from memlens.index.reader import Index
 from memlens.patterns.background import sentence_lengths
 from memlens.patterns.prefix_words import WORD, Words
@@ -143,7 +143,7 @@ def _information(cells: _Cells, rows: NDArray[np.int32], size: int) -> _Sparse:
     return _Sparse(offsets.astype(np.int64), column, values, size)
 
 
-@njit(cache=True)
+@compiled
 def _times(offsets: Any, columns: Any, values: Any, dense: Any) -> NDArray[np.float64]:
     found = np.zeros((len(offsets) - 1, dense.shape[1]))
     for row in range(len(offsets) - 1):
@@ -152,7 +152,7 @@ def _times(offsets: Any, columns: Any, values: Any, dense: Any) -> NDArray[np.fl
     return found
 
 
-@njit(cache=True)
+@compiled
 def _transposed_times(offsets: Any, columns: Any, values: Any, width: int, dense: Any) -> NDArray[np.float64]:
     found = np.zeros((width, dense.shape[1]))
     for row in range(len(offsets) - 1):

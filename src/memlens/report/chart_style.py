@@ -95,7 +95,7 @@ def page_spec(chart: Any) -> Spec:
     spec["config"] = {**spec.get("config", {}), **page_config()}
     if not {"hconcat", "vconcat", "concat", "facet", "repeat"} & spec.keys():
         spec["width"] = "container"
-        spec["height"] = {"step": ROW_HEIGHT} if _has_names_on_y(spec) else PAGE_HEIGHT
+        spec["height"] = ROW_HEIGHT * _count_names_on_y(spec) or PAGE_HEIGHT
         spec["autosize"] = {"type": "fit-x", "contains": "padding"}
     return spec
 
@@ -113,8 +113,14 @@ def export_spec(spec: Spec) -> Spec:
     return exported
 
 
-def _has_names_on_y(spec: Spec) -> bool:
-    return spec.get("encoding", {}).get("y", {}).get("type") in ("nominal", "ordinal")
+def _count_names_on_y(spec: Spec) -> int:
+    """How many rows a chart of names has; 0 for one of numbers. (A height by steps does not go with a fitted width.)"""
+    y = spec.get("encoding", {}).get("y", {})
+    if y.get("type") not in ("nominal", "ordinal"):
+        return 0
+    data = spec.get("data", {})
+    rows = data.get("values") or spec.get("datasets", {}).get(data.get("name"), ())
+    return len({row.get(y["field"]) for row in rows})
 
 
 def _steady(spec: Mapping[str, Any]) -> Spec:

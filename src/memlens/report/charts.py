@@ -22,6 +22,7 @@ _HUES = alt.Scale(domain=[YOURS, PAPER], range=[colour("yours"), colour("paper")
 _SHAPES = alt.Scale(domain=[YOURS, PAPER], range=["circle", "square"])
 _DASHES = alt.Scale(domain=[YOURS, PAPER], range=[[1, 0], [6, 4]])
 _BASELINE_DASHES = [[8, 3, 2, 3], [2, 3]]
+_EDGES = (("low", ".1%"), ("high", ".1%"))
 _SMALL, _LARGE = 46, 170  # a point, and the one under the pointer
 
 
@@ -97,7 +98,7 @@ def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, la
         y=y,
         y2="to:Q",
         color=alt.Color(f"{group}:N", scale=scale, legend=legend),
-        tooltip=_tooltip([(group, ""), ("layer", ","), ("share", ".1%"), ("count", ",")], rows),
+        tooltip=_tooltip([(group, ""), ("layer", ","), ("share", ".1%"), *_EDGES, ("count", ",")], rows),
     )
 
 

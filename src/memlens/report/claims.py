@@ -36,7 +36,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "patterns",
         "Lower layers hold shallow patterns, upper layers semantic ones",
-        "shallow in layers 1–9, semantic in 10–16",
+        "shallow in layers 0–8, semantic in 9–15",
         "patterns",
         "Figure 2",
         "Share of shallow among trigger prefixes with one kind of pattern only, lower third minus upper third; an "
@@ -49,14 +49,15 @@ CLAIMS: tuple[Claim, ...] = (
         "largest drop in all 16 layers",
         "local-edits",
         "Figure 3",
-        "Appears if in at least nine tenths of the layers the interval for the last token lies wholly below those for "
-        "the first and a random token; does not if its mean drop is the largest in fewer than half.",
+        "Mean change of the same memories without the first or a random token, less that without the last. Appears if "
+        "in at least nine tenths of the layers the 95% intervals of both differences (a bootstrap over the memories) "
+        "lie above 0; does not if the mean drop is the largest in fewer than half.",
         judgements.last_token_matters_most,
     ),
     Claim(
         "last-token-depth",
         "The last token matters less with depth",
-        "−72% in layer 1, −45 to −50% in layers 14–16",
+        "−72% in layer 0, −45 to −50% in layers 13–15",
         "local-edits",
         "Figure 3",
         "Mean change of the upper third minus that of the lower third. " + _BY_DIFFERENCE.format(least="5 points"),
@@ -65,7 +66,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "agreement",
         "Values agree with what follows their keys’ triggers more often with depth",
-        "about 0 in layers 1–10, then up to 3.5%",
+        "about 0 in layers 0–9, then up to 3.5%",
         "agreement",
         "Figure 4",
         "Share of agreeing memories, upper third minus lower third. " + _BY_DIFFERENCE.format(least="0.5 points"),
@@ -74,7 +75,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "rank",
         "The following token ranks better under the value with depth",
-        "median 9,611 in layer 1, 5,139 in layer 16",
+        "median 9,611 in layer 0, 5,139 in layer 15",
         "rank",
         "Figure 5",
         "Mean of the layers' median ranks, lower third minus upper third. Appears if the 95% interval lies above 0; "
@@ -84,10 +85,10 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "confident-values",
         "The most confident values sit in the upper layers",
-        "97 of 100 in layers 11–16",
+        "97 of 100 in layers 10–15",
         "predictive-values",
         "Table 2",
-        "Share of the most confident values in layers deeper than 0.625 (the paper's 11–16). Appears if its 95% "
+        "Share of the most confident values in layers deeper than 0.625 (10–15 of the paper's 16). Appears if its 95% "
         "interval lies above one half and above an even spread; does not if it lies below or the share is no more "
         "than even.",
         judgements.confident_values_sit_high,
@@ -98,8 +99,10 @@ CLAIMS: tuple[Claim, ...] = (
         "46 of 100",
         "predictive-values",
         "Table 2",
-        "Share of the most confident values whose top token follows at least one of their triggers. Appears if the "
-        "95% interval lies above one quarter; does not if it lies below.",
+        "Share of the most confident values whose top token follows at least one of their triggers. By chance: the "
+        "same if triggers were followed by tokens drawn at random from those after all triggers of the layer. Appears "
+        "if the 95% interval lies above one quarter and above chance; does not if it lies below either or the share "
+        "is no more than chance.",
         judgements.confident_values_predict,
     ),
     Claim(
@@ -115,7 +118,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "active-middle",
         "Fewer memories are active towards the middle of the model",
-        "49% in layer 1, 12% in layer 10",
+        "49% in layer 0, 12% in layer 9",
         "active",
         "Figure 7",
         "Quartiles averaged over thirds. Appears if the middle third's upper quartile lies below the lower third's "
@@ -138,8 +141,8 @@ CLAIMS: tuple[Claim, ...] = (
         "2.6% → 86%",
         "refinement",
         "Figure 9",
-        "Share of prefixes whose residual already has the final token on top, last layer minus first. "
-        + _BY_DIFFERENCE.format(least="10 points"),
+        "Share of prefixes whose residual already has the final token on top, last layer minus first, on the same "
+        "prefixes: the interval is a bootstrap over prefixes. " + _BY_DIFFERENCE.format(least="10 points"),
         judgements.predictions_settle,
     ),
     Claim(

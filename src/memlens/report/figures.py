@@ -12,12 +12,13 @@ from typing import Any
 
 import altair as alt
 
+from memlens.experiments.shares import wilson
 from memlens.report import charts
 from memlens.report.chart_style import Spec, page_spec
 from memlens.report.charts import PAPER, YOURS
 from memlens.report.depth import with_depth
-from memlens.report.intervals import wilson
 from memlens.report.published import LAYERS, VOCABULARY, published
+from memlens.report.text import visible
 
 Row = dict[str, Any]
 
@@ -25,7 +26,7 @@ _CONFIDENCE_TICKS = (0, 0.001, 0.01, 0.1, 0.3, 1)
 EDITS = ("first", "random", "last")
 CASES = {"residual": "c1", "composition": "c2", "agreement": "c3", "ffn": "c4", "reversal": "c5"}
 BASELINES = {"shuffled": "this model, targets shuffled", "baseline": "a random token"}  # columns of the agreement
-PATTERNS = {"shallow": "c1", "both": "c3", "semantic": "c2", "not covered": "c5"}
+PATTERNS = {"shallow": "c1", "both": "c3", "semantic": "c2", "not_covered": "c5"}
 
 
 @dataclass(frozen=True)
@@ -142,16 +143,25 @@ def draw_cases(rows: list[Row], model: Model) -> list[Panel]:
 
 
 def draw_patterns(rows: list[Row], model: Model) -> list[Panel]:
+    return [
+        _pattern_panel("patterns", rows, YOURS, model.layers),
+        _pattern_panel("patterns-paper", published("patterns"), PAPER, LAYERS),
+    ]
+
+
+def draw_people(rows: list[Row], model: Model) -> list[Panel]:
+    """One panel a person."""
     panels = []
-    for name, whose, own, layers in (
-        ("patterns", YOURS, rows, model.layers),
-        ("patterns-paper", PAPER, published("patterns"), LAYERS),
-    ):
-        chart = charts.stacked(_stack(own, PATTERNS, "pattern", layers), "pattern", PATTERNS, whose, layers)
-        panels.append(
-            _panel(name, chart, f"Kinds of pattern among the trigger prefixes of {whose}, by depth", own, "", "")
-        )
+    for number, person in enumerate(dict.fromkeys(row["annotator"] for row in rows)):
+        own = [row for row in rows if row["annotator"] == person]
+        panels.append(_pattern_panel(f"patterns-people-{number}", own, visible(person), model.layers))
     return panels
+
+
+def _pattern_panel(name: str, rows: list[Row], whose: str, layers: int) -> Panel:
+    hues = {kind.replace("_", " "): hue for kind, hue in PATTERNS.items()}
+    chart = charts.stacked(_stack(rows, PATTERNS, "pattern", layers), "pattern", hues, whose, layers)
+    return _panel(name, chart, f"Kinds of pattern among the trigger prefixes, by {whose}, by depth", rows, "", "")
 
 
 def draw_predictive(rows: list[Row], model: Model) -> list[Panel]:
@@ -186,6 +196,7 @@ def draw_bins(rows: list[Row], model: Model) -> list[Panel]:
 
 DRAWERS: dict[str, Drawer] = {
     "patterns": draw_patterns,
+    "patterns-people": draw_people,
     "local-edits": draw_edits,
     "agreement": draw_agreement,
     "rank": draw_rank,
@@ -254,7 +265,8 @@ def _stack(rows: list[Row], names: Collection[str], group: str, layers: int) -> 
         total, below = sum(row[name] for name in names), 0.0
         for name in names:
             share = row[name] / total if total else 0.0
-            place = {"depth": row["depth"], "layer": row["layer"], group: name, "from": below, "to": below + share}
-            stacked.append(place | {"share": share, "count": row[name]})
+            place = {"depth": row["depth"], "layer": row["layer"], "from": below, "to": below + share}
+            known = {edge: row[f"{name}_{edge}"] for edge in ("low", "high") if row.get(f"{name}_{edge}") is not None}
+            stacked.append({**place, group: name.replace("_", " "), "share": share, "count": row[name], **known})
             below += share
     return stacked

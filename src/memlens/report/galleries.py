@@ -6,20 +6,22 @@ is None, and the page names the command that makes it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memlens.index.annotations import KINDS
 from memlens.index.reader import Index
 from memlens.index.trigger_list import trigger_of
+from memlens.index.verdicts import CHOICES
 from memlens.memory import MemoryId, Trigger
 from memlens.report.tables import Row, Tables
 from memlens.report.text import head, tail, token, visible
 
 SHOWN = 24
-_TRIGGERS, _TOKENS, _PER_LAYER, _DEAD_NAMES = 4, 8, 3, 12
+_TRIGGERS, _TOKENS, _DEAD_NAMES = 4, 8, 12
 _CHANGES, _PUSHERS = 12, 3
 _BEFORE, _AFTER = 110, 24
-_PATTERN_TRIGGERS = 25  # the paper's number of prefixes a memory
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Change:
     after: str
     cosine: float | None
     memories: list[str]  # that pushed most
+    verdicts: str = ""  # how many people call the words related or distant
 
 
 @dataclass(frozen=True)
@@ -86,14 +89,13 @@ def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
         return None
     rows = [row for row in rows if row["precision"]]
     rows = sorted(rows, key=lambda row: (-row["precision"], -row["max_p"], row["layer"], row["memory"]))[:SHOWN]
-    promoted, triggers_of = _promoted(index, rows), _triggers(index, rows)
+    promoted, triggers = _promoted(index, rows), triggers_of(index, _names(rows))
     cards = []
     for row in rows:
         name = MemoryId(row["layer"], row["memory"])
         # triggers that the value predicts first, so that a card shows what its precision means
-        predicted = [trigger for trigger in triggers_of[name] if trigger.next_token == row["token"]]
-        triggers = predicted + [trigger for trigger in triggers_of[name] if trigger.next_token != row["token"]]
-        examples = [_example(index, trigger, row["token"]) for trigger in triggers[:_TRIGGERS]]
+        ordered = sorted(triggers[name], key=lambda trigger: trigger.next_token != row["token"])
+        examples = [example_of(index, trigger, row["token"]) for trigger in ordered[:_TRIGGERS]]
         cards.append(
             ValueCard(
                 str(name),
@@ -108,9 +110,8 @@ def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
     return cards
 
 
-def _triggers(index: Index, rows: list[Row]) -> dict[MemoryId, list[Trigger]]:
+def triggers_of(index: Index, names: Sequence[MemoryId]) -> dict[MemoryId, list[Trigger]]:
     """The top triggers of several memories, best first, in one look at each table."""
-    names = [MemoryId(row["layer"], row["memory"]) for row in rows]
     found: dict[MemoryId, list[Trigger]] = {name: [] for name in names}
     if not names:
         return found
@@ -123,6 +124,10 @@ def _triggers(index: Index, rows: list[Row]) -> dict[MemoryId, list[Trigger]]:
     for row in triggers:
         found[MemoryId(row["layer"], row["memory"])].append(trigger_of(row, sentences[row["sentence"]]))
     return found
+
+
+def _names(rows: list[Row]) -> list[MemoryId]:
+    return [MemoryId(row["layer"], row["memory"]) for row in rows]
 
 
 def _promoted(index: Index, rows: list[Row]) -> dict[tuple[int, int], list[tuple[str, float]]]:
@@ -154,36 +159,22 @@ def last_layer_changes(tables: Tables) -> list[Change]:
             token(row["output_text"]),
             row["cosine"],
             [str(MemoryId(row["layer"], memory)) for memory in (row["memories"] or [])[:_PUSHERS]],
+            ", ".join(f"{row[choice]} {choice}" for choice in CHOICES if row.get(choice)),
         )
         for row in table.slice(0, _CHANGES).to_pylist()
     ]
 
 
 def clearest_patterns(index: Index) -> list[PatternCard] | None:
-    """The patterns of highest confidence, one a memory and few a layer, by depth."""
+    """The surest pattern of each kind, layer by layer, no pattern twice; of some layers where there are many."""
     if not index.has("patterns"):
         return None
-    rows = index.sql(
-        f"""
-        WITH best AS (
-            SELECT * FROM {{patterns}}
-            QUALIFY row_number() OVER (
-                PARTITION BY layer, memory ORDER BY confidence DESC NULLS LAST, len(prefixes) DESC, pattern
-            ) = 1
-        ), few AS (
-            SELECT * FROM best
-            QUALIFY row_number() OVER (
-                PARTITION BY layer ORDER BY confidence DESC NULLS LAST, len(prefixes) DESC, memory
-            ) <= {_PER_LAYER}
-        )
-        SELECT * FROM few ORDER BY confidence DESC NULLS LAST, len(prefixes) DESC, layer, memory LIMIT {SHOWN}
-        """
-    )
-    cards, triggers_of = [], _triggers(index, rows)
-    for row in sorted(rows, key=lambda row: (row["layer"], row["memory"])):
+    rows = _chosen_patterns(index)
+    cards, triggers = [], triggers_of(index, _names(rows))
+    for row in rows:
         name = MemoryId(row["layer"], row["memory"])
         ranks = set(row["prefixes"] or ())
-        examples = [_example(index, trigger, None) for trigger in triggers_of[name] if trigger.rank in ranks]
+        examples = [example_of(index, trigger, None) for trigger in triggers[name] if trigger.rank in ranks]
         cards.append(
             PatternCard(
                 str(name),
@@ -198,32 +189,30 @@ def clearest_patterns(index: Index) -> list[PatternCard] | None:
     return cards
 
 
-def pattern_shares(index: Index) -> list[Row] | None:
-    """By layer, which kinds of pattern the strongest trigger prefixes contain (the paper's Figure 2)."""
-    if not index.has("patterns"):
-        return None
-    noted = index.manifest.get("patterns")
-    top = int(noted.get("top", _PATTERN_TRIGGERS)) if isinstance(noted, dict) else _PATTERN_TRIGGERS
-    return index.sql(
-        """
-        WITH listed AS (SELECT layer, memory, kind, unnest(prefixes) AS rank FROM {patterns}),
-        kinds AS (
-            SELECT layer, memory, rank, bool_or(kind = 'shallow') AS shallow, bool_or(kind = 'semantic') AS semantic
-            FROM listed GROUP BY ALL
-        )
-        SELECT t.layer,
-            count(*) AS prefixes,
-            count(DISTINCT CASE WHEN k.rank IS NOT NULL THEN t.memory END) AS patterned_memories,
-            count(*) FILTER (k.shallow AND NOT k.semantic) AS shallow,
-            count(*) FILTER (k.semantic AND NOT k.shallow) AS semantic,
-            count(*) FILTER (k.shallow AND k.semantic) AS "both",
-            count(*) FILTER (k.rank IS NULL OR NOT (k.shallow OR k.semantic)) AS "not covered"
-        FROM {triggers} t LEFT JOIN kinds k USING (layer, memory, rank)
-        WHERE t."end" = 'top' AND t.rank < $1
-        GROUP BY t.layer ORDER BY t.layer
+def _chosen_patterns(index: Index) -> list[Row]:
+    """Rows by layer, shallow before semantic. Among equally sure ones that which random prefixes have least."""
+    columns = index.sql("SELECT * FROM {patterns} LIMIT 1")
+    rarity = "share, " if columns and "share" in columns[0] else ""
+    most = SHOWN // len(KINDS)
+    layers = [index.layers[round(place * (len(index.layers) - 1) / (most - 1))] for place in range(most)]
+    candidates = index.sql(
+        f"""
+        SELECT * FROM {{patterns}} WHERE layer IN (SELECT unnest($1::INTEGER[]))
+        QUALIFY row_number() OVER (
+            PARTITION BY layer, kind, pattern
+            ORDER BY confidence DESC NULLS LAST, {rarity} len(prefixes) DESC, memory
+        ) = 1
+        ORDER BY layer, kind DESC, confidence DESC NULLS LAST, {rarity} len(prefixes) DESC, memory
         """,
-        [top],
+        [sorted(set(layers))],
     )
+    chosen: dict[tuple[int, str], Row] = {}
+    for row in candidates:
+        used = {(own["pattern"], own["kind"]) for own in chosen.values()}
+        place = (row["layer"], row["kind"])
+        if place not in chosen and (row["pattern"], row["kind"]) not in used:
+            chosen[place] = row
+    return list(chosen.values())
 
 
 def dead_memories(index: Index) -> list[DeadLayer]:
@@ -246,7 +235,7 @@ def dead_memories(index: Index) -> list[DeadLayer]:
     ]
 
 
-def _example(index: Index, trigger: Trigger, promoted: int | None) -> Example:
+def example_of(index: Index, trigger: Trigger, promoted: int | None) -> Example:
     following: Any = trigger.next_token
     shown = "" if following is None else index.vocabulary[following]
     # An unknown token has a name that is not in the text; then the text itself is shown.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from memlens.experiments.shares import share_difference, wilson
 from memlens.report.depth import depth
 from memlens.report.evidence import (
     ABSENT,
@@ -22,7 +23,7 @@ from memlens.report.evidence import (
     points,
     span,
 )
-from memlens.report.intervals import difference_of, mean_of, share_difference, wilson
+from memlens.report.intervals import difference_of, mean_of
 
 Row = dict[str, Any]
 
@@ -37,10 +38,16 @@ def last_token_matters_most(evidence: Evidence) -> Finding:
     whole = [edits for edits in by_layer.values() if {"first", "last", "random"} <= edits.keys()]
     if not whole:
         return _NOT_MEASURED
-    apart = sum(edits["last"]["high"] < min(edits["first"]["low"], edits["random"]["low"]) for edits in whole)
+    apart = sum(all(_is_above(edits[edit], edits["last"]) for edit in ("first", "random")) for edits in whole)
     lowest = sum(edits["last"]["change"] < min(edits["first"]["change"], edits["random"]["change"]) for edits in whole)
     verdict = APPEARS if apart >= 0.9 * len(whole) else ABSENT if lowest < 0.5 * len(whole) else UNCLEAR
-    return Finding(f"largest drop in {lowest} of {len(whole)} layers", f"intervals apart in {apart}", verdict)
+    return Finding(f"largest drop in {lowest} of {len(whole)} layers", f"beyond doubt in {apart}", verdict)
+
+
+def _is_above(edit: Row, last: Row) -> bool:
+    """Is the change surely less of a drop, for the same memories? Without that difference: are the intervals apart?"""
+    paired = edit.get("beside_last_low")
+    return bool(last["high"] < edit["low"] if paired is None else paired > 0)
 
 
 def last_token_matters_less_with_depth(evidence: Evidence) -> Finding:
@@ -88,7 +95,7 @@ def rank_improves(evidence: Evidence) -> Finding:
     )
 
 
-_CONFIDENT_FROM = 0.625  # the paper's layers 11 to 16 are those deeper than this
+_CONFIDENT_FROM = 0.625  # layers 10 to 15 of the paper's 16 are those deeper than this
 
 
 def confident_values_sit_high(evidence: Evidence) -> Finding:
@@ -110,8 +117,12 @@ def confident_values_predict(evidence: Evidence) -> Finding:
         return _NOT_MEASURED
     agree = sum(bool(row.get("agrees", (row["precision"] or 0) > 0)) for row in rows)
     low, high = wilson(agree, len(rows))
-    verdict = APPEARS if low > 0.25 else ABSENT if high < 0.25 else UNCLEAR
-    return Finding(f"{agree} of {len(rows)}", span(low, high), verdict)
+    known = all(row.get("chance") is not None for row in rows)  # the paper does not say what chance gives
+    chance = sum(row["chance"] for row in rows) / len(rows) if known else 0.0
+    bar = max(0.25, chance)
+    verdict = APPEARS if low > bar else ABSENT if high < bar or agree / len(rows) <= chance else UNCLEAR
+    by_chance = f" (by chance: {chance * len(rows):.1f})" if known else ""
+    return Finding(f"{agree} of {len(rows)}{by_chance}", span(low, high), verdict)
 
 
 def few_memories_are_active(evidence: Evidence) -> Finding:
@@ -161,7 +172,9 @@ def predictions_settle(evidence: Evidence) -> Finding:
     if ends is None:
         return _NOT_MEASURED
     first, last = ends
-    low, high = share_difference(last["match"], last["prefixes"], first["match"], first["prefixes"])
+    low, high = last.get("gain_low"), last.get("gain_high")  # of the same prefixes, from the first layer on
+    if low is None or high is None:
+        low, high = share_difference(last["match"], last["prefixes"], first["match"], first["prefixes"])
     yours = f"{percent(first['match'] / first['prefixes'])} → {percent(last['match'] / last['prefixes'])}"
     return Finding(yours, points(low, high), judge_difference(low, high, least=0.1))
 

@@ -15,6 +15,7 @@ from memlens.index.files import explain_os_errors, replacing
 from memlens.index.reader import Index
 from memlens.report.assets import assets_folder, write_chart, write_csv
 from memlens.report.bundle import vega_bundle
+from memlens.report.duplicates import same_triggers, same_values
 from memlens.report.galleries import clearest_patterns, dead_memories, last_layer_changes, predictive_values
 from memlens.report.page import Report, dead_panels, judge, render
 from memlens.report.published import published
@@ -52,6 +53,7 @@ def gather(index: Index) -> Report:
         predictive_values(index, tables),
         clearest_patterns(index),
         last_layer_changes(tables),
+        {"triggers": same_triggers(index), "values": same_values(index)},
         dead,
         dead_panels(dead, tables),
     )

@@ -20,6 +20,7 @@ from memlens.index.reader import Index
 from memlens.report.chart_style import css_variables
 from memlens.report.claims import CLAIMS, Claim, judge_all
 from memlens.report.depth import FORMULA
+from memlens.report.duplicates import ALIKE_TOKENS, ALIKE_TRIGGERS, DuplicateGallery
 from memlens.report.evidence import ABSENT, APPEARS, UNCLEAR, Evidence, Finding
 from memlens.report.figures import Model, Panel, draw_dead
 from memlens.report.galleries import Change, DeadLayer, PatternCard, ValueCard
@@ -42,6 +43,7 @@ class Report:
     values: list[ValueCard] | None
     patterns: list[PatternCard] | None
     changes: list[Change]
+    duplicates: dict[str, DuplicateGallery | None]  # by what they share
     dead: list[DeadLayer]
     dead_panels: list[Panel]
 
@@ -89,6 +91,7 @@ def render(report: Report, bundle: str) -> str:
             parts=list(dict.fromkeys(section.topic.part for section in report.sections)),
             passes=report.tables.passes(),
             prefix_part=LAYERS,
+            alike={"triggers": ALIKE_TRIGGERS, "values": ALIKE_TOKENS},
             formula=FORMULA,
             version=__version__,
             css=css_variables() + _resource("report.css"),

@@ -18,7 +18,7 @@ PREFIXES = 4000
 
 Row = dict[str, Any]
 
-PATTERN_KINDS = {"shallow": "shallow", "shallow+semantic": "both", "semantic": "semantic", "not-covered": "not covered"}
+PATTERN_KINDS = {"shallow": "shallow", "shallow+semantic": "both", "semantic": "semantic", "not-covered": "not_covered"}
 
 
 @cache

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.last_layer import summarize_verdicts
+from memlens.experiments.registry import Experiment
 from memlens.experiments.running import STOP_WORDS
 from memlens.report.figures import DRAWERS, Model, Panel, own_panel
-from memlens.report.galleries import pattern_shares
 from memlens.report.published import published
 from memlens.report.tables import Row, Tables
 from memlens.report.text import number, token
@@ -45,7 +45,8 @@ class Section:
     data: pa.Table | None = None
     facts: list[tuple[str, str]] = field(default_factory=list)  # how the numbers were made
     command: str = ""
-    is_stale: bool = False  # made from values that have been replaced since
+    is_stale: bool = False  # made from something that has changed since
+    note: str = ""  # what a reader must know beside the lead
 
 
 def make_sections(tables: Tables) -> list[Section]:
@@ -60,8 +61,8 @@ def make_sections(tables: Tables) -> list[Section]:
 
 
 def _section(topic: Topic, tables: Tables) -> Section:
-    data = _data(topic.name, tables)
-    if data is None:
+    data = tables.table(topic.name)
+    if data is None or (topic.by_people and not data.num_rows):
         return Section(topic, is_present=False)
     rows: list[Row] = data.to_pylist()
     shown = [_shown("this model", rows, data.column_names, tables.index.vocabulary)]
@@ -77,14 +78,20 @@ def _section(topic: Topic, tables: Tables) -> Section:
         _facts(topic, data, rows, tables),
         _command(topic, tables.notes(topic.name)),
         tables.is_stale(topic.name),
+        _note(topic.name, rows, tables),
     )
 
 
-def _data(name: str, tables: Tables) -> pa.Table | None:
-    if name == "patterns":
-        shares = pattern_shares(tables.index)
-        return None if shares is None else pa.Table.from_pylist(shares)
-    return tables.table(name)
+def _note(name: str, rows: list[Row], tables: Tables) -> str:
+    """At which rate of false discoveries patterns were found; how people judge the last layer's changes."""
+    noted = tables.index.manifest.get("patterns", {})
+    if name == "patterns" and "rate" in noted:
+        tested = f" over the {noted['hypotheses']:,} hypotheses of the whole model" if noted.get("hypotheses") else ""
+        return (
+            f"Of all patterns that are reported, at most {100 * noted['rate']:.2g}% are expected to be chance{tested}."
+        )
+    summary = summarize_verdicts(rows) if name == "last-layer" else None
+    return f"Here {summary}." if summary else ""
 
 
 def _panels(name: str, data: pa.Table, rows: list[Row], tables: Tables) -> list[Panel]:
@@ -93,16 +100,14 @@ def _panels(name: str, data: pa.Table, rows: list[Row], tables: Tables) -> list[
     model = Model(tables.layers, tables.vocabulary)
     if name in DRAWERS:
         return DRAWERS[name](rows, model)
-    chart = _own_chart(name)
+    chart = _own_chart(name, tables)
     return [own_panel(name, chart(data))] if chart else []
 
 
-def _own_chart(name: str) -> Any:
+def _own_chart(name: str, tables: Tables) -> Any:
     """The chart that the experiment of that table draws itself; None for a table of none."""
-    for experiment in EXPERIMENTS.values():
-        if name == experiment.name or name in (f"{experiment.name}-{part}" for part in experiment.also):
-            return next(chart for table, _, chart in experiment.tables() if table == name)
-    return None
+    owner = tables.owner(name)
+    return next(chart for table, _, chart in owner.tables() if table == name) if owner else None
 
 
 def _shown(caption: str, rows: list[Row], columns: list[str], vocabulary: list[str] | None) -> ShownTable:
@@ -129,10 +134,13 @@ def _facts(topic: Topic, data: pa.Table, rows: list[Row], tables: Tables) -> lis
     if origin:
         facts.append(("sample", origin))
     elif "sample" in noted:
-        facts.append(("sample", _sample(topic.name, noted["sample"])))
+        facts.append(("sample", _sample(tables.owner(topic.name), noted["sample"])))
     if "seed" in noted:
         facts.append(("seed", number(noted["seed"])))
-    file = "patterns" if topic.name == "patterns" else f"experiments/{topic.name}"
+    note = _note(topic.name, rows, tables)
+    if note:
+        facts.append(("false discoveries" if topic.name == "patterns" else "verdicts", note))
+    file = f"experiments/{topic.name}"
     facts.append(("table", f"{file}.parquet"))
     checksum = tables.checksum(file)
     if checksum:
@@ -148,6 +156,5 @@ def _command(topic: Topic, noted: dict[str, Any]) -> str:
     return " ".join([topic.made_by, *options])
 
 
-def _sample(name: str, size: int | None) -> str:
-    experiment = EXPERIMENTS.get(name.removesuffix("-bins"))
+def _sample(experiment: Experiment | None, size: int | None) -> str:
     return " ".join(["all" if size is None else number(size), experiment.sample_of if experiment else ""]).strip()

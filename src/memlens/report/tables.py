@@ -12,7 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from memlens.errors import IndexFolderError
-from memlens.experiments.registry import EXPERIMENTS as REGISTRY
+from memlens.experiments import EXPERIMENTS as REGISTRY
+from memlens.experiments import Experiment, is_outdated, origin
 from memlens.index.layout import EXPERIMENTS
 from memlens.index.reader import Index
 
@@ -24,6 +25,7 @@ _ON_PREFIXES = tuple(name for name, experiment in REGISTRY.items() if experiment
 _WORKING = {"prefixes", "prefix-layers"}  # what other tables are read from
 
 COLUMNS: dict[str, tuple[str, ...]] = {
+    "patterns": ("layer", "prefixes", "patterned_memories", "shallow", "semantic", "both", "not_covered"),
     "local-edits": ("layer", "edit", "change", "low", "high"),
     "agreement": ("layer", "memories", "agree", "rate", "low", "high", "baseline"),
     "rank": _QUARTILES,
@@ -61,17 +63,16 @@ class Tables:
 
     def notes(self, name: str) -> dict[str, Any]:
         """What the manifest says about how a table was made; empty where it says nothing."""
-        noted = self.index.manifest.get("experiments", {})
-        owners = [owner for owner in noted if name == owner or name.startswith(f"{owner}-")]
-        return dict(noted[max(owners, key=len)]) if owners else {}
+        owner = self.owner(name)
+        return dict(self.index.manifest.get("experiments", {}).get(owner.name, {})) if owner else {}
+
+    def owner(self, name: str) -> Experiment | None:
+        """The experiment that makes a table; None for a table that no experiment of this version makes."""
+        return next((one for one in REGISTRY.values() if name in one.table_names), None)
 
     def origin(self, name: str) -> str:
         """Where the prefixes of a table of section 5 come from, in words; empty for other tables."""
-        noted = self.notes(name)
-        if name not in _ON_PREFIXES or "seed" not in noted:
-            return ""
-        text = "another corpus" if noted.get("validation") else "the scanned corpus"
-        return str(noted.get("origin") or f"up to {noted['sample']:,} random prefixes of {text}, seed {noted['seed']}")
+        return origin(self.index, REGISTRY[name]) if name in REGISTRY else ""
 
     def passes(self) -> list[tuple[str, list[str]]]:
         """The passes over prefixes that tables of section 5 come from, in words, and the tables of each."""
@@ -84,9 +85,9 @@ class Tables:
         return [(f"{self.origin(names[0])}, stop words {settings[-1]}", names) for settings, names in found.items()]
 
     def is_stale(self, name: str) -> bool:
-        """Was the table made from values that have been replaced since?"""
-        used = self.notes(name).get("from", {})
-        return any(self.checksum(table) != checksum for table, checksum in used.items())
+        """Has something that the table was made from changed since?"""
+        owner = self.owner(name)
+        return owner is not None and is_outdated(self.index, owner)
 
     def checksum(self, table: str) -> str | None:
         """SHA-256 of a table's file (`experiments/agreement`, `patterns`), as the manifest has it."""

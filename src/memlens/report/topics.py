@@ -21,6 +21,7 @@ class Topic:
     lead: str  # what to look for
     how: str  # the definition
     command: str = ""  # what makes the table, if not `memlens experiment`
+    by_people: bool = False  # empty until people have done something
 
     @property
     def made_by(self) -> str:
@@ -37,8 +38,20 @@ TOPICS: tuple[Topic, ...] = (
         "A pattern is something that at least three of a memory’s strongest trigger prefixes have in common: shallow "
         "if it is a recurring wording, semantic if it is a recurring subject. A prefix counts as shallow, semantic, "
         "both or not covered, by the patterns it contains. The paper’s people labelled ten memories a layer; memlens "
-        "finds patterns by machine, for every memory, so the two are alike in kind but not in procedure.",
-        "memlens patterns INDEX",
+        "finds patterns by machine, for every memory, so the two are alike in kind but not in procedure. Intervals: "
+        "bootstrap over memories, since the prefixes of one memory belong together. Which patterns are believed is "
+        "decided once for the whole model (Benjamini and Hochberg).",
+    ),
+    Topic(
+        "patterns-people",
+        KEYS,
+        "What kind of pattern do people see?",
+        "Figure 2",
+        "The same shares from the labels of people who have finished, each on their own.",
+        "People describe patterns of sampled memories, each in at least three prefixes, shallow or semantic, and tick "
+        "the prefixes; nobody sees another’s labels before finishing. Intervals: bootstrap over the person’s memories.",
+        "memlens annotate INDEX sample",
+        by_people=True,
     ),
     Topic(
         "local-edits",
@@ -49,7 +62,8 @@ TOPICS: tuple[Topic, ...] = (
         "For a random choice of memories in each layer, the first, the last or a random token of each top trigger "
         "prefix is removed and the model is run again. The change is (m′ − m) / m, with m′ the coefficient at the new "
         "last position; it is averaged over a memory’s prefixes, then over memories. BOS is never removed, and a "
-        "prefix of one token is left out. Intervals: bootstrap over memories.",
+        "prefix of one token is left out. Intervals: bootstrap over memories; beside_last is the change less that of "
+        "the last token, of the same memories.",
     ),
     Topic(
         "agreement",
@@ -77,9 +91,11 @@ TOPICS: tuple[Topic, ...] = (
         KEYS,
         "Where are the most confident values?",
         "Table 2",
-        "The hundred values with the highest max p, by layer. In the paper 97 of them lie in layers 11 to 16.",
+        "The hundred values with the highest max p, by layer. In the paper 97 of them lie in layers 10 to 15.",
         "Values are ordered by max p(v). Precision is the share of a memory’s top triggers whose next token is the "
-        "token that its value promotes most; a value agrees if that is so for at least one.",
+        "token that its value promotes most; a value agrees if that is so for at least one. Chance is how likely it "
+        "would agree if its triggers were followed by tokens drawn at random from those that follow all triggers of "
+        "its layer, its own among them: 1 − (1 − f)ⁿ for n triggers and a share f of the value’s top token.",
     ),
     Topic(
         "predictive-values-bins",
@@ -109,8 +125,8 @@ TOPICS: tuple[Topic, ...] = (
         "The higher, the more often a layer’s prediction is a mixture that no single memory of it would make.",
         "The share of sampled prefixes for which the top token of the layer’s output y differs from the top token of "
         "the value of every memory in the layer. The table also counts against the active memories alone. The paper’s "
-        "bars are whole numbers over 4,096 although its text says 4,000 prefixes. Intervals: Wilson, or the table’s "
-        "own.",
+        "bars are whole numbers over 4,096 although its text says 4,000 prefixes. Intervals: bootstrap over "
+        "prefixes, and Wilson’s where the share is 0 or 1.",
     ),
     Topic(
         "refinement",
@@ -121,7 +137,8 @@ TOPICS: tuple[Topic, ...] = (
         "layer.",
         "The share of sampled prefixes for which the top token of the residual r before a layer’s feed-forward block "
         "is the token that the model finally predicts. States are read through the final norm and the output "
-        "embedding. Intervals: Wilson, or the table’s own.",
+        "embedding. Intervals: bootstrap over prefixes, and Wilson’s where the share is 0 or 1; gain is the share less "
+        "that of the first layer, on the same prefixes.",
     ),
     Topic(
         "confidence",
@@ -150,8 +167,9 @@ TOPICS: tuple[Topic, ...] = (
         "Random prefixes whose prediction the last layer turns into one that neither side had. People judged 66 of "
         "the paper’s 100 changes to lead to a distant word, 34 to a related one.",
         "A random sample of last-layer compositions: the token on top of the residual before the last feed-forward "
-        "block, the token on top after it, the cosine of both in the output embedding, and the memories that pushed "
-        "the change.",
+        "block, the token on top after it, the cosine of both in the output embedding as a hint, the memories that "
+        "pushed the change, and how many people call the two words related or distant (memlens annotate INDEX "
+        "verdicts).",
     ),
     Topic(
         "contributions",
