@@ -16,7 +16,7 @@ from memlens.errors import MemlensError, ModelError
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
-from memlens.trace import trace
+from memlens.trace import ValueChange, trace, trying
 from memlens.values import compute_values
 
 PROMPT = "The river runs to the sea"
@@ -164,6 +164,36 @@ def test_after_a_thousand_traces_the_model_has_the_hooks_it_had() -> None:
     assert hooks_of(model) == before
 
 
+def test_interventions_and_attributions_that_fail_midway_leave_no_hooks(model: MemoryModel) -> None:
+    last = model.network.transformer.h[2]
+    own, calls = last.forward, 0
+
+    def fail_at_times(*arguments: object, **named: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls % 2 == 0:
+            raise RuntimeError("out of memory, say")
+        return own(*arguments, **named)
+
+    last.forward = fail_at_times
+    before, failed = hooks_of(model), 0
+    tries: list[Callable[[], object]] = [
+        lambda: memlens.intervene(model, "The", "L1N3=4", top=1),
+        lambda: memlens.generate(model, "The", 3, "L1N3=4"),
+        lambda: memlens.silence_each(model, "The", ["L1N3", "L0N0"]),
+        lambda: memlens.integrate(model, "The", layers=[1], steps=2),
+        lambda: memlens.side_effects(model, [], "The"),
+    ]
+    for number in range(40):
+        try:
+            tries[number % 5]()
+        except RuntimeError:
+            failed += 1
+    assert failed >= 30 and hooks_of(model) == before == 0
+    last.forward = own
+    assert memlens.intervene(model, "The", "L1N3=x1").kl == 0
+
+
 def test_a_trace_is_json_and_html_that_escapes_what_it_shows(model: MemoryModel) -> None:
     found = trace(model, "<b>The river", top=3)
     content = json.loads(json.dumps(found.to_json(), allow_nan=False))
@@ -222,6 +252,20 @@ def test_an_index_of_another_shape_of_model_is_refused(indexed: tuple[memlens.In
     other = memlens.load(tiny_model("bloom"), tokenizer=tiny_tokenizer())
     with pytest.raises(ModelError, match="is not an index of"):
         trace(other, PROMPT, index=indexed[0])
+
+
+def test_an_index_of_another_model_of_the_same_shape_is_refused(indexed: tuple[memlens.Index, MemoryModel]) -> None:
+    other = memlens.load(tiny_model("llama", seed=1), tokenizer=tiny_tokenizer())
+    with pytest.raises(ModelError, match="its values are others"):
+        trace(other, PROMPT, index=indexed[0])
+    with pytest.raises(ModelError, match="family llama, not gpt2"):
+        trace(memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer()), PROMPT, index=indexed[0])
+    index, model = indexed
+    change = ValueChange.towards(model, "L0N0", 9, 50.0)
+    with trying(model, change):  # a model of which a few values are changed is still its model
+        assert trace(model, PROMPT, index=index).memories
+    coarse = memlens.load(tiny_model("llama").to(torch.bfloat16), tokenizer=tiny_tokenizer())
+    assert trace(coarse, PROMPT, index=index).memories
 
 
 def test_the_paper_kind_of_model_can_be_traced() -> None:

@@ -47,6 +47,24 @@ def test_integrated_effects_of_a_layer_add_up_to_silencing_it(name: str, family:
             assert total == pytest.approx(silenced.before.token.p - silenced.after.token.p, abs=1e-4)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "olmo2", "gemma3_text"])
+@pytest.mark.parametrize("positions", [None, (-1,)])
+def test_what_integration_misses_is_reported(name: str, family: Family, positions: tuple[int, ...] | None) -> None:
+    model = family(name)
+    found = integrate(model, PROMPT, positions=positions, steps=5)
+    assert list(found.gaps) == [0, 1, 2]
+    for layer, gap in found.gaps.items():
+        silenced = intervene(model, PROMPT, Edit(layer=layer, positions=positions))
+        total = sum(effect for memory, effect in found.effects.items() if memory.layer == layer)
+        assert gap == pytest.approx(total - (silenced.before.token.p - silenced.after.token.p), abs=1e-6)
+    assert abs(found.gap) == max(abs(gap) for gap in found.gaps.values())
+    if name == "gemma2":
+        assert abs(found.gap) > 1e-4  # behind a post-norm a few steps miss a lot
+    shown = f"gap {found.gap:+.2g}"
+    assert shown in repr(found) and "largest gap" in found._repr_html_()
+    assert found.to_json()["gaps"] == {str(layer): gap for layer, gap in found.gaps.items()}
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "phi"])
 def test_integrated_effects_rank_memories_as_exact_ones_do(name: str, family: Family) -> None:
     model = family(name)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.cells import cell_len
 
 import memlens
 from memlens.cli import main
@@ -69,7 +70,7 @@ def test_edits_show_before_and_after_and_both_continuations(run: Run, folder: Pa
     assert code == 0 and err == ""
     model, intervention = memlens.load(folder / "model"), Intervention.parse("L1N3=4", "L2=x-3")
     compared = intervene(model, PROMPT, intervention)
-    assert "L1N3=4, L2=x-3" in out and "before" in out and "after" in out and "KL" in out
+    assert "with  L1N3=4  L2=x-3\n" in out and "before" in out and "after" in out and "KL" in out
     code, out, _ = run(folder / "model", PROMPT, *edits, "--json", "--top", 10)
     content = json.loads(out)
     assert content["kl"] == pytest.approx(compared.kl) and content["after"]["logit"] == compared.after.logit
@@ -95,6 +96,48 @@ def test_an_intervention_is_saved_and_replayed(run: Run, folder: Path, tmp_path:
     assert code == 2 and out == "" and "fingerprint differs" in err
 
 
+def test_what_json_prints_of_an_intervention_is_a_document_to_replay(run: Run, folder: Path, tmp_path: Path) -> None:
+    edits = ["--set", "L1N3=4", "--set", "L2=x-3", "--set", "L0N7=0", "--at", 0, "--at", -1]
+    code, first, _ = run(folder / "model", PROMPT, *edits, "--json", "--top", 4)
+    document = json.loads(first)["intervention"]
+    assert code == 0 and document["model"]["fingerprint"] == memlens.load(folder / "model").fingerprint()
+    for number, content in enumerate([document, document | {"model": None}]):
+        file = tmp_path / f"edits{number}.json"
+        file.write_text(json.dumps(content))
+        code, again, _ = run(folder / "model", PROMPT, "--file", file, "--json", "--top", 4)
+        assert code == 0 and again == first
+    code, again, _ = run(folder / "model", PROMPT, "--file", file, "--save", tmp_path / "copy.json", "--json")
+    assert code == 0 and json.loads((tmp_path / "copy.json").read_text()) == document
+    code, out, err = run(folder / "other", PROMPT, "--file", tmp_path / "copy.json", "--json")
+    assert code == 2 and out == "" and "fingerprint differs" in err
+
+
+def test_what_the_library_gives_as_json_is_a_document_as_well(run: Run, folder: Path, tmp_path: Path) -> None:
+    compared = intervene(folder / "model", PROMPT, ["L1N3=4", "L2=x-3"], top=4)
+    (tmp_path / "edits.json").write_text(json.dumps(compared.to_json()["intervention"]))
+    code, out, _ = run(folder / "model", PROMPT, "--file", tmp_path / "edits.json", "--json", "--top", 4)
+    assert code == 0 and json.loads(out)["after"] == json.loads(json.dumps(compared.after.to_json()))
+
+
+def test_the_words_of_a_word_model_stand_apart(run: Run) -> None:
+    fixture = Path(__file__).parents[1] / "golden" / "fixture"
+    code, out, _ = run(fixture, "the city of", "--position", 1)
+    assert code == 0 and out.startswith("the city   position 1")
+    assert "score of '" in out and "its band's class" in out and "logit" not in out
+
+
+def test_an_index_made_in_another_precision_says_so(run: Run, folder: Path) -> None:
+    code, out, err = run(folder / "index", PROMPT, "--dtype", "bfloat16")
+    assert code == 2 and out == "" and "was made with the model in float32, not bfloat16" in err
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_picture_fits_the_terminal(run: Run, folder: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run(folder / "index", "The river runs to the sea", "--set", "L1N3=4", "--generate", 20)
+    assert code == 0 and max(map(cell_len, out.splitlines())) <= columns
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -111,6 +154,13 @@ def test_an_intervention_is_saved_and_replayed(run: Run, folder: Path, tmp_path:
         ([PROMPT, "--top", "0"], "1 or more"),
         ([PROMPT, "--generate", "90"], "and 90 more"),
         ([PROMPT, "--file", "none.json"], "cannot be read"),
+        ([PROMPT, "--generate", "2", "--temperature", "1", "--seed", "-1"], "the seed is -1"),
+        ([PROMPT, "--generate", "2", "--temperature", "1", "--seed", str(10**30)], "the seed is 1000"),
+        ([PROMPT, "--generate", "2", "--temperature", "-1"], "the temperature is -1"),
+        ([PROMPT, "--generate", "2", "--temperature", "nan"], "the temperature is nan"),
+        ([PROMPT, "--top", "100000"], "at most 1000"),
+        ([PROMPT, "--set", "L0N1=0", "--at", "9" * 30], "is not in the prompt"),
+        ([PROMPT, "--set", "L" + "9" * 5000 + "=0"], "not a memory's name"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(run: Run, folder: Path, arguments: list[str], words: str) -> None:

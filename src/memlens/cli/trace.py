@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,11 +72,15 @@ def trace(
     intervention = _intervention(sets or [], at, file)
     if save is not None and intervention is None:
         raise SettingError(f"there is nothing to save in {save}; say what to change with --set")
-    loaded, index = _open(model, where, {"device": device} | ({} if dtype is None else {"dtype": dtype}))
+    from memlens.trace.opening import open_model
+
+    loaded, index = open_model(model, where=where, device=device, dtype=dtype)
+    if intervention is not None and (as_json or save is not None or file is not None):
+        intervention = intervention.meant_for(loaded)  # what is printed can be replayed, just as what is saved
     result = _look(loaded, index, prompt, intervention, position=position, token=token, top=top)
     texts = _continue(loaded, prompt, generate, intervention, temperature, seed)
     if save is not None and intervention is not None:
-        intervention.save(save, loaded)
+        intervention.save(save)
         screen.note(f"saved the intervention in {save}")
     if as_json:
         screen.json(result.to_json() | {"continuation": [text.to_json() for text in texts]})
@@ -84,7 +89,7 @@ def trace(
 
     print_trace(screen, result if intervention is None else result.before, top)
     if intervention is not None:
-        print_comparison(screen, result, top)
+        print_comparison(screen, result)
     print_continuations(screen, texts)
 
 
@@ -102,23 +107,6 @@ def _intervention(sets: list[str], at: list[int] | None, file: Path | None) -> I
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
 
-def _open(name: str, where: str | None, options: dict[str, Any]) -> tuple[MemoryModel, Index | None]:
-    """The model, and the index if one was named."""
-    from memlens.index.layout import MANIFEST, PARTIAL
-
-    folder = Path(name)
-    if (folder / MANIFEST).is_file() or (folder / PARTIAL).is_dir():
-        from memlens.index.reader import Index
-
-        index = Index(folder)
-        return index.load_model(where, **options), index
-    if where is not None:
-        raise SettingError(f"--model says where an index's model is, but {name} is not an index; leave it out")
-    from memlens.models import load
-
-    return load(name, **options), None
-
-
 def _look(
     model: MemoryModel, index: Index | None, prompt: str, intervention: Intervention | None, **options: Any
 ) -> Any:
@@ -127,8 +115,9 @@ def _look(
 
     if intervention is None:
         return trace(model, prompt, index=index, **options)
-    compared: Comparison = intervene(model, prompt, intervention, index=index, **options)
-    return compared
+    # that it is meant for this model was looked at once, and need not be at every step
+    compared: Comparison = intervene(model, prompt, intervention.for_any(), index=index, **options)
+    return replace(compared, intervention=intervention)
 
 
 def _continue(
@@ -139,5 +128,5 @@ def _continue(
 
     if not count:
         return []
-    variants = [None] if intervention is None else [None, intervention]
+    variants = [None] if intervention is None else [None, intervention.for_any()]
     return [generate(model, prompt, count, edits, temperature=temperature, seed=seed) for edits in variants]

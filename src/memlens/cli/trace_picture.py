@@ -1,6 +1,6 @@
 """A trace on a terminal: layers down, tokens across, then the parts of the logit and the memories that mattered most.
 
-This module draws what a trace found; it knows no model.
+This module draws what a trace found; it knows no model. How much fits is trace_layout's matter.
 """
 
 from __future__ import annotations
@@ -13,138 +13,148 @@ from rich.text import Text
 
 from memlens.cli.screen import Screen
 from memlens.cli.text import cut_left, cut_right, number, visible
+from memlens.cli.trace_layout import Room, fitted, flowing
 
 if TYPE_CHECKING:
     from memlens.trace import Comparison, Continuation, LayerTrace, Trace, TracedMemory
     from memlens.trace.result import Token, TokenShare
 
-_TOKEN_WIDTH, _PROMPT_WIDTH, _MEMORIES = 12, 60, 10
+_TOKEN_WIDTH, _LEAST_PROMPT, _MEMORIES = 12, 20, 10
 _CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
 
 
 def print_trace(screen: Screen, trace: Trace, top: int) -> None:
     _print_header(screen, trace)
     screen.result()
-    screen.result(_layer_table(trace, top))
+    screen.result(_layer_table(screen, trace, top))
     screen.result()
-    screen.result(_parts(trace))
+    _print_parts(screen, trace)
     screen.result()
-    screen.result(_memory_table(trace.memories[: max(top, _MEMORIES)], top))
+    screen.result(_memory_table(screen, trace.memories[: max(top, _MEMORIES)], top))
 
 
-def print_comparison(screen: Screen, compared: Comparison, top: int) -> None:
+def print_comparison(screen: Screen, compared: Comparison) -> None:
     """What the edits changed, in sum, token by token and layer by layer."""
     before, after = compared.before, compared.after
     screen.result()
-    edits = ", ".join(_edit(edit.target, edit.coefficient, edit.factor) for edit in compared.intervention.edits)
-    line = Text.assemble(("with ", "dim"), (visible(edits), "bold"), f"   KL {number(compared.kl)}")
-    line.append(f"   logit of {_quoted(before.token)} {number(before.logit)} → {number(after.logit)}")
-    line.append(f"   p {number(before.token.p)} → {number(after.token.p)}")
-    screen.result(line)
+    edits = [Text(visible(str(edit)), "bold") for edit in compared.intervention.edits]
+    _print_flowing(screen, [Text("with", "dim"), *edits], gap="  ")
+    changes = [
+        Text.assemble(("KL ", "dim"), number(compared.kl)),
+        Text.assemble((f"{before.logit_name} of ", "dim"), _quoted(before.token), _change(before.logit, after.logit)),
+        Text.assemble(("p", "dim"), _change(before.token.p, after.token.p)),
+    ]
+    _print_flowing(screen, changes)
     screen.result()
-    table = _table("", "before", "after")
-    for rank, (left, right) in enumerate(zip(before.layers[-1].output, after.layers[-1].output, strict=True)):
-        table.add_row(Text(f"{rank + 1}", "dim"), _share(left), _share(right))
-    screen.result(table)
+    pairs = list(zip(before.layers[-1].output, after.layers[-1].output, strict=True))
+    tokens = [[Text(str(at), "dim"), _share(left), _share(right)] for at, (left, right) in enumerate(pairs, start=1)]
+    screen.result(fitted(("", "before", "after"), lambda _: tokens, 1, screen.out.width))
     screen.result()
-    table = _table("layer", "output before", "output after", "case before", "case after")
-    for left_layer, right_layer in zip(before.layers, after.layers, strict=True):
-        table.add_row(
-            Text(str(left_layer.layer)),
-            _shares(left_layer.output[:1]),
-            _shares(right_layer.output[:1]),
-            _case(left_layer),
-            _case(right_layer),
-        )
-    screen.result(table)
+    layers = [
+        [Text(str(left.layer)), _share(left.output[0]), _share(right.output[0]), _case(left), _case(right)]
+        for left, right in zip(before.layers, after.layers, strict=True)
+    ]
+    heads = ("layer", "output before", "output after", "case before", "case after")
+    screen.result(fitted(heads, lambda _: layers, 1, screen.out.width))
 
 
 def print_continuations(screen: Screen, texts: Sequence[Continuation]) -> None:
     if not texts:
         return
     screen.result()
-    for label, text in zip(("goes on", "edited "), texts, strict=False):
-        line = Text.assemble((f"{label}  ", "dim"), visible(text.prompt), (visible(text.text), "bold"))
-        screen.result(line)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in zip(("goes on", "edited"), texts, strict=False):
+        table.add_row(Text(label, "dim"), Text.assemble(visible(text.prompt), (visible(text.text), "bold")))
+    screen.result(table)
 
 
 def _print_header(screen: Screen, trace: Trace) -> None:
-    prefix = "".join(token.text for token in trace.prefix)
-    shown = cut_left(visible(prefix), _PROMPT_WIDTH)
-    screen.result(Text.assemble((shown, "bold"), f"   position {trace.position}   {visible(trace.model)}"))
-    line = Text.assemble(("predicts ", "dim"), _share(trace.prediction), ("   settled in layer ", "dim"))
-    line.append(str(trace.settled))
+    place = f"   position {trace.position}   {visible(trace.model)}"
+    room = max(screen.out.width - Text(place).cell_len, _LEAST_PROMPT)
+    _print_flowing(screen, [Text.assemble((cut_left(visible(trace.text), room), "bold"), place)])
+    pieces = [
+        Text.assemble(("predicts ", "dim"), _share(trace.prediction)),
+        Text.assemble(("settled in layer ", "dim"), str(trace.settled)),
+    ]
     if trace.token.id != trace.prediction.id:
-        line.append_text(Text.assemble(("   traced ", "dim"), _share(trace.token), f"   rank {trace.rank}"))
-    screen.result(line)
+        pieces.append(Text.assemble(("traced ", "dim"), _share(trace.token), f" rank {trace.rank}"))
+    _print_flowing(screen, pieces)
 
 
-def _layer_table(trace: Trace, top: int) -> Table:
-    table = _table("layer", "residual", "ffn", "output", "case", "memories")
-    for layer in trace.layers:
-        name = Text(str(layer.layer), "bold" if layer.layer == trace.settled else "")
-        table.add_row(
-            name,
-            _shares(layer.residual[:1]),
-            _shares(layer.ffn[:1]),
-            _shares(layer.output[:top]),
-            _case(layer),
-            Text("  ".join(f"{one.memory}{one.effect:+.2f}" for one in layer.by_effect[:top])),
-        )
-    return table
+def _layer_table(screen: Screen, trace: Trace, top: int) -> Table:
+    def rows(room: Room) -> list[list[Text]]:
+        return [
+            [
+                Text(str(layer.layer), "bold" if layer.layer == trace.settled else ""),
+                _share(layer.residual[0], room.token),
+                _share(layer.ffn[0], room.token),
+                Text("  ").join(_share(share, room.token) for share in layer.output[: room.tokens]),
+                _case(layer),
+                Text("  ".join(f"{one.memory}{one.effect:+.2f}" for one in layer.by_effect[: room.memories])),
+            ]
+            for layer in trace.layers
+        ]
+
+    return fitted(("layer", "residual", "ffn", "output", "case", "memories"), rows, top, screen.out.width)
 
 
-def _memory_table(memories: Iterable[TracedMemory], top: int) -> Table:
-    table = _table("memory", "m", "effect", "promotes", "demotes", "known as")
-    for one in memories:
-        known = "; ".join(one.patterns) or ("" if one.trigger is None else f"… {one.trigger}")
-        table.add_row(
-            Text(str(one.memory), "bold"),
-            Text(number(one.coefficient)),
-            Text(f"{one.effect:+.3f}"),
-            _tokens(one.promotes[:top]),
-            _tokens(one.demotes[:top]),
-            Text(cut_left(visible(known), 40), "dim"),
-        )
-    return table
+def _memory_table(screen: Screen, memories: Sequence[TracedMemory], top: int) -> Table:
+    def rows(room: Room) -> list[list[Text]]:
+        return [
+            [
+                Text(str(one.memory), "bold"),
+                Text(number(one.coefficient)),
+                Text(f"{one.effect:+.3f}"),
+                _tokens(one.promotes[: room.tokens], room.token),
+                _tokens(one.demotes[: room.tokens], room.token),
+                *([Text(cut_left(visible(_known(one)), room.known), "dim")] if is_known else []),
+            ]
+            for one in memories
+        ]
+
+    is_known = any(_known(one) for one in memories)
+    heads = ("memory", "m", "effect", "promotes", "demotes", *(["known as"] if is_known else []))
+    return fitted(heads, rows, top, screen.out.width)
 
 
-def _parts(trace: Trace) -> Text:
-    line = Text.assemble(("logit of ", "dim"), _quoted(trace.token), f" {number(trace.logit)}", (" = ", "dim"))
-    parts = [f"{name} {value:+.3f}" for name, value in trace.parts.items() if value != 0]
-    line.append("  ".join(parts))
-    return line
+def _known(memory: TracedMemory) -> str:
+    return "; ".join(memory.patterns) or ("" if memory.trigger is None else f"… {memory.trigger}")
 
 
-def _table(*heads: str) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for head in heads:
-        table.add_column(Text(head))
-    return table
+def _print_parts(screen: Screen, trace: Trace) -> None:
+    whole = Text.assemble(
+        (f"{trace.logit_name} of ", "dim"), _quoted(trace.token), f" {number(trace.logit)}", (" =", "dim")
+    )
+    parts = [Text(f"{name} {value:+.3f}") for name, value in trace.parts.items() if value != 0]
+    _print_flowing(screen, [whole, *parts], gap="  ")
+    if not trace.is_plain_logit:
+        words = f"({trace.logit_name}: {trace.logit_is})".split()
+        _print_flowing(screen, [Text(word, "dim") for word in words], gap=" ")
 
 
-def _edit(target: str, coefficient: float | None, factor: float | None) -> str:
-    if factor is not None:
-        return f"{target}=x{factor:g}"
-    return f"{target}={0 if coefficient is None else coefficient:g}"
+def _print_flowing(screen: Screen, pieces: Sequence[Text], gap: str = "   ") -> None:
+    for line in flowing(pieces, screen.out.width, gap=gap):
+        screen.result(line)
+
+
+def _change(before: float, after: float) -> str:
+    return f" {number(before)} → {number(after)}"
 
 
 def _case(layer: LayerTrace) -> Text:
     return Text(layer.case, _CASE_STYLES.get(layer.case, ""))
 
 
-def _shares(shares: Iterable[TokenShare]) -> Text:
-    return Text("  ").join(_share(share) for share in shares)
+def _share(share: TokenShare, width: int = _TOKEN_WIDTH) -> Text:
+    return Text.assemble(_quoted(share, width), (f" {share.p:.2f}", "dim"))
 
 
-def _share(share: TokenShare) -> Text:
-    return Text.assemble(_quoted(share), (f" {share.p:.2f}", "dim"))
+def _tokens(tokens: Iterable[Token], width: int) -> Text:
+    return Text(" ".join(_quoted(token, width) for token in tokens))
 
 
-def _tokens(tokens: Iterable[Token]) -> Text:
-    return Text(" ".join(_quoted(token) for token in tokens))
-
-
-def _quoted(token: Token) -> str:
+def _quoted(token: Token, width: int = _TOKEN_WIDTH) -> str:
     """A token with its own spaces seen."""
-    return f"'{cut_right(visible(token.text), _TOKEN_WIDTH)}'"
+    return f"'{cut_right(visible(token.text), width)}'"

@@ -3,7 +3,8 @@
 The last state is a sum of parts, and the final norm would be linear if its scale did not depend on the state. So the
 scale is frozen at the very state that is read: then the logit is the sum over all parts of part . direction, plus a
 constant that no part can change. A post-norm between memories and stream is frozen in the same way. The sum is the
-model's own logit before soft-capping; of an adaptive softmax, the word's score before it is normalised.
+model's own logit before soft-capping; of an adaptive softmax, the word's score and that of its band's class, before
+they are normalised: the lens says what its logit is.
 A logit means something only beside the others, so a direction can also be taken relative to the vocabulary's mean.
 This module knows a model and what was recorded of a pass; where the positions come from it does not know.
 """
@@ -38,23 +39,27 @@ class Account:
 
 
 class Accounting:
-    """The algebra for one model; holds its output embedding, which some models make anew whenever it is asked for."""
+    """The algebra for one model; keeps its output embedding once it was needed, which some models make anew."""
 
     def __init__(self, model: MemoryModel) -> None:
         self._model = model
         self._lens: Lens = model.lens
-        self._embedding = model.lens.embedding  # [vocabulary, d]
+
+    @cached_property
+    def _embedding(self) -> Tensor:
+        return self._lens.embedding  # [vocabulary, d]
 
     @cached_property
     def _mean(self) -> Tensor:
-        return self._embedding.mean(0)  # [d]
+        every = torch.arange(self._lens.vocabulary, device=self._model.device)
+        return self._lens.logit_rows(every).mean(0)  # [d]
 
     def direction(self, tokens: Tensor, states: Tensor, relative: bool = False) -> Tensor:
         """[n, d]: part . direction is what a part of a state [n, d] adds to the logit of its token [n].
 
         relative: to the logit less the mean of all logits, which no common shift of them can change.
         """
-        rows = self._embedding[tokens]
+        rows = self._lens.logit_rows(tokens)
         if relative:
             rows = rows - self._mean
         norm = self._lens.final_norm
@@ -62,7 +67,7 @@ class Accounting:
 
     def constant(self, tokens: Tensor, relative: bool = False) -> Tensor:
         """[n]: what is in the logit of each token whatever the state is."""
-        rows = self._embedding[tokens]
+        rows = self._lens.logit_rows(tokens)
         if relative:
             rows = rows - self._mean
         constant = rows.new_zeros(len(rows))

@@ -101,6 +101,18 @@ class AdaptiveLens(Lens):
             return at_least_float32(self._output.table())
 
     @property
+    def logit_is(self) -> str:
+        return "the word's score with the score of its band's class, before both are normalised"
+
+    def logit_rows(self, tokens: Tensor) -> Tensor:
+        """[n, d]: times a state, log p of each word [n] but for the normalisers of the head and of the word's band.
+
+        With the class's row in it, for without it the share within the band could rise while p falls.
+        """
+        with torch.no_grad():
+            return at_least_float32(self._output.rows(tokens))
+
+    @property
     def bias(self) -> None:
         return None
 

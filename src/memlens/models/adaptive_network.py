@@ -128,12 +128,26 @@ class AdaptiveSoftmax(nn.Module):
             within = at_least_float32((states @ projection) @ words.T)  # [rows, words of the band]
             # the class's log-probability joins the normaliser, so that the band is gone over once
             shift = within.logsumexp(-1, keepdim=True) - scores[:, self.ends[0] + band, None]
-            torch.sub(within, shift, out=result[:, start:end])
+            if within.requires_grad:  # what is written into its place by hand cannot be differentiated
+                result[:, start:end] = within - shift
+            else:
+                torch.sub(within, shift, out=result[:, start:end])
             start = end
 
     def table(self) -> Tensor:
         """Each word's own direction, [vocabulary, d]: its score is state @ direction before it is normalised."""
         return torch.cat([self.words, *(tail.words @ tail.projection.T for tail in self._each_tail())])
+
+    def rows(self, words: Tensor) -> Tensor:
+        """[n, d] for words [n]: each word's own direction, and for a rarer word the row of its band's class added."""
+        rows = self.words.new_empty(len(words), self.words.shape[1])
+        is_head = words < self.ends[0]
+        rows[is_head] = self.words[words[is_head]]
+        for band, tail in enumerate(self._each_tail()):
+            start, end = self.ends[band : band + 2]
+            where = (words >= start) & (words < end)
+            rows[where] = tail.words[words[where] - start] @ tail.projection.T + self.classes[band]
+        return rows
 
     def _each_tail(self) -> Iterator[Tail]:
         for tail in self.tails:

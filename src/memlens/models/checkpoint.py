@@ -6,10 +6,11 @@ No remote code, no pickles: weights come from safetensors, or from a .bin by tor
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlens.errors import MemlensError, ModelError, ModelNotFound, UnsupportedModel
+from memlens.errors import MemlensError, ModelError, ModelNotFound, SettingError, UnsupportedModel
 from memlens.models.families import Config
 from memlens.models.hugging_face import HuggingFaceModel
 from memlens.models.quiet import quiet_transformers
@@ -19,23 +20,33 @@ from memlens.models.tokenizer import Tokenizer
 if TYPE_CHECKING:
     import torch
 
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "spiece.model", "vocab.txt")
 
 
 def load_folder(
-    folder: Path, tokenizer: Tokenizer | None, device: torch.device, dtype: torch.dtype, *, name: str, source: str
+    folder: Path,
+    tokenizer: Tokenizer | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    device_map: Any = None,
+    *,
+    name: str,
+    source: str,
 ) -> HuggingFaceModel:
     """The checkpoint of a local folder."""
     _check_config_file(folder)
     if tokenizer is None and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise ModelError(f"{folder} holds no tokenizer (such as tokenizer.json); add it or pass tokenizer=")
-    return _load(str(folder), tokenizer, device, dtype, name=name, source=source)
+    return _load(str(folder), tokenizer, device, dtype, device_map, name=name, source=source)
 
 
-def load_hub(name: str, tokenizer: Tokenizer | None, device: torch.device, dtype: torch.dtype) -> HuggingFaceModel:
+def load_hub(
+    name: str, tokenizer: Tokenizer | None, device: torch.device, dtype: torch.dtype, device_map: Any = None
+) -> HuggingFaceModel:
     """The checkpoint of a Hub id, from the cache where it is there already."""
     _find_on_hub(name)
-    return _load(name, tokenizer, device, dtype, name=name, source=name)
+    return _load(name, tokenizer, device, dtype, device_map, name=name, source=name)
 
 
 def read_tokenizer(place: str, **options: Any) -> Tokenizer:
@@ -52,12 +63,33 @@ def read_tokenizer(place: str, **options: Any) -> Tokenizer:
 
 
 def _load(
-    place: str, tokenizer: Tokenizer | None, device: torch.device, dtype: torch.dtype, *, name: str, source: str
+    place: str,
+    tokenizer: Tokenizer | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    device_map: Any,
+    *,
+    name: str,
+    source: str,
 ) -> HuggingFaceModel:
     config = read_config(place, name)
     family_of(config, name)
-    network = read_network(place, name, dtype, config=config).to(device)
+    if device_map is None:
+        network = read_network(place, name, dtype, config=config).to(device)
+    else:
+        network = read_network(place, name, dtype, config=config, device_map=_checked_map(device_map))
     return HuggingFaceModel(network, tokenizer or read_tokenizer(place), name=name, source=source)
+
+
+def _checked_map(device_map: Any) -> Any:
+    """Refuse what transformers would stumble over, and say what is missing."""
+    if isinstance(device_map, str) and device_map not in DEVICE_MAPS:
+        raise SettingError(f"--device-map is '{device_map}'; choose one of: {', '.join(DEVICE_MAPS)}")
+    try:
+        import_module("accelerate")
+    except ModuleNotFoundError as error:
+        raise SettingError('--device-map needs the package accelerate: pip install "memlens[gguf]"') from error
+    return device_map
 
 
 def read_config(place: str, name: str, **options: Any) -> Config:

@@ -40,8 +40,7 @@ class HuggingFaceModel(MemoryModel):
         family = family_of(self.config, name)
         _refuse_unreadable_weights(network, name)
         network.eval()
-        blocks: Any = _part(network, family.blocks, name)
-        layers = [_feed_forward(family, self.config, layer, block, name) for layer, block in enumerate(blocks)]
+        layers = feed_forwards(network, family, self.config, name)
         if not layers:
             raise UnsupportedModel(f"{name} has no layers, so it has no memories")
         final_norm = _optional_part(network, family.final_norm)
@@ -100,6 +99,12 @@ class HuggingFaceModel(MemoryModel):
             raise ModelError(
                 f"{self.name}: BOS is token {self.tokenizer.bos} but the model has only {rows}; use its own tokenizer"
             )
+
+
+def feed_forwards(network: Any, family: Family, config: Config, name: str) -> list[FeedForward]:
+    """The feed-forward block of every layer."""
+    blocks: Any = _part(network, family.blocks, name)
+    return [_feed_forward(family, config, layer, block, name) for layer, block in enumerate(blocks)]
 
 
 def _feed_forward(family: Family, config: Config, layer: int, block: nn.Module, name: str) -> FeedForward:

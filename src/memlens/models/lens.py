@@ -50,6 +50,15 @@ class Lens:
         return at_least_float32(self._output_weight)
 
     @property
+    def logit_is(self) -> str:
+        """What is called a logit here, in words for people."""
+        return "the model's own logit" + ("" if self.soft_cap is None else " before it is soft-capped")
+
+    def logit_rows(self, tokens: Tensor) -> Tensor:
+        """[n, d]: times a state behind the final norm, the logit of each token [n], but for the bias."""
+        return at_least_float32(self._output_weight[tokens])
+
+    @property
     def bias(self) -> Tensor | None:
         """The output embedding's bias, [vocabulary]; None where there is none."""
         bias: Tensor | None = getattr(self._output, "bias", None)

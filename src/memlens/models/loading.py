@@ -28,6 +28,7 @@ def load(
     tokenizer: Any = None,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "float32",
+    device_map: Any = None,
     prove: bool = True,
 ) -> MemoryModel:
     """A language model as memories, proven to be what it is taken for.
@@ -35,12 +36,14 @@ def load(
     `model`: a Hub id, a local folder, a .gguf file, "bundled", or a loaded transformers causal LM. A loaded one stays
     on its device and in its dtype, is put into evaluation mode, and needs `tokenizer` to work with text. Elsewhere
     `tokenizer` (a tokenizer, or the name of one) replaces the checkpoint's own. A MemoryModel comes back as it is.
+    `device_map` ("auto", "balanced", ...) spreads the layers of a checkpoint over devices, as transformers takes it;
+    `device` then does not count.
     """
     if isinstance(model, MemoryModel):
         return model
     if isinstance(model, (str, os.PathLike)):
         is_path = isinstance(model, os.PathLike) or _looks_like_a_path(model)
-        loaded = _load_named(os.fspath(model), is_path, tokenizer, _device(device), _dtype(dtype))
+        loaded = _load_named(os.fspath(model), is_path, tokenizer, _device(device), _dtype(dtype), device_map)
     else:
         loaded = _wrap_object(model, tokenizer)
     if prove:
@@ -57,19 +60,23 @@ def _expanded(name: str) -> Path:
         raise ModelNotFound(f"'{name}': there is no such home folder; give the whole path") from error
 
 
-def _load_named(name: str, is_path: bool, tokenizer: Any, device: torch.device, dtype: torch.dtype) -> MemoryModel:
+def _load_named(
+    name: str, is_path: bool, tokenizer: Any, device: torch.device, dtype: torch.dtype, device_map: Any
+) -> MemoryModel:
     if name == "bundled":
         if not _BUNDLED.is_dir():
             raise ModelNotFound("'bundled': this installation holds no bundled model; name a Hub id or a folder")
-        return _load_folder(_BUNDLED, tokenizer, device, dtype, name="bundled", source="bundled")
+        return _load_folder(_BUNDLED, tokenizer, device, dtype, device_map, name="bundled", source="bundled")
     path = _expanded(name)
     if path.is_dir() and name:
-        return _load_folder(path, tokenizer, device, dtype, name=path.resolve().name, source=str(path.resolve()))
+        source = str(path.resolve())
+        return _load_folder(path, tokenizer, device, dtype, device_map, name=path.resolve().name, source=source)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{name} is a file but no .gguf; name a .gguf file or a folder with config.json")
         from memlens.models.gguf_file import load_gguf
 
+        _refuse_device_map(device_map, name)
         return load_gguf(path, _named_tokenizer(tokenizer), device, dtype)
     if is_path:
         raise ModelNotFound(
@@ -77,21 +84,32 @@ def _load_named(name: str, is_path: bool, tokenizer: Any, device: torch.device, 
         )
     from memlens.models.checkpoint import load_hub
 
-    return load_hub(name, _named_tokenizer(tokenizer), device, dtype)
+    return load_hub(name, _named_tokenizer(tokenizer), device, dtype, device_map)
+
+
+def bundled_folder() -> Path:
+    """Where the bundled model lies, if this installation has it."""
+    return _BUNDLED
 
 
 def _load_folder(
-    folder: Path, tokenizer: Any, device: torch.device, dtype: torch.dtype, *, name: str, source: str
+    folder: Path, tokenizer: Any, device: torch.device, dtype: torch.dtype, device_map: Any, *, name: str, source: str
 ) -> MemoryModel:
     if (folder / "model.pt").is_file() and (folder / "dict.txt").is_file():
         from memlens.models.adaptive import load_adaptive
 
         if tokenizer is not None:
             raise SettingError(f"{name} has its own words in dict.txt; leave tokenizer= out")
+        _refuse_device_map(device_map, name)
         return load_adaptive(folder, device, dtype, name=name, source=source)
     from memlens.models.checkpoint import load_folder
 
-    return load_folder(folder, _named_tokenizer(tokenizer), device, dtype, name=name, source=source)
+    return load_folder(folder, _named_tokenizer(tokenizer), device, dtype, device_map, name=name, source=source)
+
+
+def _refuse_device_map(device_map: Any, name: str) -> None:
+    if device_map is not None:
+        raise SettingError(f"{name} cannot be spread over devices; --device-map is for safetensors checkpoints")
 
 
 def _wrap_object(network: Any, tokenizer: Any) -> MemoryModel:

@@ -1,10 +1,13 @@
 """One prompt, live: what fired, what it wrote, and what happens if it is changed. An index adds names; none is needed.
 
-    trace(model, "The capital of France is")                  what every layer did, and which memories mattered
-    intervene(model, prompt, Intervention.parse("L3N512=0"))  before and after, with memories set, scaled or silenced
-    generate(model, prompt, 20, intervention)                 how the text goes on
-    silence_each, integrate, in_common                        which memories an answer hangs on
-    ValueChange, trying, side_effects, save_changed           values themselves changed
+    trace(model, "The capital of France is")            what every layer did, and which memories mattered
+    intervene(model, prompt, "L3N512=0")                before and after, with memories set, scaled or silenced
+    generate(model, prompt, 20, "L3N512=0")             how the text goes on
+    silence_each, integrate, in_common                  which memories an answer hangs on
+    ValueChange, trying, side_effects, save_changed     values themselves changed
+
+The model is a loaded one, whatever load() takes, or an index, whose own model is loaded. The functions, and what they
+take, are names of `memlens` as well; what they give back is documented here only.
 
 Importing this package is cheap: torch comes in with the first name that is used.
 """
@@ -18,10 +21,11 @@ if TYPE_CHECKING:
     from memlens.trace.attribution import Attribution, silence_each
     from memlens.trace.common import CommonMemory, in_common
     from memlens.trace.comparison import Comparison, intervene
+    from memlens.trace.edits import Edit
     from memlens.trace.generation import Continuation, generate
     from memlens.trace.groups import promoting
     from memlens.trace.integrated import integrate
-    from memlens.trace.intervention import Edit, Intervention
+    from memlens.trace.intervention import Intervention
     from memlens.trace.result import LayerTrace, Trace, TracedMemory
     from memlens.trace.tracing import trace
     from memlens.trace.value_changes import SideEffect, ValueChange, save_changed, side_effects, trying
@@ -31,7 +35,7 @@ _HOME = {
     "CommonMemory": "common",
     "Comparison": "comparison",
     "Continuation": "generation",
-    "Edit": "intervention",
+    "Edit": "edits",
     "Intervention": "intervention",
     "LayerTrace": "result",
     "SideEffect": "value_changes",

@@ -8,7 +8,7 @@ integrated.py, of which this is the measure.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor
 from memlens.errors import ModelError, SettingError, UnknownName
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
-from memlens.trace.intervention import check_memory
-from memlens.trace.prompt import Prompt, read_prompt, read_token
+from memlens.trace.edits import as_memory, check_memory, is_whole, short
+from memlens.trace.opening import Source, open_model
+from memlens.trace.prompt import Prompt, check_count, read_prompt, read_token
 from memlens.trace.result import Token
 
 _BATCH_TOKENS = 2048
@@ -33,6 +34,12 @@ class Attribution:
     p: float  # of the token, with all memories as they are
     method: str  # "exact" or "integrated"
     effects: dict[MemoryId, float]  # p that is owed to each memory
+    gaps: dict[int, float] = field(default_factory=dict)  # of "integrated": layer -> effects less what they must sum to
+
+    @property
+    def gap(self) -> float:
+        """The largest gap of a layer, sign kept; 0 for "exact". Beside it smaller effects mean nothing."""
+        return max(self.gaps.values(), key=abs, default=0.0)
 
     def strongest(self, count: int = 10) -> list[tuple[MemoryId, float]]:
         """The memories that change the answer most, of either sign."""
@@ -41,18 +48,28 @@ class Attribution:
     def to_json(self) -> dict[str, Any]:
         effects = {str(memory): effect for memory, effect in self.strongest(len(self.effects))}
         token = {"id": self.token.id, "text": self.token.text}
-        return {"prompt": self.prompt, "token": token, "p": self.p, "method": self.method, "effects": effects}
+        gaps = {str(layer): gap for layer, gap in self.gaps.items()}
+        return {
+            "prompt": self.prompt,
+            "token": token,
+            "p": self.p,
+            "method": self.method,
+            "effects": effects,
+            "gaps": gaps,
+        }
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{memory} {effect:+.3g}" for memory, effect in self.strongest(3))
-        return f"<Attribution ({self.method}) of {self.token.text!r}, p {self.p:.3g}: {shown}, ...>"
+        return f"<Attribution ({self._how}) of {self.token.text!r}, p {self.p:.3g}: {shown}, ...>"
+
+    @property
+    def _how(self) -> str:
+        return f"{self.method}, gap {self.gap:+.2g}" if self.gaps else self.method
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from memlens.trace.html import attribution_html
 
-        rows = "".join(f"<tr><td>{memory}</td><td>{effect:+.4g}</td></tr>" for memory, effect in self.strongest())
-        caption = f"{escape(self.token.text)} after {escape(self.prompt[-60:])}: p {self.p:.3g}, {self.method}"
-        return f"<table><caption>{caption}</caption><tr><th>memory</th><th>effect on p</th></tr>{rows}</table>"
+        return attribution_html(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,21 +92,27 @@ class Question:
         position: int,
         positions: Sequence[int] | None,
     ) -> Question:
+        if positions is not None and (isinstance(positions, str) or not isinstance(positions, Iterable)):
+            raise SettingError(f"positions must be a list of whole numbers, not {short(positions)}")
         read = read_prompt(model, prompt)
         place = read.place(position)
         chosen = None if token is None else read_token(model, token)
         fed = read.fed(place)
-        places = range(fed.shape[1]) if positions is None else [read.place(at) + read.shift for at in positions]
+        at = [] if positions is None else list(positions)
+        places = range(fed.shape[1]) if positions is None else [read.place(one) + read.shift for one in at]
         rows = torch.tensor([row for row in places if row < fed.shape[1]], device=model.device, dtype=torch.int64)
         if not len(rows):
-            raise SettingError(f"positions {list(positions or ())} all lie behind position {place}; none has an effect")
+            where = "no positions are given" if not at else f"positions {at} all lie behind position {place}"
+            raise SettingError(f"{where}; none has an effect")
         p = probabilities(model, fed)[0]
         answer = int(p.argmax()) if chosen is None else chosen
         return cls(model, read, answer, fed, rows, float(p[answer]))
 
-    def attribution(self, method: str, effects: dict[MemoryId, float]) -> Attribution:
+    def attribution(
+        self, method: str, effects: dict[MemoryId, float], gaps: dict[int, float] | None = None
+    ) -> Attribution:
         token = Token(self.token, self.model.tokenizer.token_text(self.token))
-        return Attribution(self.prompt.text, token, self.p, method, effects)
+        return Attribution(self.prompt.text, token, self.p, method, effects, gaps or {})
 
 
 def probabilities(model: MemoryModel, tokens: Tensor, gradients: bool = False) -> Tensor:
@@ -103,9 +126,9 @@ def probabilities(model: MemoryModel, tokens: Tensor, gradients: bool = False) -
 
 
 def silence_each(
-    model: MemoryModel,
+    model: Source,
     prompt: str,
-    memories: Iterable[str | MemoryId] | None = None,
+    memories: str | MemoryId | Iterable[str | MemoryId] | None = None,
     *,
     layers: Sequence[int] | None = None,
     token: str | int | None = None,
@@ -115,16 +138,20 @@ def silence_each(
 ) -> Attribution:
     """The exact effect of silencing each of some memories, or each memory of some layers (None: of all).
 
+        memlens.silence_each("gpt2", "The capital of France is", layers=[9, 10]).strongest(5)
+
     `position`: where the answer is read; `positions`: where memories are silenced (None: everywhere, BOS included).
     """
-    chosen = _chosen(model, memories, layers)
-    question = Question.ask(model, prompt, token, position, positions)
+    check_count(batch_tokens, "tokens are no batch")
+    loaded, _ = open_model(model)
+    chosen = _chosen(loaded, memories, layers)
+    question = Question.ask(loaded, prompt, token, position, positions)
     a_batch = max(1, batch_tokens // question.fed.shape[1])
     effects: dict[MemoryId, float] = {}
     for first in range(0, len(chosen), a_batch):
         part = chosen[first : first + a_batch]
-        with model.edit(_each_by_itself(part, question.rows)):
-            p = probabilities(model, question.fed.expand(len(part), -1))[:, question.token]
+        with loaded.edit(_each_by_itself(part, question.rows)):
+            p = probabilities(loaded, question.fed.expand(len(part), -1))[:, question.token]
         effects.update(zip(part, (question.p - p.double()).tolist(), strict=True))
     return question.attribution("exact", effects)
 
@@ -132,6 +159,11 @@ def silence_each(
 def chosen_layers(model: MemoryModel, layers: Sequence[int] | None) -> list[int]:
     if layers is None:
         return list(range(len(model.layers)))
+    if not isinstance(layers, Iterable) or not all(is_whole(layer) for layer in layers):
+        raise SettingError(f"layers must be a list of whole numbers, not {short(layers)}")
+    layers = [int(layer) for layer in layers]
+    if not layers:
+        raise SettingError("no layers are named, so there is nothing to look at; name some, or leave it out for all")
     for layer in layers:
         if not 0 <= layer < len(model.layers):
             raise UnknownName(f"layer {layer} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")
@@ -139,14 +171,21 @@ def chosen_layers(model: MemoryModel, layers: Sequence[int] | None) -> list[int]
 
 
 def _chosen(
-    model: MemoryModel, memories: Iterable[str | MemoryId] | None, layers: Sequence[int] | None
+    model: MemoryModel,
+    memories: str | MemoryId | Iterable[str | MemoryId] | None,
+    layers: Sequence[int] | None,
 ) -> list[MemoryId]:
     if memories is None:
         own = chosen_layers(model, layers)
         return [MemoryId(layer, memory) for layer in own for memory in range(model.layers[layer].memories)]
     if layers is not None:
         raise SettingError("memories and layers are both given; name either the memories or whole layers")
-    chosen = sorted({MemoryId.parse(one) if isinstance(one, str) else one for one in memories})
+    several = [memories] if isinstance(memories, (str, MemoryId)) else memories
+    if not isinstance(several, Iterable):
+        raise SettingError(f"memories must be names like L3N512, not {short(memories)}")
+    chosen = sorted({as_memory(one) for one in several})
+    if not chosen:
+        raise SettingError("no memories are named, so none can be silenced; name some, or leave it out for all")
     for memory in chosen:
         check_memory(model, memory)
     return chosen

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from memlens.errors import SettingError
 from memlens.memory import MemoryId
 from memlens.trace.attribution import Attribution
+from memlens.trace.prompt import check_number
 
 
 @dataclass(frozen=True)
@@ -19,16 +20,23 @@ class CommonMemory:
     effect: float  # mean over all prompts
 
 
-def in_common(attributions: Sequence[Attribution], *, threshold: float = 0.2, share: float = 0.7) -> list[CommonMemory]:
+def in_common(
+    attributions: Attribution | Sequence[Attribution], *, threshold: float = 0.2, share: float = 0.7
+) -> list[CommonMemory]:
     """Memories that count in at least `share` of the prompts, those in most prompts first, then by effect.
+
+        memlens.in_common([memlens.integrate(model, prompt, token=" Paris") for prompt in paraphrases])
 
     A memory counts in a prompt if its effect there is at least `threshold` of the largest of that prompt. Only memories
     that support the answer count; a prompt in which none does has none.
     """
+    attributions = [attributions] if isinstance(attributions, Attribution) else list(attributions)
+    if not all(isinstance(one, Attribution) for one in attributions):
+        raise SettingError("what prompts have in common is found from attributions; make them with silence_each")
     if not attributions:
         raise SettingError("no attributions were given; make one for each paraphrase")
     for name, value in (("threshold", threshold), ("share", share)):
-        if not 0 < value <= 1:
+        if not 0 < check_number(value, name) <= 1:
             raise SettingError(f"{name} is {value}; it must be above 0 and at most 1")
     if len({attribution.method for attribution in attributions}) > 1:
         raise SettingError("exact and integrated attributions cannot be compared; use one method for all prompts")

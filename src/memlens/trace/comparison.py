@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from memlens.index.reader import Index
-from memlens.models import load
-from memlens.models.memory_model import MemoryModel
 from memlens.trace.applying import applied
-from memlens.trace.intervention import Intervention
-from memlens.trace.naming import check_index
+from memlens.trace.intervention import Edit, Intervention
+from memlens.trace.opening import Source, open_model
 from memlens.trace.prompt import check_top, read_prompt, read_token
 from memlens.trace.reading import divergence
 from memlens.trace.result import Trace
@@ -51,28 +50,32 @@ class Comparison:
     def _repr_html_(self) -> str:
         from memlens.trace.html import pair_html
 
-        return pair_html(self.before, self.after, self.kl)
+        return pair_html(self.before, self.after, self.kl, str(self.intervention))
 
 
 def intervene(
-    model: MemoryModel | str | os.PathLike[str],
+    model: Source,
     prompt: str,
-    intervention: Intervention,
+    intervention: Intervention | Edit | str | Iterable[Edit | str],
     position: int = -1,
     token: str | int | None = None,
     top: int = 10,
-    index: Index | None = None,
+    index: Index | str | os.PathLike[str] | None = None,
 ) -> Comparison:
-    """Trace with and without the edits. `token` None: the one that the model predicts without them."""
+    """Trace with and without the edits. `token` None: the one that the model predicts without them.
+
+        memlens.intervene("gpt2", "The capital of France is", "L5N894=0").kl
+
+    The intervention may be given as its edits, in words or not: `["L5N894=0", Edit(layer=3, factor=2.0)]`.
+    """
     check_top(top)
-    loaded = load(model)
-    if index is not None:
-        check_index(loaded, index)
+    intervention = Intervention.of(intervention)
+    loaded, opened = open_model(model, index)
     read = read_prompt(loaded, prompt)
     place = read.place(position)
     chosen = None if token is None else read_token(loaded, token)
     edits = applied(loaded, intervention, read)  # refuses what cannot be, before anything runs
-    before = trace_prompt(loaded, read, place, chosen, top, index)
+    before = trace_prompt(loaded, read, place, chosen, top, opened)
     with edits:
-        after = trace_prompt(loaded, read, place, before.trace.token.id, top, index)
+        after = trace_prompt(loaded, read, place, before.trace.token.id, top, opened)
     return Comparison(intervention, before.trace, after.trace, float(divergence(before.log_p, after.log_p)))

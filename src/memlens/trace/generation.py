@@ -6,8 +6,7 @@ of tokens is what was asked for: an end-of-text token is a token like others.
 
 from __future__ import annotations
 
-import math
-import os
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,12 +14,15 @@ from typing import Any
 import torch
 
 from memlens.errors import SettingError
-from memlens.models import load
 from memlens.models.memory_model import MemoryModel
 from memlens.trace.applying import applied
-from memlens.trace.intervention import Intervention
-from memlens.trace.prompt import Prompt, read_prompt
+from memlens.trace.edits import is_whole, short
+from memlens.trace.intervention import Edit, Intervention
+from memlens.trace.opening import Source, open_model
+from memlens.trace.prompt import Prompt, check_count, check_number, read_prompt
 from memlens.trace.reading import log_probabilities
+
+_LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -40,26 +42,31 @@ class Continuation:
 
 
 def generate(
-    model: MemoryModel | str | os.PathLike[str],
+    model: Source,
     prompt: str,
     count: int,
-    intervention: Intervention | None = None,
+    intervention: Intervention | Edit | str | Iterable[Edit | str] | None = None,
     *,
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Continuation:
-    """`count` tokens more. Temperature 0 takes the most likely token; above, tokens are drawn, by the seed alone."""
-    if count < 1:
-        raise SettingError(f"{count} tokens cannot be generated; ask for 1 or more")
-    if not math.isfinite(temperature) or temperature < 0:
+    """`count` tokens more. Temperature 0 takes the most likely token; above, tokens are drawn, by the seed alone.
+
+    memlens.generate("gpt2", "The capital of France is", 20, "L5N894=0").text
+    """
+    check_count(count, "tokens cannot be generated")
+    if check_number(temperature, "the temperature") < 0:
         raise SettingError(f"the temperature is {temperature}; it must be 0 (greedy) or more")
-    loaded = load(model)
+    if not is_whole(seed) or not 0 <= seed <= _LARGEST_SEED:
+        raise SettingError(f"the seed is {short(seed)}; it must be a whole number from 0 to {_LARGEST_SEED}")
+    edited = None if intervention is None else Intervention.of(intervention)
+    loaded, _ = open_model(model)
     read = read_prompt(loaded, prompt, room=count)
     edits: AbstractContextManager[None] = nullcontext()
-    if intervention is not None:
-        edits = applied(loaded, intervention, read)
+    if edited is not None:
+        edits = applied(loaded, edited, read)
     with edits:
-        tokens, p = _extend(loaded, read, count, temperature, torch.Generator().manual_seed(seed))
+        tokens, p = _extend(loaded, read, count, float(temperature), torch.Generator().manual_seed(int(seed)))
     return Continuation(prompt, _text(loaded, read, tokens), tuple(tokens), tuple(p))
 
 
@@ -72,7 +79,9 @@ def _extend(
         if temperature == 0:
             token = int((logs == logs.max()).nonzero()[0])  # of equals the lowest id
         else:
-            token = int(torch.multinomial(torch.softmax(logs / temperature, 0), 1, generator=random))
+            # less the highest, so that no temperature is too low: the best token's score stays 0
+            weights = torch.softmax((logs - logs.max()) / temperature, 0)
+            token = int(torch.multinomial(weights, 1, generator=random))
         chosen.append(token)
         p.append(float(logs[token].exp()))
         fed = torch.cat([fed, torch.tensor([[token]])], dim=1)

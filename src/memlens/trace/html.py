@@ -2,36 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
+from typing import TYPE_CHECKING
 
 from memlens.trace.result import LayerTrace, Token, TokenShare, Trace, TracedMemory
 
-_TOKENS, _MEMORIES = 3, 3
+if TYPE_CHECKING:
+    from memlens.trace.attribution import Attribution
+
+_TOKENS, _MEMORIES, _TEXT = 3, 3, 60
 _CODE = '<code style="white-space:pre">{}</code>'
+# a caption would be broken to the width of its table, and some of these tables are narrow
+_TABLE = (
+    '<div style="margin:0.5em 0">{}</div><table style="text-align:left;border-spacing:1em 0.2em"><tr>{}</tr>{}</table>'
+)
+_NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def trace_html(trace: Trace) -> str:
     """Layers down, tokens across, then the memories that mattered most."""
-    head = "<tr><th>layer</th><th>residual</th><th>ffn</th><th>output</th><th>case</th><th>memories</th></tr>"
     rows = "".join(_layer(layer, layer.layer == trace.settled) for layer in trace.layers)
-    parts = ", ".join(f"{name} {value:+.3f}" for name, value in trace.parts.items())
+    parts = ", ".join(f"{name} {value:+.3f}" for name, value in trace.parts.items() if value != 0)
     caption = (
-        f"{_code(trace.token)} after {_CODE.format(escape(trace.prompt[-60:]))}: p {trace.token.p:.3g}, "
-        f"logit {trace.logit:.3f} = {escape(parts)}; settled in layer {trace.settled}"
+        f"{_code(trace.token.text)} after {_prompt(trace.text)}: p {trace.token.p:.3g}, rank {trace.rank}<br>"
+        f"predicted: {_share(trace.prediction)}, settled in layer {trace.settled}<br>"
+        f"{trace.logit_name} {trace.logit:.3f} = {escape(parts)} ({escape(trace.logit_is)})"
     )
-    return f"<table><caption>{caption}</caption>{head}{rows}</table>{_memories(trace.memories[:10])}"
+    head = _head("layer", "residual", "ffn", "output", "case", "memories")
+    return _TABLE.format(caption, head, rows) + _memories(trace.memories[:10], trace.logit_name)
 
 
-def pair_html(before: Trace, after: Trace, kl: float) -> str:
+def pair_html(before: Trace, after: Trace, kl: float, edits: str) -> str:
     """The top tokens before and after an intervention."""
     shares = zip(before.layers[-1].output, after.layers[-1].output, strict=True)
     rows = "".join(f"<tr><td>{_share(left)}</td><td>{_share(right)}</td></tr>" for left, right in shares)
     caption = (
-        f"{_code(before.token)}: p {before.token.p:.3g} → {after.token.p:.3g}, "
-        f"logit {before.logit:.3f} → {after.logit:.3f}, KL {kl:.4g}"
+        f"{_code(before.token.text)} after {_prompt(before.text)}, with {escape(edits)}<br>"
+        f"p {before.token.p:.3g} → {after.token.p:.3g}, "
+        f"{before.logit_name} {before.logit:.3f} → {after.logit:.3f}, KL {kl:.4g}"
     )
-    return f"<table><caption>{caption}</caption><tr><th>before</th><th>after</th></tr>{rows}</table>"
+    return _TABLE.format(caption, _head("before", "after"), rows)
+
+
+def attribution_html(found: Attribution) -> str:
+    """The memories that an answer hangs on."""
+    rows = "".join(f"<tr><td>{memory}</td><td>{effect:+.4g}</td></tr>" for memory, effect in found.strongest())
+    gap = f", largest gap of a layer {found.gap:+.2g}" if found.gaps else ""
+    caption = f"{_code(found.token.text)} after {_prompt(found.prompt)}: p {found.p:.3g}, {escape(found.method)}{gap}"
+    return _TABLE.format(caption, _head("memory", "effect on p"), rows)
+
+
+def _head(*names: str) -> str:
+    return "".join(f"<th>{name}</th>" for name in names)
 
 
 def _layer(layer: LayerTrace, settles: bool) -> str:
@@ -41,14 +64,16 @@ def _layer(layer: LayerTrace, settles: bool) -> str:
     return f"<tr><td>{name}</td>{states}<td>{escape(layer.case)}</td><td>{memories}</td></tr>"
 
 
-def _memories(memories: Iterable[TracedMemory]) -> str:
-    head = "<tr><th>memory</th><th>m</th><th>effect</th><th>promotes</th><th>demotes</th><th>known as</th></tr>"
+def _memories(memories: Sequence[TracedMemory], logit_name: str) -> str:
+    is_known = any(_known(one) for one in memories)
+    head = _head("memory", "m", "effect", "promotes", "demotes", *(["known as"] if is_known else []))
     rows = "".join(
         f"<tr><td>{one.memory}</td><td>{one.coefficient:.3g}</td><td>{one.effect:+.3f}</td>"
-        f"<td>{_tokens(one.promotes)}</td><td>{_tokens(one.demotes)}</td><td>{escape(_known(one))}</td></tr>"
+        f"<td>{_tokens(one.promotes)}</td><td>{_tokens(one.demotes)}</td>"
+        + (f"<td>{escape(_known(one))}</td></tr>" if is_known else "</tr>")
         for one in memories
     )
-    return f"<table>{head}{rows}</table>"
+    return _TABLE.format(f"memories by their effect on the {logit_name}", head, rows)
 
 
 def _known(memory: TracedMemory) -> str:
@@ -60,12 +85,17 @@ def _shares(shares: Iterable[TokenShare]) -> str:
 
 
 def _share(share: TokenShare) -> str:
-    return f"{_code(share)}&nbsp;{share.p:.2f}"
+    return f"{_code(share.text)}&nbsp;{share.p:.2f}"
 
 
 def _tokens(tokens: Iterable[Token]) -> str:
-    return " ".join(_code(token) for token in list(tokens)[:_TOKENS])
+    return " ".join(_code(token.text) for token in list(tokens)[:_TOKENS])
 
 
-def _code(token: Token) -> str:
-    return _CODE.format(escape(token.text))
+def _prompt(text: str) -> str:
+    return _code(text if len(text) <= _TEXT else f"…{text[-_TEXT:]}")
+
+
+def _code(text: str) -> str:
+    """A text with its own spaces kept and its line breaks seen."""
+    return _CODE.format(escape("".join(_NAMED.get(sign, sign) for sign in text)))

@@ -2,9 +2,10 @@
 
 The coefficients of one layer go from 0 to what they are, and the gradient of the answer's probability is added up on
 the way: effect_i = sum over positions of m_i * integral of dp/dm_i at a * m for a from 0 to 1. Layer by layer the
-effects add up to p - p with that layer's memories silenced, exactly but for the number of steps. The integral is taken
-at Gauss-Legendre points, which for a smooth path need far fewer steps than equal ones. Behind a post-norm (Gemma 2,
-OLMo 2) nearly all of it happens close to 0, since the norm undoes the scaling: there, take many steps or silence_each.
+effects add up to p - p with that layer's memories silenced, exactly but for the number of steps. What they fall short
+or go beyond is measured and reported for every layer, as `gaps`. The integral is taken at Gauss-Legendre points, which
+for a smooth path need far fewer steps than equal ones. Behind a post-norm (Gemma 2, OLMo 2) nearly all of it happens
+close to 0, since the norm undoes the scaling: where the gap is large, take many steps or silence_each.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memlens.errors import SettingError
 from memlens.memory import MemoryId
-from memlens.models.memory_model import MemoryModel
 from memlens.trace.attribution import Attribution, Question, chosen_layers, probabilities
+from memlens.trace.opening import Source, open_model
+from memlens.trace.prompt import check_count
 
 _BATCH_TOKENS = 1024  # a backward pass keeps all that it needs, so fewer than in a forward pass
 
 
 def integrate(
-    model: MemoryModel,
+    model: Source,
     prompt: str,
     *,
     layers: Sequence[int] | None = None,
@@ -36,19 +37,36 @@ def integrate(
 ) -> Attribution:
     """The effect of every memory of some layers (None: all) on the answer's probability.
 
+        memlens.integrate("gpt2", "The capital of France is").gap
+
     `position`: where the answer is read; `positions`: where coefficients are followed (None: everywhere, BOS included).
     """
-    if steps < 1:
-        raise SettingError(f"{steps} steps cannot be integrated over; take 1 or more")
-    own = chosen_layers(model, layers)
-    question = Question.ask(model, prompt, token, position, positions)
-    with model.record(own, states=False) as recording:
-        model.run_body(question.fed)
+    check_count(steps, "steps cannot be integrated over")
+    check_count(batch_tokens, "tokens are no batch")
+    loaded, _ = open_model(model)
+    own = chosen_layers(loaded, layers)
+    question = Question.ask(loaded, prompt, token, position, positions)
+    with loaded.record(own, states=False) as recording:
+        loaded.run_body(question.fed)
     effects: dict[MemoryId, float] = {}
+    gaps: dict[int, float] = {}
     for layer in own:
         amounts = _integrate_layer(question, layer, recording.coefficients[layer], steps, batch_tokens)
         effects.update((MemoryId(layer, memory), amount) for memory, amount in enumerate(amounts.tolist()))
-    return question.attribution("integrated", effects)
+        gaps[layer] = float(amounts.sum()) - _owed_to_layer(question, layer)
+    return question.attribution("integrated", effects, gaps)
+
+
+def _owed_to_layer(question: Question, layer: int) -> float:
+    """p - p with the layer's memories silenced at the chosen positions: what its effects must add up to."""
+
+    def silence(m: Tensor) -> Tensor:  # [1, pos, memories]
+        m = m.clone()
+        m[:, question.rows] = 0
+        return m
+
+    with question.model.edit({layer: silence}):
+        return question.p - float(probabilities(question.model, question.fed)[0, question.token])
 
 
 def _integrate_layer(question: Question, layer: int, m: Tensor, steps: int, batch_tokens: int) -> Tensor:

@@ -21,6 +21,8 @@ from memlens.values.blocks import thread_pool
 from memlens.values.rows import find_ends
 
 _TRIGGER_CHARACTERS = 60  # of a trigger's end; the whole is in the index
+_COMPARED = 16  # values of a model that are looked at to tell whether an index is of it
+_VALUES_AT_ONCE = 1024  # scores of thousands over a large vocabulary are gigabytes
 
 
 @dataclass
@@ -40,12 +42,32 @@ class Names:
 
 
 def check_index(model: MemoryModel, index: Index) -> None:
-    """Refuse an index that cannot be of this model, at a glance; that it is, `index.load_model()` has made sure."""
+    """Refuse an index that cannot be of this model, at a glance; that it is, `index.load_model()` has made sure.
+
+    A glance, since a model may be looked at while some of its values are changed: their fingerprint is another.
+    """
+    noted = index.manifest["model"]
+    for name, own in (("family", model.family), ("width", model.width), ("vocabulary", model.vocabulary)):
+        if noted.get(name, own) != own:
+            raise ModelError(_not_its_index(index, model, f"{name} {noted[name]}, not {own}"))
     for layer in index.layers:
         if layer >= len(model.layers) or model.layers[layer].memories != index.memories(layer):
-            raise ModelError(
-                f"{index.folder} is not an index of {model.name}: layer {layer} differs; load the model with the index"
-            )
+            raise ModelError(_not_its_index(index, model, f"layer {layer} differs"))
+    if index.has("values") and not _has_values_of(index, model):
+        raise ModelError(_not_its_index(index, model, "its values are others"))
+
+
+def _has_values_of(index: Index, model: MemoryModel) -> bool:
+    """Are most of the first few values as long as the index has them, whatever dtype they were read in?"""
+    layer = index.layers[0]
+    rows = index.sql("SELECT memory, norm FROM {values} WHERE layer = $1 AND memory < $2", [layer, _COMPARED])
+    values = model.layers[layer].values
+    alike = [abs(float(values[row["memory"]].float().norm()) - row["norm"]) <= 0.02 * row["norm"] for row in rows]
+    return 2 * sum(alike) >= len(alike)
+
+
+def _not_its_index(index: Index, model: MemoryModel, why: str) -> str:
+    return f"{index.folder} is not an index of {model.name}: {why}; load the model with the index"
 
 
 def name_memories(
@@ -75,11 +97,14 @@ def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: i
         rows = torch.tensor([memory.memory for memory in own], device=model.device)
         parts.append(model.lens.folded(model.layers[layer].values[rows], layer))
         order.extend(own)
-    scores = model.lens.folded_scores(torch.cat(parts)).to("cpu", torch.float32).contiguous().numpy()
+    vectors = torch.cat(parts)
     with thread_pool() as pool:
-        ends = find_ends(scores, min(top, model.vocabulary), pool)
-    for memory, high, low in zip(order, ends.top.tolist(), ends.bottom.tolist(), strict=True):
-        names[memory].top, names[memory].bottom = high, low
+        for first in range(0, len(order), _VALUES_AT_ONCE):  # nearly always one block
+            block = slice(first, first + _VALUES_AT_ONCE)
+            scores = model.lens.folded_scores(vectors[block]).to("cpu", torch.float32).contiguous().numpy()
+            ends = find_ends(scores, min(top, model.vocabulary), pool)
+            for memory, high, low in zip(order[block], ends.top.tolist(), ends.bottom.tolist(), strict=True):
+                names[memory].top, names[memory].bottom = high, low
 
 
 def _look_up_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: int, index: Index) -> None:

@@ -6,13 +6,19 @@ fed exactly when the checkpoint's own tokenizer puts it before a text. This modu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from memlens.errors import ModelError, SettingError, UnknownName
+from memlens.errors import CorpusError, ModelError, SettingError, UnknownName
 from memlens.models.memory_model import MemoryModel
+from memlens.trace.edits import is_whole, short
+
+_MOST = 1000  # tokens or memories in one list
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,11 @@ class Prompt:
     text: str
     tokens: tuple[int, ...]
     bos: int | None
+    ends: tuple[int, ...] = ()  # where in the text each token ends
+
+    def until(self, position: int) -> str:
+        """The text up to a position, its token included."""
+        return self.text[: self.ends[position]] if self.ends else self.text
 
     @property
     def shift(self) -> int:
@@ -36,22 +47,30 @@ class Prompt:
     def place(self, position: int) -> int:
         """A position from 0, also for one that was given from the end."""
         count = len(self.tokens)
+        if not is_whole(position):
+            raise SettingError(f"a position must be a whole number, not {short(position)}")
         if not -count <= position < count:
             raise SettingError(
                 f"position {position} is not in the prompt of {count} tokens; give 0 to {count - 1}, or -1 for the last"
             )
-        return position % count
+        return int(position) % count
 
 
 def read_prompt(model: MemoryModel, text: str, room: int = 0) -> Prompt:
     """The prompt for a model, refused if it is empty or leaves less than `room` of the model's context."""
+    if not isinstance(text, str):
+        raise SettingError(f"a prompt must be a text, not {short(text)}")
     tokenizer = model.tokenizer
-    tokens = tuple(tokenizer.encode([text])[0].ids)
+    try:
+        encoded = tokenizer.encode([text])[0]
+    except CorpusError as error:
+        raise SettingError(f"the prompt {short(text)} is not valid Unicode; write it in UTF-8") from error
+    tokens = tuple(encoded.ids)
     if not tokens:
         raise SettingError(f"the prompt {text[:40]!r} has no tokens; give at least one word")
     if max(tokens) >= model.vocabulary:
         raise ModelError(f"{model.name} has {model.vocabulary} tokens but its tokenizer made token {max(tokens)}")
-    prompt = Prompt(text, tokens, tokenizer.bos if tokenizer.adds_bos else None)
+    prompt = Prompt(text, tokens, tokenizer.bos if tokenizer.adds_bos else None, tuple(encoded.ends))
     needed = len(tokens) + prompt.shift + room
     if model.context is not None and needed > model.context:
         further = f" and {room} more" if room else ""
@@ -66,12 +85,27 @@ def read_token(model: MemoryModel, token: str | int) -> int:
     """A token by its text or number, refused if the model has none such."""
     if isinstance(token, str):
         token = model.tokenizer.id_of(token)
+    if not is_whole(token):
+        raise SettingError(f"a token must be a text or a whole number, not {short(token)}")
     if not 0 <= token < model.vocabulary:
         raise UnknownName(f"token {token} does not exist: {model.name} has tokens 0 to {model.vocabulary - 1}")
-    return token
+    return int(token)
 
 
 def check_top(top: int) -> int:
-    if top < 1:
-        raise SettingError(f"--top is {top}; it must be 1 or more")
-    return top
+    if not is_whole(top) or not 1 <= top <= _MOST:
+        raise SettingError(f"--top is {short(top)}; it must be 1 or more, and at most {_MOST}")
+    return int(top)
+
+
+def check_count(count: Any, what: str) -> int:
+    if not is_whole(count) or count < 1:
+        raise SettingError(f"{short(count)} {what}; ask for 1 or more")
+    return int(count)
+
+
+def check_number(number: Any, name: str) -> float:
+    """A finite number, as it is."""
+    if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
+        raise SettingError(f"{name} is {short(number)}; it must be a finite number")
+    return float(number)

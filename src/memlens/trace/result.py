@@ -12,6 +12,8 @@ from typing import Any
 
 from memlens.memory import MemoryId
 
+PLAIN_LOGIT = "the model's own logit"
+
 
 @dataclass(frozen=True)
 class Token:
@@ -83,6 +85,8 @@ class Trace:
     embedding: float  # what the input embedding added to the logit
     constant: float  # biases of the final norm and of the output embedding
     layers: tuple[LayerTrace, ...]
+    text: str = ""  # the prompt up to the traced position
+    logit_is: str = PLAIN_LOGIT  # what is added up: not the same for every kind of output embedding
 
     @property
     def prediction(self) -> TokenShare:
@@ -102,8 +106,21 @@ class Trace:
 
     @property
     def logit(self) -> float:
-        """The traced token's logit before any soft-capping; of an adaptive softmax, its score within its band."""
+        """What the parts add up to; `logit_is` says what that is.
+
+        A plain model's own logit, before any soft-capping. Of an adaptive softmax, the word's score and, for a word of
+        a rarer band, that of the band's class as well: log p but for the normalisers of the head and of the band.
+        """
         return math.fsum(self.parts.values())
+
+    @property
+    def is_plain_logit(self) -> bool:
+        return self.logit_is == PLAIN_LOGIT
+
+    @property
+    def logit_name(self) -> str:
+        """One word for it: only what the model itself compares between all tokens is a logit."""
+        return "logit" if self.logit_is.startswith(PLAIN_LOGIT) else "score"
 
     @property
     def memories(self) -> tuple[TracedMemory, ...]:
@@ -116,13 +133,14 @@ class Trace:
         return asdict(self) | {
             "prediction": asdict(self.prediction),
             "logit": self.logit,
+            "logit_is": self.logit_is,
             "parts": self.parts,
             "layers": [layer.to_json() for layer in self.layers],
         }
 
     def __repr__(self) -> str:
         return (
-            f"<Trace of {self.token.text!r} after {self.prompt[-30:]!r}: p {self.token.p:.3g}, logit {self.logit:.4g}, "
+            f"<Trace of {self.token.text!r} after {self.text[-30:]!r}: p {self.token.p:.3g}, logit {self.logit:.4g}, "
             f"prediction {self.prediction.text!r} settled in layer {self.settled}>"
         )
 

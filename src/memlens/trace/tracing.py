@@ -16,20 +16,20 @@ from torch import Tensor
 
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.models import load
 from memlens.models.accounting import Accounting
 from memlens.models.cases import case_of
 from memlens.models.memory_model import MemoryModel
 from memlens.models.norm import at_least_float32
 from memlens.models.positions import Positions, record_positions
-from memlens.trace.naming import Names, check_index, name_memories
+from memlens.trace.naming import Names, name_memories
+from memlens.trace.opening import Source, open_model
 from memlens.trace.prompt import Prompt, check_top, read_prompt, read_token
 from memlens.trace.reading import Readings, TokenTexts, read_states
 from memlens.trace.result import LayerTrace, TokenShare, Trace, TracedMemory
 
 
 def trace(
-    model: MemoryModel | str | os.PathLike[str],
+    model: Source,
     prompt: str,
     position: int = -1,
     token: str | int | None = None,
@@ -38,14 +38,14 @@ def trace(
 ) -> Trace:
     """What every layer did at a position of the prompt, and where a token's logit came from.
 
-    `token`: text or number of the token whose logit is taken apart; None for the one the model predicts. `top`: how
-    many tokens and how many memories a layer to list. `index`: of this model; adds triggers and patterns.
+        memlens.trace("gpt2", "The capital of France is").memories[0]
+
+    `model`: a model or an index, whose model is loaded. `token`: text or number of the token whose logit is taken
+    apart; None for the one the model predicts. `top`: how many tokens and how many memories a layer to list. `index`:
+    of this model; adds triggers and patterns.
     """
     check_top(top)
-    loaded = load(model)
-    opened = Index(os.fspath(index)) if isinstance(index, (str, os.PathLike)) else index
-    if opened is not None:
-        check_index(loaded, opened)
+    loaded, opened = open_model(model, index)
     read = read_prompt(loaded, prompt)
     chosen = None if token is None else read_token(loaded, token)
     return trace_prompt(loaded, read, read.place(position), chosen, top, opened).trace
@@ -109,6 +109,8 @@ class _Tracing:
             embedding=_dot(self.positions.embedding, direction),
             constant=float(self.accounting.constant(row)[0]),
             layers=tuple(self._layer(layer, chosen, direction, picked[layer], names) for layer in range(self.count)),
+            text=self.prompt.until(self.position),
+            logit_is=self.model.lens.logit_is,
         )
 
     def _settled(self, final: int) -> int:

@@ -1,18 +1,17 @@
 """Values themselves changed: tried and undone, looked at for side effects, saved as a new checkpoint.
 
     change = ValueChange.towards(model, "L3N512", " Rome", 2.0)
-    with trying(model, [change]): trace(model, prompt)
-    side_effects(model, [change], probes)
-    save_changed(model, [change], "edited-model")
+    with trying(model, change): trace(model, prompt)
+    side_effects(model, change, probes)
+    save_changed(model, change, "edited-model")
 
 The weights are written in place and put back bit by bit, whatever happens within, so nothing is held twice.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,41 +24,59 @@ from memlens.errors import SettingError
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.models.norm import Norm, at_least_float32
-from memlens.trace.intervention import check_memory
-from memlens.trace.prompt import Prompt, read_prompt, read_token
+from memlens.trace.edits import as_memory, check_memory, short
+from memlens.trace.opening import Source, open_model
+from memlens.trace.prompt import Prompt, check_number, read_prompt, read_token
 from memlens.trace.reading import divergence, log_probabilities
 from memlens.trace.result import Token
 
 
 @dataclass(frozen=True, eq=False)
 class ValueChange:
-    """A memory whose value becomes another."""
+    """A memory whose value becomes another.
+
+    ValueChange.towards(model, "L3N512", " Rome", 2.0); ValueChange.replaced(model, "L3N512", [0.0] * model.width)
+    """
 
     memory: MemoryId
     value: Tensor  # [d]
 
-    @classmethod
-    def towards(cls, model: MemoryModel, memory: str | MemoryId, token: str | int, amount: float) -> ValueChange:
-        """The value with `amount` times the token's direction added: a vector of length 1, see `token_direction`."""
-        name = _checked(model, memory)
-        if not math.isfinite(amount):
-            raise SettingError(f"{amount} times a token's direction cannot be added to {name}; give a finite number")
-        direction = token_direction(model, name.layer, read_token(model, token))
-        return cls(name, at_least_float32(model.layers[name.layer].values[name.memory]) + amount * direction)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", as_memory(self.memory))
+        object.__setattr__(self, "value", _as_value(self.memory, self.value))
 
     @classmethod
-    def replaced(cls, model: MemoryModel, memory: str | MemoryId, value: Tensor | Sequence[float]) -> ValueChange:
+    def towards(cls, model: Source, memory: str | MemoryId, token: str | int, amount: float) -> ValueChange:
+        """The value with `amount` times the token's direction added: a vector of length 1, see `token_direction`."""
+        loaded, _ = open_model(model)
+        name = _checked(loaded, memory)
+        check_number(amount, f"the amount of a token's direction that is added to {name}")
+        direction = token_direction(loaded, name.layer, read_token(loaded, token))
+        return cls(name, at_least_float32(loaded.layers[name.layer].values[name.memory]) + amount * direction)
+
+    @classmethod
+    def replaced(cls, model: Source, memory: str | MemoryId, value: Tensor | Sequence[float]) -> ValueChange:
         """Another value altogether, [d]."""
-        name = _checked(model, memory)
-        new = torch.as_tensor(value, dtype=torch.promote_types(model.dtype, torch.float32), device=model.device)
-        if tuple(new.shape) != (model.width,):
-            raise SettingError(f"the new value of {name} has shape {list(new.shape)}, not [{model.width}]")
-        return cls(name, new.detach().clone())
+        loaded, _ = open_model(model)
+        change = cls(_checked(loaded, memory), _as_value(memory, value).detach().clone())
+        change.check(loaded)
+        return change
+
+    def check(self, model: MemoryModel) -> None:
+        """Refuse a memory that the model does not have, and a value that it cannot hold."""
+        check_memory(model, self.memory)
+        if tuple(self.value.shape) != (model.width,):
+            raise SettingError(
+                f"the new value of {self.memory} has shape {list(self.value.shape)}, not [{model.width}]"
+            )
+        if not torch.isfinite(self.value.to(model.dtype)).all():
+            kind = str(model.dtype).removeprefix("torch.")
+            raise SettingError(f"the new value of {self.memory} is not finite in {kind}; use smaller numbers")
 
 
 def token_direction(model: MemoryModel, layer: int, token: int) -> Tensor:
     """[d], of length 1: the direction of a value in which the token's score rises fastest, norms' gains counted in."""
-    direction = model.lens.embedding[token]
+    direction = model.lens.logit_rows(torch.tensor([token], device=model.device))[0]
     for norm in (model.lens.final_norm, model.layers[layer].post_norm):
         if norm is not None:
             direction = _through(norm, direction)
@@ -70,15 +87,17 @@ def token_direction(model: MemoryModel, layer: int, token: int) -> Tensor:
 
 
 @contextmanager
-def trying(model: MemoryModel, changes: Sequence[ValueChange]) -> Iterator[None]:
-    """Within, the model has the changed values; after it, its own, bit by bit."""
-    for change in changes:
-        check_memory(model, change.memory)
-        if not torch.isfinite(change.value.to(model.dtype)).all():
-            raise SettingError(f"the new value of {change.memory} is not finite in {model.dtype}; use smaller numbers")
-    kept = {one.memory: model.layers[one.memory.layer].values[one.memory.memory].clone() for one in changes}
+def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> Iterator[None]:
+    """Within, the model has the changed values; after it, its own, bit by bit. It must be loaded: it is what changes.
+
+    with memlens.trying(model, change): memlens.trace(model, prompt)
+    """
+    if not isinstance(model, MemoryModel):
+        raise SettingError(f"{short(model)} is not loaded, so nothing can be tried on it; use memlens.load() first")
+    several = _checked_changes(model, changes)
+    kept = {one.memory: model.layers[one.memory.layer].values[one.memory.memory].clone() for one in several}
     try:
-        for change in changes:
+        for change in several:
             _write_(model, change.memory, change.value)
         yield
     finally:
@@ -103,28 +122,40 @@ class SideEffect:
         return self.before.id != self.after.id
 
 
-def side_effects(model: MemoryModel, changes: Sequence[ValueChange], prompts: Sequence[str]) -> list[SideEffect]:
-    """What the changes do to other prompts, the most affected first."""
-    if not prompts:
+def side_effects(
+    model: Source, changes: ValueChange | Iterable[ValueChange], prompts: str | Iterable[str]
+) -> list[SideEffect]:
+    """What the changes do to other prompts, the most affected first.
+
+    memlens.side_effects(model, change, ["The capital of Spain is", "Rain fell on"])
+    """
+    loaded, _ = open_model(model)
+    several = _checked_changes(loaded, changes)
+    texts: list[Any] = list(prompts) if _is_listed(prompts) else [prompts]
+    if not texts:
         raise SettingError("no probe prompts were given; give some whose continuation should stay as it is")
-    read = [read_prompt(model, prompt) for prompt in prompts]
     found = []
-    for prompt in read:  # one at a time: whole distributions of all positions are compared
-        before = _all_positions(model, prompt)
-        with trying(model, changes):
-            after = _all_positions(model, prompt)
-        found.append(_side_effect(model, prompt, before, after))
+    for prompt in [read_prompt(loaded, text) for text in texts]:
+        # one at a time: whole distributions of all positions are compared
+        before = _all_positions(loaded, prompt)
+        with trying(loaded, several):
+            after = _all_positions(loaded, prompt)
+        found.append(_side_effect(loaded, prompt, before, after))
     return sorted(found, key=lambda one: (-one.kl, one.prompt))
 
 
-def save_changed(model: MemoryModel, changes: Sequence[ValueChange], folder: str | os.PathLike[str]) -> Path:
-    """A new safetensors checkpoint with the changed values; the model itself stays as it is."""
+def save_changed(model: Source, changes: ValueChange | Iterable[ValueChange], folder: str | os.PathLike[str]) -> Path:
+    """A new safetensors checkpoint with the changed values; the model itself stays as it is.
+
+    memlens.save_changed(model, change, "edited-model")
+    """
     path = Path(folder)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise SettingError(f"{path} is there already and not an empty folder; choose another for the edited model")
-    with trying(model, changes):
+    loaded, _ = open_model(model)
+    with trying(loaded, changes):
         try:
-            model.save(path)
+            loaded.save(path)
         except OSError as error:
             raise SettingError(f"{path} cannot be written ({error.strerror}); choose another folder") from error
     return path
@@ -164,6 +195,31 @@ def _write_(model: MemoryModel, memory: MemoryId, value: Tensor) -> None:
 
 
 def _checked(model: MemoryModel, memory: str | MemoryId) -> MemoryId:
-    name = MemoryId.parse(memory) if isinstance(memory, str) else memory
+    name = as_memory(memory)
     check_memory(model, name)
     return name
+
+
+def _checked_changes(model: MemoryModel, changes: Any) -> list[ValueChange]:
+    """One change or several, each checked against the model."""
+    several = [changes] if isinstance(changes, ValueChange) else list(changes) if _is_listed(changes) else [changes]
+    for change in several:
+        if not isinstance(change, ValueChange):
+            raise SettingError(f"{short(change)} is not a ValueChange; make one with ValueChange.towards or .replaced")
+        change.check(model)
+    return several
+
+
+def _is_listed(given: Any) -> bool:
+    return isinstance(given, Iterable) and not isinstance(given, (str, bytes))
+
+
+def _as_value(memory: str | MemoryId, value: Any) -> Tensor:
+    """[d] of numbers, float32 or finer."""
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(f"the new value of {memory} is not a list of numbers but {short(value)}") from error
+    if tensor.is_complex():
+        raise SettingError(f"the new value of {memory} has complex numbers; give real ones")
+    return at_least_float32(tensor)

@@ -1,0 +1,298 @@
+"""Memories worth a story: a clear pattern, a value that promotes what follows it, and an effect on text never scanned.
+
+    python examples/find_findings.py INDEX --held-out TEXT [TEXT ...] [--count 10] [--prompts 12] [--json]
+
+Of an index with values and patterns it takes the memories whose triggers have patterns and are followed by tokens that
+the value promotes, those first whose patterns and tokens hold for most triggers. Each is then looked for in held-out
+text: the prefixes that drive it highest, one a sentence, none of a sentence that was scanned. There it is silenced, and
+the probability of the token that it is said to promote is measured with and without it, beside the same for the ten
+memories of its layer that are largest at that very place. Those with the clearest effect are printed first, each with
+commands that repeat what is said. Nothing is left out: a memory whose effect has the wrong sign is printed as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shlex
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import memlens
+from memlens.corpus import CorpusSettings, read_units
+from memlens.memory import MemoryId
+from memlens.models.memory_model import MemoryModel
+
+LOOKED_AT = 10  # first tokens of a value that a next token is looked for in
+CONTROLS = 10  # other memories that are silenced for comparison
+COVERED = 0.5  # share of its triggers that must have a pattern
+BATCH_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A memory as the index knows it."""
+
+    memory: MemoryId
+    name: str
+    patterns: list[str]
+    token: int  # the most frequent next token of its triggers among those its value promotes
+    text: str
+    follows: int  # triggers that it follows
+    covered: int  # triggers with a pattern
+    triggers: int
+    examples: list[str]
+
+    @property
+    def clarity(self) -> float:
+        """How many of its triggers do as the story says, from 0 to 1."""
+        return self.covered / self.triggers * self.follows / self.triggers
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What silencing the memory does to its token after one held-out prompt."""
+
+    prompt: str
+    coefficient: float
+    p: float
+    p_without: float
+    control: float  # median of log(p / p without) over the largest other memories of the layer
+    is_next: bool  # did the token really follow?
+
+    @property
+    def effect(self) -> float:
+        """log(p / p without): above 0 the memory supports its token."""
+        return log_ratio(self.p, self.p_without)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A candidate and what was measured of it."""
+
+    candidate: Candidate
+    measured: list[Measured] = field(default_factory=list)
+
+    @property
+    def fell(self) -> int:
+        """Prompts after which the token is less likely without the memory."""
+        return sum(one.effect > 0 for one in self.measured)
+
+    @property
+    def effect(self) -> float:
+        return statistics.median(one.effect for one in self.measured) if self.measured else 0.0
+
+
+def log_ratio(p: float, without: float) -> float:
+    least = sys.float_info.min
+    return math.log(max(p, least) / max(without, least))
+
+
+def find_candidates(index: memlens.Index, count: int) -> list[Candidate]:
+    """The clearest stories of the index, each pattern and token once."""
+    rows = index.sql(
+        """
+        SELECT n.layer, n.memory, n.name, n.triggers, n.covered, n.follows, n.follows_times, v.tokens
+        FROM {names} n JOIN {values} v USING (layer, memory)
+        WHERE n.agrees AND n.patterns > 0 AND n.covered >= $1 * n.triggers ORDER BY n.layer, n.memory
+        """,
+        [COVERED],
+    )
+    descriptions: dict[tuple[int, int], list[str]] = {}
+    for row in index.sql("SELECT layer, memory, description FROM {patterns} ORDER BY confidence DESC, pattern"):
+        descriptions.setdefault((row["layer"], row["memory"]), []).append(row["description"])
+    found = [_candidate(index, row, descriptions[row["layer"], row["memory"]]) for row in rows]
+    found.sort(key=lambda one: (-one.clarity, one.memory))
+    told: set[tuple[str, int]] = set()
+    kept = []
+    for one in found:
+        if (one.patterns[0], one.token) not in told:
+            told.add((one.patterns[0], one.token))
+            kept.append(one)
+    return [_with_examples(index, one) for one in kept[:count]]
+
+
+def _candidate(index: memlens.Index, row: dict[str, Any], patterns: list[str]) -> Candidate:
+    promoted = set(row["tokens"][:LOOKED_AT])
+    token, times = next(pair for pair in zip(row["follows"], row["follows_times"], strict=True) if pair[0] in promoted)
+    return Candidate(
+        memory=MemoryId(row["layer"], row["memory"]),
+        name=row["name"],
+        patterns=patterns,
+        token=token,
+        text=index.vocabulary[token],
+        follows=times,
+        covered=row["covered"],
+        triggers=row["triggers"],
+        examples=[],
+    )
+
+
+def _with_examples(index: memlens.Index, one: Candidate) -> Candidate:
+    examples = [trigger.text for trigger in index.triggers(one.memory, limit=3)]
+    return Candidate(**{**vars(one), "examples": examples})
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """A held-out sentence: its own tokens, and where each ends in the text."""
+
+    text: str
+    tokens: list[int]
+    ends: list[int]
+
+
+def read_held_out(index: memlens.Index, model: MemoryModel, sources: Sequence[str], most: int) -> list[Sentence]:
+    """Sentences of the text that were not scanned, each once, cut to what the model reads at once."""
+    texts = list(dict.fromkeys(unit.text for unit in islice(read_units(CorpusSettings(tuple(sources))), most)))
+    seen = index.sql("SELECT text FROM {corpus} WHERE text IN (SELECT unnest($1::VARCHAR[]))", [texts])
+    scanned = {row["text"] for row in seen}
+    kept = [text for text in texts if text not in scanned]
+    room = None if model.context is None else model.context - 1  # BOS may be fed
+    encoded = model.tokenizer.encode(kept)
+    return [Sentence(text, one.ids[:room], one.ends[:room]) for text, one in zip(kept, encoded, strict=True) if one.ids]
+
+
+def batches(sentences: Sequence[Sentence]) -> Iterator[list[int]]:
+    """Numbers of sentences of like length, so many that a batch stays small."""
+    batch: list[int] = []
+    for number in sorted(range(len(sentences)), key=lambda at: len(sentences[at].tokens)):
+        if batch and len(sentences[number].tokens) * (len(batch) + 1) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+Place = tuple[float, int, int]  # coefficient, sentence, position
+
+
+def highest_places(
+    model: MemoryModel, sentences: Sequence[Sentence], memories: Sequence[MemoryId], count: int
+) -> dict[MemoryId, list[Place]]:
+    """Where each memory has its highest positive coefficients, one place a sentence, highest first."""
+    found: dict[MemoryId, list[Place]] = {memory: [] for memory in memories}
+    bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
+    for batch in batches(sentences):
+        own = [sentences[number].tokens for number in batch]
+        longest = max(map(len, own))
+        fed = torch.tensor([[*bos, *tokens, *[0] * (longest - len(tokens))] for tokens in own])
+        is_own = torch.tensor([[at < len(tokens) for at in range(longest)] for tokens in own])
+
+        def keep(layer: int, m: Tensor, batch: list[int] = batch, is_own: Tensor = is_own) -> None:
+            for memory in (one for one in memories if one.layer == layer):
+                column = m[:, len(bos) :, memory.memory].float().cpu().masked_fill(~is_own, -math.inf)
+                best, places = column.max(1)
+                found[memory].extend(zip(best.tolist(), batch, places.tolist(), strict=True))
+
+        with model.watch(keep, sorted({memory.layer for memory in memories})):
+            model.run_body(fed)
+    return {
+        memory: [place for place in sorted(places, key=lambda one: (-one[0], *one[1:])) if place[0] > 0][:count]
+        for memory, places in found.items()
+    }
+
+
+def measure(model: MemoryModel, candidate: Candidate, sentences: Sequence[Sentence], place: Place) -> Measured:
+    """The token's probability after the prefix with and without the memory, and without each of the controls."""
+    coefficient, number, position = place
+    sentence = sentences[number]
+    prompt = sentence.text[: sentence.ends[position]]
+    seen = memlens.trace(model, prompt, token=candidate.token, top=CONTROLS + 1)
+    large = [one.memory for one in seen.layers[candidate.memory.layer].by_size if one.memory != candidate.memory]
+    effects = memlens.silence_each(model, prompt, [candidate.memory, *large[:CONTROLS]], token=candidate.token)
+    ratios = {memory: log_ratio(effects.p, effects.p - effect) for memory, effect in effects.effects.items()}
+    own = effects.effects[candidate.memory]
+    others = [ratio for memory, ratio in ratios.items() if memory != candidate.memory]
+    return Measured(
+        prompt=prompt,
+        coefficient=coefficient,
+        p=effects.p,
+        p_without=effects.p - own,
+        control=statistics.median(others) if others else 0.0,
+        is_next=sentence.tokens[position + 1 : position + 2] == [candidate.token],
+    )
+
+
+def find(
+    index: memlens.Index, model: MemoryModel, sources: Sequence[str], count: int, prompts: int, most: int
+) -> list[Finding]:
+    """Candidates with what was measured of them, the clearest effect first."""
+    candidates = find_candidates(index, count)
+    if not candidates:
+        return []
+    sentences = read_held_out(index, model, sources, most)
+    places = highest_places(model, sentences, [one.memory for one in candidates], prompts)
+    found = [
+        Finding(one, [measure(model, one, sentences, place) for place in places[one.memory]]) for one in candidates
+    ]
+    return sorted(found, key=lambda one: (-one.effect, one.candidate.memory))
+
+
+def as_markdown(index: memlens.Index, finding: Finding) -> str:
+    one, measured = finding.candidate, finding.measured
+    lines = [
+        f"## {one.memory}: {one.name}",
+        "",
+        f"- {one.covered} of its {one.triggers} top triggers have a pattern: {'; '.join(one.patterns[:3])}",
+        *(f"  - … {text[-80:]!r}" for text in one.examples),
+        f"- {one.text!r} follows {one.follows} of them, and is among the {LOOKED_AT} first tokens of its value",
+    ]
+    if not measured:
+        return "\n".join([*lines, "- it never fires on the held-out text", ""])
+    control = statistics.median(row.control for row in measured)
+    lines += [
+        f"- silenced on {len(measured)} held-out prompts: p of {one.text!r} falls on {finding.fell}, by a factor of "
+        f"{math.exp(finding.effect):.2f} (median); the largest other memories of its layer: {math.exp(control):.2f}",
+        f"- {one.text!r} really comes next in {sum(row.is_next for row in measured)} of them",
+        "",
+        "| held-out prompt | m | p | p without | comes next |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in measured:
+        shown = row.prompt[-60:].replace("|", "\\|").replace("\n", " ")
+        next_word = "yes" if row.is_next else ""
+        lines.append(f"| … {shown} | {row.coefficient:.3g} | {row.p:.3g} | {row.p_without:.3g} | {next_word} |")
+    best = max(measured, key=lambda row: row.effect)
+    folder = str(index.folder)
+    show = shlex.join(["memlens", "show", folder, str(one.memory)])
+    again = shlex.join(["memlens", "trace", folder, best.prompt, "--token", one.text, "--set", f"{one.memory}=0"])
+    return "\n".join([*lines, "", "```", show, again, "```", ""])
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("index")
+    arguments.add_argument("--held-out", nargs="+", required=True, metavar="TEXT", help="text that was not scanned")
+    arguments.add_argument("--model", help="where the index's model is now")
+    arguments.add_argument("--count", type=int, default=10, help="memories to measure")
+    arguments.add_argument("--prompts", type=int, default=12, help="held-out prompts for each")
+    arguments.add_argument("--sentences", type=int, default=5000, help="held-out sentences to look through")
+    arguments.add_argument("--json", action="store_true")
+    chosen = arguments.parse_args(given)
+    try:
+        index = memlens.open_index(chosen.index)
+        found = find(
+            index, index.load_model(chosen.model), chosen.held_out, chosen.count, chosen.prompts, chosen.sentences
+        )
+    except memlens.MemlensError as error:
+        print(f"find_findings: {error}", file=sys.stderr)
+        return 2
+    if chosen.json:
+        print(json.dumps([asdict(one) | {"effect": one.effect, "fell": one.fell} for one in found]))
+    else:
+        print("\n".join(as_markdown(index, one) for one in found) or "no memory of this index tells a story")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

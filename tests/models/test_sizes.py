@@ -1,0 +1,50 @@
+"""How large a model is, before it is loaded; and layers spread by a device map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import memlens
+from memlens.errors import SettingError
+from memlens.models.sizes import sizes_before_loading
+from memlens.scan.estimate import memory_before_loading
+from memlens.scan.settings import ScanSettings
+from memlens.scan.state import ScanState
+from memlens.testing import save_tiny
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_sizes_from_the_configuration_are_those_of_the_loaded_model(tmp_path: Path, family: str) -> None:
+    folder = save_tiny(tmp_path, family)
+    loaded = memlens.load(folder, prove=False)
+    (folder / "model.safetensors").unlink()  # the weights are not needed
+    sizes = sizes_before_loading(folder)
+    assert sizes is not None
+    assert sizes.parameters == sum(parameter.numel() for parameter in loaded.network.parameters())
+    assert sizes.memories == tuple(layer.memories for layer in loaded.layers)
+    assert (sizes.width, sizes.gated) == (loaded.width, loaded.layers[0].gated)
+    settings = ScanSettings(top=7)
+    state = ScanState.start(loaded, range(3), settings)
+    held = sum(a.nbytes for name, a in state.arrays().items() if name[0].isdigit() and ".bottom." not in name)
+    held += sum(a.nbytes for name, a in state.arrays().items() if ".bottom." in name) * sizes.gated
+    assert memory_before_loading(sizes, settings, 4)["lists"] == held
+
+
+def test_what_is_no_checkpoint_has_no_sizes_and_a_gguf_file_only_its_own(tmp_path: Path) -> None:
+    assert sizes_before_loading(tmp_path) is None
+    (tmp_path / "model.gguf").write_bytes(b"\0" * 400)
+    sizes = sizes_before_loading(tmp_path / "model.gguf")
+    assert sizes is not None and (sizes.parameters, sizes.memories) == (100, ())
+
+
+def test_a_device_map_gives_the_same_model(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path, "llama")
+    mapped = memlens.load(folder, device_map={"": "cpu"})
+    assert mapped.fingerprint() == memlens.load(folder).fingerprint()
+    with pytest.raises(SettingError, match="--device-map is 'sideways'; choose one of: auto"):
+        memlens.load(folder, device_map="sideways")
+    (tmp_path / "other.gguf").write_bytes(b"")
+    with pytest.raises(SettingError, match="cannot be spread over devices"):
+        memlens.load(tmp_path / "other.gguf", device_map="auto")
