@@ -7,6 +7,7 @@
     ├── CorpusError         the text cannot be found, read or cut into sentences
     ├── IndexFolderError    the index folder is missing, incomplete, damaged, or belongs to something else
     ├── SettingError        an option has a value that cannot work
+    ├── WorkerError         worker processes or nodes were lost too often
     └── UnknownName         a memory, layer, token or experiment that does not exist
 
 A message states what was given, what is wrong with it, and what to do. It is one line.
@@ -42,6 +43,10 @@ class IndexFolderError(MemlensError):
 
 class SettingError(MemlensError):
     """An option has a value that cannot work."""
+
+
+class WorkerError(MemlensError):
+    """Worker processes or nodes were lost too often."""
 
 
 class UnknownName(MemlensError):  # noqa: N818

@@ -99,7 +99,7 @@ def test_an_interrupted_scan_saves_its_state_and_continues(model: MemoryModel, t
     whole = memlens.scan(model, TEXTS, out=tmp_path / "whole", **options)
     with pytest.raises(KeyboardInterrupt):
         memlens.scan(model, TEXTS, out=tmp_path / "stopped", progress=interrupt, **options)
-    assert (tmp_path / "stopped" / "partial" / "state.npz").is_file()
+    assert len(list((tmp_path / "stopped" / "partial" / "parts").glob("*.npz"))) == 1
     fed: list[int] = []
     memlens.scan(
         model, TEXTS, out=tmp_path / "stopped", progress=lambda stage, done, total: fed.append(done), **options
@@ -176,7 +176,7 @@ def test_a_scan_killed_while_it_publishes_is_finished_by_the_same_command(
     from memlens.index import build
 
     whole = memlens.scan(model, TEXTS[0], out=tmp_path / "whole", top=3)
-    monkeypatch.setattr(build, "_manifest", lambda *arguments: 1 / 0)  # dies when the tables have been moved
+    monkeypatch.setattr(build, "make_manifest", lambda *arguments: 1 / 0)  # dies when the tables have been moved
     with pytest.raises(ZeroDivisionError):
         memlens.scan(model, TEXTS[0], out=tmp_path / "killed", top=3)
     monkeypatch.undo()
@@ -324,7 +324,7 @@ def test_a_damaged_state_is_refused(model: MemoryModel, tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         memlens.scan(model, TEXTS[0], out=tmp_path, top=3, progress=stop, batch_tokens=64)
-    state = tmp_path / "partial" / "state.npz"
+    (state,) = (tmp_path / "partial" / "parts").glob("*.npz")
     whole = state.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 1

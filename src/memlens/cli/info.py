@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memlens.models.info import ModelInfo
     from memlens.models.proof import Proof
     from memlens.scan.estimate import ScanEstimate
+    from memlens.scan.settings import ScanSettings
 
 # What each check of models/proof.py compares, in the paper's letters.
 _CHECKS = {
@@ -27,6 +28,7 @@ _CHECKS = {
     "norms": "norms by their formula",
     "prediction": "top(o) = the model's own",
 }
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _GATED = "m = f(x G) * (x U)"
 
 
@@ -50,6 +52,8 @@ def info(
     from memlens.scan.settings import ScanSettings
 
     settings = ScanSettings(threads=usable_cores() if threads is None else threads)
+    if estimate:
+        _say_beforehand(screen, model, dtype, settings)
     loaded = load(model, device=device, dtype=dtype)
     facts = describe(loaded)
     screen.detail("measuring the speed of a scan on random tokens …" if estimate else "no estimate asked for")
@@ -58,6 +62,22 @@ def info(
         screen.json(_as_json(facts, cost))
     else:
         _print(screen, facts, cost)
+
+
+def _say_beforehand(screen: Screen, model: str, dtype: str, settings: ScanSettings) -> None:
+    """What a scan will take in memory, before anything is loaded."""
+    from memlens.models.sizes import sizes_before_loading
+    from memlens.scan.estimate import memory_before_loading
+    from memlens.scan.split import free_memory
+
+    sizes = sizes_before_loading(model)
+    if sizes is None:
+        return
+    needed = memory_before_loading(sizes, settings, _BYTES.get(dtype, 4))
+    parts = ", ".join(f"{name} {size(count)}" for name, count in needed.items() if count)
+    total, free = sum(needed.values()), free_memory()
+    advice = "" if total < free else "; try --dtype bfloat16, or scan with --layer-budget or --device-map"
+    screen.note(f"before loading: a scan takes about {size(total)} of memory ({parts}); {size(free)} are free{advice}")
 
 
 def _as_json(facts: ModelInfo, cost: ScanEstimate | None) -> dict[str, Any]:

@@ -19,22 +19,34 @@ _WORDS = {
     "model": "reading the model",
     "corpus": "reading the corpus",
     "scan": "scanning",
+    "check": "checking files",
     "tables": "writing tables",
     "values": "reading values",
     "keys": "reading keys",
+    "words": "reading words",
+    "shallow": "comparing wordings",
+    "topics": "comparing subjects",
+    "patterns": "counting patterns",
     "prefixes": "reading prefixes",
     "local-edits": "editing prefixes",
     "report": "writing the report",
     "assets": "drawing charts",
 }
-_COUNTED = {"values": "memories", "keys": "memories", "prefixes": "prefixes", "local-edits": "prefixes"}
+_COUNTED = {
+    "values": "memories",
+    "shallow": "memories",
+    "topics": "memories",
+    "keys": "memories",
+    "prefixes": "prefixes",
+    "local-edits": "prefixes",
+}
 
 
 class ScanProgress:
     """A progress function for anything that takes long, with a bar where somebody can see it."""
 
-    def __init__(self, screen: Screen) -> None:
-        self.screen = screen
+    def __init__(self, screen: Screen, first: str = "model") -> None:
+        self.screen, self.first = screen, first
         self.stages: list[str] = []  # as they were reached
         self.heading = ""  # stands before the words of a stage
         self._bar: Progress | None = None
@@ -45,7 +57,7 @@ class ScanProgress:
         if self.screen.shows_progress:
             self._bar = _make_bar(self.screen)
             self._bar.start()
-        self("model", 0, None)
+        self(self.first, 0, None)
         return self
 
     def __exit__(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memlens.cli.options import RUN, Device, Dtype, Json, Model, Quiet, Threads, Verbose
 from memlens.cli.progress import ScanProgress
 from memlens.cli.screen import Screen
+
+if TYPE_CHECKING:
+    from memlens.index.reader import Index
+    from memlens.index.shards import Shard
 
 _KEPT, _TEXT = "What is kept", "How the text is cut"
 
@@ -83,6 +87,50 @@ Bos = Annotated[
 BatchTokens = Annotated[
     int | None, typer.Option(metavar="N", help="Tokens in one batch. Default: 4096.", rich_help_panel=RUN)
 ]
+_SCALE = "Many cores, many machines, large models"
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Processes that share the work. Default: the fastest split of the cores, if the scan is long.",
+        rich_help_panel=_SCALE,
+    ),
+]
+Executor = Annotated[
+    str, typer.Option(metavar="local|ray", help="Where workers run: here, or on a Ray cluster.", rich_help_panel=_SCALE)
+]
+RayAddress = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A", help="The Ray cluster to use. Default: $RAY_ADDRESS, or one on this machine.",
+        rich_help_panel=_SCALE,
+    ),
+]  # fmt: skip
+GpusPerWorker = Annotated[
+    float, typer.Option(metavar="N", help="GPUs for each Ray worker; 0 runs on processors.", rich_help_panel=_SCALE)
+]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="I/N", help="Do part I of N only, from 1; `memlens merge` joins them.", rich_help_panel=_SCALE
+    ),
+]
+LayerBudget = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Scan at most N layers in one pass, in several passes. Default: all in one.",
+        rich_help_panel=_SCALE,
+    ),
+]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|balanced|sequential",
+        help="Spread the layers of a large model over several GPUs, as accelerate does.",
+        rich_help_panel=_SCALE,
+    ),
+]
 Resume = Annotated[
     bool,
     typer.Option("--resume/--fresh", help="Continue what is in the folder, or replace it.", rich_help_panel=RUN),
@@ -109,6 +157,13 @@ def scan(
     device: Device = "auto",
     dtype: Dtype = "float32",
     threads: Threads = None,
+    workers: Workers = None,
+    executor: Executor = "local",
+    ray_address: RayAddress = None,
+    gpus_per_worker: GpusPerWorker = 0,
+    shard: ShardOption = None,
+    layer_budget: LayerBudget = None,
+    device_map: DeviceMap = None,
     resume: Resume = True,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -119,10 +174,10 @@ def scan(
     with ScanProgress(screen) as progress:
         from memlens import api
         from memlens.index.staging import can_continue
-        from memlens.index.summary import summarize
 
+        run: Any = api.scan  # an index or, of a shard, a part comes back
         try:
-            index = api.scan(
+            made = run(
                 model,
                 corpus,
                 out=out,
@@ -144,6 +199,13 @@ def scan(
                 max_length=max_length,
                 batch_tokens=batch_tokens,
                 threads=threads,
+                workers=workers,
+                executor=executor,
+                ray_address=ray_address,
+                gpus_per_worker=gpus_per_worker,
+                shard=shard,
+                layer_budget=layer_budget,
+                device_map=device_map,
             )
         except KeyboardInterrupt:
             if resume:
@@ -152,11 +214,33 @@ def scan(
             raise KeyboardInterrupt(f"interrupted; {advice if can_continue(Path(out)) else 'start over'}") from None
     if progress.stages == ["model"]:
         screen.note(f"{out} was complete already; nothing was done")
+    if shard is not None:
+        _print_shard(screen, made)
+        return
+    print_index(screen, made)
+
+
+def print_index(screen: Screen, index: Index) -> None:
+    """What was read and found, as the command was asked to say it."""
+    from memlens.index.summary import summarize
+
     summary = summarize(index)
-    if as_json:
+    if screen.as_json:
         screen.json(summary)
-    elif not quiet:
+    elif not screen.quiet:
         _print_summary(screen, summary)
+
+
+def _print_shard(screen: Screen, shard: Shard) -> None:
+    from memlens.cli.text import visible
+
+    if screen.as_json:
+        counts = shard.content["counts"]
+        screen.json({"folder": str(shard.folder), "shard": shard.share.number, "of": shard.share.of, **counts})
+        return
+    if not screen.quiet:
+        screen.result(f"part {shard.share} of the scan is complete in {visible(str(shard.folder))}")
+    screen.note("next: when all parts are there, memlens merge PART... -o INDEX")
 
 
 def _print_summary(screen: Screen, summary: dict[str, Any]) -> None:

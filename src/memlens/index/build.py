@@ -2,49 +2,42 @@
 
     plan      partial/plan.json: which model, corpus and settings this scan is of
     corpus    partial/corpus.parquet and the flat arrays beside it
-    scan      partial/state.npz, saved at intervals and when stopped
+    scan      partial/parts: what workers have found, saved at intervals and when stopped
     tables    partial/*.parquet: triggers, memories, ordinary, vocabulary
     publish   the tables move up into the folder, then manifest.json, last
 
-What may be in the folder before and after is staging's business, what is computed the scan's.
+What may be in the folder before and after is staging's business, what is computed the scan's, and where the executor's.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from memlens import __version__
-from memlens.corpus import Batch, CorpusSettings, Sentence, corpus_fingerprint, read_units, tokenize_units
-from memlens.errors import IndexFolderError, SettingError
-from memlens.index import staging
+from memlens.corpus import CorpusSettings
+from memlens.errors import SettingError
+from memlens.index import shards, staging
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.files import checksum, explain_os_errors, only_writer, replacing, write_json
-from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SCAN_TABLES, SCHEMA_VERSION
+from memlens.index.files import explain_os_errors, only_writer, write_sealed
+from memlens.index.layout import LOCK, MANIFEST, PARTIAL, PARTS
+from memlens.index.manifest import make_manifest, model_facts
+from memlens.index.parts import JoinedParts, PartFolder, wait_for_orphans
+from memlens.index.planning import corpus_stage, longest_sentence, make_plan
+from memlens.index.progress import Progress, no_progress
 from memlens.index.stopping import Stopper, stop_on_signal
 from memlens.index.tables import write_scan_tables, write_vocabulary
 from memlens.models.memory_model import MemoryModel
-from memlens.scan.sample import bin_edges
-from memlens.scan.scanner import Scanner, bos_to_feed
-from memlens.scan.settings import WINDOW, ScanSettings, choose_layers
-from memlens.scan.state import ScanState
+from memlens.scan.alone import Alone
+from memlens.scan.done import Share, pieces_left
+from memlens.scan.recipe import ModelRecipe
+from memlens.scan.scanner import bos_to_feed, plan_window
+from memlens.scan.settings import ScanSettings, choose_layers
+from memlens.scan.state import LayerShape, shapes_of
+from memlens.scan.work import SAVE_SECONDS, Executor, ScanJob
 
-SAVE_SECONDS = 15.0  # at least so long between two saves,
-_SAVE_SHARE = 50  # and at least so many times as long as a save takes
-
-
-class Progress(Protocol):
-    """Told how far a stage is; `total` is None while nobody can know."""
-
-    def __call__(self, stage: str, done: int, total: int | None) -> None: ...
-
-
-def no_progress(stage: str, done: int, total: int | None) -> None:
-    """For callers who do not look."""
+__all__ = ["Progress", "build_index", "no_progress"]
 
 
 def build_index(
@@ -56,178 +49,114 @@ def build_index(
     resume: bool = True,
     progress: Progress = no_progress,
     save_seconds: float = SAVE_SECONDS,
+    executor: Executor | None = None,
+    share: Share | None = None,
+    layer_budget: int | None = None,
+    device_map: Any = None,
 ) -> None:
-    """Make `folder` the index of this model and corpus; continues what an interrupted call began."""
+    """Make `folder` the index of this model and corpus; continues what an interrupted call began.
+
+    `executor` None works in this process. With a `share` the folder becomes that part of a scan, for `merge`. At most
+    `layer_budget` layers are scanned in one pass over the corpus. `device_map` is what the model was loaded with, for
+    workers who load it again. None of these changes a byte of the result.
+    """
+    if layer_budget is not None and layer_budget < 1:
+        raise SettingError(f"--layer-budget is {layer_budget}; it must be 1 or more")
     layers = choose_layers(settings.layers, len(model.layers))
-    max_length = _longest_sentence(model, settings)
-    plan = _make_plan(model, corpus, settings, layers)
+    max_length = longest_sentence(model, settings)
+    plan = make_plan(model, corpus, settings, layers, share)
     staging.refuse_inside(folder, corpus.sources)
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         staging.refuse_foreign(folder)
     with only_writer(folder / LOCK), stop_on_signal() as stopper:
-        if resume and staging.is_finished(folder, plan):
+        wait_for_orphans(folder)
+        if resume and (staging.is_finished(folder, plan) or shards.is_finished(folder, plan)):
             return
         staging.begin(folder, plan, resume)
-        partial = folder / PARTIAL
-        store = _corpus_stage(model, corpus, settings, max_length, partial, progress, stopper)
-        state = ScanState.start(model, layers, settings)
-        saver = _Saver(partial / "state.npz", state, save_seconds)
-        _scan_stage(Scanner(model, settings, state), store, saver, progress, stopper)
+        store = corpus_stage(model, corpus, settings, max_length, folder / PARTIAL, progress, stopper)
+
+        def recipe() -> ModelRecipe:
+            return ModelRecipe.of(model, plan["model"], device_map)
+
+        shapes = shapes_of(model, layers, settings)
+        stage = _ScanStage(model, recipe, settings, shapes, store, share, progress, stopper)
+        scanned = stage.run(executor or Alone(), layer_budget, save_seconds)
         progress("tables", 0, None)
         with explain_os_errors(folder):
-            write_scan_tables(partial, state, store)
-            write_vocabulary(partial, model.tokenizer, model.vocabulary)
-            staging.replace_tables(folder)
-            write_json(folder / MANIFEST, _manifest(model, layers, plan, store, state, folder))
-            staging.throw_partial_away(folder)
+            write_vocabulary(folder / PARTIAL, model.tokenizer, model.vocabulary)
+            facts = model_facts(model, plan)
+            if share is None:
+                publish(folder, scanned, store, facts, plan)
+            else:
+                shards.finish(folder, facts, plan, shapes, store)
 
 
-def _longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
-    """How many own tokens a sentence may have, BOS not counted."""
-    bos = bos_to_feed(model, settings)
-    if settings.bos == "yes" and bos is None:
-        raise SettingError(f"--bos is yes, but the tokenizer of {model.name} has no BOS token; use --bos auto or no")
-    if bos is not None and bos >= model.vocabulary:
-        raise SettingError(f"BOS is token {bos}, but {model.name} has only {model.vocabulary}; use --bos no")
-    if settings.bos_prefix and bos is None:
-        advice = "leave the preset out" if model.tokenizer.bos is None else "add --bos yes"
-        raise SettingError(f"the preset needs BOS in front of a sentence, which {model.name} is not fed: {advice}")
-    room = None if model.context is None else model.context - (bos is not None)
-    if settings.max_length is None or room is None:
-        return settings.max_length or room
-    return min(settings.max_length, room)
+def publish(
+    folder: Path, scanned: JoinedParts, store: CorpusStore, model: dict[str, Any], plan: dict[str, Any]
+) -> None:
+    """From a finished scan in partial/, with corpus and vocabulary there, to an index."""
+    write_scan_tables(folder / PARTIAL, scanned, store)
+    staging.replace_tables(folder)
+    manifest = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, folder)
+    write_sealed(folder / MANIFEST, manifest)
+    staging.throw_partial_away(folder)
 
 
-def _make_plan(
-    model: MemoryModel, corpus: CorpusSettings, settings: ScanSettings, layers: tuple[int, ...]
-) -> dict[str, Any]:
-    """What must be equal for a scan to be continued; JSON only."""
-    return {
-        "schema": SCHEMA_VERSION,
-        "model": model.fingerprint(),
-        "corpus": corpus_fingerprint(corpus),
-        "settings": {**settings.to_json(), "layers": list(layers)},
-        "window": WINDOW,
-    }
+class _ScanStage:
+    """Gets every piece done, in as many passes over the corpus as the budget of layers asks for."""
+
+    def __init__(
+        self,
+        model: MemoryModel,
+        recipe: Any,
+        settings: ScanSettings,
+        shapes: dict[int, LayerShape],
+        store: CorpusStore,
+        share: Share | None,
+        progress: Progress,
+        stopper: Stopper,
+    ) -> None:
+        self.model, self.recipe, self.settings, self.shapes = model, recipe, settings, shapes
+        self.store, self.share, self.progress, self.stopper = store, share, progress, stopper
+        self.parts = PartFolder(store.folder / PARTS)
+        self.total = int(store.counts["tokens"]) // (1 if share is None else share.of)
+
+    def run(self, executor: Executor, layer_budget: int | None, save_seconds: float) -> JoinedParts:
+        bos = bos_to_feed(self.model, self.settings)
+        batches = self.store.batches(lambda window: len(plan_window(window, self.settings, bos)), self.stopper.check)
+        self.parts.tidy(self.shapes, self.settings)
+        before = self._joined()
+        fed = before.tokens * len(self.shapes)  # tokens, once for each layer that has seen them
+        self.progress("scan", before.tokens, self.total)
+        for layers in _passes(before.groups(), layer_budget):
+
+            def on_tokens(tokens: int, layers: Sequence[int] = layers) -> None:
+                nonlocal fed
+                fed += tokens * len(layers)
+                self.progress("scan", min(fed // len(self.shapes), self.total), self.total)
+
+            left = pieces_left(batches, before.done(layers[0]), self.share)
+            for first in left:  # there is at least one: workers are worth starting
+                job = ScanJob(
+                    self.model, self.recipe, self.settings, layers, chain([first], left), self.store, self.parts,
+                    on_tokens, self.stopper, save_seconds,
+                )  # fmt: skip
+                executor.run(job)
+        self.progress("scan", self.total, self.total)
+        after = self._joined()
+        for layer in self.shapes:
+            if next(pieces_left(batches, after.done(layer), self.share), None) is not None:
+                raise AssertionError("an executor has left a piece undone")
+        return after
+
+    def _joined(self) -> JoinedParts:
+        return JoinedParts([self.parts], self.shapes, self.settings)
 
 
-def _corpus_stage(
-    model: MemoryModel,
-    corpus: CorpusSettings,
-    settings: ScanSettings,
-    max_length: int | None,
-    partial: Path,
-    progress: Progress,
-    stopper: Stopper,
-) -> CorpusStore:
-    if CorpusStore.exists(partial):
-        return CorpusStore(partial)
-
-    def report(sentences: int) -> None:
-        progress("corpus", sentences, None)
-        stopper.check()
-
-    sentences = tokenize_units(
-        read_units(corpus),
-        model.tokenizer.encode,
-        max_length=max_length,
-        max_tokens=settings.max_tokens,
-        block=corpus.block,
-    )
-    return CorpusStore.create(partial, _checked(sentences, model), settings.dedup, report)
-
-
-def _checked(sentences: Iterator[Sentence], model: MemoryModel) -> Iterator[Sentence]:
-    """Refuse tokens that the model has no embedding for, before they fail deep inside it."""
-    for sentence in sentences:
-        if max(sentence.tokens) >= model.vocabulary:
-            raise SettingError(
-                f"the tokenizer gives token {max(sentence.tokens)} at {sentence.source}, but {model.name} has only "
-                f"{model.vocabulary}; use the tokenizer that belongs to the model"
-            )
-        yield sentence
-
-
-def _scan_stage(scanner: Scanner, store: CorpusStore, saver: _Saver, progress: Progress, stopper: Stopper) -> None:
-    state, all_tokens = scanner.state, store.counts["tokens"]
-    saver.restore_()
-
-    def after_batch(batch: Batch) -> None:
-        progress("scan", state.tokens, all_tokens)
-        if stopper.stopped:
-            saver.save()
-        stopper.check()
-        saver.save_if_due()
-
-    progress("scan", state.tokens, all_tokens)
-    for number in range(store.windows):
-        scanner.scan_window(number, store.window(number), after_batch)
-    saver.save()
-    progress("scan", all_tokens, all_tokens)
-
-
-class _Saver:
-    """Writes the state now and then, seldom enough to cost next to nothing."""
-
-    def __init__(self, path: Path, state: ScanState, seconds: float) -> None:
-        self.path, self.state, self.seconds = path, state, seconds
-        self.next_save = time.monotonic() + seconds
-
-    def restore_(self) -> None:
-        if self.path.is_file():
-            self.state.restore_(_load_arrays(self.path))
-
-    def save_if_due(self) -> None:
-        if time.monotonic() >= self.next_save:
-            self.save()
-
-    def save(self) -> None:
-        began = time.monotonic()
-        with replacing(self.path) as beside, beside.open("wb") as handle:
-            np.savez(handle, allow_pickle=False, **self.state.arrays())
-        now = time.monotonic()
-        self.next_save = now + max(self.seconds, _SAVE_SHARE * (now - began))
-
-
-def _load_arrays(path: Path) -> dict[str, Any]:
-    try:
-        with np.load(path, allow_pickle=False) as saved:
-            return dict(saved)
-    except Exception as error:  # a damaged archive fails in many ways, none of which is ours to tell apart
-        raise IndexFolderError(f"{path} is damaged; start over with --fresh") from error
-
-
-def _manifest(
-    model: MemoryModel,
-    layers: tuple[int, ...],
-    plan: dict[str, Any],
-    store: CorpusStore,
-    state: ScanState,
-    folder: Path,
-) -> dict[str, Any]:
-    first = model.layers[0]
-    return {
-        "memlens": __version__,
-        "schema": SCHEMA_VERSION,
-        "plan": plan,
-        "model": {
-            "name": model.name,
-            "source": model.source,
-            "family": model.family,
-            "fingerprint": plan["model"],
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "width": model.width,
-            "vocabulary": model.vocabulary,
-            "activation": first.activation,
-            "gated": first.gated,
-            "memories": {str(block.layer): block.memories for block in model.layers},
-            "bos": bos_to_feed(model, ScanSettings(bos=plan["settings"]["bos"])),
-        },
-        "layers": list(layers),
-        "counts": {**store.counts, "prefixes": state.prefixes, "tokens_fed": state.tokens},
-        "histogram_edges": bin_edges(),
-        "files": {
-            name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)} for name in SCAN_TABLES
-        },
-    }
+def _passes(groups: Sequence[tuple[int, ...]], budget: int | None) -> Iterator[tuple[int, ...]]:
+    """Layers that are scanned together; those of which not the same is done are not."""
+    for layers in groups:
+        step = budget or len(layers)
+        for first in range(0, len(layers), step):
+            yield layers[first : first + step]

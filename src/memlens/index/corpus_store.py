@@ -5,6 +5,7 @@
     offsets.npy          where each sentence begins in them, and the end
     fresh_from.npy       first new position of each sentence (see corpus/repeats)
     corpus.json          counts; written last, so that its presence means the stage is done
+    batches.npy          how many batches each window has; made from the others
 
 The flat arrays are mapped, not loaded: memory does not grow with the corpus. Knows nothing of coefficients.
 """
@@ -31,7 +32,7 @@ from memlens.index.parquet import reader_of
 from memlens.scan.scanner import WindowSentence
 from memlens.scan.settings import WINDOW
 
-_FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")
+FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")
 _SORT_MEMORY = "512MB"  # beyond this the sort for repeats goes to disk
 
 
@@ -41,13 +42,17 @@ class CorpusStore:
     def __init__(self, folder: Path) -> None:
         saved = read_json(folder / "corpus.json")
         for name, size in saved.get("files", {}).items():
-            if name in _FLAT and (not (folder / name).is_file() or (folder / name).stat().st_size != size):
+            if name in FLAT and (not (folder / name).is_file() or (folder / name).stat().st_size != size):
                 raise IndexFolderError(f"{folder / name} is missing or damaged; start over with --fresh")
         self.counts: dict[str, Any] = saved["counts"]
         tokens = self.counts["tokens"]
         self.tokens: NDArray[np.int32] = np.memmap(folder / "tokens.bin", np.int32, "r", shape=(tokens,))
         self.offsets: NDArray[np.int64] = np.load(folder / "offsets.npy", mmap_mode="r")
         self.fresh_from: NDArray[np.int32] = np.load(folder / "fresh_from.npy", mmap_mode="r")
+        self.folder = folder.absolute()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CorpusStore, (self.folder,)  # another process maps the files itself
 
     @staticmethod
     def exists(folder: Path) -> bool:
@@ -66,7 +71,7 @@ class CorpusStore:
         counts["repeated_prefixes"] = repeated
         with replacing(folder / "fresh_from.npy") as beside, beside.open("wb") as handle:
             np.save(handle, fresh)
-        files = {name: (folder / name).stat().st_size for name in (CORPUS, *_FLAT)}
+        files = {name: (folder / name).stat().st_size for name in (CORPUS, *FLAT)}
         write_json(folder / "corpus.json", {"counts": counts, "files": files})
         return cls(folder)
 
@@ -84,6 +89,26 @@ class CorpusStore:
             WindowSentence(first + i, tokens[edges[i] - edges[0] : edges[i + 1] - edges[0]], fresh[i])
             for i in range(last - first)
         ]
+
+    def batches(
+        self, plan: Callable[[list[WindowSentence]], int], after_window: Callable[[], None]
+    ) -> NDArray[np.int32]:
+        """How many batches each window has, as `plan` counts them; worked out once."""
+        path = self.folder / "batches.npy"
+        if path.is_file():
+            try:
+                known: NDArray[np.int32] = np.load(path)
+            except (OSError, ValueError, EOFError) as error:
+                raise IndexFolderError(f"{path} is damaged; remove this one file and run the command again") from error
+            if known.shape == (self.windows,):
+                return known
+        counts = np.zeros(self.windows, np.int32)
+        for number in range(self.windows):
+            counts[number] = plan(self.window(number))
+            after_window()
+        with replacing(path) as beside, beside.open("wb") as handle:
+            np.save(handle, counts)
+        return counts
 
     def next_tokens(self, sentences: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[np.int64]:
         """The token after each prefix, -1 where the sentence ends."""

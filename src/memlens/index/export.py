@@ -1,5 +1,7 @@
 """An index as plain text for other programs: JSON Lines, one memory a line, or CSV, one trigger a row.
 
+JSON Lines come in two layouts: memlens' own, and that of Neuronpedia's features, of which neuronpedia.py says more.
+
 Memories are read some at a time, so that memory stays bounded however large the index is. Texts are written as they
 are in the corpus; a spreadsheet may take one that begins with = for a formula. Knows no files but the index's own.
 """
@@ -13,6 +15,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Protocol
 
+from memlens.index.neuronpedia import neuronpedia_features
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 
@@ -48,9 +51,18 @@ class TextSink(Protocol):
 
 def export_jsonl(index: Index, sink: TextSink) -> int:
     """One JSON object a memory, dead ones included; the number of lines comes back."""
+    return _write_lines(_memories(index), sink)
+
+
+def export_neuronpedia(index: Index, sink: TextSink) -> int:
+    """The same in the layout of Neuronpedia's features."""
+    return _write_lines(neuronpedia_features(index), sink)
+
+
+def _write_lines(records: Iterable[dict[str, Any]], sink: TextSink) -> int:
     lines = 0
-    for memory in _memories(index):
-        sink.write(json.dumps(memory, ensure_ascii=False, allow_nan=False).translate(_ESCAPES) + "\n")
+    for record in records:
+        sink.write(json.dumps(record, ensure_ascii=False, allow_nan=False).translate(_ESCAPES) + "\n")
         lines += 1
     return lines
 
@@ -70,7 +82,11 @@ def export_csv(index: Index, sink: TextSink) -> int:
     return rows
 
 
-FORMATS: dict[str, Callable[[Index, TextSink], int]] = {"jsonl": export_jsonl, "csv": export_csv}
+FORMATS: dict[str, Callable[[Index, TextSink], int]] = {
+    "jsonl": export_jsonl,
+    "csv": export_csv,
+    "neuronpedia": export_neuronpedia,
+}
 
 
 def _memories(index: Index) -> Iterator[dict[str, Any]]:

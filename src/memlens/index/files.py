@@ -83,6 +83,24 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+_SEAL = "seal"  # a checksum of all else in the document
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON document that shows if it was changed afterwards."""
+    write_json(path, {**content, _SEAL: _seal_of(content)})
+
+
+def is_sealed(content: dict[str, Any]) -> bool:
+    """Is the document as it was written? One that never was sealed counts as it is."""
+    return _SEAL not in content or content[_SEAL] == _seal_of(content)
+
+
+def _seal_of(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != _SEAL}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
 def checksum(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as handle:
@@ -104,3 +122,25 @@ def only_writer(lock: Path) -> Iterator[None]:
                 f"another memlens process is writing to {lock.parent}; wait for it or choose another folder with -o"
             ) from error
         yield
+
+
+@contextmanager
+def attached(lock: Path) -> Iterator[None]:
+    """Hold a lock together with others; it is free again when the last of them has ended, in whatever way."""
+    with explain_os_errors(lock):
+        handle = lock.open("a")
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+
+
+def is_free(lock: Path) -> bool:
+    """Is nobody attached to the lock?"""
+    if not lock.exists():
+        return True
+    with lock.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True

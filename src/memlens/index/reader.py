@@ -18,9 +18,11 @@ import duckdb
 import pyarrow as pa
 
 from memlens.errors import IndexFolderError, ModelError, UnknownName
-from memlens.index.files import checksum, explain_os_errors, only_writer, read_json, replacing, write_json
-from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SCHEMA_VERSION
+from memlens.index.files import checksum, explain_os_errors, only_writer, read_json, replacing, write_sealed
+from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD
+from memlens.index.migration import migrated
 from memlens.index.parquet import fill_table, reader_of
+from memlens.index.shape import refuse_misshapen
 from memlens.index.trigger_list import TriggerList, trigger_of
 from memlens.memory import MemoryId
 
@@ -28,17 +30,6 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 _ROWS_AT_ONCE = 1024
-# What every manifest has, and of what kind it is.
-_PARTS = {
-    "schema": int,
-    "plan": dict,
-    "model": dict,
-    "layers": list,
-    "counts": dict,
-    "histogram_edges": list,
-    "files": dict,
-}
-
 _MADE_BY = {
     "values": "memlens values",
     "keys": "memlens values",
@@ -69,17 +60,8 @@ class Index:
         if not (self.folder / MANIFEST).is_file():
             raise IndexFolderError(_why_not_an_index(self.folder))
         self.manifest = read_json(self.folder / MANIFEST)
-        missing = [part for part, kind in _PARTS.items() if not isinstance(self.manifest.get(part), kind)]
-        if missing:
-            raise IndexFolderError(
-                f"{self.folder / MANIFEST} is damaged: it has no usable '{missing[0]}'; scan again with --fresh"
-            )
-        found = self.manifest.get("schema")
-        if found != SCHEMA_VERSION:
-            raise IndexFolderError(
-                f"{self.folder} has schema version {found}, this memlens reads {SCHEMA_VERSION}; "
-                "use the memlens that wrote it or scan again"
-            )
+        refuse_misshapen(self.manifest, self.folder / MANIFEST)
+        self.manifest = migrated(self.manifest, self.folder)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -137,20 +119,36 @@ class Index:
         with self._explaining_damage(), path.open("rb") as handle:
             return pq.read_table(handle, columns=None if columns is None else list(columns), filters=filters)
 
+    def schema_names(self, table: str) -> list[str]:
+        """The columns of a table."""
+        import pyarrow.parquet as pq
+
+        with self._explaining_damage(), self.path(table).open("rb") as handle:
+            names: list[str] = pq.ParquetFile(handle).schema_arrow.names
+            return names
+
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """Rows of a DuckDB query; `{triggers}` in it stands for that table's file, and so for every table."""
         return list(self.stream(query, parameters))
 
     def stream(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
         """The same rows one after another, for results that are too large for a list."""
-        names = _TableNames(self)
-        # Sorting a result keeps it the same whatever the number of threads; one thread needs no sorting.
-        with self._explaining_damage(), duckdb.connect(config={"threads": 1}) as database:
+        names = TableNames(self)
+        with self._explaining_damage(), self._connect() as database:
             cursor = database.execute(query.format_map(names), list(parameters))
             columns = [column[0] for column in cursor.description]
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for row in rows:
                     yield dict(zip(columns, row, strict=True))
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        """A database for one query, to be closed after it."""
+        # Sorting a result keeps it the same whatever the number of threads; one thread needs no sorting.
+        return duckdb.connect(config={"threads": 1})
+
+    def _source_of(self, table: str) -> str:
+        """What a query reads a table from, as SQL."""
+        return reader_of(self.path(table))
 
     @contextmanager
     def _explaining_damage(self) -> Iterator[None]:
@@ -166,7 +164,10 @@ class Index:
 
     def facts(self, memory: str | MemoryId) -> MemoryFacts:
         name = self.check(memory)
-        row = self.sql("SELECT * FROM {memories} WHERE layer = $1 AND memory = $2", [name.layer, name.memory])[0]
+        rows = self.sql("SELECT * FROM {memories} WHERE layer = $1 AND memory = $2", [name.layer, name.memory])
+        if not rows:
+            raise IndexFolderError(f"{self.folder} has no row for {name}; see what is damaged with `memlens check`")
+        row = rows[0]
         numbers = {key: row[key] for key in ("max", "min", "mean", "frequency", "dead", "histogram")}
         return MemoryFacts(name, **numbers)
 
@@ -240,14 +241,14 @@ class Index:
             facts = {n: {"bytes": (p := self.folder / n).stat().st_size, "sha256": checksum(p)} for n in names}
             self._note_files(facts)
             self.manifest |= notes()
-            write_json(self.folder / MANIFEST, self.manifest)
+            write_sealed(self.folder / MANIFEST, self.manifest)
 
     def _note_files(self, facts: Mapping[str, Any], without: Sequence[str] = ()) -> None:
         self.manifest = read_json(self.folder / MANIFEST)  # another stage may have written it since
         kept = {name: fact for name, fact in self.manifest["files"].items() if name not in without}
         self.manifest["files"] = {**kept, **facts}
         if without:
-            write_json(self.folder / MANIFEST, self.manifest)
+            write_sealed(self.folder / MANIFEST, self.manifest)
 
     def __repr__(self) -> str:
         model, counts = self.manifest["model"], self.manifest["counts"]
@@ -270,7 +271,7 @@ class Index:
         return f"<table><caption>Index {escape(str(self.folder))}</caption>{rows}</table>"
 
 
-class _TableNames(dict[str, str]):
+class TableNames(dict[str, str]):
     """`{triggers}` in a query -> a reader of that file."""
 
     def __init__(self, index: Index) -> None:
@@ -278,12 +279,14 @@ class _TableNames(dict[str, str]):
         self.index = index
 
     def __missing__(self, table: str) -> str:
-        return reader_of(self.index.path(table))
+        return self.index._source_of(table)
 
 
 def _why_not_an_index(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no index folder {folder}; make one with `memlens scan MODEL CORPUS -o {folder}`"
+    if (folder / PARTIAL / SHARD).is_file():
+        return f"{folder} is one part of a scan; join all parts with `memlens merge PART... -o INDEX`"
     if (folder / PARTIAL).is_dir():
         return f"{folder} is an unfinished scan; repeat its `memlens scan` command to finish it"
     return f"{folder} is not an index (it has no {MANIFEST}); make one with `memlens scan MODEL CORPUS -o FOLDER`"

@@ -26,6 +26,7 @@ from memlens.index.layout import (
     foreign_entries,
     is_complete,
 )
+from memlens.index.shape import refuse_misshapen
 
 
 def recorded_threads(folder: Path) -> int | None:
@@ -75,16 +76,17 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
     if not is_complete(folder):
         return False
     manifest = read_json(folder / MANIFEST)
-    difference = _difference(manifest.get("plan", {}), plan)
+    other = difference(manifest.get("plan", {}), plan)
     unfinished = unfinished_plan(folder)
-    if difference and unfinished == plan:
+    if other and unfinished == plan:
         return False
-    if difference:
+    if other:
         raise IndexFolderError(
-            f"{folder} holds an index of {difference}; choose another folder with -o, or replace it with --fresh"
+            f"{folder} holds an index of {other}; choose another folder with -o, or replace it with --fresh"
         )
-    for name, entry in manifest.get("files", {}).items():
-        if name in SCAN_TABLES and not _has_size(folder / name, entry.get("bytes")):
+    refuse_misshapen(manifest, folder / MANIFEST)
+    for name in SCAN_TABLES:
+        if not _has_size(folder / name, manifest["files"].get(name, {}).get("bytes")):
             raise IndexFolderError(f"{folder / name} is missing or damaged; scan again with --fresh")
     if unfinished is None or unfinished == plan:
         throw_partial_away(folder)  # left by a scan that was killed while tidying up
@@ -99,10 +101,10 @@ def begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
     """Make sure that what is in partial/ is this very scan, or nothing."""
     unfinished = unfinished_plan(folder) if resume else None
     if unfinished is not None:
-        difference = _difference(unfinished, plan)
-        if difference:
+        other = difference(unfinished, plan)
+        if other:
             raise IndexFolderError(
-                f"{folder} holds an unfinished scan of {difference}; repeat that command to continue it, "
+                f"{folder} holds an unfinished scan of {other}; repeat that command to continue it, "
                 "or start over with --fresh"
             )
         return
@@ -142,8 +144,10 @@ def replace_tables(folder: Path) -> None:
     sync_folder(folder)
 
 
-def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
+def difference(found: Any, wanted: dict[str, Any]) -> str:
     """In words, what an existing folder is of; empty if it is of the same."""
+    if not isinstance(found, dict) or not isinstance(found.get("settings", {}), dict):
+        return "something that cannot be read any more"
     for key, words in (("schema", "another schema version"), ("model", "another model"), ("corpus", "another corpus")):
         if found.get(key) != wanted[key]:
             return words
@@ -151,4 +155,6 @@ def _difference(found: dict[str, Any], wanted: dict[str, Any]) -> str:
     for name in ours:
         if theirs.get(name) != ours[name]:
             return f"the same model with --{name.replace('_', '-')} {theirs.get(name)} instead of {ours[name]}"
+    if found.get("shard") != wanted.get("shard"):
+        return f"shard {found['shard']}" if "shard" in found else "everything, not of one shard"
     return "" if found == wanted else "another batch plan"

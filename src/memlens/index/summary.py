@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from memlens.errors import IndexFolderError
+from memlens.index.layout import MANIFEST
 from memlens.index.reader import Index
+
+_COUNTED = ("sentences", "tokens", "prefixes", "repeated_prefixes", "cut_sentences", "cut_tokens")
 
 
 def summarize(index: Index) -> dict[str, Any]:
     """Counts of an index, ready for JSON; `dead` counts by layer the memories without any trigger."""
     model, counts = index.manifest["model"], index.manifest["counts"]
+    missing = [name for name in _COUNTED if not isinstance(counts.get(name), int)]
+    if missing:
+        raise IndexFolderError(f"{index.folder / MANIFEST} is damaged: it does not count '{missing[0]}'; scan again")
     rows = index.sql(
         "SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead FROM {memories} GROUP BY ALL ORDER BY layer"
     )

@@ -6,7 +6,7 @@ stays bounded. Knows a scan's state and the corpus store; knows nothing of folde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +26,20 @@ from memlens.index.layout import (
     VOCABULARY_SCHEMA,
 )
 from memlens.index.parquet import write_table
+from memlens.index.parts import JoinedParts
 from memlens.models.tokenizer import Tokenizer
 from memlens.scan.layer import UNIT, LayerScan
 from memlens.scan.sample import EXAMPLES
-from memlens.scan.state import ScanState
 
 _MEMORIES_A_GROUP = 1024
 _ORDINARY_KEPT = 5
 
 
-def write_scan_tables(folder: Path, state: ScanState, store: CorpusStore) -> None:
-    layers = [state.layers[layer] for layer in sorted(state.layers)]
-    write_table(folder / TRIGGERS, TRIGGERS_SCHEMA, _triggers(layers, store))
-    write_table(folder / ORDINARY, ORDINARY_SCHEMA, _ordinary(layers, store))
-    write_table(folder / MEMORIES, MEMORIES_SCHEMA, (_statistics(scan, state.prefixes) for scan in layers))
+def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) -> None:
+    """One layer at a time is in memory."""
+    write_table(folder / TRIGGERS, TRIGGERS_SCHEMA, _triggers(scanned.layers, store))
+    write_table(folder / ORDINARY, ORDINARY_SCHEMA, _ordinary(scanned.layers, store))
+    write_table(folder / MEMORIES, MEMORIES_SCHEMA, (_statistics(scan, scanned.prefixes) for scan in scanned.layers))
 
 
 def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> None:
@@ -55,7 +55,7 @@ def is_dead(scan: LayerScan) -> NDArray[np.bool_]:
     return dead & (scan.triggers.bottom_lists.filled == 0) if scan.triggers.keeps_bottom else dead
 
 
-def _triggers(layers: list[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
+def _triggers(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
     for scan in layers:
         ends = scan.triggers.result()
         memories = len(scan.total)
@@ -100,7 +100,7 @@ def _prefix_columns(
     }
 
 
-def _ordinary(layers: list[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
+def _ordinary(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
     """Sampled prefixes that are not among the triggers, the first few of each memory."""
     for scan in layers:
         examples = scan.sample.examples

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from memlens.models.memory_model import MemoryModel
+from memlens.models.sizes import ModelSizes
+from memlens.scan.layer import LayerScan
 from memlens.scan.scanner import Scanner, WindowSentence
 from memlens.scan.settings import ScanSettings
 from memlens.scan.state import ScanState
@@ -60,6 +62,18 @@ def estimate_scan(model: MemoryModel, settings: ScanSettings, seconds: float = 1
         lists_bytes=sum(array.nbytes for array in state.arrays().values()),
         batch_bytes=_batch_bytes(model, settings),
     )
+
+
+def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_number: int) -> dict[str, int]:
+    """Bytes of weights, lists and one batch, from a model's sizes alone."""
+    bottom = settings.bottom == "yes" or (settings.bottom == "auto" and sizes.gated)
+    two, one = (sum(a.nbytes for a in LayerScan(0, n, bottom, settings).arrays().values()) for n in (2, 1))
+    wide = (3 if sizes.gated else 2) * max(sizes.memories, default=0) + 8 * sizes.width
+    return {
+        "weights": sizes.parameters * bytes_a_number,
+        "lists": sum(sizes.memories) * (two - one),
+        "a batch": settings.batch_tokens * wide * bytes_a_number,
+    }
 
 
 def _measure(model: MemoryModel, settings: ScanSettings, state: ScanState, seconds: float) -> tuple[float, int]:

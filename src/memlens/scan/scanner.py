@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from memlens.corpus.batches import Batch, cut_batches
 from memlens.models.memory_model import MemoryModel
 from memlens.scan.blocks import Candidates
+from memlens.scan.done import Piece
 from memlens.scan.settings import ScanSettings
 from memlens.scan.state import ScanState
 from memlens.scan.top_triggers import make_candidates
@@ -30,6 +31,14 @@ class WindowSentence:
     id: int
     tokens: NDArray[np.int64]
     fresh_from: int = 0
+
+
+@dataclass(frozen=True)
+class PlannedWindow:
+    """A window cut into batches."""
+
+    batches: list[Batch]
+    by_id: dict[int, WindowSentence]
 
 
 def bos_to_feed(model: MemoryModel, settings: ScanSettings) -> int | None:
@@ -47,23 +56,28 @@ class Scanner:
 
     def plan(self, window: Sequence[WindowSentence]) -> list[Batch]:
         """The batches of a window; sentences without any new prefix are not fed."""
-        fed = [(s.id, s.tokens) for s in window if self._candidate_range(s)[1] > self._candidate_range(s)[0]]
-        return cut_batches(fed, self.settings.batch_tokens, self.bos)
+        return plan_window(window, self.settings, self.bos)
 
     def scan_window(
         self, number: int, window: Sequence[WindowSentence], after_batch: Callable[[Batch], None] = lambda batch: None
     ) -> None:
         """Scan what is not done yet of one window; the state is whole after every batch."""
-        by_id = {sentence.id: sentence for sentence in window}
-        batches = self.plan(window)
-        finished = self.state.done.get(number, 0)
+        planned = self.planned(window)
+        for left in self.state.done.left_of(Piece(number, 0, len(planned.batches))):
+            self.scan_piece(left, planned, after_batch)
+
+    def planned(self, window: Sequence[WindowSentence]) -> PlannedWindow:
+        return PlannedWindow(self.plan(window), {sentence.id: sentence for sentence in window})
+
+    def scan_piece(
+        self, piece: Piece, window: PlannedWindow, after_batch: Callable[[Batch], None] = lambda batch: None
+    ) -> None:
+        """Scan some batches of a window; the state is whole after every batch."""
         with torch.inference_mode(), _threads(self.settings.threads) as pool:
-            for batch in batches[finished:]:
-                self._scan_batch(batch, by_id, pool)
-                finished += 1
-                self.state.done[number] = finished
-                after_batch(batch)
-        self.state.done[number] = len(batches)
+            for place in range(piece.first, piece.stop):
+                self._scan_batch(window.batches[place], window.by_id, pool)
+                self.state.done.add(piece.window, place, place + 1)
+                after_batch(window.batches[place])
 
     def _scan_batch(self, batch: Batch, by_id: dict[int, WindowSentence], pool: ThreadPoolExecutor | None) -> None:
         candidates = self._candidates(batch, by_id)
@@ -82,18 +96,29 @@ class Scanner:
         width, shift = batch.tokens.shape[1], 0 if self.bos is None else 1
         rows, sentences, positions = [], [], []
         for row, sentence in enumerate(batch.sentences.tolist()):
-            first, last = self._candidate_range(by_id[sentence])
+            first, last = candidate_range(by_id[sentence], self.settings, self.bos)
             position = np.arange(first, last)
             positions.append(position)
             rows.append(row * width + shift + position)
             sentences.append(np.full(last - first, sentence))
         return make_candidates(np.concatenate(rows), np.concatenate(sentences), np.concatenate(positions))
 
-    def _candidate_range(self, sentence: WindowSentence) -> tuple[int, int]:
-        """First and one past the last candidate position; -1 is the BOS-only prefix."""
-        alone = self.settings.bos_prefix and self.bos is not None and sentence.fresh_from == 0
-        first = -1 if alone else sentence.fresh_from
-        return first, len(sentence.tokens) - (0 if self.settings.whole_sentence else 1)
+
+def plan_window(window: Sequence[WindowSentence], settings: ScanSettings, bos: int | None) -> list[Batch]:
+    """The batches of a window, which depend on nothing else; sentences without any new prefix are not fed."""
+    fed = []
+    for sentence in window:
+        first, last = candidate_range(sentence, settings, bos)
+        if last > first:
+            fed.append((sentence.id, sentence.tokens))
+    return cut_batches(fed, settings.batch_tokens, bos)
+
+
+def candidate_range(sentence: WindowSentence, settings: ScanSettings, bos: int | None) -> tuple[int, int]:
+    """First and one past the last candidate position; -1 is the BOS-only prefix."""
+    alone = settings.bos_prefix and bos is not None and sentence.fresh_from == 0
+    first = -1 if alone else sentence.fresh_from
+    return first, len(sentence.tokens) - (0 if settings.whole_sentence else 1)
 
 
 @contextmanager

@@ -1,0 +1,194 @@
+"""Is every file of an index whole, and do they belong together? Reads everything, changes nothing.
+
+    whole        there, and byte for byte what the manifest says
+    damaged      missing, of another size or content, not readable, or not of one piece with the others
+    outdated     whole, but made from a table that has been made again since
+    not noted    there, but not part of the index: left by a stage that was killed, or somebody else's
+
+Needs neither the model nor torch. What is said about a file is one line.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from memlens.errors import IndexFolderError, MemlensError
+from memlens.index.files import checksum, is_sealed
+from memlens.index.layout import ANNOTATIONS, CORPUS, EXPERIMENTS, MANIFEST, MEMORIES, PARTIAL, SCAN_TABLES, VOCABULARY
+from memlens.index.progress import Progress, no_progress
+from memlens.index.reader import Index
+from memlens.index.references import wrong_references
+
+WHOLE, DAMAGED, OUTDATED, NOT_NOTED = "whole", "damaged", "outdated", "not noted"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is to be said about one file."""
+
+    file: str
+    state: str
+    detail: str = ""  # what is wrong, or how many rows it has
+
+
+@dataclass(frozen=True)
+class Check:
+    """The state of an index."""
+
+    folder: Path
+    findings: tuple[Finding, ...]
+
+    @property
+    def damaged(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.state == DAMAGED)
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.damaged
+
+
+def check_index(folder: Path, progress: Progress = no_progress) -> Check:
+    """Look at every file of an index; a folder that is no index is refused."""
+    try:
+        index = Index(folder)
+    except IndexFolderError as error:
+        if not (folder / MANIFEST).is_file():
+            raise
+        return Check(folder, (Finding(MANIFEST, DAMAGED, str(error)),))
+    findings = [_manifest(index)]
+    files = index.manifest["files"]
+    for number, name in enumerate(sorted({*files, *SCAN_TABLES})):
+        progress("check", number, len(files))
+        findings.append(_file(index, name))
+    progress("check", len(files), len(files))
+    damaged = {finding.file for finding in findings if finding.state == DAMAGED}
+    findings = [_in_place(index, finding, damaged) for finding in findings]
+    findings += _others(index)
+    return Check(folder, tuple(findings))
+
+
+def _manifest(index: Index) -> Finding:
+    problem = _manifest_problem(index)
+    return Finding(MANIFEST, DAMAGED, problem) if problem else Finding(MANIFEST, WHOLE)
+
+
+def _manifest_problem(index: Index) -> str:
+    manifest = index.manifest
+    if not is_sealed(manifest):
+        return "it was changed after it was written"
+    try:
+        if not all(isinstance(index.memories(layer), int) for layer in index.layers):
+            return "it does not say how many memories a layer has"
+        if any(not isinstance(manifest["counts"].get(name), int) for name in ("sentences", "tokens", "prefixes")):
+            return "it does not count sentences, tokens and prefixes"
+        if any(not isinstance(entry, dict) for entry in manifest["files"].values()):
+            return "it does not describe its files"
+    except (KeyError, TypeError, ValueError, MemlensError):
+        return "it does not say how many memories a layer has"
+    return ""
+
+
+def _file(index: Index, name: str) -> Finding:
+    """One file by itself."""
+    entry, path = index.manifest["files"].get(name), index.folder / name
+    if not isinstance(entry, dict):
+        return Finding(name, DAMAGED, "the manifest does not describe it")
+    if not path.is_file():
+        return Finding(name, DAMAGED, "it is missing")
+    try:
+        size = path.stat().st_size
+        if size != entry.get("bytes"):
+            return Finding(name, DAMAGED, f"it has {size:,} bytes instead of {entry.get('bytes'):,}")
+        if checksum(path) != entry.get("sha256"):
+            return Finding(name, DAMAGED, "its content has changed (the checksum differs)")
+        with path.open("rb") as handle:
+            rows = pq.ParquetFile(handle).metadata.num_rows
+    except (OSError, pa.ArrowException) as error:
+        return Finding(name, DAMAGED, f"it cannot be read ({str(error).splitlines()[0][:100]})")
+    except (TypeError, ValueError):
+        return Finding(name, DAMAGED, "the manifest does not describe it")
+    return Finding(name, WHOLE, f"{rows:,} rows")
+
+
+def _in_place(index: Index, finding: Finding, damaged: set[str]) -> Finding:
+    """The same finding, unless the file does not fit the others; only whole files can be compared."""
+    name = finding.file
+    if finding.state != WHOLE or name == MANIFEST or MANIFEST in damaged:
+        return finding
+    rows = int(finding.detail.split()[0].replace(",", ""))
+    expected = _expected_rows(index, name)
+    if expected is not None and rows != expected:
+        return Finding(name, DAMAGED, f"it has {rows:,} rows instead of {expected:,}")
+    try:
+        problem = wrong_references(index, name.removesuffix(".parquet"), with_corpus=CORPUS not in damaged)
+    except (MemlensError, duckdb.Error, pa.ArrowException) as error:
+        problem = f"it cannot be read ({str(error).splitlines()[0][:100]})"
+    if problem:
+        return Finding(name, DAMAGED, problem)
+    made_from = _made_from(index, name)
+    old = [table for table, known in made_from.items() if known != _checksum_now(index, table)]
+    return Finding(name, OUTDATED, f"made from an earlier {old[0]}; make it again") if old else finding
+
+
+def _expected_rows(index: Index, name: str) -> int | None:
+    manifest = index.manifest
+    memories = sum(index.memories(layer) for layer in index.layers)
+    known = {
+        CORPUS: manifest["counts"].get("sentences"),
+        VOCABULARY: manifest["model"].get("vocabulary"),
+        MEMORIES: memories,
+        "values.parquet": memories,
+        "keys.parquet": memories,
+    }
+    return known.get(name)
+
+
+def _made_from(index: Index, name: str) -> dict[str, Any]:
+    """Which tables a derived one was made from, with their checksums then, as far as the manifest notes it."""
+    folder, _, table = name.removesuffix(".parquet").rpartition("/")
+    if folder != EXPERIMENTS:
+        return {}
+    if table in ("prefixes", "prefix-layers"):
+        noted = index.manifest.get("aggregate", {})
+        return {"values": noted["values"]} if isinstance(noted, dict) and "values" in noted else {}
+    noted = index.manifest.get("experiments", {}).get(table, {})
+    known = noted.get("from", {}) if isinstance(noted, dict) else {}
+    return known if isinstance(known, dict) else {}
+
+
+def _checksum_now(index: Index, table: str) -> Any:
+    return index.manifest["files"].get(f"{table}.parquet", {}).get("sha256")
+
+
+def _others(index: Index) -> Iterator[Finding]:
+    """What lies beside the files that the manifest notes."""
+    noted = {*index.manifest["files"], *SCAN_TABLES}
+    for path in sorted([*index.folder.glob("*.parquet"), *index.folder.glob(f"{EXPERIMENTS}/*.parquet")]):
+        name = path.relative_to(index.folder).as_posix()
+        if name not in noted:
+            yield Finding(name, NOT_NOTED, "a stage was stopped while it was written; make it again")
+    for path in sorted(index.folder.glob("**/*.part")):
+        if not path.is_relative_to(index.folder / PARTIAL):
+            yield Finding(path.relative_to(index.folder).as_posix(), NOT_NOTED, "left by a stage that was killed")
+    if (index.folder / PARTIAL).is_dir():
+        yield Finding(PARTIAL, NOT_NOTED, "an unfinished scan that is to replace this index")
+    if (index.folder / ANNOTATIONS).is_file():
+        yield _annotations(index.folder / ANNOTATIONS)
+
+
+def _annotations(path: Path) -> Finding:
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            (answer,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as error:
+        return Finding(ANNOTATIONS, DAMAGED, f"it cannot be read ({error})")
+    return Finding(ANNOTATIONS, WHOLE) if answer == "ok" else Finding(ANNOTATIONS, DAMAGED, str(answer).splitlines()[0])

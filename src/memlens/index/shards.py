@@ -1,0 +1,191 @@
+"""Shards: parts of a scan that were made apart, on several machines by hand, and their joining into one index.
+
+The folder of a finished shard is not an index. It keeps partial/ with
+
+    shard.json       written last: its presence means complete; which part of which plan, and checksums of the files
+    parts/           what was found in the share
+    corpus.parquet, tokens.bin, ...    the corpus, kept by shard 1 only, since it is the same for all
+
+Joining needs neither the model nor the text. Every shard must be there exactly once, all of one plan.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memlens.errors import IndexFolderError, SettingError
+from memlens.index import staging
+from memlens.index.corpus_store import FLAT, CorpusStore
+from memlens.index.files import checksum, explain_os_errors, only_writer, read_json, write_json
+from memlens.index.layout import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY
+from memlens.index.manifest import facts_of
+from memlens.index.parts import JoinedParts, PartFolder
+from memlens.index.progress import Progress, no_progress
+from memlens.scan.done import Share
+from memlens.scan.settings import ScanSettings
+from memlens.scan.state import LayerShape
+
+_BATCHES = "batches.npy"
+_OF_THE_FIRST = (CORPUS, VOCABULARY, *FLAT)  # the same in all shards, so one keeps them
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished part of a scan."""
+
+    folder: Path
+    share: Share
+    content: dict[str, Any]  # of shard.json
+
+    @property
+    def partial(self) -> Path:
+        return self.folder / PARTIAL
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan that all shards have in common."""
+        return {name: value for name, value in self.content["plan"].items() if name != "shard"}
+
+
+def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
+    """Is this very shard in the folder, complete?"""
+    path = folder / PARTIAL / SHARD
+    return "shard" in plan and path.is_file() and read_json(path).get("plan") == plan
+
+
+def finish(
+    folder: Path, model: dict[str, Any], plan: dict[str, Any], shapes: dict[int, LayerShape], store: CorpusStore
+) -> None:
+    """Turn the partial scan of a share, of which every piece is done, into a finished shard."""
+    partial = folder / PARTIAL
+    share = Share.parse(plan["shard"])
+    kept = [_BATCHES, *(f"{PARTS}/{path.name}" for path in sorted((partial / PARTS).glob("*.npz")))]
+    kept += _OF_THE_FIRST if share.number == 1 else ()
+    content = {
+        "schema": SCHEMA_VERSION,
+        "plan": plan,
+        "model": model,
+        "shapes": {str(layer): list(shape) for layer, shape in shapes.items()},
+        "counts": store.counts,
+        "tokens": checksum(partial / "tokens.bin"),
+        "files": {name: facts_of(partial / name) for name in kept},
+    }
+    write_json(partial / SHARD, content)
+    if share.number != 1:
+        for name in _OF_THE_FIRST:
+            (partial / name).unlink(missing_ok=True)
+
+
+def open_shard(folder: Path) -> Shard:
+    """A finished shard; its files are looked at when they are used."""
+    path = folder / PARTIAL / SHARD
+    if not path.is_file():
+        if (folder / PARTIAL).is_dir():
+            reason = "is an unfinished scan; repeat its `memlens scan --shard` command to finish it"
+        else:
+            reason = "is not a part of a scan; make parts with `memlens scan --shard I/N`"
+        raise IndexFolderError(f"{folder} {reason}")
+    content = read_json(path)
+    kinds = {"schema": int, "plan": dict, "model": dict, "shapes": dict, "counts": dict, "tokens": str, "files": dict}
+    wrong = [name for name, kind in kinds.items() if not isinstance(content.get(name), kind)]
+    if content.get("schema") != SCHEMA_VERSION and not wrong:
+        raise IndexFolderError(
+            f"{folder} has schema version {content['schema']}, this memlens reads {SCHEMA_VERSION}; "
+            "use the memlens that wrote it or scan again"
+        )
+    shard = content["plan"].get("shard") if not wrong else None
+    if wrong or not isinstance(shard, str):
+        raise IndexFolderError(f"{path} is damaged: it has no usable '{(*wrong, 'shard')[0]}'; make this part again")
+    try:
+        return Shard(folder, Share.parse(shard), content)
+    except SettingError as error:
+        raise IndexFolderError(f"{path} is damaged: it is of shard '{shard}'; make this part again") from error
+
+
+def merge_shards(
+    folders: Sequence[Path], folder: Path, *, resume: bool = True, progress: Progress = no_progress
+) -> None:
+    """Make `folder` the index of all shards together; their order does not matter."""
+    from memlens.index.build import publish
+
+    shards = sorted((open_shard(part) for part in folders), key=lambda shard: shard.share)
+    _refuse_other_plans(shards)
+    _refuse_gaps(shards)
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        staging.refuse_foreign(folder)
+    first = shards[0]
+    with only_writer(folder / LOCK):
+        if resume and staging.is_finished(folder, first.plan):
+            return
+        for number, shard in enumerate(shards):
+            progress("check", number, len(shards))
+            _refuse_damage(shard)
+        progress("tables", 0, None)
+        scanned = _joined(shards)
+        staging.begin(folder, first.plan, resume)
+        with explain_os_errors(folder):
+            for name in (CORPUS, VOCABULARY):
+                shutil.copyfile(first.partial / name, folder / PARTIAL / name)
+            publish(folder, scanned, CorpusStore(first.partial), first.content["model"], first.plan)
+
+
+def _refuse_other_plans(shards: Sequence[Shard]) -> None:
+    first = shards[0]
+    for shard in shards[1:]:
+        difference = staging.difference(shard.plan, first.plan)
+        if not difference and shard.content["tokens"] != first.content["tokens"]:
+            difference = "another cut of the corpus"
+        if difference:
+            raise IndexFolderError(
+                f"{shard.folder} is a part of a scan of {difference}, compared with {first.folder}; "
+                "make all parts with the same command"
+            )
+        if shard.share.of != first.share.of:
+            raise IndexFolderError(
+                f"{shard.folder} is part {shard.share}, {first.folder} part {first.share}; "
+                "give the parts of one division only"
+            )
+
+
+def _refuse_gaps(shards: Sequence[Shard]) -> None:
+    seen: dict[int, Path] = {}
+    for shard in shards:
+        if shard.share.number in seen:
+            raise IndexFolderError(
+                f"{seen[shard.share.number]} and {shard.folder} are both part {shard.share}; give each part once"
+            )
+        seen[shard.share.number] = shard.folder
+    of = shards[0].share.of
+    missing = [str(number) for number in range(1, of + 1) if number not in seen]
+    if missing:
+        named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+        raise IndexFolderError(f"of {of} parts these are missing: {named}; make them with --shard {missing[0]}/{of}")
+
+
+def _refuse_damage(shard: Shard) -> None:
+    """Byte for byte, since what is joined now is looked at no more."""
+    for name, facts in shard.content["files"].items():
+        path = shard.partial / name
+        if not path.is_file() or not isinstance(facts, dict) or facts_of(path) != facts:
+            raise IndexFolderError(f"{path} is missing or damaged; make part {shard.share} again")
+
+
+def _joined(shards: Sequence[Shard]) -> JoinedParts:
+    first = shards[0]
+    try:
+        settings = ScanSettings(**{**first.plan["settings"], "layers": tuple(first.plan["settings"]["layers"])})
+        shapes = {int(layer): LayerShape(*shape) for layer, shape in first.content["shapes"].items()}
+        batches = np.load(first.partial / _BATCHES)
+        joined = JoinedParts([PartFolder(shard.partial / PARTS) for shard in shards], shapes, settings)
+    except (TypeError, KeyError, ValueError, SettingError) as error:
+        raise IndexFolderError(f"{first.partial / SHARD} is damaged; make part {first.share} again") from error
+    if not all(joined.done(layer).is_all_of(batches) for layer in shapes):
+        raise IndexFolderError("the parts together do not hold every batch of the plan; make them again")
+    return joined

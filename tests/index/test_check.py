@@ -1,0 +1,186 @@
+"""`check` names what is damaged, and nothing else; schema versions; lazy reading of large tables."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from scale_helpers import TABLES
+
+import memlens
+from memlens.errors import IndexFolderError
+from memlens.index.check import DAMAGED, NOT_NOTED, OUTDATED
+from memlens.index.files import checksum, write_sealed
+from memlens.index.layout import SCHEMA_VERSION, TRIGGERS_SCHEMA
+from memlens.index.migration import migrated
+
+
+@pytest.fixture
+def index(alone: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(alone, tmp_path / "index"))
+
+
+@pytest.fixture(scope="module")
+def with_values(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(shutil.copytree(alone, tmp_path_factory.mktemp("valued") / "index"))
+    memlens.values(folder, top=4, threads=1)
+    memlens.experiment(folder, ["agreement"], threads=1)
+    return folder
+
+
+def damaged_files(folder: Path) -> list[str]:
+    return [finding.file for finding in memlens.check(folder).damaged]
+
+
+def test_a_whole_index_is_whole(alone: Path, with_values: Path) -> None:
+    for folder in (alone, with_values):
+        check = memlens.check(folder)
+        assert check.is_whole
+        assert {f"{table}.parquet" for table in TABLES} < {finding.file for finding in check.findings}
+    assert "experiments/agreement.parquet" in {finding.file for finding in memlens.check(with_values).findings}
+
+
+@pytest.mark.parametrize("how", ["truncated", "bit flipped", "missing", "empty", "longer"])
+def test_a_damaged_file_is_named_and_no_other(with_values: Path, tmp_path: Path, how: str) -> None:
+    draw = random.Random(how)
+    names = [f"{table}.parquet" for table in (*TABLES, "values", "keys", "experiments/agreement")]
+    for name in names:
+        folder = Path(shutil.copytree(with_values, tmp_path / name.replace("/", "-")))
+        path = folder / name
+        content = bytearray(path.read_bytes())
+        if how == "bit flipped":
+            content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        damaged = {"truncated": content[: draw.randrange(1, len(content))], "empty": b"", "longer": content + b"\0"}
+        path.write_bytes(damaged.get(how, content))
+        if how == "missing":
+            path.unlink()
+        assert damaged_files(folder) == [name]
+
+
+def test_a_changed_manifest_is_named(index: Path) -> None:
+    path = index / "manifest.json"
+    whole = path.read_bytes()
+    draw = random.Random(1)
+    for _ in range(60):
+        content = bytearray(whole)
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(7)
+        path.write_bytes(bytes(content))
+        if json_or_none(bytes(content)) != json.loads(whole):
+            assert "manifest.json" in damaged_files(index)
+    path.write_bytes(whole[: len(whole) // 2])
+    assert damaged_files(index) == ["manifest.json"]
+
+
+def json_or_none(content: bytes) -> object:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+def test_tables_of_different_scans_are_not_of_one_piece(index: Path) -> None:
+    """Each file may be whole by itself and still not belong to the others."""
+    manifest = json.loads((index / "manifest.json").read_text())
+    table = pq.read_table(index / "triggers.parquet")
+    for column, value, words in (
+        ("memory", 40, "memory 40 of layer"),
+        ("layer", 7, "layer 7, which was not scanned"),
+        ("sentence", 10**9, "sentence 1000000000, which the corpus does not have"),
+        ("position", 1000, "which is shorter"),
+    ):
+        values = table.column(column).to_pylist()
+        values[5] = value
+        place = TRIGGERS_SCHEMA.get_field_index(column)
+        pq.write_table(
+            table.set_column(place, TRIGGERS_SCHEMA.field(place), pa.array(values, TRIGGERS_SCHEMA.field(place).type)),
+            index / "triggers.parquet",
+        )
+        noted = {"bytes": (index / "triggers.parquet").stat().st_size, "sha256": checksum(index / "triggers.parquet")}
+        manifest["files"]["triggers.parquet"] = noted
+        write_sealed(index / "manifest.json", {k: v for k, v in manifest.items() if k != "seal"})
+        (finding,) = memlens.check(index).damaged
+        assert finding.file == "triggers.parquet" and words in finding.detail
+
+
+def test_rows_are_counted(index: Path) -> None:
+    manifest = json.loads((index / "manifest.json").read_text())
+    manifest["counts"]["sentences"] += 1
+    write_sealed(index / "manifest.json", {k: v for k, v in manifest.items() if k != "seal"})
+    (finding,) = memlens.check(index).damaged
+    assert finding.file == "corpus.parquet" and "rows instead of" in finding.detail
+
+
+def test_an_experiment_made_from_earlier_values_is_outdated_not_damaged(with_values: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(with_values, tmp_path / "index"))
+    memlens.values(folder, top=6, threads=1)
+    check = memlens.check(folder)
+    assert check.is_whole
+    assert {f.file for f in check.findings if f.state == OUTDATED} == {"experiments/agreement.parquet"}
+
+
+def test_what_a_killed_stage_has_left_is_told_but_no_damage(index: Path) -> None:
+    shutil.copy(index / "memories.parquet", index / "values.parquet")
+    (index / "keys.parquet.part").write_bytes(b"half")
+    check = memlens.check(index)
+    assert check.is_whole
+    assert {f.file for f in check.findings if f.state == NOT_NOTED} == {"values.parquet", "keys.parquet.part"}
+
+
+def test_damaged_annotations_are_named(index: Path) -> None:
+    (index / "annotations.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 500)
+    assert [f.file for f in memlens.check(index).findings if f.state == DAMAGED] == ["annotations.sqlite"]
+
+
+def test_a_folder_that_is_no_index_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(IndexFolderError, match="not an index"):
+        memlens.check(tmp_path)
+
+
+def test_a_newer_schema_is_refused_and_an_older_one_migrated(index: Path) -> None:
+    path = index / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for version, words in ((SCHEMA_VERSION + 1, "install a newer memlens"), (0, "scan again")):
+        path.write_text(json.dumps({**manifest, "schema": version}))
+        with pytest.raises(IndexFolderError, match=f"schema version {version}.*{words}"):
+            memlens.open_index(index)
+    steps = {1: lambda old: {**old, "new": old["counts"]["tokens"]}, 2: lambda old: {**old, "newer": old["new"] + 1}}
+    new = migrated(manifest, index, steps, newest=3)
+    assert (new["schema"], new["newer"]) == (3, manifest["counts"]["tokens"] + 1)
+    assert manifest["schema"] == 1, "what was read stays as it was"
+
+
+def test_one_memory_of_many_is_found_in_few_row_groups(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of 200 row groups, all but a few of which are overwritten with nonsense: they are never looked at."""
+    path = index / "triggers.parquet"
+    groups, memories = 200, 40
+    manifest = json.loads((index / "manifest.json").read_text())
+    row = pq.read_table(path).slice(0, 1).to_pylist()[0]
+    with pq.ParquetWriter(path, TRIGGERS_SCHEMA, compression="zstd") as writer:
+        for group in range(groups):
+            rows = [
+                {**row, "layer": 1, "memory": group * memories + m, "end": "top", "rank": 0} for m in range(memories)
+            ]
+            writer.write_table(pa.Table.from_pylist(rows, TRIGGERS_SCHEMA))
+    wanted = 117
+    metadata, content = pq.ParquetFile(path).metadata, bytearray(path.read_bytes())
+    for group in range(groups):
+        for column in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(column)
+            start = chunk.dictionary_page_offset or chunk.data_page_offset
+            if group != wanted:
+                content[start : start + chunk.total_compressed_size] = b"\xee" * chunk.total_compressed_size
+    path.write_bytes(bytes(content))
+    manifest["model"]["memories"]["1"] = groups * memories
+    (index / "manifest.json").write_text(json.dumps(manifest))
+    opened = memlens.open_index(index)
+    name = f"L1N{wanted * memories + 7}"
+    (trigger,) = opened.triggers(name)
+    assert trigger.coefficient == pytest.approx(row["coefficient"])
+    with pytest.raises(IndexFolderError, match="damaged"):
+        opened.triggers(f"L1N{(wanted + 1) * memories}")

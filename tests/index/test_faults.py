@@ -1,0 +1,177 @@
+"""Whatever happens to a process, a disk or a clock: the same index after resume, or a clear refusal."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
+
+import memlens
+from memlens.errors import IndexFolderError
+
+# Loads everything once, then forks a scan for each line it is sent, so that many can be killed in a short time.
+NURSERY = """
+import os, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from memlens.corpus import CorpusSettings
+from memlens.index.build import build_index
+from memlens.models import load
+from memlens.scan.settings import ScanSettings
+model, out, *texts = sys.argv[1:]
+loaded = load(model, prove=False)
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        print("pid", os.getpid(), flush=True)
+        tell = lambda stage, *numbers: print(stage, *numbers, flush=True)
+        settings = ScanSettings(top=5, batch_tokens=64, threads=1)
+        build_index(loaded, CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=0, progress=tell)
+        os._exit(0)
+    print("end", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def one_run(nursery: subprocess.Popen[str], steps: int | None, delay: float) -> tuple[int, int]:
+    """Let a scan run, killed after so many steps and a delay; how many steps it told of, and how it ended."""
+    assert nursery.stdin is not None and nursery.stdout is not None
+    nursery.stdin.write("go\n")
+    nursery.stdin.flush()
+    child = int(nursery.stdout.readline().split()[1])
+    for told, line in enumerate(nursery.stdout, start=1):
+        if line.startswith("end"):
+            return told - 1, int(line.split()[1])
+        if told == steps:
+            time.sleep(delay)
+            os.kill(child, signal.SIGKILL)
+    raise AssertionError("the nursery has ended")
+
+
+def test_a_driver_killed_at_twenty_random_moments_loses_nothing(
+    small_checkpoint: Path, alone: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-c", NURSERY, str(small_checkpoint), str(tmp_path / "index"), *TEXTS]
+    moments = random.Random(20)
+    killed = complete = 0
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    ) as nursery:
+        while killed < 20:
+            _, ended = one_run(nursery, moments.choice((1, 2, 4, 8, 16, 32)), moments.random() * 0.03)
+            assert ended in (0, -signal.SIGKILL)
+            killed += ended != 0
+            if (tmp_path / "index" / "manifest.json").is_file():
+                complete += 1
+                assert tables_of(tmp_path / "index") == tables_of(alone)
+                (tmp_path / "index").rename(tmp_path / f"complete{complete}")  # and from the beginning
+            elif (tmp_path / "index").is_dir():
+                with pytest.raises(IndexFolderError):
+                    memlens.open_index(tmp_path / "index")
+        _, ended = one_run(nursery, None, 0)
+        assert ended == 0
+        assert nursery.stdin is not None
+        nursery.stdin.close()
+    assert tables_of(tmp_path / "index") == tables_of(alone)
+    assert memlens.check(tmp_path / "index").is_whole
+    assert not (tmp_path / "index" / "partial").exists()
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """What a full disk does to a writer: from some byte on, writing fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_one_line_and_the_scan_goes_on_when_there_is_room(
+    small_checkpoint: Path, alone: Path, tmp_path: Path
+) -> None:
+    model = memlens.load(small_checkpoint, prove=False)
+    refused = 0
+    for size in (500, 5_000, 20_000, 40_000, 60_000, 90_000):
+        with files_no_larger_than(size):
+            try:
+                memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
+            except IndexFolderError as error:
+                refused += 1
+                assert "cannot write" in str(error) and "\n" not in str(error)
+                with pytest.raises(IndexFolderError):
+                    memlens.open_index(tmp_path)
+    assert refused >= 3, "several stages ran out of room"
+    memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
+    assert tables_of(tmp_path) == tables_of(alone)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_clock_that_is_set_back_changes_nothing(
+    small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = iter(range(2_000_000_000, 0, -86_400))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    monkeypatch.setattr(time, "time_ns", lambda: next(now) * 10**9)
+    model = memlens.load(small_checkpoint, prove=False)
+    for batches in (10, 40):
+        with pytest.raises(KeyboardInterrupt):
+            memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(batches), **OPTIONS)
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (0, 0))
+    memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
+    assert tables_of(tmp_path) == tables_of(alone)
+
+
+def test_many_parts_are_joined_and_a_kill_in_between_changes_nothing(
+    small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memlens.index import parts as module
+
+    model = memlens.load(small_checkpoint, prove=False)
+    for _ in range(4):
+        with pytest.raises(KeyboardInterrupt):
+            memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(12), **OPTIONS)
+    folder = tmp_path / "partial" / "parts"
+    before = {path.name: path.read_bytes() for path in folder.glob("*.npz")}
+    assert len(before) == 4
+    monkeypatch.setattr(module, "_MANY", 2)
+    with pytest.raises(KeyboardInterrupt):
+        memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(3), **OPTIONS)
+    assert len(list(folder.glob("*.npz"))) == 2, "the four became one, and there is what was done since"
+    for name, content in before.items():  # as if killed after the joined part was written, before the others went
+        (folder / name).write_bytes(content)
+    (folder / "0123.npz.part").write_bytes(b"half")
+    memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
+    assert tables_of(tmp_path) == tables_of(alone)
+
+
+def test_a_damaged_part_can_be_removed_and_only_its_share_is_done_again(
+    small_checkpoint: Path, alone: Path, tmp_path: Path
+) -> None:
+    model = memlens.load(small_checkpoint, prove=False)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(20), **OPTIONS)
+    one, _other = sorted((tmp_path / "partial" / "parts").glob("*.npz"))
+    content = bytearray(one.read_bytes())
+    content[len(content) // 2] ^= 16
+    one.write_bytes(bytes(content))
+    with pytest.raises(IndexFolderError, match=f"{one.name} is damaged; remove this one file .* or start over"):
+        memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
+    one.unlink()
+    steps: list[int] = []
+    memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=lambda s, done, t: steps.append(done), **OPTIONS)
+    assert steps[0] > 0, "the other part still counts"
+    assert tables_of(tmp_path) == tables_of(alone)

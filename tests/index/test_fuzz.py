@@ -1,0 +1,145 @@
+"""Nonsense in files that people hand to memlens: one line that says so, never a traceback."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from scale_helpers import OPTIONS, TEXTS
+
+import memlens
+from memlens.corpus import CorpusSettings, corpus_fingerprint, read_units, tokenize_units
+from memlens.errors import MemlensError
+from memlens.index.summary import summarize
+from memlens.models.memory_model import MemoryModel
+from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.trace.intervention import Intervention
+
+QUICK = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],  # finding is enough; making it small would take minutes
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+LINES = st.lists(
+    st.binary(max_size=30)
+    | st.text(max_size=30).map(lambda text: text.encode("utf-8", "surrogatepass"))
+    | JSON.map(lambda content: json.dumps(content).encode())
+    | JSON.map(lambda content: json.dumps({"text": content}).encode()),
+    max_size=6,
+).map(b"\n".join)
+ENDINGS = st.sampled_from([".txt", ".jsonl", ".parquet", ".txt.gz", ".jsonl.gz", ".txt.zst", ".parquet.zst"])
+
+
+@pytest.fixture(scope="module")
+def model() -> MemoryModel:
+    return memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(), prove=False)
+
+
+@given(LINES, ENDINGS, st.booleans(), st.sampled_from(["sentence", "line", "document", "block:3"]))
+@QUICK
+def test_a_corpus_file_of_nonsense(
+    model: MemoryModel, tmp_path: Path, content: bytes, ending: str, packed: bool, unit: str
+) -> None:
+    path = tmp_path / f"text{ending}"
+    path.write_bytes(gzip.compress(content) if packed and ending.endswith(".gz") else content)
+    corpus = CorpusSettings((str(path),), unit=unit)
+    try:
+        corpus_fingerprint(corpus)
+        units = read_units(corpus)
+        for sentence in tokenize_units(
+            units, model.tokenizer.encode, max_length=9, max_tokens=None, block=corpus.block
+        ):
+            assert sentence.tokens
+    except MemlensError as error:
+        assert "\n" not in str(error)
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where something stands in a JSON document."""
+    inside = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    return [place for key, value in inside for place in [(*path, key), *places(value, (*path, key))]]
+
+
+def changed(document: Any, draw: st.DrawFn) -> Any:
+    """The document with one to three of its values replaced or taken away."""
+    result = copy.deepcopy(document)
+    for _ in range(draw(st.integers(1, 3))):
+        known = places(result)
+        if not known:
+            break
+        *path, last = draw(st.sampled_from(known))
+        holder = result
+        for key in path:
+            holder = holder[key]
+        if draw(st.booleans()):
+            holder[last] = draw(JSON)
+        else:
+            del holder[last]
+    return result
+
+
+@pytest.fixture(scope="module")
+def scanned(small_checkpoint: Path) -> MemoryModel:
+    return memlens.load(small_checkpoint, prove=False)
+
+
+@pytest.fixture(scope="module")
+def small_index(alone: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(alone, tmp_path_factory.mktemp("fuzzed") / "index"))
+
+
+@given(st.data())
+@QUICK
+def test_a_manifest_of_nonsense(small_index: Path, alone: Path, scanned: MemoryModel, data: st.DataObject) -> None:
+    whole = (alone / "manifest.json").read_text()
+    kind = data.draw(st.sampled_from(["changed", "changed", "changed", "json", "bytes"]))
+    path = small_index / "manifest.json"
+    if kind == "bytes":
+        path.write_bytes(data.draw(st.binary(max_size=40)))
+    else:
+        document = data.draw(JSON) if kind == "json" else changed(json.loads(whole), data.draw)
+        path.write_text(json.dumps(document))
+    for use in (
+        lambda: memlens.open_index(small_index).triggers("L0N3", limit=2),
+        lambda: memlens.open_index(small_index).facts("L2N39"),
+        lambda: repr(memlens.open_index(small_index)),
+        lambda: summarize(memlens.open_index(small_index)),
+        lambda: memlens.check(small_index),
+        lambda: memlens.scan(scanned, TEXTS, out=small_index, **OPTIONS),
+    ):
+        try:
+            use()
+        except MemlensError as error:
+            assert "\n" not in str(error)
+
+
+@given(st.data())
+@QUICK
+def test_an_intervention_of_nonsense(model: MemoryModel, tmp_path: Path, data: st.DataObject) -> None:
+    path = tmp_path / "intervention.json"
+    whole = Intervention.parse("L0N1=0", "L1N2=3.5", "L2=x2", positions=[0, -1]).meant_for(model).to_json()
+    kind = data.draw(st.sampled_from(["changed", "changed", "changed", "json", "bytes"]))
+    if kind == "bytes":
+        path.write_bytes(data.draw(st.binary(max_size=40)))
+    else:
+        path.write_text(json.dumps(data.draw(JSON) if kind == "json" else changed(whole, data.draw)))
+    try:
+        Intervention.load(path).check(model)
+    except MemlensError as error:
+        assert "\n" not in str(error)
