@@ -13,19 +13,24 @@ from memlens.cli.screen import Screen
 from memlens.cli.text import visible
 from memlens.errors import SettingError
 
-_UNITS = {"jsonl": "memories", "csv": "triggers"}
+_UNITS = {"jsonl": "memories", "csv": "triggers", "neuronpedia": "memories"}
 
 
 def export(
     index: IndexFolder,
     format_: Annotated[
-        str, typer.Option("--format", metavar="jsonl|csv", help="One memory a line, or one trigger a row.")
+        str,
+        typer.Option(
+            "--format",
+            metavar="jsonl|csv|neuronpedia",
+            help="One memory a line, one trigger a row, or one memory a line in Neuronpedia's layout of features.",
+        ),
     ] = "jsonl",
     out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Default: stdout.")] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write all memories and triggers as JSON Lines or CSV."""
+    """Write all memories and triggers as JSON Lines or CSV, or as Neuronpedia's features."""
     from memlens.index.export import FORMATS
     from memlens.index.files import replacing
     from memlens.index.reader import Index

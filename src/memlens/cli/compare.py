@@ -1,0 +1,142 @@
+"""`memlens compare`: which memories changed most between two indexes, or between two layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
+from memlens.cli.screen import Screen
+from memlens.cli.text import cut_left, cut_right, number, percent, quoted, visible
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from memlens.compare import Change, Comparison, Side
+
+_TOKEN_WIDTH, _TOKENS = 14, 6
+_GAP, _LEAST_WIDTH, _NARROW, _WIDE = 2, 10, 76, 110  # columns of a terminal
+_WORDS = {"prefixes": "trigger prefixes", "endings": "the triggers' last tokens", "tokens": "promoted tokens"}
+
+
+def compare(
+    index: IndexFolder,
+    other: Annotated[str, typer.Argument(metavar="INDEX", help="The index to compare it with; may be the same.")],
+    by: Annotated[
+        str, typer.Option(metavar="triggers|values|patterns", help="What of a memory is compared.")
+    ] = "triggers",
+    layers: Annotated[
+        str | None,
+        typer.Option(metavar="A:B", help="Match a layer of each by best counterpart. Default: the same memories."),
+    ] = None,
+    top: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
+    alike: Annotated[bool, typer.Option("--alike", help="List those that changed least first.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show which memories changed most: their triggers, values or patterns."""
+    from memlens.compare import compare_indexes
+    from memlens.index.reader import Index
+
+    screen = Screen(as_json, quiet, verbose)
+    found = compare_indexes(Index(index), Index(other), by=by, layers=layers, top=top, alike=alike)
+    if as_json:
+        screen.json(found.to_json())
+        return
+    screen.result(_head(found))
+    screen.result()
+    screen.result(_layer_table(found))
+    if not found.changes:
+        screen.note("no memory has a counterpart")
+        return
+    screen.result()
+    screen.result(_change_table(screen, found))
+
+
+def _head(found: Comparison) -> Text:
+    from rich.text import Text
+
+    line = Text.assemble((visible(found.models[0]), "bold"), (" → ", "dim"), (visible(found.models[1]), "bold"))
+    same = [
+        "one model" if found.same_model else "two models",
+        "one corpus" if found.same_corpus else "two corpora",
+        f"compared by {_WORDS.get(found.measure, found.measure)}",
+    ]
+    return line.append_text(Text("   " + ", ".join(same), "dim"))
+
+
+def _layer_table(found: Comparison) -> Table:
+    table = _table("layer", "memories", "mean change", "unchanged", "all new", numbers=True)
+    by_counterpart = any(layer.matched < layer.memories or layer.layer != layer.other for layer in found.layers)
+    if by_counterpart:
+        table = _table("layers", "memories", "with counterpart", "mean change", "unchanged", numbers=True)
+    for layer in found.layers:
+        mean, same = percent(layer.mean_change), f"{layer.unchanged:,}"
+        if by_counterpart:
+            pair = f"{layer.layer}:{layer.other}"
+            table.add_row(pair, f"{layer.memories:,}", f"{layer.matched:,}", mean, same)
+        else:
+            table.add_row(str(layer.layer), f"{layer.memories:,}", mean, same, f"{layer.replaced:,}")
+    return table
+
+
+def _change_table(screen: Screen, found: Comparison) -> Table:
+    """Numbers whole, and both sides in what room they leave; a narrow terminal gets fewer numbers."""
+    from rich.text import Text
+
+    width = screen.out.width
+    heads = ["memory", "change", "shared", "strongest"][: 4 if width >= _WIDE else 3 if width >= _NARROW else 2]
+    facts = [[_names(one), percent(one.change), _shared(found, one), _strength(one)] for one in found.changes]
+    taken = [max(len(head), *(len(row[place]) for row in facts)) for place, head in enumerate(heads)]
+    room = max((width - sum(taken) - _GAP * (len(heads) + 1)) // 2, _LEAST_WIDTH)
+    table = _table(*heads, "before", "after")
+    for change, row in zip(found.changes, facts, strict=True):
+        cells = [Text(cell, "" if place else "bold") for place, cell in enumerate(row[: len(heads)])]
+        table.add_row(*cells, _side(found.by, change.before, room), _side(found.by, change.after, room))
+    return table
+
+
+def _names(change: Change) -> str:
+    one, other = change.before.memory, change.after.memory
+    return str(one) if one == other else f"{one} → {other}"
+
+
+def _shared(found: Comparison, change: Change) -> str:
+    measures = {"prefixes": change.triggers, "endings": change.endings, "tokens": change.values}
+    overlap = measures.get(found.measure, change.patterns)
+    return "–" if overlap is None else f"{overlap.shared} of {overlap.a} | {overlap.b}"
+
+
+def _strength(change: Change) -> str:
+    ends = (change.before.coefficient, change.after.coefficient)
+    return " → ".join("–" if end is None else number(end) for end in ends)
+
+
+def _side(by: str, side: Side, room: int) -> Text:
+    """The best trigger up to its last token, the tokens that are promoted, or the name, in so many columns."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    if by == "patterns":
+        return Text(cut_right(visible(side.name or "no pattern"), room))
+    if by == "values":
+        p = "" if side.max_p is None else f"{side.max_p:.2f} "
+        tokens = " ".join(quoted(token, _TOKEN_WIDTH) for token in side.promotes[:_TOKENS])
+        return Text.assemble((p, "dim"), cut_right(tokens, room - len(p)))
+    if not side.triggers:
+        return Text("no triggers", "dim")
+    before, token = (visible(part) for part in side.triggers[0])
+    token = cut_left(token, room)
+    return Text.assemble((cut_left(before, room - cell_len(token)), "dim"), (token, "bold"))
+
+
+def _table(*heads: str, numbers: bool = False) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="right" if numbers else "left", no_wrap=True)
+    return table
