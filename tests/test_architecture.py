@@ -17,10 +17,12 @@ ORDER = (
     ("scan",),
     ("index",),
     ("values",),
-    ("experiments", "patterns", "trace"),
-    ("report", "web"),
+    ("experiments", "patterns", "trace", "compare"),
+    ("report",),
+    ("web",),
     ("api",),
     ("analyze",),
+    ("demo",),
     ("cli",),
 )
 LEVEL = {part: level for level, row in enumerate(ORDER) for part in row}

@@ -2,7 +2,7 @@
 
     memlens.scan(model, corpus, out="index", top=50)      memlens.open_index("index")
     memlens.values("index")                               memlens.experiment("index", ["agreement", "rank"])
-    memlens.report("index", out="report.html")
+    memlens.report("index", out="report.html")            memlens.compare("base-index", "tuned-index")
 
 An index is an Index or its folder. `analyze`, which does all of these in turn, has a module of its own.
 
@@ -13,25 +13,48 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from memlens.corpus import CorpusSettings
 from memlens.errors import SettingError
 from memlens.index.build import Progress, build_index, no_progress
-from memlens.index.layout import REPORT
+from memlens.index.layout import REPORT, is_complete
 from memlens.index.reader import Index
+from memlens.index.shards import Shard, merge_shards, open_shard
 from memlens.index.staging import recorded_threads
 from memlens.models import load
+from memlens.scan.done import Share
 from memlens.scan.estimate import usable_cores
+from memlens.scan.running import HowToRun
 from memlens.scan.settings import ScanSettings, parse_layers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from memlens.compare import Comparison
+    from memlens.index.check import Check
     from memlens.models.memory_model import MemoryModel
 
 Source = str | os.PathLike[str]
+
+
+@overload
+def scan(
+    model: MemoryModel | Source | Any, corpus: Source | Sequence[Source], *, out: Source, shard: str, **options: Any
+) -> Shard: ...
+
+
+@overload
+def scan(
+    model: MemoryModel | Source | Any,
+    corpus: Source | Sequence[Source],
+    *,
+    out: Source,
+    shard: None = None,
+    **options: Any,
+) -> Index: ...
 
 
 def scan(
@@ -44,26 +67,64 @@ def scan(
     column: str = "text",
     device: str = "auto",
     dtype: str = "float32",
+    device_map: Any = None,
     tokenizer: Any = None,
     layers: str | Sequence[int] | None = None,
     preset: str | None = None,
     threads: int | None = None,
+    workers: int | None = None,
+    executor: str = "local",
+    ray_address: str | None = None,
+    gpus_per_worker: float = 0,
+    shard: str | None = None,
+    layer_budget: int | None = None,
     progress: Progress = no_progress,
     **options: Any,
-) -> Index:
+) -> Index | Shard:
     """The exact top triggers of every memory, in one pass; `options` are the fields of ScanSettings (top=50, ...).
 
-    The number of threads changes last bits, so it is recorded: None continues with what the folder was begun with, and
-    uses all cores for a new one.
+    `workers` processes with `threads` each share the work; None is the fastest split for this machine where the scan is
+    long, else one process with all cores. The number of threads changes last bits, so it is recorded: None continues
+    with what the folder was begun with. With `executor` "ray" workers run on a Ray cluster. `shard` "3/16" does the
+    third of sixteen parts, to be joined by `merge`. `layer_budget`: at most so many layers in one pass.
     """
     chosen = parse_layers(layers) if isinstance(layers, str) else tuple(layers) if layers is not None else None
-    if threads is None:
-        threads = (recorded_threads(Path(out)) if resume else None) or usable_cores()
-    settings = ScanSettings.with_preset(preset, layers=chosen, threads=threads, **options)
+    run = HowToRun(executor, workers, threads, ray_address, gpus_per_worker)
+    share = None if shard is None else Share.parse(shard)
+    recorded = recorded_threads(Path(out)) if threads is None and resume else None
+    settings = ScanSettings.with_preset(preset, layers=chosen, threads=threads or recorded, **options)
     sources = corpus_settings(corpus, unit, column)
-    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype)
-    build_index(loaded, sources, settings, Path(out), resume=resume, progress=progress)
+    mapped = {} if device_map is None else {"device_map": device_map}
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
+    split = run.split(loaded, settings, sources, recorded, is_complete(Path(out)) and resume)
+    build_index(
+        loaded,
+        sources,
+        replace(settings, threads=split.threads),
+        Path(out),
+        resume=resume,
+        progress=progress,
+        executor=run.make_executor(split),
+        share=share,
+        layer_budget=layer_budget,
+        device_map=device_map,
+    )
+    return Index(Path(out)) if share is None else open_shard(Path(out))
+
+
+def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress: Progress = no_progress) -> Index:
+    """Join the parts that `scan(shard=...)` has made, given in any order, into one index."""
+    if not parts:
+        raise SettingError("no parts were given; name the folders that `memlens scan --shard` has made")
+    merge_shards([Path(part) for part in parts], Path(out), resume=resume, progress=progress)
     return Index(Path(out))
+
+
+def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
+    """Is every file of an index whole and of one piece? Reads all of it, changes nothing."""
+    from memlens.index.check import check_index
+
+    return check_index(index.folder if isinstance(index, Index) else Path(index), progress)
 
 
 def open_index(folder: Source) -> Index:
@@ -78,19 +139,25 @@ def values(
     reading: str | None = None,
     model: MemoryModel | Source | None = None,
     threads: int | None = None,
+    executor: str = "local",
+    ray_address: str | None = None,
+    gpus_per_worker: float = 0,
     progress: Progress = no_progress,
 ) -> Index:
     """What every value promotes and pushes down, and which tokens every key matches, as tables of the index.
 
     `reading` (folded or raw) None is the model's own, but raw for an index made with a preset of the paper. `model` is
-    the one that was scanned, or where it is now; None takes it from where it was.
+    the one that was scanned, or where it is now; None takes it from where it was. With `executor` "ray" a Ray cluster
+    works on the layers.
     """
     from memlens.values.blocks import use_threads
     from memlens.values.table import compute_values
 
     opened = _opened(index)
-    with use_threads(usable_cores() if threads is None else threads):
-        compute_values(opened, _model_or_name(model), top=top, reading=reading, progress=progress)
+    mapper = HowToRun(executor, None, threads, ray_address, gpus_per_worker).mapper()
+    where = {} if mapper is None else {"mapper": mapper}
+    with use_threads(_threads(threads, executor)):
+        compute_values(opened, _model_or_name(model), top=top, reading=reading, progress=progress, **where)
     return opened
 
 
@@ -106,6 +173,9 @@ def experiment(
     stop_words: str | None = None,
     model: MemoryModel | Source | None = None,
     threads: int | None = None,
+    executor: str = "local",
+    ray_address: str | None = None,
+    gpus_per_worker: float = 0,
     progress: Progress = no_progress,
     skipped: Callable[[str, str], None] | None = None,
 ) -> dict[str, pa.Table]:
@@ -114,18 +184,24 @@ def experiment(
     `sample` None is each experiment's own default; with "all" a number counts for those on prefixes only. `validation`
     is a corpus to draw prefixes from, cut by `unit` and `column`; None draws them from the scanned one. What this index
     cannot have is refused if it was named and left out if only "all" asked for it; `skipped` is told name and reason.
+    With `executor` "ray" the pass over prefixes, of which section 5 is made, runs on a Ray cluster.
     """
     from memlens.experiments import run
+    from memlens.experiments.elsewhere import pass_over_prefixes
     from memlens.values.blocks import use_threads
 
     options: dict[str, Any] = {} if stop_words is None else {"stop_words": stop_words}
     if validation is not None:
         options["validation"] = corpus_settings(validation, unit, column)
-    with use_threads(usable_cores() if threads is None else threads):
+    opened, source = _opened(index), _model_or_name(model)
+    mapper = HowToRun(executor, None, threads, ray_address, gpus_per_worker).mapper()
+    with use_threads(_threads(threads, executor)):
+        if mapper is not None:
+            source = pass_over_prefixes(opened, names, source, mapper, seed, sample, options, progress)
         return run(
-            _opened(index),
+            opened,
             names,
-            _model_or_name(model),
+            source,
             seed=seed,
             sample=sample,
             progress=progress,
@@ -154,10 +230,34 @@ def report(
     return make_report(opened, page, None if assets is None else Path(assets), progress)
 
 
+def compare(
+    a: Index | Source,
+    b: Index | Source,
+    *,
+    by: str = "triggers",
+    layers: str | tuple[int, int] | None = None,
+    top: int = 20,
+    alike: bool = False,
+) -> Comparison:
+    """Which memories changed most from one index to another, by triggers, values or patterns.
+
+    `layers` ("3:5", or a pair) matches each memory of a's layer with its best counterpart in b's; without it memories
+    of the same name are compared. `top`: how many to list; `alike`: those that changed least first.
+    """
+    from memlens.compare import compare_indexes
+
+    return compare_indexes(_opened(a), _opened(b), by=by, layers=layers, top=top, alike=alike)
+
+
 def corpus_settings(corpus: Source | Sequence[Source], unit: str = "sentence", column: str = "text") -> CorpusSettings:
     """One source or several, as the settings of a corpus."""
     sources = [corpus] if isinstance(corpus, (str, os.PathLike)) else list(corpus)
     return CorpusSettings(tuple(os.fspath(source) for source in sources), unit=unit, column=column)
+
+
+def _threads(given: int | None, executor: str) -> int:
+    """Ray workers have a thread each unless somebody says otherwise; here all cores are used."""
+    return given if given is not None else 1 if executor == "ray" else usable_cores()
 
 
 def _opened(index: Index | Source) -> Index:

@@ -54,14 +54,18 @@ def tables(folder: Path) -> dict[str, str]:
 
 def test_an_analysis_has_every_stage(analyzed: Analysis) -> None:
     assert outcomes(analyzed) == dict.fromkeys(STAGES, "made")
-    assert analyzed.stages[2].made == tuple(EXPERIMENTS) and analyzed.stages[2].skipped == ()
+    assert analyzed.stages[3].made == tuple(EXPERIMENTS) and analyzed.stages[3].skipped == ()
     assert analyzed.report == analyzed.index.folder / "report.html" and analyzed.report.is_file()
-    assert analyzed.index.has("values") and all(analyzed.index.has(f"experiments/{name}") for name in EXPERIMENTS)
+    assert (
+        analyzed.index.has("values")
+        and analyzed.index.has("names")
+        and all(analyzed.index.has(f"experiments/{name}") for name in EXPERIMENTS)
+    )
 
 
 def test_the_sample_of_an_analysis_counts_prefixes_only(analyzed: Analysis) -> None:
     noted = analyzed.index.manifest["experiments"]
-    expected = {"agreement": None, "rank": None, "predictive-values": 100, "local-edits": 100}
+    expected = {"agreement": None, "rank": None, "predictive-values": 100, "local-edits": 100, "patterns": None}
     assert {name: noted[name]["sample"] for name in EXPERIMENTS} == dict.fromkeys(EXPERIMENTS, 30) | expected
 
 
@@ -82,6 +86,8 @@ def test_interrupted_at_every_stage_it_continues_to_the_same_tables(
         {"watcher": _Stops("values")},
         {"progress": stop_at("values")},
         {"progress": stop_at("keys")},
+        {"watcher": _Stops("patterns")},
+        {"progress": stop_at("shallow")},
         {"watcher": _Stops("experiments")},
         {"progress": stop_at("rank")},
         {"progress": stop_at("prefixes")},
@@ -92,10 +98,13 @@ def test_interrupted_at_every_stage_it_continues_to_the_same_tables(
         with pytest.raises(KeyboardInterrupt):
             memlens.analyze(**job, **stop)
         manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
-        reached.append(("values" in manifest, len(manifest.get("experiments", {}))))
-    assert reached == [(False, 0), (False, 0), (True, 0), (True, 0), (True, 1), (True, 4), (True, len(EXPERIMENTS))]
+        stages = [name for name in ("values", "patterns") if name in manifest]
+        reached.append((*stages, len(manifest.get("experiments", {}))))
+    assert reached == [(0,), (0,), *[("values", 0)] * 3] + [
+        ("values", "patterns", made) for made in (0, 1, 5, len(EXPERIMENTS))
+    ]
     last = memlens.analyze(**job)
-    assert outcomes(last) == {"scan": "kept", "values": "kept", "experiments": "kept", "report": "made"}
+    assert outcomes(last) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
     assert tables(tmp_path / "index") == tables(analyzed.index.folder)
 
 
@@ -103,8 +112,8 @@ def test_interrupted_at_every_stage_it_continues_to_the_same_tables(
     ("changed", "remade"),
     [
         ({}, {"report"}),
-        ({"tokens": 8}, {"values", "experiments", "report"}),
-        ({"reading": "raw"}, {"values", "experiments", "report"}),
+        ({"tokens": 8}, {"values", "patterns", "experiments", "report"}),
+        ({"reading": "raw"}, {"values", "patterns", "experiments", "report"}),
         ({"sample": 29}, {"experiments", "report"}),
         ({"stop_words": "frequent"}, {"experiments", "report"}),
     ],
@@ -116,7 +125,7 @@ def test_only_what_is_not_there_yet_is_made(
     again = memlens.analyze(models["gated"], text, out=whole, **(OPTIONS | changed))
     assert {name for name, outcome in outcomes(again).items() if outcome == "made"} == remade
     if {"stop_words", "sample"} & changed.keys():  # which only the experiments on prefixes know
-        assert set(again.stages[2].made) == {name for name, one in EXPERIMENTS.items() if one.on_prefixes}
+        assert set(again.stages[3].made) == {name for name, one in EXPERIMENTS.items() if one.on_prefixes}
     assert (whole / "report.html").is_file()
 
 
@@ -127,7 +136,7 @@ def test_a_table_that_was_damaged_or_lost_is_made_again(
     path = whole / "experiments" / "predictive-values-bins.parquet"
     path.write_bytes(path.read_bytes()[:-9] + b"x" * 9)
     again = memlens.analyze(models["gated"], text, out=whole, **OPTIONS)
-    assert again.stages[2].made == ("rank", "predictive-values")
+    assert again.stages[3].made == ("rank", "predictive-values")
     assert tables(whole) == tables(analyzed.index.folder)
 
 
@@ -137,8 +146,8 @@ def test_another_validation_text_is_another_sample(
     (tmp_path / "other.txt").write_text("The people of the city read the news. The end of the war.")
     other = OPTIONS | {"validation": tmp_path / "other.txt"}
     first = memlens.analyze(models["gated"], text, out=whole, **other)
-    assert "cases" in first.stages[2].made and "rank" not in first.stages[2].made
-    assert memlens.analyze(models["gated"], text, out=whole, **other).stages[2].outcome == "kept"
+    assert "cases" in first.stages[3].made and "rank" not in first.stages[3].made
+    assert memlens.analyze(models["gated"], text, out=whole, **other).stages[3].outcome == "kept"
 
 
 def test_the_command_prints_curves_and_where_the_page_is(
@@ -148,11 +157,12 @@ def test_the_command_prints_curves_and_where_the_page_is(
     ran = run(*command)
     assert ran.code == 0 and str(whole / "report.html") in ran.out
     assert "agreement" in ran.out and "in the paper" in ran.out and "█" in ran.out
-    assert ran.err.count("complete already") == 3 and "report: done" in ran.err
+    assert ran.err.count("complete already") == 4 and "report: done" in ran.err
     told = json.loads(run(*command, "--json", "--quiet").out)
     assert [(stage["name"], stage["outcome"]) for stage in told["stages"]] == [
         ("scan", "kept"),
         ("values", "kept"),
+        ("patterns", "kept"),
         ("experiments", "kept"),
         ("report", "made"),
     ]
@@ -187,7 +197,7 @@ def test_an_experiment_that_cannot_be_had_is_named_and_the_rest_is_made(
     command = ["analyze", models["plain"], text, "-o", tmp_path / "index", "--layers", "0-1", "--sample", 9]
     ran = run(*command, "--threads", 1)
     assert ran.code == 0 and "last-layer was left out: the model's last layer, 2" in ran.err
-    again = json.loads(run(*command, "--threads", 1, "--json").out)["stages"][2]
+    again = json.loads(run(*command, "--threads", 1, "--json").out)["stages"][3]
     assert again["outcome"] == "kept" and [one["name"] for one in again["skipped"]] == ["last-layer"]
 
 

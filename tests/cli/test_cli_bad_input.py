@@ -157,7 +157,7 @@ def test_weights_that_are_not_numbers_are_refused(
         (["--device", "abacus"], ["abacus"]),
         (["--dtype", "int8"], ["int8", "float32"]),
         (["--bottom", "maybe"], ["--bottom", "auto"]),
-        (["--workers", "2"], ["--workers"]),
+        (["--workers", "0"], ["--workers is 0"]),
     ],
 )
 def test_an_option_that_cannot_work_is_refused_and_the_index_stays(

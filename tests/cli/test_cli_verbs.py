@@ -284,3 +284,14 @@ def test_an_export_that_fails_leaves_the_old_file(run: Run, plain: Path, tmp_pat
     assert run("export", plain, "-o", tmp_path / "a.jsonl").code == 2
     assert (tmp_path / "a.jsonl").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("a.")] == ["a.jsonl"]
+
+
+def test_a_histogram_ends_where_the_memory_does(run: Run, tmp_path: Path, text: Path) -> None:
+    from memlens.testing import tiny_model, tiny_tokenizer
+
+    model = load(tiny_model("gpt2", activation_function="relu"), tokenizer=tiny_tokenizer())
+    made = api.scan(model, text, out=tmp_path / "relu", threads=1)
+    for memory in ("L0N1", "L1N5", "L2N9"):
+        facts = made.facts(memory)
+        low, *_, high = run("show", tmp_path / "relu", memory).out.splitlines()[1].split()
+        assert facts.min == 0 and low == "0" and float(high) <= 1.01 * facts.max

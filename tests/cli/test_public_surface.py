@@ -13,7 +13,10 @@ import memlens
 
 ROOT = Path(__file__).parents[2]
 TYPES = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "Trigger"]
-PUBLIC = [*TYPES, "analyze", "experiment", "load", "open_index", "report", "scan", "values"]
+VERBS = ["analyze", "check", "compare", "experiment", "load", "merge", "open_index", "report", "scan", "values"]
+TRACING = ["Edit", "Intervention", "ValueChange", "generate", "in_common", "integrate", "intervene", "promoting"]
+TRACING += ["save_changed", "side_effects", "silence_each", "trace", "trying"]
+PUBLIC = sorted([*TYPES, *VERBS, *TRACING])
 HEAVY = ("torch", "transformers", "pyarrow", "duckdb", "numba")
 
 
@@ -26,13 +29,20 @@ def test_the_public_names_are_these_and_all_can_be_had() -> None:
 
 def test_verbs_stay_functions_when_the_folder_of_the_same_name_is_imported() -> None:
     import memlens.analyze
+    import memlens.compare.comparing
     import memlens.report.make
     import memlens.scan.settings
+    import memlens.trace.tracing
     import memlens.values.table  # each binds a name that the verb must keep
 
-    for verb in (memlens.scan, memlens.values, memlens.report):
+    for verb in (memlens.scan, memlens.values, memlens.report, memlens.compare):
         assert callable(verb) and verb.__module__ == "memlens.api"
-    assert callable(memlens.analyze)
+    assert callable(memlens.analyze) and callable(memlens.trace)
+
+
+@pytest.mark.parametrize("name", [name for name in TRACING if name not in ("Edit", "Intervention", "ValueChange")])
+def test_a_function_about_one_prompt_shows_how_it_is_called(name: str) -> None:
+    assert f"memlens.{name}(" in (getattr(memlens, name).__doc__ or "")
 
 
 def test_what_the_readme_calls_is_public() -> None:
@@ -51,6 +61,7 @@ def test_the_readmes_commands_exist() -> None:
     "code",
     [
         "import memlens",
+        "import memlens, memlens.trace; memlens.Intervention.parse('L0N0=0')",
         "import memlens; memlens.MemoryId, memlens.Trigger, memlens.MemlensError",
         "from memlens.cli import main; assert main(['--help']) == 0",
         "from memlens.cli import main; assert main(['scan', '--help']) == 0",

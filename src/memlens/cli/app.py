@@ -17,9 +17,12 @@ from memlens import __version__
 from memlens.cli.outcome import WRONG_INPUT, guarded, interrupted, say
 
 VERBS = (
+    "demo",
     "analyze",
     "info",
     "scan",
+    "merge",
+    "check",
     "values",
     "patterns",
     "experiment",
@@ -29,6 +32,8 @@ VERBS = (
     "export",
     "trace",
     "annotate",
+    "compare",
+    "serve",
 )
 
 # The base of everything typer says about a wrong command line; typer exports this one member of the family.

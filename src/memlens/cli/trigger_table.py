@@ -5,7 +5,7 @@ Prefixes end in one column, so that what they have in common stands one below th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from memlens.cli.screen import Screen
@@ -28,23 +28,31 @@ _END = "(end)"
 _MARKED = "bold black on yellow"
 
 
-def trigger_table(screen: Screen, index: Index, triggers: Sequence[Trigger]) -> Table:
+def trigger_table(
+    screen: Screen, index: Index, triggers: Sequence[Trigger], marks: Callable[[int], str] | None = None
+) -> Table:
+    """A line a trigger; `marks` gives the letters of the patterns that the trigger of a rank contains."""
     from rich.table import Table
     from rich.text import Text
 
     coefficients = [number(trigger.coefficient) for trigger in triggers]
     ranks = [str(trigger.rank) for trigger in triggers]
+    letters = [marks(trigger.rank) if marks else "" for trigger in triggers]
     taken = max(map(len, [*coefficients, "coeff."])) + max(map(len, [*ranks, "#"])) + _NEXT_WIDTH + _GAPS
+    taken += max(map(len, [*letters, "has"])) + 2 if marks else 0
     room = max(screen.out.width - taken, _LEAST_WIDTH)
     on_terminal = screen.out.is_terminal
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     table.add_column("#", justify="right")
     table.add_column("coeff.", justify="right")
+    if marks:
+        table.add_column("has", style="magenta", no_wrap=True)
     table.add_column("prefix", justify="right" if on_terminal else "left", no_wrap=True)
     table.add_column("next", no_wrap=True)
-    for rank, coefficient, trigger in zip(ranks, coefficients, triggers, strict=True):
+    for rank, coefficient, own, trigger in zip(ranks, coefficients, letters, triggers, strict=True):
         following = Text(_next_token(index, trigger), "dim" if trigger.next_token is None else "cyan")
-        table.add_row(rank, coefficient, marked_prefix(trigger, room, screen.styled), following)
+        has = [own] if marks else []
+        table.add_row(rank, coefficient, *has, marked_prefix(trigger, room, screen.styled), following)
     return table
 
 

@@ -8,6 +8,7 @@ import typer
 
 from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Reading, Threads, Verbose
 from memlens.cli.progress import ScanProgress
+from memlens.cli.scan import Executor, GpusPerWorker, RayAddress
 from memlens.cli.screen import Screen
 from memlens.cli.text import number, percent, quoted, visible
 
@@ -18,6 +19,9 @@ def values(
     reading: Reading = None,
     model: ModelNow = None,
     threads: Threads = None,
+    executor: Executor = "local",
+    ray_address: RayAddress = None,
+    gpus_per_worker: GpusPerWorker = 0,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -31,7 +35,17 @@ def values(
         from memlens import api
         from memlens.values.looking import summarize_values
 
-        api.values(opened, top=top, reading=reading, model=model, threads=threads, progress=progress)
+        api.values(
+            opened,
+            top=top,
+            reading=reading,
+            model=model,
+            threads=threads,
+            executor=executor,
+            ray_address=ray_address,
+            gpus_per_worker=gpus_per_worker,
+            progress=progress,
+        )
     summary = summarize_values(opened)
     if as_json:
         screen.json(summary)

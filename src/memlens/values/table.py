@@ -9,7 +9,8 @@ This module knows the tables' columns; how blocks are scored and rows looked at 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from memlens.index.reader import Index
 from memlens.models.feed_forward import FeedForward
 from memlens.models.memory_model import MemoryModel
 from memlens.models.norm import at_least_float32
+from memlens.scan.mapping import Here, Mapper
 from memlens.values.blocks import score_blocks, thread_pool
 from memlens.values.next_tokens import NextTokens, read_next_tokens
 from memlens.values.rows import find_ends, read_softmax
@@ -58,20 +60,23 @@ def compute_values(
     top: int = 50,
     reading: str | None = None,
     progress: Progress = no_progress,
+    mapper: Callable[[MemoryModel], Mapper] = Here,
 ) -> None:
     """Write values.parquet and keys.parquet for every scanned layer.
 
     `model` is the one that was scanned, or where it is; None takes it from where it was at the scan. `reading` defaults
     to the model's own (folded where it has a final norm), but to raw for an index made with a preset of the paper.
+    `mapper` says where layers are worked on; for the same number of threads the bytes are the same everywhere.
     """
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     model = checked_model(index, model)
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
     notes = {"top": min(top, model.vocabulary), "reading": chosen, "threads": torch.get_num_threads()}
-    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress)
+    where = mapper(model)
+    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, where=where)
     index.write({"values": values}, lambda: {"values": notes})
-    index.write({"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress))}, dict)
+    index.write({"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, where=where))}, dict)
 
 
 def values_are_made(index: Index, model: MemoryModel, *, top: int = 50, reading: str | None = None) -> bool:
@@ -107,30 +112,63 @@ def value_tables(
     reading: str,
     progress: Progress = no_progress,
     layers: Sequence[int] | None = None,
+    where: Mapper | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of values.parquet in groups of memories, of some layers or all."""
     layers = index.layers if layers is None else layers
-    total = sum(index.memories(layer) for layer in layers)
-    done = 0
-    progress("values", 0, total)
-    with thread_pool() as pool:
-        for layer in layers:
-            following = read_next_tokens(index, layer)
-            parts: list[dict[str, NDArray[Any]]] = []
-            values = model.layers[layer].values
+    told = _Told("values", sum(index.memories(layer) for layer in layers), progress)
+    items = (ValuesOfLayer(read_next_tokens(index, layer), top, reading) for layer in layers)
+    if where is None or isinstance(where, Here):  # then it can be told block by block
+        for item in items:
+            yield from item.tables(model, told)
+        return
+    for tables in where.map(ValuesOfLayer.run, items):
+        told(sum(table.num_rows for table in tables))
+        yield from tables
 
-            def score(block: torch.Tensor, place: torch.Tensor, layer: int = layer) -> torch.Tensor:
-                return model.lens.value_scores(block, layer, reading, place)
 
+class _Told:
+    """Adds up what was done, and tells it."""
+
+    def __init__(self, stage: str, total: int, progress: Progress = no_progress) -> None:
+        self.stage, self.total, self.progress, self.done = stage, total, progress, 0
+        progress(stage, 0, total)
+
+    def __call__(self, more: int) -> None:
+        self.done += more
+        self.progress(self.stage, self.done, self.total)
+
+
+@dataclass(frozen=True)
+class ValuesOfLayer:
+    """The work on the values of one layer; needs nothing but the model, so it can be done anywhere."""
+
+    following: NextTokens
+    top: int
+    reading: str
+
+    @staticmethod
+    def run(model: MemoryModel, item: ValuesOfLayer) -> list[pa.Table]:
+        return list(item.tables(model, _Told("values", 0)))
+
+    def tables(self, model: MemoryModel, told: Callable[[int], None]) -> Iterator[pa.Table]:
+        layer = self.following.layer
+        parts: list[dict[str, NDArray[Any]]] = []
+        values = model.layers[layer].values
+
+        def score(block: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+            return model.lens.value_scores(block, layer, self.reading, place)
+
+        with thread_pool() as pool:
             for rows, scores in score_blocks(values, score, model.vocabulary):
-                parts.append(_look_at(scores, following, rows, min(top, model.vocabulary), pool))
-                done += len(scores)
+                parts.append(_look_at(scores, self.following, rows, min(self.top, model.vocabulary), pool))
+                count = len(scores)
                 del scores  # or two blocks would be in memory while the next is made
-                progress("values", done, total)
-            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-            columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
-            _refuse_not_finite(columns, layer)
-            yield from _value_rows(layer, columns, following)
+                told(count)
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
+        _refuse_not_finite(columns, layer)
+        yield from _value_rows(layer, columns, self.following)
 
 
 def _look_at(
@@ -187,29 +225,51 @@ def key_tables(
     top: int,
     progress: Progress = no_progress,
     layers: Sequence[int] | None = None,
+    where: Mapper | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of keys.parquet in groups of memories, of some layers or all."""
     layers = index.layers if layers is None else layers
-    total = sum(index.memories(layer) for layer in layers)
-    done = 0
-    progress("keys", 0, total)
-    embedding = model.lens.input_embedding  # [tokens, d]
-    k = min(top, len(embedding))
-    with thread_pool() as pool:
-        for layer in layers:
-            keys = folded_keys(model.layers[layer])
-            parts = []
-            for _rows, scores in score_blocks(
-                keys, lambda block, place: torch.matmul(block, embedding.T, out=place), len(embedding)
-            ):
+    told = _Told("keys", sum(index.memories(layer) for layer in layers), progress)
+    items = (KeysOfLayer(layer, top) for layer in layers)
+    if where is None or isinstance(where, Here):
+        for item in items:
+            yield from item.tables(model, told)
+        return
+    for tables in where.map(KeysOfLayer.run, items):
+        told(sum(table.num_rows for table in tables))
+        yield from tables
+
+
+@dataclass(frozen=True)
+class KeysOfLayer:
+    """The work on the keys of one layer; needs nothing but the model."""
+
+    layer: int
+    top: int
+
+    @staticmethod
+    def run(model: MemoryModel, item: KeysOfLayer) -> list[pa.Table]:
+        return list(item.tables(model, _Told("keys", 0)))
+
+    def tables(self, model: MemoryModel, told: Callable[[int], None]) -> Iterator[pa.Table]:
+        embedding = model.lens.input_embedding  # [tokens, d]
+        k = min(self.top, len(embedding))
+        keys = folded_keys(model.layers[self.layer])
+        parts = []
+
+        def score(block: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+            return torch.matmul(block, embedding.T, out=place)
+
+        with thread_pool() as pool:
+            for _rows, scores in score_blocks(keys, score, len(embedding)):
                 parts.append(find_ends(scores, k, pool)[:2])
-                done += len(scores)
+                count = len(scores)
                 del scores
-                progress("keys", done, total)
-            tokens, best = (np.concatenate(column) for column in zip(*parts, strict=True))
-            for part in _groups(len(tokens)):
-                head = {"layer": np.full(part.stop - part.start, layer), "memory": np.arange(part.start, part.stop)}
-                yield pa.table(head | {"tokens": _lists(tokens[part]), "scores": _lists(best[part])}, KEYS_SCHEMA)
+                told(count)
+        tokens, best = (np.concatenate(column) for column in zip(*parts, strict=True))
+        for part in _groups(len(tokens)):
+            head = {"layer": np.full(part.stop - part.start, self.layer), "memory": np.arange(part.start, part.stop)}
+            yield pa.table(head | {"tokens": _lists(tokens[part]), "scores": _lists(best[part])}, KEYS_SCHEMA)
 
 
 def folded_keys(memories: FeedForward) -> torch.Tensor:

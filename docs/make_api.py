@@ -1,0 +1,140 @@
+"""Write docs/api.md from the docstrings of memlens' public names.
+
+    python docs/make_api.py            writes the page
+    python docs/make_api.py --check    fails where the page is not what would be written; tests/docs does the same
+
+The order is fixed: what a person calls, then what comes back. Nothing here knows what a function does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import memlens
+from memlens.patterns import PatternSettings
+from memlens.scan.settings import ScanSettings
+
+PAGE = Path(__file__).with_name("api.md")
+HEAD = """# Python API
+
+This page is made from the docstrings: `python docs/make_api.py` writes it, a test checks that it is up to date.
+
+The verbs are those of the command line, with the same option names. Everything named here is `memlens.NAME` and is
+imported when it is first used, so `import memlens` costs nothing. Every error that memlens raises on purpose is a
+`memlens.MemlensError`, with a message of one line: what was given, what is wrong, what to do.
+"""
+# What `**options` of a verb stands for.
+SETTINGS = {"Options of a scan": ScanSettings, "Options of patterns": PatternSettings}
+
+
+def page() -> str:
+    public = {name: getattr(memlens, name) for name in sorted(memlens.__all__, key=str.lower)}
+    functions = {name: found for name, found in public.items() if not inspect.isclass(found)}
+    classes = {name: found for name, found in public.items() if inspect.isclass(found)}
+    parts = [HEAD, "## Functions\n"]
+    parts += [_entry("###", f"memlens.{name}", found) for name, found in functions.items()]
+    parts += [_settings(title, settings) for title, settings in SETTINGS.items()]
+    parts.append("## Types\n")
+    parts += [_class(name, found) for name, found in classes.items()]
+    return "\n".join(parts)
+
+
+def _entry(level: str, name: str, function: Callable[..., Any]) -> str:
+    return f"{level} `{name}`\n\n```python\n{_signature(name, function)}\n```\n\n{_words(function)}\n"
+
+
+def _class(name: str, kind: type) -> str:
+    parts = [f"### `memlens.{name}`\n\n{_words(kind)}\n"]
+    if is_dataclass(kind):
+        parts.append(_fields(kind) + "\n")
+    for member, found in _members(kind):
+        if isinstance(found, property | cached_property):
+            getter = found.fget if isinstance(found, property) else found.func
+            parts.append(f"- `.{member}`: {_first_line(getter)}")
+        else:
+            function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+            parts.append(f"- `{_signature('.' + member, function, is_method=True)}`: {_first_line(function)}")
+    return "\n".join([*parts, ""])
+
+
+def _members(kind: type) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties that have a docstring, in the order of the source."""
+    for name, found in vars(kind).items():
+        if name.startswith("_"):
+            continue
+        inner = found.fget if isinstance(found, property) else getattr(found, "__func__", getattr(found, "func", found))
+        if callable(inner) and inspect.getdoc(inner) and not inspect.isclass(inner):
+            yield name, found
+
+
+def _settings(title: str, settings: type) -> str:
+    return f"### {title}\n\n{_words(settings)}\n\n{_fields(settings)}\n"
+
+
+def _fields(kind: Any) -> str:
+    lines = []
+    for field in fields(kind):
+        if not field.name.startswith("_"):
+            default = "" if field.default is MISSING else f" = {_default(field.default)}"
+            lines.append(f"- `{field.name}: {field.type}{default}`")
+    return "\n".join(lines)
+
+
+def _signature(name: str, function: Callable[..., Any], is_method: bool = False) -> str:
+    """One line where it fits, else a parameter a line."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())[1 if is_method else 0 :]
+    shown: list[str] = []
+    for place, one in enumerate(parameters):
+        is_first_named = one.kind is one.KEYWORD_ONLY and not any(
+            before.kind in (one.KEYWORD_ONLY, one.VAR_POSITIONAL) for before in parameters[:place]
+        )
+        shown += ["*"] if is_first_named else []
+        shown.append(_parameter(one))
+    back = "" if signature.return_annotation is signature.empty else f" -> {_type(signature.return_annotation)}"
+    line = f"{name}({', '.join(shown)}){back}"
+    if is_method or len(line) <= 100:
+        return line
+    return "\n".join([f"{name}(", *(f"    {one}," for one in shown), f"){back}"])
+
+
+def _parameter(one: inspect.Parameter) -> str:
+    stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    kind = "" if one.annotation is one.empty else f": {_type(one.annotation)}"
+    default = "" if one.default is one.empty else f" = {_default(one.default)}"
+    return f"{stars}{one.name}{kind}{default}"
+
+
+def _type(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+
+
+def _default(value: Any) -> str:
+    return value.__name__ if callable(value) else repr(value)  # a function's repr holds an address
+
+
+def _words(thing: Any) -> str:
+    text = inspect.getdoc(thing) or ""
+    return "" if is_dataclass(thing) and text.startswith(f"{thing.__name__}(") else text  # made by dataclass itself
+
+
+def _first_line(function: Any) -> str:
+    return (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def main() -> None:
+    if "--check" in sys.argv[1:]:
+        if PAGE.read_text(encoding="utf-8") != page():
+            sys.exit("docs/api.md is not up to date; run python docs/make_api.py")
+        return
+    PAGE.write_text(page(), encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()

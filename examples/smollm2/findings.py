@@ -1,0 +1,32 @@
+"""Print what an index has to tell as Markdown, each finding with the command that shows it.
+
+    python examples/smollm2/findings.py INDEX
+
+The raw material of docs/gallery.md. Works on any index; what its tables do not support is left out.
+"""
+
+import sys
+
+import memlens
+from memlens.report.findings import find_all
+from memlens.report.told import Told
+
+
+def as_markdown(number: int, told: Told) -> str:
+    """Lines that begin with spaces are text of the corpus; they belong to the line above."""
+    lines = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in told.lines]
+    return "\n".join([f"## {number}. {told.title}", "", *lines, "", "```", told.command, "```", ""])
+
+
+def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit("usage: python examples/smollm2/findings.py INDEX")
+    try:
+        for number, told in enumerate(find_all(memlens.open_index(sys.argv[1])), 1):
+            print(as_markdown(number, told))
+    except memlens.MemlensError as error:
+        sys.exit(f"findings: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Findings about single memories: the one with the clearest pattern, the one whose value is right, the rarest, ...
+
+Which memory is told is decided by numbers of the index; ties go to the lower layer, then the lower memory. Where words
+are wanted, tokens that are none and the most frequent ones are passed over as long as there are others: a memory of
+commas is as true, but tells little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memlens.index.reader import Index
+from memlens.memory import MemoryId, Trigger
+from memlens.report.duplicates import same_triggers
+from memlens.report.tables import Row
+from memlens.report.text import tail, visible
+from memlens.report.told import Finder, Material, Told
+
+_TRIGGERS, _TOKENS, _ROOM = 3, 6, 64
+_CANDIDATES, _PHRASE = 2000, 5
+_LEAST = 5  # triggers of a memory that is worth telling
+
+
+def _quoted(text: str) -> str:
+    return f"'{visible(text)}'"
+
+
+def _name(row: Row) -> MemoryId:
+    return MemoryId(row["layer"], row["memory"])
+
+
+def _trigger_lines(triggers: Sequence[Trigger]) -> list[str]:
+    return [f"  {tail(trigger.text, _ROOM)}" for trigger in triggers[:_TRIGGERS]]
+
+
+def _promotes(index: Index, tokens: Sequence[int]) -> str:
+    return "promotes " + ", ".join(_quoted(index.vocabulary[token]) for token in tokens[:_TOKENS])
+
+
+def clearest(material: Material) -> Told | None:
+    """The memory with the clearest subject whose value promotes a word; without subjects, the clearest wording.
+
+    Subjects that are read off whole phrases go first: a list of single first words is no subject to a reader.
+    """
+    index = material.index
+    if not (index.has("patterns") and index.has("values")):
+        return None
+    rows = index.sql(
+        """WITH clear AS (
+               SELECT * FROM {patterns}
+               ORDER BY kind = 'semantic' DESC, confidence DESC, layer, memory, pattern LIMIT $1
+           ),
+           read AS (
+               SELECT layer, memory, pattern, median(t.position) >= $2 AS is_phrase
+               FROM clear JOIN {triggers} t USING (layer, memory)
+               WHERE t."end" = 'top' AND list_contains(prefixes, t.rank) GROUP BY layer, memory, pattern
+           )
+           SELECT layer, memory, kind, description, prefixes, v.tokens
+           FROM clear JOIN read USING (layer, memory, pattern) JOIN {values} v USING (layer, memory)
+           ORDER BY kind = 'semantic' DESC, is_phrase DESC, confidence DESC, layer, memory, pattern""",
+        [_CANDIDATES, _PHRASE],
+    )
+    row = material.first_word(rows, lambda row: row["tokens"][0])
+    if row is None:
+        return None
+    name = _name(row)
+    ranks = set(row["prefixes"])
+    triggers = [trigger for trigger in index.triggers(name) if trigger.rank in ranks]
+    what = f"{len(ranks)} of its strongest triggers have that in common:"
+    lines = (what, *_trigger_lines(triggers), _promotes(index, row["tokens"]))
+    kind = "a subject" if row["kind"] == "semantic" else "a wording"
+    title = f"{name} knows {kind}: {visible(row['description'])}"
+    return Told("memory", title, lines, material.command("show", str(name)))
+
+
+def right(material: Material) -> Told | None:
+    """The memory whose value's top token follows most of its triggers."""
+    index = material.index
+    if not index.has("values"):
+        return None
+    rows = index.sql(
+        """SELECT layer, memory, v.argmax, v.tokens, count(t.next_token) AS followed,
+                  count(*) FILTER (t.next_token = v.argmax) AS agree
+           FROM {triggers} t JOIN {values} v USING (layer, memory)
+           WHERE t."end" = 'top' GROUP BY ALL HAVING agree > 0 AND followed >= $1
+           ORDER BY agree / followed DESC, followed DESC, layer, memory""",
+        [_LEAST],
+    )
+    row = material.first_word(rows, lambda row: row["argmax"])
+    if row is None:
+        return None
+    name, token = _name(row), row["argmax"]
+    listed = index.triggers(name)
+    triggers = [trigger for trigger in listed if trigger.next_token == token]
+    word = _quoted(index.vocabulary[token])
+    title = f"{name} promotes {word}, and {word} follows {row['agree']} of its {row['followed']} strongest triggers"
+    command = material.command("show", str(name), "--top", str(len(listed)))
+    return Told("right", title, tuple(_trigger_lines(triggers)), command)
+
+
+def rarest(material: Material) -> Told | None:
+    """The memory that fires on the fewest prefixes and still has a list of triggers."""
+    index = material.index
+    rows = index.sql(
+        """SELECT layer, memory, frequency FROM {memories}
+           JOIN (SELECT layer, memory, count(*) AS n FROM {triggers} WHERE "end" = 'top' GROUP BY ALL)
+           USING (layer, memory)
+           WHERE NOT dead AND n >= $1 ORDER BY frequency, layer, memory LIMIT 1""",
+        [_LEAST],
+    )
+    if not rows:
+        return None
+    name = _name(rows[0])
+    title = f"{name} waits: it fires on {rows[0]['frequency']:.2%} of prefixes"
+    lines = (*_trigger_lines(index.triggers(name)), f"no memory with {_LEAST} triggers or more fires on fewer")
+    return Told("rarest", title, lines, material.command("show", str(name)))
+
+
+def wanted(material: Material) -> Told | None:
+    """The word that most values promote above all others."""
+    index = material.index
+    if not index.has("values"):
+        return None
+    rows = index.sql(
+        """SELECT argmax, count(*) AS n, min(layer) AS low, max(layer) AS high FROM {values}
+           GROUP BY argmax ORDER BY n DESC, argmax"""
+    )
+    row = material.first_word(rows, lambda row: row["argmax"])
+    if row is None or row["n"] < 2:
+        return None
+    text = index.vocabulary[row["argmax"]]
+    others = "word (the most frequent tokens aside)" if material.is_word(row["argmax"]) else "token"
+    line = f"no {others} is the top token of more; they sit in layers {row['low']} to {row['high']}"
+    title = f"{_quoted(text)} is the top token of {row['n']:,} values"
+    listed = index.sql("SELECT count(*) AS n FROM {values} WHERE list_contains(tokens, $1)", [row["argmax"]])[0]["n"]
+    command = material.command("search", text, "--in", "values", "--limit", str(listed))  # they have place 1 there
+    return Told("wanted", title, (line,), command)
+
+
+def changed(material: Material) -> Told | None:
+    """The composition of the last layer that one memory pushed hardest."""
+    rows = [row for row in material.rows("last-layer") if row["pushes"] and material.is_word(row["residual"])]
+    row = material.first_word(sorted(rows, key=lambda row: -row["pushes"][0]), lambda row: row["output"])
+    if row is None:
+        return None
+    name = MemoryId(row["layer"], row["memories"][0])
+    before, after = _quoted(row["residual_text"]), _quoted(row["output_text"])
+    lines = (
+        f"  {tail(row['text'], _ROOM)}",
+        f"the residual says {before}, the model says {after}; {name} pushed most, by {row['pushes'][0]:.2f} logits",
+    )
+    title = f"The last layer changed its mind from {before} to {after}"
+    return Told("changed", title, lines, material.command("trace", row["text"], "--token", row["output_text"]))
+
+
+def forbids(material: Material) -> Told | None:
+    """The memory that most often pushes down what the residual wants."""
+    rows = [row for row in material.rows("vetoes") if row["times"] >= 3]
+    if not rows:
+        return None
+    row = min(rows, key=lambda row: (-row["times"] / row["compositions"], row["layer"], row["memory"]))
+    name, token = _name(row), _quoted(row["token_text"])
+    title = f"{name} says no: it is among the ten strongest vetoes of {row['times']} of {row['compositions']} changes"
+    line = f"most often against {token} ({row['token_times']} times); it takes {-row['push']:.2f} logits on average"
+    return Told("forbids", title, (line,), material.command_of("vetoes"))
+
+
+def twins(material: Material) -> Told | None:
+    """The largest group of memories with mostly the same triggers."""
+    gallery = same_triggers(material.index)
+    if not gallery.cards:
+        return None
+    card = gallery.cards[0]
+    others = card.count - 1
+    title = f"{card.memories[0]} and {others:,} other{'s' * (others > 1)} fire on mostly the same texts"
+    lines = (
+        *(f"  {tail(one.before + one.token, _ROOM)}" for one in card.examples),
+        f"the largest of {gallery.groups:,} such groups, {gallery.memories:,} memories in all; the Jaccard index of "
+        f"its triggers with those of {card.memories[0]} is {card.least:.2f} or more",
+    )
+    return Told("twins", title, lines, material.command("report"))
+
+
+def below(material: Material) -> Told | None:
+    """Of a signed memory with triggers at both ends: the one whose negative end reaches furthest beside its top."""
+    index = material.index
+    rows = index.sql(
+        """SELECT layer, memory, min, max FROM {memories}
+           JOIN (SELECT DISTINCT layer, memory FROM {triggers} WHERE "end" = 'bottom') USING (layer, memory)
+           WHERE max > 0 ORDER BY min / max, layer, memory LIMIT 1"""
+    )
+    if not rows or rows[0]["min"] >= 0:
+        return None
+    name = _name(rows[0])
+    title = f"{name} speaks loudest when it is negative: {rows[0]['min']:.3g} against {rows[0]['max']:.3g} at its top"
+    lines = _trigger_lines(index.triggers(name, "bottom"))
+    return Told("below", title, tuple(lines), material.command("show", str(name), "--bottom"))
+
+
+MEMORY_FINDERS: dict[str, Finder] = {
+    "memory": clearest,
+    "right": right,
+    "rarest": rarest,
+    "wanted": wanted,
+    "changed": changed,
+    "forbids": forbids,
+    "twins": twins,
+    "below": below,
+}

@@ -1,0 +1,90 @@
+"""The pages put together, with what becomes of errors: a page of one line, or JSON of one line under /api/.
+
+An unknown name is 404, a request that cannot work 422, one that needs a model which is not there 409. Whatever else
+goes wrong is a bug and answers 500. Knows every page by its router and nothing of what they show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from anyio.to_thread import current_default_thread_limiter
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from memlens import __version__
+from memlens.errors import MemlensError
+from memlens.web import assets
+from memlens.web.app_errors import status_of
+from memlens.web.charts import experiment_tables
+from memlens.web.pages import annotate, compare, memory, overview, search, trace
+from memlens.web.rendering import Json, page
+from memlens.web.security import Access, Guard
+from memlens.web.workbench import Workbench
+
+_THREADS = 8
+PAGES = (overview, memory, search, trace, annotate, compare)
+
+
+def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:
+    """The workbench as an ASGI application; what loads in the background begins with it."""
+
+    @asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        # Pages are work for the processor: more threads than this only hold more memory at once.
+        current_default_thread_limiter().total_tokens = _THREADS
+        workbench.start()
+        if experiment_tables(workbench.index):
+            assets.prepare_charts()
+        yield
+
+    app = FastAPI(
+        title="memlens",
+        version=__version__,
+        description="An index of memories. Every number a page shows can be had as JSON.",
+        lifespan=lifespan,
+        default_response_class=Json,
+        # the usual pages of documentation load scripts from elsewhere
+        docs_url=None,
+        redoc_url=None,
+        openapi_url="/api/openapi.json",
+    )
+    app.state.workbench = workbench
+    app.include_router(assets.router)
+    for module in PAGES:
+        app.include_router(module.router)
+    app.add_exception_handler(MemlensError, _refused)
+    app.add_exception_handler(RequestValidationError, _not_understood)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(Guard, access=access or Access())
+    return app
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    return _say(request, status_of(error), str(error))
+
+
+def _not_understood(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
+    return _say(request, 422, f"{where}: {first['msg']}")
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    line = "there is nothing at this address" if error.status_code == 404 else str(error.detail)
+    return _say(request, error.status_code, line, error.headers)
+
+
+def _say(request: Request, status: int, line: str, headers: object = None) -> Response:
+    line = " ".join(line.split())
+    kept = dict(headers) if isinstance(headers, dict) else None
+    if request.url.path.startswith("/api/"):
+        return Json({"error": line}, status, kept)
+    answer = page(request, "problem.html", status, title="Not found" if status == 404 else "Sorry", line=line)
+    answer.headers.update(kept or {})
+    return answer

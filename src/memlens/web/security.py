@@ -1,0 +1,207 @@
+"""Who may ask, and what a page may do: one layer around the whole application.
+
+- The Host header must name this machine, so that no foreign name can be pointed at it (DNS rebinding).
+- Beyond this machine a token is needed: once in the address (?token=), from then on as a cookie.
+- Whatever changes something must come from one of our own pages: browsers say where a request comes from, and the
+  request repeats (header X-Memlens-Csrf or ?csrf=) the secret that only our pages know. JSON is for our pages, too.
+- Pages may run our own scripts only, load nothing from elsewhere, and be framed by nobody.
+
+This module knows headers; it knows no page.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+import socket
+from dataclasses import dataclass, field
+from html import escape
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+CSRF_HEADER, CSRF_COOKIE, TOKEN_COOKIE = "x-memlens-csrf", "memlens-csrf", "memlens-token"
+_MOST_BYTES = 1_000_000
+_SAFE = ("GET", "HEAD", "OPTIONS")
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+
+HEADERS = {
+    "content-security-policy": (
+        # Charts set styles on elements they make; there is no other way for them. No style element is allowed.
+        "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
+        "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # not no-referrer: then a plain form would say that it comes from nowhere
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+def is_local(host: str) -> bool:
+    """Does an address to bind to reach this machine only?"""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may come in. `token` None: everybody on this machine."""
+
+    host: str = "127.0.0.1"
+    token: str | None = None
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+
+    @classmethod
+    def to(cls, host: str) -> Access:
+        """As it should be for an address to bind to."""
+        return cls(host, None if is_local(host) else secrets.token_urlsafe(24))
+
+    def knows(self, host: str) -> bool:
+        """Is this (a Host header's name) a name of this machine?"""
+        if host in _LOCAL or host == self.host.lower():
+            return True
+        if is_local(self.host):
+            return False
+        if host in (own := socket.gethostname().lower(), f"{own}.local"):
+            return True
+        try:
+            ipaddress.ip_address(host)  # a bare address cannot be rebound
+        except ValueError:
+            return False
+        return True
+
+
+class Guard:
+    """ASGI middleware."""
+
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self.app, self.access = app, access
+
+    def _cookie(self, name: str, headers: Headers) -> str:
+        """Browsers share cookies between ports, but two workbenches must not share theirs."""
+        port = headers.get("host", "").rpartition(":")[2]
+        return f"{name}-{port}" if port.isdigit() else name
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # there are no web sockets here
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        scope["memlens_csrf"] = self.access.csrf
+        headers = Headers(scope=scope)
+        refused = self._refuse(scope, headers)
+        answer: ASGIApp = self.app if refused is None else refused
+        await answer(scope, receive, self._dressed(send, headers))
+
+    def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
+        host = _name_of(headers.get("host", ""))
+        if not self.access.knows(host):
+            return _say(scope, 421, f"'{host[:80]}' is not a name of this machine; use the address that was printed")
+        if self.access.token is not None:
+            answer = self._ask_for_token(scope, headers, self.access.token)
+            if answer is not None:
+                return answer
+        if not self._is_from_our_pages(scope, headers):
+            return _say(scope, 403, "this request does not come from a page of this workbench; open the page again")
+        if scope["method"] not in _SAFE:
+            size = headers.get("content-length", "")
+            if not size.isdigit() or int(size) > _MOST_BYTES:
+                return _say(scope, 413, f"the request is too large, or does not say how large it is ({_MOST_BYTES:,})")
+        return None
+
+    def _ask_for_token(self, scope: Scope, headers: Headers, token: str) -> Response | None:
+        query = _query(scope)
+        given = [value for name, value in query if name == "token"]
+        if given and _same(given[0], token):
+            rest = urlencode([pair for pair in query if pair[0] != "token"])
+            path = "/" + str(scope["path"]).lstrip("/\\")  # never the address of another machine
+            answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
+            # lax, since the address may be a link in a message; what changes something is guarded otherwise
+            answer.set_cookie(self._cookie(TOKEN_COOKIE, headers), token, httponly=True, samesite="lax", path="/")
+            return answer
+        bearer = headers.get("authorization", "").removeprefix("Bearer ")
+        if _same(_cookies(headers).get(self._cookie(TOKEN_COOKIE, headers), ""), token) or _same(bearer, token):
+            return None
+        return _say(scope, 401, "this workbench needs its token; open the whole address that was printed when it began")
+
+    def _is_from_our_pages(self, scope: Scope, headers: Headers) -> bool:
+        safe = scope["method"] in _SAFE
+        site = headers.get("sec-fetch-site")
+        if site in ("cross-site", "same-site") and (not safe or _is_api(scope)):
+            return False
+        if safe:
+            return True
+        origin = headers.get("origin")
+        if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
+            return False
+        repeated = headers.get(CSRF_HEADER) or dict(_query(scope)).get("csrf", "")
+        cookie = _cookies(headers).get(self._cookie(CSRF_COOKIE, headers), "")
+        return _same(repeated, self.access.csrf) and _same(cookie, self.access.csrf)
+
+    def _dressed(self, send: Send, asked: Headers) -> Send:
+        async def dressed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-cache")
+                is_page = headers.get("content-type", "").startswith("text/html")
+                name = self._cookie(CSRF_COOKIE, asked)
+                if is_page and message["status"] == 200 and _cookies(asked).get(name) != self.access.csrf:
+                    cookie = f"{name}={self.access.csrf}; Path=/; SameSite=Strict; HttpOnly"
+                    headers.append("set-cookie", cookie)
+            await send(message)
+
+        return dressed
+
+
+def _name_of(host: str) -> str:
+    """The name in a Host header, its port left out."""
+    host = host.strip().lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdigit() else host
+
+
+def _query(scope: Scope) -> list[tuple[str, str]]:
+    return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+
+
+def _cookies(headers: Headers) -> dict[str, str]:
+    cookies: SimpleCookie = SimpleCookie()
+    try:
+        cookies.load(headers.get("cookie", ""))
+    except CookieError:
+        return {}
+    return {name: morsel.value for name, morsel in cookies.items()}
+
+
+def _same(one: str, other: str) -> bool:
+    return secrets.compare_digest(one.encode("utf-8", "replace"), other.encode())
+
+
+def _is_api(scope: Scope) -> bool:
+    return str(scope["path"]).startswith("/api/")
+
+
+def _say(scope: Scope, status: int, line: str) -> Response:
+    if _is_api(scope):
+        return JSONResponse({"error": line}, status)
+    if scope["method"] in _SAFE:
+        text = f"<!doctype html><title>memlens</title><p>{escape(line)}</p>"
+        return Response(text.encode("utf-8", "replace"), status, media_type="text/html")
+    return PlainTextResponse(line, status)

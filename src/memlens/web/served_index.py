@@ -1,0 +1,106 @@
+"""An index as a server reads it: the same tables and the same questions, from many threads, many times a second.
+
+Opening a database costs more than most questions, so one stays open; every question gets a cursor of its own, which is
+what makes it safe in every thread. Tables are copied into memory in the background as far as they fit: a look-up that
+takes tens of milliseconds from Parquet takes one from there. Until then, for tables that are too large, and for those
+that a stage has replaced meanwhile, the files are read. What is shown is the same in all cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+import duckdb
+import pyarrow as pa
+
+from memlens.errors import MemlensError
+from memlens.index.parquet import reader_of
+from memlens.index.reader import Index, TableNames
+
+T = TypeVar("T")
+Stamp = tuple[int, int, int]
+
+# What pages ask for most comes first.
+_KEPT = ("memories", "triggers", "corpus", "values", "names", "patterns", "keys")
+_MOST_BYTES = 400_000_000  # of Parquet; in memory about four times as much
+_RESULTS_KEPT = 64
+
+
+class ServedIndex(Index):
+    """An index that stays open."""
+
+    def __init__(self, folder: str | Path, most_bytes: int = _MOST_BYTES) -> None:
+        super().__init__(folder)
+        self._most_bytes = most_bytes
+        self._database = duckdb.connect(config={"threads": 1})
+        self._in_memory: dict[str, Stamp] = {}  # table -> the file that was copied
+        self._results: dict[tuple[Any, ...], tuple[tuple[Stamp | None, ...], Any]] = {}
+        self._keeping, self._remembering = Lock(), Lock()
+
+    def keep_in_memory(self) -> None:
+        """Copy tables into memory, as many as fit; those that are there already are left alone."""
+        with self._keeping:
+            room = self._most_bytes
+            for table in _KEPT:
+                stamp = self.stamp(table)
+                if stamp is None or stamp[0] > room:
+                    continue
+                room -= stamp[0]
+                if self._in_memory.get(table) != stamp:
+                    self._copy(table, stamp)
+
+    def _copy(self, table: str, stamp: Stamp) -> None:
+        with self._explaining_damage(), self._database.cursor() as cursor:
+            # Replaced in one step: questions that run meanwhile still see the earlier one.
+            cursor.execute(f'CREATE OR REPLACE TABLE "{table}" AS SELECT * FROM {reader_of(self.path(table))}')
+            if table == "corpus":
+                cursor.execute("CREATE INDEX sentences ON corpus (sentence)")
+        if self.stamp(table) == stamp:  # not replaced while it was read
+            self._in_memory[table] = stamp
+
+    def stamp(self, table: str) -> Stamp | None:
+        """Size, time and number of a table's file, from which a new one is known; None where there is none."""
+        if not self.has(table):
+            return None
+        found = (self.folder / f"{table}.parquet").stat()
+        return found.st_size, found.st_mtime_ns, found.st_ino
+
+    def remember(self, tables: Sequence[str], key: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """What `make` gives, made once for a key and these tables as they are now; the latest few are kept."""
+        stamps = tuple(self.stamp(table) for table in tables)
+        with self._remembering:
+            kept = self._results.get(key)
+        if kept is not None and kept[0] == stamps:
+            found: T = kept[1]
+            return found
+        made = make()
+        with self._remembering:
+            self._results.pop(key, None)
+            self._results[key] = (stamps, made)
+            while len(self._results) > _RESULTS_KEPT:
+                self._results.pop(next(iter(self._results)))
+        return made
+
+    def arrow(self, query: str) -> pa.Table:
+        """The result of a query as columns, for those who compute with all of it."""
+        with self._explaining_damage(), self._connect() as database:
+            return database.sql(query.format_map(TableNames(self))).to_arrow_table()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        return self._database.cursor()
+
+    def _source_of(self, table: str) -> str:
+        kept = self._in_memory.get(table)
+        if kept is not None:
+            try:
+                if self.stamp(table) == kept:
+                    return f'"{table}"'
+            except (OSError, MemlensError):  # being replaced at this moment; the file will say what is wrong
+                pass
+        return reader_of(self.path(table))

@@ -1,0 +1,17 @@
+// The compare page: a choice is taken at once; computing may take seconds, so the page says so.
+const form = document.querySelector(".choose");
+const [here, there] = form.querySelectorAll("select");
+
+function go() {
+  document.getElementById("main").classList.add("busy");
+  form.requestSubmit();
+}
+
+form.addEventListener("change", (event) => {
+  // both layers or none: a pair needs two
+  if (event.target === here && (here.value === "") !== (there.value === "")) there.value = here.value;
+  if (event.target === there && (here.value === "") !== (there.value === "")) here.value = there.value;
+  go();
+});
+form.addEventListener("submit", () => document.getElementById("main").classList.add("busy"));
+window.addEventListener("pageshow", () => document.getElementById("main").classList.remove("busy"));

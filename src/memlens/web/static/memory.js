@@ -1,0 +1,165 @@
+// The page of one memory: patterns that light up their prefixes, live shading, silencing, related memories, [ and ].
+import { announce, ask, tell } from "./base.js";
+
+const article = document.querySelector(".memory-page");
+const { name, end } = article.dataset;
+const list = article.querySelector(".trigger-list");
+
+// Patterns
+
+function choosePattern(chip) {
+  const wasPressed = chip.getAttribute("aria-pressed") === "true";
+  for (const other of article.querySelectorAll("[data-pattern]")) other.setAttribute("aria-pressed", "false");
+  chip.setAttribute("aria-pressed", String(!wasPressed));
+  list.classList.toggle("chosen", !wasPressed);
+  let count = 0;
+  for (const line of list.children) {
+    const has = !wasPressed && line.dataset.patterns.split(" ").includes(chip.dataset.pattern);
+    line.classList.toggle("has", has);
+    count += has;
+  }
+  announce(wasPressed ? "all triggers are shown alike" : `${count} triggers have this pattern`);
+}
+for (const chip of article.querySelectorAll("[data-pattern]")) chip.addEventListener("click", () => choosePattern(chip));
+
+// Every token shaded by this memory's coefficient, computed now
+
+const KEPT = 260; // characters before the trigger position, as on the page without shading
+
+function shaded(text, coefficient, strongest) {
+  const part = document.createElement("span");
+  part.textContent = text.replace(/[\n\r]/g, "⏎").replace(/\t/g, "⇥").replace(/[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd");
+  const strength = Math.round((70 * Math.abs(coefficient)) / strongest);
+  if (strength > 1) {
+    part.className = coefficient < 0 ? "shade negative" : "shade";
+    part.style.setProperty("--strength", strength);
+  }
+  part.title = coefficient.toPrecision(4);
+  return part;
+}
+
+function shade(line, found, strongest) {
+  const before = line.querySelector(".before");
+  const mark = line.querySelector("mark");
+  if (found.position < 0) return;
+  let first = found.position;
+  for (let length = 0; first > 0 && length + found.tokens[first - 1].length <= KEPT; first--) length += found.tokens[first - 1].length;
+  const parts = found.tokens.slice(first, found.position).map((token, place) => shaded(token, found.coefficients[first + place], strongest));
+  before.replaceChildren(...(first > 0 ? ["…"] : []), ...parts);
+  const at = shaded(mark.textContent, found.coefficients[found.position], strongest);
+  at.classList.add("shade", "at");
+  mark.replaceWith(at);
+}
+
+async function shadeAll() {
+  const told = article.querySelector(".live");
+  if (!list) return;
+  try {
+    const found = await ask(`/api/memories/${name}/coefficients?end=${end}`);
+    const strongest = Math.max(...found.flatMap((one) => one.coefficients.map(Math.abs)), 1e-9);
+    const lines = new Map([...list.children].map((line) => [Number(line.dataset.rank), line]));
+    for (const one of found) if (lines.has(one.rank)) shade(lines.get(one.rank), one, strongest);
+    const hasNegative = found.some((one) => one.coefficients.some((c) => c < -strongest / 50));
+    told.innerHTML = `<span class="scale">Each token is shaded by this memory’s coefficient, computed now: 0 <i></i> ${strongest.toPrecision(3)}${hasNegative ? ' <i class="negative"></i> negative' : ""}</span>`;
+  } catch (error) {
+    told.textContent = `Tokens are not shaded: ${error.message}`;
+  }
+  told.hidden = false;
+  article.dataset.shaded = "yes";
+}
+
+// Silence it and see
+
+function bars(tokens, title, others) {
+  const most = Math.max(...tokens.map((one) => one.p), 1e-9);
+  const part = document.createElement("div");
+  part.append(Object.assign(document.createElement("h3"), { textContent: title }));
+  const lines = Object.assign(document.createElement("ol"), { className: "bars" });
+  for (const one of tokens) {
+    const line = document.createElement("li");
+    const token = Object.assign(document.createElement("span"), { className: "token", textContent: one.text.replace(/^ /, "␣") || "∅" });
+    const bar = Object.assign(document.createElement("span"), { className: "bar" });
+    bar.style.setProperty("--share", `${(100 * one.p) / most}%`);
+    const number = Object.assign(document.createElement("span"), { className: "n", textContent: `${(100 * one.p).toPrecision(3)}%` });
+    const was = others?.find((other) => other.token === one.token);
+    if (others) number.title = was ? `was ${(100 * was.p).toPrecision(3)}%` : "was not among these";
+    line.append(token, bar, number);
+    lines.append(line);
+  }
+  part.append(lines);
+  return part;
+}
+
+function showOutcome(holder, found) {
+  const verdict = document.createElement("p");
+  verdict.className = "verdict";
+  const [was, is] = [found.before[0], found.after[0]].map((one) => `“${one.text.trim() || one.text}”`);
+  verdict.textContent = found.changes_prediction
+    ? `The prediction changes from ${was} to ${is}.`
+    : `The prediction stays ${was}.`;
+  const distance = Object.assign(document.createElement("span"), { className: "quiet", textContent: ` KL ${found.kl.toPrecision(3)} nats, ${found.edit}` });
+  verdict.append(distance);
+  const pair = Object.assign(document.createElement("div"), { className: "pair" });
+  pair.append(bars(found.before, "With it"), bars(found.after, "Changed", found.before));
+  holder.replaceChildren(verdict, pair);
+}
+
+const form = article.querySelector(".silence-form");
+form?.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const holder = article.querySelector(".outcome");
+  const waiting = form.querySelector(".waiting");
+  waiting.textContent = "the model reads it twice …";
+  try {
+    const given = Object.fromEntries(new FormData(form));
+    showOutcome(holder, await tell(`/api/memories/${name}/silence`, given));
+  } catch (error) {
+    holder.replaceChildren(Object.assign(document.createElement("p"), { className: "note error", textContent: error.message }));
+  }
+  waiting.textContent = "";
+});
+
+// Related memories
+
+function cell(content) {
+  const made = document.createElement("td");
+  made.append(content);
+  return made;
+}
+
+function relatedTable(found) {
+  const table = document.createElement("table");
+  table.innerHTML = '<thead><tr><th scope="col">memory</th><th scope="col">shared</th><th scope="col">what it is</th></tr></thead><tbody></tbody>';
+  for (const one of found) {
+    const row = document.createElement("tr");
+    const link = Object.assign(document.createElement("a"), { className: "memory", href: `/m/${one.name}`, textContent: one.name });
+    const shared = [`${one.triggers} triggers`, ...(one.tokens === null ? [] : [`${one.tokens} tokens`])].join(", ");
+    row.append(cell(link), cell(shared), cell(Object.assign(document.createElement("bdi"), { textContent: one.summary ?? "" })));
+    table.tBodies[0].append(row);
+  }
+  return table;
+}
+
+async function showRelated() {
+  const holder = article.querySelector(".related-holder");
+  if (!holder) return;
+  try {
+    const found = await ask(`/api/memories/${name}/related`);
+    holder.replaceWith(found.length ? relatedTable(found) : Object.assign(document.createElement("p"), { className: "quiet", textContent: "No other memory shares its triggers, patterns or tokens." }));
+  } catch (error) {
+    holder.textContent = error.message;
+  }
+}
+
+// [ and ] go to the neighbours, unless somebody is writing
+
+document.addEventListener("keydown", (event) => {
+  if (event.target.closest("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+  const way = { "[": "prev", "]": "next" }[event.key];
+  if (way) document.querySelector(`a[rel=${way}]`)?.click();
+});
+
+const status = document.querySelector(".model-status").dataset.status;
+if (status === "ready") shadeAll();
+document.addEventListener("memlens:model", (event) => event.detail === "ready" && shadeAll());
+showRelated();

@@ -1,0 +1,288 @@
+// The map of all memories on a canvas, and the experiments' charts.
+import { ask, debounced } from "./base.js";
+
+const section = document.querySelector(".map");
+const holder = section.querySelector(".map-holder");
+const canvas = section.querySelector("canvas");
+const cursor = section.querySelector(".cursor");
+const now = section.querySelector(".now");
+const choice = section.querySelector("#by");
+const NOTHING = 255;
+const GUTTER = 30; // for the layers' numbers
+const GAP = 6; // between layers
+let map = null;
+let place = null; // the cell under the pointer or the keyboard: { row, cell }
+
+// Colours
+
+function colour(name) {
+  // a canvas knows no CSS variables, so the browser is asked what they are
+  const probe = document.createElement("i");
+  probe.style.color = `var(--${name})`;
+  section.append(probe);
+  const [red, green, blue] = getComputedStyle(probe).color.match(/[\d.]+/g).map(Number);
+  probe.remove();
+  return [red, green, blue];
+}
+
+function palette(kinds) {
+  const colours = new Uint32Array(256);
+  const set = (level, [red, green, blue]) => (colours[level] = (255 << 24) | (blue << 16) | (green << 8) | red);
+  if (kinds.length) kinds.forEach((_, kind) => set(kind, colour(kindColour(kind, kinds.length))));
+  else {
+    const stops = [0, 1, 2, 3, 4].map((stop) => colour(`ramp-${stop}`));
+    for (let level = 0; level < NOTHING; level++) {
+      const at = (level / (NOTHING - 1)) * (stops.length - 1);
+      const low = Math.min(Math.floor(at), stops.length - 2);
+      set(level, stops[low].map((part, i) => Math.round(part + (stops[low + 1][i] - part) * (at - low))));
+    }
+  }
+  set(NOTHING, colour("none"));
+  return colours;
+}
+
+const kindColour = (kind, count) => (count === 2 && kind === 1 ? "c2" : count === 3 && kind ? ["", "ramp-1", "c2"][kind] : `kind-${kind}`);
+
+// Where cells lie: each layer is a band of several lines, filled column by column
+
+function layout(width, layers) {
+  const most = Math.max(...layers.map((layer) => layer.memories));
+  const wide = width - GUTTER;
+  const perLayer = Math.min(64, Math.max(14, Math.floor(620 / layers.length)));
+  const side = Math.max(3, Math.min(12, Math.floor(Math.sqrt((wide * perLayer) / most))));
+  const columns = Math.max(1, Math.floor(wide / side));
+  const fitting = columns * Math.max(1, Math.floor(perLayer / side));
+  const room = Math.ceil(most / Math.ceil(most / fitting)); // as many cells as are needed, of equal size
+  const lines = Math.ceil(room / columns);
+  return { side, lines, room, band: lines * side + GAP };
+}
+
+const cellsOf = (layer) => Math.ceil(layer.memories / layer.size);
+
+function draw() {
+  const { side, lines, band } = map.shape;
+  const ratio = Math.min(window.devicePixelRatio || 1, 2);
+  const width = canvas.parentElement.clientWidth;
+  const height = map.layers.length * band;
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  canvas.style.height = `${height}px`;
+  const picture = canvas.getContext("2d");
+  const colours = palette(map.kinds);
+  const image = picture.createImageData(canvas.width, canvas.height);
+  const pixels = new Uint32Array(image.data.buffer);
+  const size = Math.round(side * ratio);
+  const inner = size > 4 * ratio ? size - Math.round(ratio) : size;
+  map.layers.forEach((layer, row) => {
+    const top = Math.round(row * band * ratio);
+    for (let cell = 0; cell < cellsOf(layer); cell++) {
+      const left = Math.round(GUTTER * ratio) + Math.floor(cell / lines) * size;
+      const from = top + (cell % lines) * size;
+      const shade = colours[map.levels[map.starts[row] + cell]];
+      for (let y = from; y < from + inner; y++) pixels.fill(shade, y * canvas.width + left, y * canvas.width + left + inner);
+    }
+  });
+  picture.putImageData(image, 0, 0);
+  picture.scale(ratio, ratio);
+  picture.font = "11px system-ui, sans-serif";
+  picture.textAlign = "right";
+  picture.textBaseline = "middle";
+  picture.fillStyle = `rgb(${colour("soft").join(" ")})`;
+  map.layers.forEach((layer, row) => picture.fillText(layer.layer, GUTTER - 8, row * band + (band - GAP) / 2));
+}
+
+// What a cell is
+
+function cellAt(x, y) {
+  const { side, lines, band } = map.shape;
+  const row = Math.floor(y / band);
+  const line = Math.floor((y - row * band) / side);
+  const cell = Math.floor((x - GUTTER) / side) * lines + line;
+  if (x < GUTTER || line >= lines || !map.layers[row] || cell >= cellsOf(map.layers[row])) return null;
+  return { row, cell };
+}
+
+function memoryOf({ row, cell }) {
+  const layer = map.layers[row];
+  return `L${layer.layer}N${cell * layer.size + (map.highest ? map.highest[map.starts[row] + cell] : 0)}`;
+}
+
+const written = (value) => (map.percent ? `${(100 * value).toPrecision(3)}%` : value.toPrecision(4));
+
+function valueOf(level) {
+  if (level === NOTHING) return "not known";
+  if (map.kinds.length) return map.kinds[level];
+  const share = level / (NOTHING - 1);
+  return `about ${written(map.scale === "log" ? map.low * (map.high / map.low) ** share : map.low + (map.high - map.low) * share)}`;
+}
+
+function say(name, value, summary) {
+  now.replaceChildren(Object.assign(document.createElement("b"), { textContent: name }), ` · ${map.label}: ${value}`);
+  if (summary) now.append(document.createElement("br"), Object.assign(document.createElement("bdi"), { textContent: summary }));
+}
+
+const sayMore = debounced(async (name, value) => {
+  const { value: exact, summary } = await ask(`/api/brief/${name}?by=${map.by}`).catch(() => ({}));
+  if (place && memoryOf(place) === name) say(name, exact == null ? value : written(exact), summary);
+}, 120);
+
+function goTo(next) {
+  place = next;
+  cursor.hidden = !next;
+  if (!next) return;
+  const { side, lines, band } = map.shape;
+  const layer = map.layers[next.row];
+  Object.assign(cursor.style, {
+    left: `${GUTTER + Math.floor(next.cell / lines) * side - 2}px`,
+    top: `${next.row * band + (next.cell % lines) * side - 2}px`,
+    width: `${side + 4}px`,
+    height: `${side + 4}px`,
+  });
+  const name = memoryOf(next);
+  const value = valueOf(map.levels[map.starts[next.row] + next.cell]) + (layer.size > 1 ? `, the highest of ${layer.size} memories` : "");
+  say(name, value);
+  sayMore(name, value);
+}
+
+function move(key) {
+  const { lines } = map.shape;
+  let { row, cell } = place ?? { row: 0, cell: 0 };
+  if (place) {
+    const last = cellsOf(map.layers[row]) - 1;
+    const line = cell % lines;
+    if (key === "ArrowLeft") cell = Math.max(cell - lines, line);
+    if (key === "ArrowRight") cell = Math.min(cell + lines, last);
+    if (key === "ArrowUp") [row, cell] = line > 0 ? [row, cell - 1] : [row - 1, cell + lines - 1];
+    if (key === "ArrowDown") [row, cell] = line < lines - 1 && cell < last ? [row, cell + 1] : [row + 1, cell - line];
+    if (key === "PageUp") row -= 1;
+    if (key === "PageDown") row += 1;
+    if (key === "Home") cell = 0;
+    if (key === "End") cell = last;
+    row = Math.max(0, Math.min(row, map.layers.length - 1));
+    cell = Math.max(0, Math.min(cell, cellsOf(map.layers[row]) - 1));
+  }
+  goTo({ row, cell });
+}
+
+const open = () => place && window.location.assign(`/m/${memoryOf(place)}`);
+const atPointer = (event) => {
+  const box = canvas.getBoundingClientRect();
+  return cellAt(event.clientX - box.left, event.clientY - box.top);
+};
+canvas.addEventListener("pointermove", (event) => map && goTo(atPointer(event)));
+canvas.addEventListener("pointerleave", () => document.activeElement !== canvas && goTo(null));
+canvas.addEventListener("click", (event) => {
+  if (!map) return;
+  goTo(atPointer(event));
+  open();
+});
+canvas.addEventListener("keydown", (event) => {
+  if (!map || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "Enter") open();
+  else if (/^(Arrow|Page|Home|End)/.test(event.key)) {
+    event.preventDefault();
+    move(event.key);
+  }
+});
+
+// Asking for it
+
+const bytes = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+
+function showLegend() {
+  const legend = section.querySelector(".legend");
+  if (map.kinds.length) {
+    legend.replaceChildren(
+      ...map.kinds.map((label, kind) => {
+        const part = Object.assign(document.createElement("span"), { className: "kind", textContent: label });
+        part.style.setProperty("--kind", `var(--${kindColour(kind, map.kinds.length)})`);
+        return part;
+      }),
+    );
+    return;
+  }
+  const ramp = Object.assign(document.createElement("span"), { className: "ramp" });
+  ramp.style.background = `linear-gradient(90deg, ${[0, 1, 2, 3, 4].map((stop) => `var(--ramp-${stop})`).join(", ")})`;
+  legend.replaceChildren(written(map.low), ramp, `${written(map.high)}${map.scale === "log" ? ", log scale" : ""}`);
+}
+
+async function showMap() {
+  holder.hidden = false;
+  const { layers } = map ?? (await ask("/api/map?room=1"));
+  const shape = layout(canvas.parentElement.clientWidth, layers);
+  const found = await ask(`/api/map?by=${choice.value}&room=${shape.room}`);
+  const starts = [0];
+  for (const layer of found.layers) starts.push(starts.at(-1) + cellsOf(layer));
+  const places = found.highest && bytes(found.highest);
+  const highest = places && Uint16Array.from({ length: places.length / 2 }, (_, i) => places[2 * i] | (places[2 * i + 1] << 8));
+  map = { ...found, shape, starts, levels: bytes(found.levels), highest };
+  const size = Math.max(...found.layers.map((layer) => layer.size));
+  const cell = size > 1 ? `one cell the highest of ${size} memories` : "one cell a memory";
+  section.querySelector(".told").textContent = `One row a layer, ${cell}: ${found.told}.`;
+  goTo(null);
+  draw();
+  showLegend();
+  section.dataset.drawn = choice.value;
+}
+
+function complain(error) {
+  holder.hidden = false;
+  section.querySelector(".told").textContent = error.message;
+}
+
+choice.addEventListener("change", () => {
+  history.replaceState(null, "", `/?by=${choice.value}`);
+  showMap().catch(complain);
+});
+new ResizeObserver(debounced(() => map && Math.abs(canvas.width / Math.min(window.devicePixelRatio || 1, 2) - canvas.parentElement.clientWidth) > 1 && showMap().catch(complain))).observe(canvas.parentElement);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map && draw());
+showMap().catch(complain);
+
+// Charts: nothing is loaded before they are near the screen
+
+const OPTIONS = { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: { disableDefaultStyle: true } };
+
+function article(one) {
+  const made = document.createElement("article");
+  const title = Object.assign(document.createElement("h3"), { textContent: one.title });
+  if (one.figure) title.append(Object.assign(document.createElement("small"), { textContent: one.figure }));
+  made.append(title, Object.assign(document.createElement("p"), { className: "lead", textContent: one.lead }));
+  for (const chart of one.charts) {
+    const place = Object.assign(document.createElement("div"), { className: "chart" });
+    place.setAttribute("role", "img");
+    place.setAttribute("aria-label", chart.alt);
+    made.append(place);
+  }
+  return made;
+}
+
+async function showCharts(charts) {
+  const wait = charts.querySelector(".charts-wait");
+  wait.textContent = "The charts are being drawn …";
+  try {
+    const [sections] = await Promise.all([ask("/api/charts"), import("./vega.js")]);
+    const made = sections.map(article);
+    charts.append(...made);
+    for (const [number, one] of sections.entries()) {
+      const places = made[number].querySelectorAll(".chart");
+      for (const [which, chart] of one.charts.entries()) {
+        await window.vegaEmbed(places[which], chart.spec, OPTIONS);
+        places[which].classList.add("drawn");
+      }
+    }
+    wait.remove();
+  } catch (error) {
+    wait.textContent = `The charts could not be drawn: ${error.message}`;
+  }
+  charts.dataset.charts = "drawn";
+}
+
+const charts = document.querySelector("[data-charts=ask]");
+if (charts) {
+  const seen = new IntersectionObserver((entries) => {
+    if (!entries.some((entry) => entry.isIntersecting)) return;
+    seen.disconnect();
+    showCharts(charts);
+  }, { rootMargin: "600px" });
+  seen.observe(charts);
+}

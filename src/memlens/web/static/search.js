@@ -1,0 +1,48 @@
+// Results as one types. The form works without this; here it is only asked for earlier, and in place.
+import { debounced } from "./base.js";
+
+const form = document.querySelector("form.search");
+const results = document.getElementById("results");
+let latest = 0;
+let shown = address("/search/results"); // what the list on the page is the answer to
+
+function address(path) {
+  const given = new URLSearchParams(new FormData(form));
+  for (const [name, value] of [...given]) if (!value || (name === "in" && value === "triggers") || (name === "order" && value === "max")) given.delete(name);
+  const query = given.toString();
+  return query ? `${path}?${query}` : path;
+}
+
+async function show() {
+  const wanted = address("/search/results");
+  if (wanted === shown) return;
+  shown = wanted;
+  const number = ++latest;
+  results.setAttribute("aria-busy", "true");
+  try {
+    const response = await fetch(wanted);
+    const text = await response.text();
+    if (number !== latest) return; // something else was written meanwhile
+    if (response.headers.get("content-type")?.startsWith("text/html")) results.innerHTML = text;
+    history.replaceState(null, "", address("/search"));
+  } catch {
+    if (number === latest) results.textContent = "The workbench does not answer; is it still running?";
+  }
+  if (number === latest) results.setAttribute("aria-busy", "false");
+}
+
+const showSoon = debounced(show, 150);
+form.addEventListener("input", showSoon);
+form.addEventListener("change", show);
+
+// The arrow keys walk from the text to the results and through them
+
+document.addEventListener("keydown", (event) => {
+  if (!["ArrowDown", "ArrowUp"].includes(event.key) || event.target.closest("select, [type=radio]")) return;
+  const stops = [form.elements.q, ...results.querySelectorAll(".results a")];
+  const at = stops.indexOf(document.activeElement);
+  const next = stops[at + (event.key === "ArrowDown" ? 1 : -1)];
+  if (at < 0 || !next) return;
+  event.preventDefault();
+  next.focus();
+});

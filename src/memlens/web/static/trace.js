@@ -1,0 +1,98 @@
+// The trace page: cells open without a new page, arrow keys move over the grid, a link is copied, a model awaited.
+import { announce } from "./base.js";
+
+const grid = document.querySelector(".grid");
+const place = document.getElementById("cell");
+let asked = 0;
+
+/** Opens a cell: the part below the grid is the server's own, so there is one way to draw it. */
+async function openCell(cell, isNew = true) {
+  const mine = ++asked;
+  const address = new URL(cell.href);
+  place.classList.add("busy");
+  try {
+    const response = await fetch(`/trace/cell${address.search}`);
+    if (!response.ok) throw new Error();
+    const text = await response.text();
+    if (mine !== asked) return; // another cell was opened meanwhile
+    const part = new DOMParser().parseFromString(text, "text/html").querySelector(".opened");
+    place.replaceChildren(document.adoptNode(part));
+    mark(cell);
+    if (isNew) history.pushState(null, "", address);
+    announce(cell.title);
+  } catch {
+    location.href = cell.href; // the page itself says what is wrong
+  } finally {
+    if (mine === asked) place.classList.remove("busy");
+  }
+}
+
+function mark(cell) {
+  for (const other of grid.querySelectorAll(".cell[aria-current]")) {
+    other.removeAttribute("aria-current");
+    other.tabIndex = -1;
+  }
+  cell.setAttribute("aria-current", "true");
+  cell.tabIndex = 0;
+  grid.querySelectorAll("thead th").forEach((head, column) => head.classList.toggle("open", column === Number(cell.dataset.at) + 1));
+}
+
+const STEPS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+function move(event) {
+  const cell = event.target.closest(".cell");
+  if (!cell || event.altKey || event.ctrlKey || event.metaKey) return;
+  const at = [Number(cell.dataset.layer), Number(cell.dataset.at)];
+  const width = grid.tHead.rows[0].cells.length - 1;
+  const step = STEPS[event.key];
+  if (step) at.forEach((_, axis) => (at[axis] += step[axis]));
+  else if (event.key === "Home") at[1] = 0;
+  else if (event.key === "End") at[1] = width - 1;
+  else if (event.key === " ") return event.preventDefault(), openCell(cell);
+  else return;
+  event.preventDefault();
+  const next = grid.querySelector(`.cell[data-layer="${at[0]}"][data-at="${at[1]}"]`);
+  if (!next) return;
+  cell.tabIndex = cell.hasAttribute("aria-current") ? 0 : -1;
+  next.tabIndex = 0;
+  next.focus();
+}
+
+if (grid) {
+  grid.addEventListener("click", (event) => {
+    const cell = event.target.closest(".cell");
+    if (!cell || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    event.preventDefault();
+    openCell(cell);
+  });
+  grid.addEventListener("keydown", move);
+  const first = grid.querySelector(".cell[aria-current]"); // what an address without a cell means
+  window.addEventListener("popstate", () => {
+    const query = new URLSearchParams(location.search);
+    const place = [query.get("layer") ?? NaN, query.get("at") ?? NaN].map(Number);
+    openCell(grid.querySelector(`.cell[data-layer="${place[0]}"][data-at="${place[1]}"]`) ?? first, false);
+  });
+  // what is open should be seen, also where the grid is wider than the screen
+  const box = grid.parentElement;
+  if (first) box.scrollLeft += first.getBoundingClientRect().right - box.getBoundingClientRect().right + 16;
+}
+
+const share = document.querySelector(".share");
+if (share && navigator.clipboard) {
+  share.hidden = false;
+  share.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(location.href);
+    share.textContent = "Copied";
+    announce("the link is copied");
+    setTimeout(() => (share.textContent = "Copy link"), 2000);
+  });
+}
+
+// Enter traces, Shift+Enter begins a new line
+document.getElementById("prompt").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  event.target.form.requestSubmit();
+});
+
+if (document.querySelector(".waiting")) document.addEventListener("memlens:model", () => location.reload());

@@ -1,0 +1,58 @@
+"""`memlens check` and `memlens merge` as commands, and the options of scan that say where it runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cli_helpers import Run, checksums, is_refused
+
+
+def test_check_prints_every_file_and_ends_with_0(run: Run, made: dict[str, Path]) -> None:
+    ran = run("check", made["plain"])
+    assert ran.code == 0, ran
+    for name in ("manifest.json", "triggers.parquet", "corpus.parquet"):
+        assert name in ran.out
+    assert ran.out.count("whole") == 6
+
+
+def test_check_names_the_damaged_file_and_ends_with_2(run: Run, plain: Path) -> None:
+    path = plain / "ordinary.parquet"
+    path.write_bytes(path.read_bytes()[:-1])
+    ran = run("check", plain)
+    assert ran.code == 2 and ran.out.count("damaged") == 1
+    assert ran.err.startswith("memlens: ") and "ordinary.parquet" in ran.err and ran.err.count("\n") == 1
+    as_json = run("check", plain, "--json")
+    content = json.loads(as_json.out)
+    assert as_json.code == 2 and content["whole"] is False
+    assert [file["file"] for file in content["files"] if file["state"] == "damaged"] == ["ordinary.parquet"]
+
+
+def test_check_of_something_else_is_refused(run: Run, tmp_path: Path) -> None:
+    assert is_refused(run("check", tmp_path / "nowhere"), "there is no index folder")
+
+
+def test_parts_of_a_scan_by_the_command_line(
+    run: Run, models: dict[str, Path], text: Path, made: dict[str, Path], tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        options = ("--top", 7, "--threads", 1, "--shard", f"{number}/2")
+        ran = run("scan", models["plain"], text, "-o", tmp_path / str(number), *options)
+        assert ran.code == 0 and f"part {number}/2 of the scan is complete" in ran.out
+    assert is_refused(run("show", tmp_path / "1", "L0N0"), "one part of a scan", "memlens merge")
+    assert is_refused(run("merge", tmp_path / "2", "-o", tmp_path / "index"), "missing: 1")
+    ran = run("merge", tmp_path / "2", tmp_path / "1", "-o", tmp_path / "index", "--json")
+    assert ran.code == 0 and json.loads(ran.out)["layers"] == [0, 1, 2]
+    ours, theirs = checksums(tmp_path / "index"), checksums(made["plain"])
+    assert {name: ours[name] for name in theirs} == theirs
+
+
+def test_ways_to_run_that_cannot_be_are_refused(run: Run, models: dict[str, Path], text: Path, tmp_path: Path) -> None:
+    for options, words in (
+        (("--workers", 0), "--workers is 0"),
+        (("--shard", "5"), "3/16"),
+        (("--executor", "slurm"), "local, ray"),
+        (("--ray-address", "auto"), "--executor ray only"),
+        (("--layer-budget", 0), "--layer-budget is 0"),
+    ):
+        assert is_refused(run("scan", models["plain"], text, "-o", tmp_path / "index", *options), words)

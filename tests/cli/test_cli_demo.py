@@ -1,0 +1,160 @@
+"""`demo`: all stages and five findings, on a tiny model in place of the bundled one."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import Run, checksums, is_refused
+
+import memlens
+from memlens.analyze import StageWatcher
+from memlens.cli import main
+from memlens.demo import FINDINGS, STAGES, Demo, demo
+from memlens.experiments import EXPERIMENTS
+
+OPTIONS: dict[str, Any] = {"prefixes": 30, "edited": 2, "threads": 1, "top": 7}
+
+
+@pytest.fixture(scope="module")
+def shown(models: dict[str, Path], text: Path, tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """A demo of the tiny gated model; only read it."""
+    return demo(models["gated"], text, out=tmp_path_factory.mktemp("demo") / "index", **OPTIONS)
+
+
+@pytest.fixture
+def bundled(models: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command takes the tiny model and text for the bundled ones."""
+    monkeypatch.setattr("memlens.demo.demo", partial(demo, models["gated"], text, **OPTIONS))
+
+
+def tables(folder: Path) -> dict[str, str]:
+    return {name: digest for name, digest in checksums(folder).items() if name.endswith(".parquet")}
+
+
+def outcomes(found: Demo) -> list[tuple[str, str]]:
+    return [(stage.name, stage.outcome) for stage in found.stages]
+
+
+def test_a_demo_has_every_stage_and_five_findings(shown: Demo) -> None:
+    assert outcomes(shown) == [(name, "made") for name in STAGES]
+    assert len(shown.findings) == len(FINDINGS) == 5
+    assert len({told.name for told in shown.findings}) == 5
+    assert shown.report == shown.index.folder / "report.html" and shown.report.is_file()
+    assert shown.index.has("values") and shown.index.has("patterns")
+    assert all(shown.index.has(f"experiments/{name}") for name in EXPERIMENTS)
+
+
+def test_what_was_made_smaller_is_said(shown: Demo) -> None:
+    told = {one.experiment: (one.here, one.default) for one in shown.smaller}
+    assert told["local-edits"] == (2, 100) and told["refinement"] == (30, 4000)
+    noted = shown.index.manifest["experiments"]
+    assert {name: noted[name]["sample"] for name in told} == {name: here for name, (here, _) in told.items()}
+
+
+def test_the_command_of_every_finding_runs(shown: Demo, capsys: pytest.CaptureFixture[str]) -> None:
+    for told in shown.findings:
+        words = shlex.split(told.command)
+        assert words[0] == "memlens" and main(words[1:]) == 0, told.command
+    assert capsys.readouterr().out
+
+
+def test_again_it_keeps_what_is_there(shown: Demo, models: dict[str, Path], text: Path) -> None:
+    again = demo(models["gated"], text, out=shown.index.folder, **OPTIONS)
+    assert outcomes(again) == [(name, "kept") for name in STAGES[:-1]] + [("report", "made")]
+    assert again.findings == shown.findings
+
+
+class _Stops(StageWatcher):
+    """Somebody presses Ctrl-C when a stage begins."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def begins(self, number: int, name: str) -> None:
+        assert STAGES[number] == name
+        if name == self.at:
+            raise KeyboardInterrupt
+
+
+def test_interrupted_at_every_stage_it_continues_to_the_same_tables(
+    shown: Demo, models: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    job = partial(demo, models["gated"], text, out=tmp_path / "index", **OPTIONS)
+    reached = []
+    for stop in STAGES[1:]:
+        with pytest.raises(KeyboardInterrupt):
+            job(watcher=_Stops(stop))
+        index = memlens.open_index(tmp_path / "index")
+        reached.append([index.has(table) for table in ("values", "patterns", "experiments/vetoes")])
+    assert reached == [[False] * 3, [True, False, False], [True, True, False], [True] * 3]
+    assert dict(outcomes(job())) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
+    assert tables(tmp_path / "index") == tables(shown.index.folder)
+
+
+@pytest.mark.usefixtures("bundled")
+def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: Demo, tmp_path: Path) -> None:
+    folder = shutil.copytree(shown.index.folder, tmp_path / "my demo")
+    ran = run("demo", "-o", folder)
+    assert ran.code == 0, ran.err
+    assert [line[:3] for line in ran.out.splitlines() if line[:1].isdigit()] == [f"{n}. " for n in range(1, 6)]
+    assert ran.out.count("   $ memlens ") == 5
+    assert f"report  {folder / 'report.html'}" in ran.out
+    assert f"browse  memlens serve '{folder}' --model bundled" in ran.out
+    assert "local-edits looked at 2 memories a layer; the default is 100" in ran.err
+    told = json.loads(run("demo", "-o", folder, "--json", "-q").out)
+    assert len(told["findings"]) == 5 and told["index"] == str(folder)
+    assert [stage["outcome"] for stage in told["stages"]] == ["kept"] * 4 + ["made"]
+
+
+@pytest.mark.usefixtures("bundled")
+def test_serve_opens_the_workbench_on_the_demo(
+    run: Run, shown: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import memlens.cli.serve
+
+    shutil.copytree(shown.index.folder, tmp_path / "index")
+
+    served: list[Any] = []
+    monkeypatch.setattr(memlens.cli.serve, "serve", lambda *words, **options: served.append((words, options["model"])))
+    assert run("demo", "-o", tmp_path / "index", "--serve").code == 0
+    assert served == [((str(tmp_path / "index"),), "bundled")]
+
+
+@pytest.mark.usefixtures("bundled")
+def test_serve_and_json_exclude_each_other(run: Run, tmp_path: Path) -> None:
+    assert is_refused(run("demo", "-o", tmp_path / "index", "--serve", "--json"), "--serve", "--json")
+    assert not (tmp_path / "index").exists()
+
+
+@pytest.mark.usefixtures("bundled")
+def test_a_folder_of_something_else_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear reader")
+    assert is_refused(run("demo", "-o", tmp_path), str(tmp_path))
+
+
+def test_the_command_stops_with_130(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(**options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("memlens.demo.demo", interrupt)
+    ran = run("demo", "-o", tmp_path / "index")
+    assert ran.code == 130 and "run the same command again" in ran.err
+
+
+def test_without_a_bundled_model_one_line_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memlens.models.loading.BUNDLED_FOLDER", tmp_path / "nothing")
+    assert is_refused(run("demo", "-o", tmp_path / "index"), "no bundled model", "memlens analyze")
+    assert not (tmp_path / "index").exists()
+
+
+def test_another_model_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
+    from memlens.errors import ModelNotFound
+
+    with pytest.raises(ModelNotFound, match="no such folder"):
+        demo(tmp_path / "no" / "model", out=tmp_path / "index")

@@ -1,0 +1,91 @@
+"""Every command, option and link that the documentation shows is there."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docs_pages import PAGES, ROOT, anchors, commands, is_whole, links, lone_options, name_of
+from typer.main import get_command
+
+from memlens.cli.app import VERBS, make_app
+
+EVERYWHERE = {"-h", "--help"}
+# scripts that the documentation speaks of have options of their own
+SCRIPTS = [path for part in ("benchmarks", "training", "examples", "docs") for path in (ROOT / part).rglob("*.py")]
+
+read = {page: page.read_text(encoding="utf-8") for page in PAGES}
+by_page = pytest.mark.parametrize("page", PAGES, ids=[name_of(page) for page in PAGES])
+
+
+@cache
+def group() -> Any:
+    """The program's commands as typer parses them."""
+    return get_command(make_app())
+
+
+def options_of(command: Any) -> set[str]:
+    return {name for one in command.params for name in (*one.opts, *one.secondary_opts) if name.startswith("-")}
+
+
+def unknown_in(command: list[str]) -> list[str]:
+    """What of a command line the program does not know: its verb, or options."""
+    if command[0].startswith("-"):
+        return [] if command[0] in options_of(group()) | EVERYWHERE else command[:1]
+    if command[0] not in group().commands:
+        return command[:1]
+    known = options_of(group().commands[command[0]]) | EVERYWHERE
+    given = [word.split("=")[0].strip("[]") for word in command[1:] if re.match(r"\[?--?[A-Za-z]", word)]
+    return [option for option in given if option not in known]
+
+
+@by_page
+def test_every_command_and_option_on_a_page_exists(page: Path) -> None:
+    wrong = [(command, unknown) for command in commands(read[page]) if (unknown := unknown_in(command))]
+    assert not wrong
+
+
+@by_page
+def test_every_command_that_can_be_typed_is_one_the_program_would_accept(page: Path) -> None:
+    for command in commands(read[page]):
+        if is_whole(command):
+            group().commands[command[0]].make_context(command[0], list(command[1:]))  # raises for a wrong command line
+
+
+@by_page
+def test_every_option_that_a_page_names_by_itself_exists(page: Path) -> None:
+    known = EVERYWHERE.union(*(options_of(command) for command in group().commands.values()), options_of(group()))
+    for script in SCRIPTS:
+        known |= set(re.findall(r"\"(--[a-z-]+)\"", script.read_text(encoding="utf-8")))
+    assert lone_options(read[page]) <= known
+
+
+@by_page
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for link in links(read[page]):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert target.is_relative_to(ROOT), f"{link} leaves the project"
+        if anchor:
+            assert anchor in anchors(target.read_text(encoding="utf-8")), link
+
+
+def test_the_readme_shows_every_verb() -> None:
+    assert set(VERBS) <= {command[0] for command in commands(read[ROOT / "README.md"])}
+
+
+def test_the_checks_find_what_they_look_for() -> None:
+    found = [command for page in PAGES for command in commands(read[page])]
+    assert len(found) > 40 and sum(is_whole(command) for command in found) > 30
+    assert unknown_in(["scam", "gpt2"]) == ["scam"]
+    assert unknown_in(["scan", "gpt2", "--tops", "5", "-o", "x"]) == ["--tops"]
+    assert unknown_in(["demo", "[-o", "DIR]", "[--serves]"]) == ["--serves"]
+    assert unknown_in(["--version"]) == [] and unknown_in(["--versions"]) == ["--versions"]
+    text = "Use `memlens show X L0N0` or `--top`.\n```\nmemlens scan A B \\\n  -o C  # why\n```\n"
+    text += "[a](b.md#c) [d](https://e)\n# A b, c!\n"
+    assert list(commands(text)) == [["scan", "A", "B", "-o", "C"], ["show", "X", "L0N0"]]
+    assert lone_options(text) == {"--top"} and links(text) == ["b.md#c"] and anchors(text) == {"a-b-c"}

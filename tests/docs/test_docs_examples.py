@@ -1,0 +1,41 @@
+"""The Python of the documentation runs, in the order of the page, with a tiny model in the place of gpt2."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from docs_pages import ROOT, blocks
+
+from memlens.testing import save_tiny
+
+TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
+Rain fell on the hills, and the rivers rose. In 1990 a café opened near the river; it was the first of its kind.
+The end of the war came in the spring, as the papers of the day had said it would. The River City was free.
+"""
+
+
+@pytest.fixture
+def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model called gpt2 that has a memory L5N894, and a folder of texts."""
+    save_tiny(tmp_path / "gpt2", "gpt2", n_layer=6, n_inner=900)
+    (tmp_path / "my-texts").mkdir()
+    (tmp_path / "my-texts" / "text.txt").write_text(TEXT, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_the_python_of_a_page_runs(page: str, newcomer: Path) -> None:
+    code = [block.code for block in blocks((ROOT / page).read_text(encoding="utf-8")) if block.language == "python"]
+    assert code
+    names: dict[str, Any] = {}
+    for part in code:
+        exec(compile(part, page, "exec"), names)
+        last = ast.parse(part).body[-1]
+        if isinstance(last, ast.Expr):  # what a notebook would show
+            assert eval(ast.unparse(last), names) is not None
+    assert (newcomer / "gpt2-index" / "manifest.json").is_file()

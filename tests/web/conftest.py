@@ -1,0 +1,197 @@
+"""A real index of a tiny model over part of the bundled corpus, the workbench on it, and a browser to look at it.
+
+One of each for the whole session: only look. `client` answers in this process, `address` is a server that a browser
+can reach.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import memlens
+from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
+from memlens.patterns.table import compute_patterns
+from memlens.testing import save_tiny
+from memlens.values import compute_values
+from memlens.web.app import create_app
+from memlens.web.security import Access
+from memlens.web.workbench import Workbench
+
+EVIL = "<script>alert('evil')</script> & <b>bold</b>"
+BROKEN = "A word turned \u202eround\u202c, a \ufffd broken one, a \x07 bell and a \u2028 line."
+FLAGS = [
+    "--headless",
+    "--disable-gpu",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def bundle_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The chart library is made once for these tests, and not in the cache of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", "gpt2", n_positions=128)
+
+
+@pytest.fixture(scope="session")
+def model(model_folder: Path) -> MemoryModel:
+    return memlens.load(str(model_folder))
+
+
+@pytest.fixture(scope="session")
+def index_folder(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every stage but the experiments' slow ones, over some text of the bundled corpus and some hostile sentences."""
+    folder = tmp_path_factory.mktemp("web")
+    corpus = folder / "text.txt"
+    hostile = [f"The river {EVIL} runs to the sea, take {number}." for number in range(4)]
+    corpus.write_text("\n".join([*bundled_sentences(200), *hostile, BROKEN]), encoding="utf-8")
+    index = memlens.scan(model, corpus, out=folder / "index", top=30, threads=1, unit="line", max_length=64)
+    compute_values(index, model, top=30)
+    compute_patterns(index, rate=0.5)  # in so little text nothing is certain
+    memlens.experiment(index, ["agreement", "rank"], model=model, threads=1)
+    return folder / "index"
+
+
+def bundled_sentences(count: int) -> list[str]:
+    """The first lines of the corpus that comes with memlens."""
+    from memlens.corpus import CorpusSettings, read_units
+
+    return [unit.text for unit in islice(read_units(CorpusSettings(("bundled",))), count)]
+
+
+@pytest.fixture(scope="session")
+def index(index_folder: Path) -> Index:
+    return memlens.open_index(index_folder)
+
+
+@pytest.fixture
+def own_index(index_folder: Path, tmp_path: Path) -> Index:
+    """A copy for one test to change."""
+    return memlens.open_index(shutil.copytree(index_folder, tmp_path / "index"))
+
+
+@pytest.fixture(scope="session")
+def workbench(index_folder: Path, model: MemoryModel) -> Iterator[Workbench]:
+    """With the model ready."""
+    opened = Workbench(index_folder, model)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture(scope="session")
+def access() -> Access:
+    return Access()
+
+
+@pytest.fixture(scope="session")
+def client(workbench: Workbench, access: Access) -> Iterator[TestClient]:
+    """A browser's manners without a browser: the right host, and the secret of a page that was opened."""
+    with TestClient(create_app(workbench, access), base_url="http://127.0.0.1:8000") as opened:
+        opened.get("/search")
+        opened.headers["x-memlens-csrf"] = access.csrf
+        yield opened
+
+
+@pytest.fixture
+def client_of() -> Iterator[Callable[..., TestClient]]:
+    """A client of a workbench of one's own: client_of(index, model=None, other=None)."""
+    with ExitStack() as stack:
+
+        def make(*arguments: Any, **named: Any) -> TestClient:
+            access = Access()
+            workbench = Workbench(*arguments, **named)
+            stack.callback(workbench.close)
+            made = TestClient(create_app(workbench, access), base_url="http://127.0.0.1:8000")
+            stack.enter_context(made)
+            made.get("/search")
+            made.headers["x-memlens-csrf"] = access.csrf
+            return made
+
+        yield make
+
+
+@pytest.fixture(scope="session")
+def address(workbench: Workbench) -> Iterator[str]:
+    """http://127.0.0.1:PORT of a running server, model ready."""
+    import uvicorn
+
+    from memlens.web.serving import listen
+
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(workbench), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.fail("no chromium was found on the PATH: install it (Debian: apt-get install chromium)")
+    flags = [*FLAGS, "--no-sandbox"] if os.geteuid() == 0 else FLAGS
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=flags)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
+    """open_page("/search", width=390, scheme="dark", javascript=True) -> a page; at the end of the test no page may
+    have complained or asked anything of another machine."""
+    complaints: list[str] = []
+    contexts: list[Any] = []
+
+    def open_it(path: str, width: int = 1280, scheme: str = "light", javascript: bool = True) -> Any:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=javascript
+        )
+        contexts.append(context)
+
+        def route(handler: Any) -> None:
+            if handler.request.url.startswith((address, "data:", "blob:")):
+                handler.continue_()
+            else:
+                complaints.append(f"asked for {handler.request.url}")
+                handler.abort()
+
+        context.route("**/*", route)
+        page = context.new_page()
+        page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.set_default_timeout(10_000)
+        page.goto(address + path)
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert complaints == []

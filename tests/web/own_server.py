@@ -1,0 +1,70 @@
+"""A server of one's own for tests that write, or that need another workbench than the shared one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+
+from memlens.index.reader import Index
+from memlens.web.app import create_app
+from memlens.web.serving import listen
+from memlens.web.workbench import Workbench
+
+
+@pytest.fixture
+def settled(client_of: Callable[..., Any]) -> Iterator[None]:
+    """What a workbench of client_of does in the background is done before its tables are let go."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "memlens index":
+            thread.join(30)
+
+
+def without_labels(index: Index) -> Index:
+    """The same folder as if nobody had begun: other tests may have drawn a sample in what it was copied from."""
+    for path in index.folder.glob("annotations.sqlite*"):
+        path.unlink()
+    return index
+
+
+@contextmanager
+def serving(workbench: Workbench) -> Iterator[str]:
+    """The address of the workbench while it is served."""
+    with listen("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(uvicorn.Config(create_app(workbench), log_level="warning"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        thread.join(10)
+
+
+@contextmanager
+def opened(browser: Any, address: str, width: int = 1280, javascript: bool = True) -> Iterator[Any]:
+    """A page that may not complain, nor ask anything of another machine."""
+    complaints: list[str] = []
+    context = browser.new_context(viewport={"width": width, "height": 900}, java_script_enabled=javascript)
+
+    def route(handler: Any) -> None:
+        if handler.request.url.startswith((address, "data:", "blob:")):
+            handler.continue_()
+        else:
+            complaints.append(f"asked for {handler.request.url}")
+            handler.abort()
+
+    context.route("**/*", route)
+    page = context.new_page()
+    page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.set_default_timeout(10_000)
+    yield page
+    context.close()
+    assert complaints == []

@@ -1,0 +1,82 @@
+"""Labelling as a person does it: by keys alone, and with plain forms where there is no JavaScript."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from own_server import opened, serving, without_labels
+
+from memlens.index.annotations import Annotations, LabelledPattern, Sample
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.web.workbench import Workbench
+
+
+@pytest.fixture
+def study(own_index: Index) -> Index:
+    alive = own_index.sql("SELECT DISTINCT layer, memory FROM {triggers} WHERE rank = 9 ORDER BY layer, memory LIMIT 2")
+    with Annotations(without_labels(own_index)) as notes:
+        notes.set_sample(Sample(tuple(MemoryId(row["layer"], row["memory"]) for row in alive), 10, 0))
+    return own_index
+
+
+def labels(index: Index, annotator: str) -> list[tuple[LabelledPattern, ...]]:
+    with Annotations(index) as notes:
+        return [label.patterns for label in notes.labels_of(annotator)]
+
+
+def test_a_study_is_done_by_keys_alone(browser: Any, study: Index) -> None:
+    with serving(Workbench(study)) as address, opened(browser, address) as page:
+        page.goto(address + "/annotate")
+        page.keyboard.type("Ada <i>")  # the field has the focus
+        page.keyboard.press("Enter")
+        page.locator(".labelling").wait_for()
+        first = page.locator("h1").inner_text()
+        page.keyboard.type("ends with a name")
+        page.keyboard.press("Enter")
+        for key in (" ", "j", " ", "j", "j", " ", "k", "n"):
+            page.keyboard.press(key)
+        page.keyboard.type("about rivers")
+        page.keyboard.press("Enter")
+        for key in ("s", " ", "j", " "):
+            page.keyboard.press(key)
+        page.keyboard.press("Control+Enter")  # two prefixes are too few: said at once, nothing is lost
+        assert "2 of the 3 prefixes" in page.locator("[role=alert]").inner_text()
+        for key in ("j", "x", "Control+Enter"):
+            page.keyboard.press(key)
+        page.locator("h1", has_text=first).wait_for(state="detached")
+        wanted = (
+            LabelledPattern("ends with a name", "shallow", (0, 1, 3)),
+            LabelledPattern("about rivers", "semantic", (2, 3, 4)),
+        )
+        assert labels(study, "Ada <i>") == [wanted]
+        assert "1 of 2 labelled" in page.inner_text(".progress")
+        page.locator(".slot input[name=text0]").press("Escape")
+        page.keyboard.press("[")
+        page.locator("h1", has_text=first).wait_for()
+        assert page.input_value("#text1") == "about rivers" and page.locator(".ticks input:checked").count() == 6
+        page.keyboard.press("u")
+        page.locator(".undo").wait_for(state="hidden")
+        assert labels(study, "Ada <i>") == []
+
+
+def test_several_people_label_without_javascript(browser: Any, study: Index) -> None:
+    with serving(Workbench(study)) as address:
+        for person in ("ann", "bob"):
+            with opened(browser, address, width=390, javascript=False) as page:
+                page.goto(address + "/annotate")
+                page.fill("#as", person)
+                page.click(".who button")
+                for _ in range(2):
+                    page.fill("#text0", f"{person} sees this")
+                    page.locator("[name=kind0][value=semantic] + .chip").click()
+                    for rank in (0, 2, 5):
+                        page.locator(f".ticks input[value='0:{rank}']").check(force=True)
+                    page.get_by_role("button", name="Save, next").click()
+                page.get_by_role("button", name="Finish").click()
+                page.get_by_text("Thank you").wait_for()
+                told = page.inner_text("main")
+                assert f"{person} sees this" in told and ("ann sees this" in told or person == "ann")
+                assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        assert labels(study, "bob")[0] == (LabelledPattern("bob sees this", "semantic", (0, 2, 5)),)

@@ -1,0 +1,234 @@
+"""The page Annotate and its JSON: the paper's protocol, nothing lost, nobody sees too much."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from fastapi.testclient import TestClient
+from own_server import settled, without_labels  # noqa: F401 - a fixture
+
+from memlens.errors import SettingError
+from memlens.index.annotations import Annotations, LabelledPattern, Sample
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.web.labelling import patterns_of_form
+
+pytestmark = pytest.mark.usefixtures("settled")
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
+RIVER = {"description": "the river", "kind": "semantic", "prefixes": [0, 1, 2]}
+
+
+@pytest.fixture
+def study(own_index: Index) -> Index:
+    """Two memories to label, four prefixes of each."""
+    alive = own_index.sql("SELECT DISTINCT layer, memory FROM {triggers} WHERE rank = 3 ORDER BY layer, memory LIMIT 2")
+    names = tuple(MemoryId(row["layer"], row["memory"]) for row in alive)
+    with Annotations(without_labels(own_index)) as notes:
+        notes.set_sample(Sample(names, 4, 0))
+    return own_index
+
+
+@pytest.fixture
+def client(study: Index, client_of: Callable[..., TestClient]) -> TestClient:
+    return client_of(study)
+
+
+def sampled(index: Index) -> list[str]:
+    with Annotations(index) as notes:
+        sample = notes.sample()
+    assert sample is not None
+    return [str(name) for name in sample.memories]
+
+
+def post_form(client: TestClient, path: str, fields: list[tuple[str, str]], csrf: bool = True, **query: str) -> Any:
+    secret = client.headers["x-memlens-csrf"]
+    address = f"{path}?{urlencode(query | ({'csrf': secret} if csrf else {}))}"
+    plain = {name: value for name, value in client.headers.items() if name != "x-memlens-csrf"}
+    request = client.build_request("POST", address, content=urlencode(fields), headers=plain | FORM)
+    del request.headers["x-memlens-csrf"]
+    return client.send(request, follow_redirects=False)
+
+
+def test_looking_makes_no_file(own_index: Index, client_of: Callable[..., TestClient]) -> None:
+    client = client_of(without_labels(own_index))
+    for address in ("/annotate", "/annotate?as=ann", "/api/annotate", "/api/annotate/labels?as=ann"):
+        assert client.get(address).status_code == 200
+    assert "Draw a sample" in client.get("/annotate").text
+    assert not (own_index.folder / "annotations.sqlite").exists()
+
+
+def test_a_sample_is_drawn_as_the_command_draws_it(own_index: Index, client_of: Callable[..., TestClient]) -> None:
+    from memlens.patterns.study import draw_sample
+
+    client = client_of(without_labels(own_index))
+    answer = post_form(client, "/annotate/sample", [("per_layer", "2"), ("top", "7"), ("seed", "3")])
+    assert answer.status_code == 303 and answer.headers["location"] == "/annotate"
+    told = client.get("/api/annotate").json()
+    drawn = draw_sample(own_index, 2, 7, 3)
+    assert told == {"memories": [str(name) for name in drawn.memories], "top": 7, "people": []}
+    assert client.post("/api/annotate/sample", json={"per_layer": 1}).json()["top"] == 25
+    assert post_form(client, "/annotate/sample", [("per_layer", "many")]).status_code == 422
+    assert post_form(client, "/annotate/sample", [("per_layer", "0")]).status_code == 422
+
+
+def test_one_labels_memory_by_memory_and_finishes(client: TestClient, study: Index) -> None:
+    first, second = sampled(study)
+    begun = client.get("/annotate?as=ann", follow_redirects=False)
+    assert begun.status_code == 303 and begun.headers["location"] == f"/annotate?as=ann&memory={first}"
+    page = client.get(begun.headers["location"]).text
+    shown = [int(rank) for rank in re.findall(r'<li data-rank="(\d+)"', page)]
+    assert shown == [0, 1, 2, 3] and "0 of 2 labelled" in page
+    ticks = [("tick", f"0:{rank}") for rank in (0, 1, 3)] + [("tick", f"2:{rank}") for rank in (1, 2, 3)]
+    fields = [
+        ("text0", " ends alike "),
+        ("kind0", "shallow"),
+        ("text1", ""),
+        ("text2", "rivers"),
+        ("kind2", "semantic"),
+    ]
+    saved = post_form(client, "/annotate/save", [*fields, *ticks], **{"as": "ann", "memory": first})
+    assert saved.status_code == 303 and saved.headers["location"] == "/annotate?as=ann"
+    with Annotations(study) as notes:
+        (label,) = notes.labels("ann")
+    assert label.patterns == (
+        LabelledPattern("ends alike", "shallow", (0, 1, 3)),
+        LabelledPattern("rivers", "semantic", (1, 2, 3)),
+    )
+    again = client.get(f"/annotate?as=ann&memory={first}").text
+    assert 'value="ends alike"' in again and 'value="1:3" checked' in again and "1 of 2 labelled" in again
+    assert post_form(client, "/annotate/save", [], **{"as": "ann", "memory": second}).status_code == 303  # no pattern
+    assert "All 2 memories are labelled" in client.get("/annotate?as=ann").text
+    assert post_form(client, "/annotate/finish", [], **{"as": "ann"}).status_code == 303
+    assert "Thank you" in client.get("/annotate?as=ann").text
+    refused = post_form(client, "/annotate/save", [], **{"as": "ann", "memory": first})
+    assert refused.status_code == 422 and "has finished" in refused.text
+
+
+def test_what_is_refused_is_shown_again_with_the_reason(client: TestClient, study: Index) -> None:
+    first = sampled(study)[0]
+    fields = [("text0", "only two & <b>"), ("kind0", "semantic"), ("tick", "0:0"), ("tick", "0:2")]
+    page = post_form(client, "/annotate/save", fields, **{"as": "ann", "memory": first})
+    assert page.status_code == 422 and "fewer than 3 prefixes" in page.text
+    assert 'value="only two &amp; &lt;b&gt;"' in page.text and 'value="0:2" checked' in page.text
+    assert client.get("/api/annotate/labels?as=ann").json()["labels"] == []
+
+
+def test_undo_brings_back_what_was_said_before(client: TestClient, study: Index) -> None:
+    first = sampled(study)[0]
+    for patterns in ([RIVER], []):
+        label = {"annotator": "ann", "memory": first, "patterns": patterns}
+        assert client.post("/api/annotate/labels", json=label).status_code == 200
+    undone = post_form(client, "/annotate/undo", [], **{"as": "ann", "memory": first})
+    assert undone.status_code == 303 and undone.headers["location"].endswith(f"memory={first}")
+    assert client.get("/api/annotate/labels?as=ann").json()["labels"][0]["patterns"] == [RIVER]
+    assert client.post("/api/annotate/undo", json={"annotator": "ann", "memory": first}).json()["done"] == []
+    answer = client.post("/api/annotate/undo", json={"annotator": "ann", "memory": first})
+    assert answer.status_code == 422 and "no label" in answer.json()["error"]
+
+
+def test_nobody_sees_others_before_finishing(client: TestClient, study: Index) -> None:
+    secret = RIVER | {"description": "ann's secret"}
+    for memory in sampled(study):
+        for annotator, pattern in (("ann", secret), ("bob", RIVER)):
+            label = {"annotator": annotator, "memory": memory, "patterns": [pattern]}
+            assert client.post("/api/annotate/labels", json=label).status_code == 200
+    client.post("/api/annotate/finish", json={"annotator": "ann"})
+    for address in ("/annotate", "/annotate?as=bob", f"/annotate?as=bob&memory={sampled(study)[0]}", "/api/annotate"):
+        assert "secret" not in client.get(address).text
+    assert {one["annotator"] for one in client.get("/api/annotate/labels?as=bob").json()["labels"]} == {"bob"}
+    assert client.post("/api/annotate/finish", json={"annotator": "bob"}).status_code == 200
+    page = client.get("/annotate?as=bob").text
+    assert "ann&#39;s secret" in page and "How far people agree" in page
+
+
+def test_nothing_is_written_without_the_pages_secret(client: TestClient, study: Index) -> None:
+    first = sampled(study)[0]
+    label = {"annotator": "eve", "memory": first, "patterns": []}
+    posts = [
+        post_form(client, "/annotate/save", [], csrf=False, **{"as": "eve", "memory": first}),
+        client.post("/api/annotate/labels", json=label, headers={"x-memlens-csrf": "wrong"}),
+        client.post("/api/annotate/labels", json=label, headers={"origin": "http://evil.example"}),
+        client.post("/api/annotate/labels", json=label, headers={"sec-fetch-site": "cross-site"}),
+    ]
+    assert [answer.status_code for answer in posts] == [403] * 4
+    assert client.get("/api/annotate").json()["people"] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ({"memory": "L0N99999"}, 404, "does not exist"),
+        ({"memory": "nonsense"}, 404, "not a memory"),
+        ({"annotator": "\u202e\x07"}, 404, "cannot be an annotator"),
+        ({"annotator": ""}, 422, "annotator"),
+        ({"patterns": [RIVER | {"kind": "deep"}]}, 422, "not a class"),
+        ({"patterns": [RIVER | {"description": " "}]}, 422, "no description"),
+        ({"patterns": [RIVER | {"prefixes": [0, 1, 4]}]}, 422, "only the trigger ranks 0 to 3"),
+        ({"patterns": [RIVER | {"prefixes": [0, 0, 0]}]}, 422, "fewer than 3"),
+        ({"patterns": [RIVER | {"prefixes": ["x"]}]}, 422, "prefixes"),
+        ({"patterns": "none"}, 422, "patterns"),
+    ],
+)
+def test_bad_labels_are_refused_with_one_line(
+    client: TestClient, study: Index, change: dict[str, Any], status: int, words: str
+) -> None:
+    label = {"annotator": "ann", "memory": sampled(study)[0], "patterns": [RIVER]} | change
+    answer = client.post("/api/annotate/labels", json=label)
+    assert answer.status_code == status and words in answer.json()["error"] and "\n" not in answer.json()["error"]
+    assert client.get("/api/annotate").json()["people"] == []
+
+
+def test_odd_addresses_and_forms_are_answered(client: TestClient, study: Index) -> None:
+    first = sampled(study)[0]
+    outside = next(f"L0N{number}" for number in range(40) if f"L0N{number}" not in sampled(study))
+    for address in (
+        f"/annotate?as=ann&memory={outside}",
+        "/annotate?as=ann&memory=L7N1",
+        "/annotate?as=ann&memory=../..",
+    ):
+        assert client.get(address).status_code == 404
+    assert client.get(f"/annotate?as={'x' * 61}").status_code == 422
+    evil = client.get("/annotate", params={"as": "<script>alert(1)</script>", "memory": first})
+    assert evil.status_code == 200 and "<script>alert" not in evil.text
+    query = {"as": "ann", "memory": first}
+    for fields in ([("tick", "0")], [("tick", "0:-1")], [("tick", "0:9999999999")], [("text0", "x" * 200_000)]):
+        assert post_form(client, "/annotate/save", fields, **query).status_code == 422
+    broken = client.build_request(
+        "POST", f"/annotate/save?as=ann&memory={first}", content=b"\xff\xfe=%ff", headers=FORM
+    )
+    assert client.send(broken).status_code == 422
+
+
+def test_a_form_becomes_patterns() -> None:
+    fields = [
+        ("text0", ""),
+        ("kind0", "shallow"),
+        ("text1", "a"),
+        ("kind1", "semantic"),
+        ("tick", "1:4"),
+        ("tick", "1:2"),
+    ]
+    (pattern,) = patterns_of_form([*fields, ("then", "next")])
+    assert (pattern.description, pattern.kind, pattern.prefixes) == ("a", "semantic", [4, 2])
+    (nameless,) = patterns_of_form([("tick", "3:1")])  # not dropped here, so that it is refused
+    assert nameless.description == "" and nameless.prefixes == [1]
+    with pytest.raises(SettingError, match="not a tick"):
+        patterns_of_form([("tick", "1:x")])
+
+
+def test_an_index_that_cannot_be_written_says_so(study: Index, client_of: Callable[..., TestClient]) -> None:
+    first = sampled(study)[0]
+    path = Path(study.folder) / "annotations.sqlite"
+    path.write_bytes(b"no database at all")
+    for extra in study.folder.glob("annotations.sqlite-*"):
+        extra.unlink()
+    client = client_of(study)
+    assert client.get("/annotate").status_code == 409
+    answer = client.post("/api/annotate/labels", json={"annotator": "ann", "memory": first, "patterns": []})
+    assert answer.status_code == 409 and "annotations.sqlite" in answer.json()["error"]

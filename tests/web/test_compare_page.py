@@ -1,0 +1,134 @@
+"""The page Compare and its JSON: what memlens.compare finds, of two layers or of two indexes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from own_server import settled  # noqa: F401 - a fixture
+
+import memlens
+from memlens.compare import compare_indexes
+from memlens.index.reader import Index
+from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.values import compute_values
+
+
+pytestmark = pytest.mark.usefixtures("settled")
+
+
+@pytest.fixture(scope="session")
+def tuned(index: Index, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """Other weights over the same sentences, with values and without patterns."""
+    folder = tmp_path_factory.mktemp("tuned")
+    texts = index.table("corpus", ["text"]).column("text").to_pylist()
+    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
+    model = memlens.load(tiny_model("gpt2", 5, n_positions=128), tokenizer=tiny_tokenizer())
+    made = memlens.scan(
+        model, folder / "text.jsonl", out=folder / "index", top=30, threads=1, unit="document", max_length=64
+    )
+    compute_values(made, model, top=30)
+    return made
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Index:
+    folder = tmp_path_factory.mktemp("wide")
+    (folder / "text.txt").write_text("The river runs to the sea. The end of the river.", encoding="utf-8")
+    model = memlens.load(tiny_model("gpt2", n_inner=52), tokenizer=tiny_tokenizer())
+    return memlens.scan(model, folder / "text.txt", out=folder / "index", threads=1)
+
+
+def as_told(found: Any) -> list[tuple[str, str, float]]:
+    return [(str(one.before.memory), str(one.after.memory), one.change) for one in found.changes]
+
+
+def told(answer: dict[str, Any]) -> list[tuple[str, str, float]]:
+    return [(one["before"]["memory"], one["after"]["memory"], one["change"]) for one in answer["changes"]]
+
+
+@pytest.mark.parametrize("by", ["triggers", "values", "patterns"])
+def test_two_layers_of_one_index(client: TestClient, index: Index, by: str) -> None:
+    answer = client.get("/api/compare", params={"layers": "0:2", "by": by, "order": "alike", "top": 7}).json()
+    found = compare_indexes(index, index, by=by, layers="0:2", top=7, alike=True)
+    assert told(answer) == as_told(found) and answer["matched"] == found.matched
+    page = client.get("/compare", params={"a": 0, "b": 2, "by": by, "top": 7}).text  # a form's fields
+    places = [page.index(f"<h3>{one} → {other}</h3>") for one, other, _ in as_told(found)]
+    assert places == sorted(places)
+
+
+def test_without_a_choice_the_last_two_layers_are_shown(client: TestClient) -> None:
+    page = client.get("/compare")
+    assert page.status_code == 200 and "Layer 1 beside layer 2" in page.text
+    refused = client.get("/api/compare")
+    assert refused.status_code == 422 and "--compare INDEX" in refused.json()["error"]
+
+
+def test_two_indexes_by_name(client_of: Callable[..., TestClient], index: Index, tuned: Index) -> None:
+    client = client_of(index, other=tuned)
+    answer = client.get("/api/compare", params={"top": 9}).json()
+    assert told(answer) == as_told(compare_indexes(index, tuned, top=9)) and answer["same_model"] is False
+    page = client.get("/compare?by=values&a=&b=&order=changed").text
+    assert "Layer by layer" in page and "two models" in page and page.count('class="card"') == 20
+    assert "Show more" in page and client.get("/compare?top=40").text.count('class="card"') == 40
+    lacking = client.get("/compare?by=patterns")
+    assert lacking.status_code == 422 and "memlens patterns" in lacking.text
+    assert client.get("/compare?a=1&b=").status_code == 422  # half a pair
+
+
+def test_other_shapes_are_compared_layer_by_layer_only(
+    client_of: Callable[..., TestClient], index: Index, wide: Index
+) -> None:
+    client = client_of(index, other=wide)
+    page = client.get("/compare")
+    assert page.status_code == 422 and "--layers 3:5" in page.text and "<select" in page.text
+    assert client.get("/compare?layers=0:1").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("layers=0:99", 404),
+        ("layers=3", 422),
+        ("layers=%3Cscript%3E", 422),
+        ("layers=" + "1" * 40, 422),
+        ("by=keys", 422),
+        ("top=0", 422),
+        ("top=100000", 422),
+        ("order=worst", 422),
+        ("layers=0:1&a=%00&b=x", 200),
+        ("a=<b>&b=1", 422),
+    ],
+)
+def test_bad_input_is_refused_with_a_line(client: TestClient, query: str, status: int) -> None:
+    page = client.get(f"/compare?{query}")
+    assert page.status_code == status and "<script>a" not in page.text and "<b>:" not in page.text
+    answer = client.get(f"/api/compare?{query}")
+    assert answer.status_code in (status, 422)
+    assert answer.status_code == 200 or set(answer.json()) == {"error"}
+
+
+def test_text_of_the_corpus_is_text(client: TestClient) -> None:
+    page = client.get("/compare?layers=0:1&top=200").text
+    assert "<script>alert" not in page and "<b>bold" not in page
+
+
+def test_the_same_is_not_computed_twice(
+    client_of: Callable[..., TestClient], index_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        calls.append(named["by"])
+        return compare_indexes(*arguments, **named)
+
+    monkeypatch.setattr(import_module("memlens.compare"), "compare_indexes", counted)
+    client = client_of(index_folder)
+    for _ in range(3):
+        assert client.get("/api/compare?layers=0:1&by=values").status_code == 200
+    assert calls == ["values"]

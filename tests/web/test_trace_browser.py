@@ -1,0 +1,94 @@
+"""Tracing as a person does it: type, look, open cells by mouse and keys, change memories, share the address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from own_server import opened, serving
+
+from memlens.models.memory_model import MemoryModel
+from memlens.web.served_index import ServedIndex
+from memlens.web.workbench import Workbench
+
+Open = Callable[..., Any]
+
+
+@pytest.mark.parametrize("javascript", [True, False])
+def test_a_prompt_is_traced_and_a_memory_turned_up(open_page: Open, javascript: bool) -> None:
+    page = open_page("/trace", javascript=javascript)
+    page.fill("#prompt", "The river runs to")
+    page.click(".prompt-form button")
+    page.locator(".grid .cell[aria-current]").wait_for()
+    rows, columns = page.locator(".grid tbody tr").count(), page.locator(".grid thead th").count() - 1
+    assert rows == 3 and page.locator(".grid .cell").count() == rows * columns
+    page.click('.cell[data-layer="1"][data-at="0"]')
+    page.locator('.opened[data-layer="1"][data-at="0"]').wait_for()
+    assert "layer=1&at=0" in page.url
+    memory = page.locator(".effects .memory").first.inner_text()
+    page.locator(".effects .change input[name=to]").first.fill("40")
+    page.locator(".effects .change input[name=to]").first.press("Enter")
+    page.locator(".edit").wait_for()
+    assert page.locator(".edit code").inner_text() == f"{memory}=40" and "Before" in page.inner_text(".verdict-box")
+    address = page.url
+    page.goto(address)  # shared: the same again
+    assert page.locator(".edit code").inner_text() == f"{memory}=40"
+    assert page.locator('.opened[data-layer="1"][data-at="0"]').count() == 1
+    page.locator(".effects .change button[value$='=0']").first.click()
+    page.locator(".edit code", has_text=f"{memory}=0").or_(page.locator(".edit").nth(1)).first.wait_for()
+    page.get_by_text("Without changes").click()
+    page.locator(".standfirst").wait_for()
+    assert page.locator(".edit").count() == 0
+
+
+def test_the_grid_is_used_by_keys_alone(open_page: Open) -> None:
+    page = open_page("/trace?prompt=The+river+runs&layer=0&at=0")
+    page.locator(".cell[aria-current]").focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown"):
+        page.keyboard.press(key)
+    focused = "(() => { const d = document.activeElement.dataset; return d.layer + ',' + d.at; })()"
+    assert page.evaluate(focused) == "1,1"
+    page.keyboard.press("Enter")
+    page.locator('.opened[data-layer="1"][data-at="1"]').wait_for()
+    assert "layer=1&at=1" in page.url and page.locator('.cell[aria-current][data-layer="1"][data-at="1"]').count() == 1
+    page.go_back()
+    page.locator('.opened[data-layer="0"][data-at="0"]').wait_for()
+    page.go_forward()
+    page.locator('.opened[data-layer="1"][data-at="1"]').wait_for()
+    page.locator(".cell[aria-current]").focus()
+    page.keyboard.press("Home")
+    assert page.evaluate(focused) == "1,0"
+    page.locator("#prompt").fill("In 1990 the")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**prompt=In+1990+the*")
+
+
+def test_the_page_goes_on_by_itself_when_the_model_is_there(
+    browser: Any, index_folder: Path, model: MemoryModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_load = Event()
+
+    def load(_index: ServedIndex, _source: str) -> MemoryModel:
+        assert may_load.wait(30)
+        return model
+
+    monkeypatch.setattr(ServedIndex, "load_model", load)
+    with serving(Workbench(index_folder, "slow-model")) as address, opened(browser, address) as page:
+        page.goto(address + "/trace?prompt=The+river")
+        assert "goes on by itself" in page.locator(".waiting").inner_text()
+        assert page.locator(".prompt-form button").is_disabled() and page.input_value("#prompt") == "The river"
+        may_load.set()
+        page.locator(".grid .cell[aria-current]").wait_for()
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_every_screen(open_page: Open, width: int, scheme: str) -> None:
+    prompt = "The+river+runs+to+the+sea+and+to+the+hills"
+    page = open_page(f"/trace?prompt={prompt}&set=L1N7%3D25", width=width, scheme=scheme)
+    page.locator(".cell[aria-current]").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator(".cell[aria-current]").bounding_box()["x"] < width

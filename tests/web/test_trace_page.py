@@ -1,0 +1,166 @@
+"""The page Trace and its JSON: what is shown is what memlens.trace finds, and bad input is answered with a line."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from own_server import settled  # noqa: F401 - a fixture
+
+import memlens
+from memlens.models.memory_model import MemoryModel
+from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.trace import intervene, trace
+from memlens.web.prompt_grid import MOST_TOKENS, last_of_each, read_grid
+
+pytestmark = pytest.mark.usefixtures("settled")
+
+PROMPT = "The river runs to the sea"
+
+
+def test_the_grid_is_what_tracing_every_position_gives(client: TestClient, model: MemoryModel) -> None:
+    grid = client.get("/api/trace", params={"prompt": PROMPT}).json()
+    count = len(grid["tokens"])
+    assert "".join(grid["tokens"]) == PROMPT and len(grid["layers"]) == len(model.layers)
+    for position in range(count):
+        traced = trace(model, PROMPT, position, top=1)
+        for layer, row in enumerate(grid["layers"]):
+            cell, top = row[position], traced.layers[layer].output[0]
+            assert (cell["token"], cell["text"]) == (top.id, top.text) and cell["p"] == pytest.approx(top.p, rel=1e-4)
+            assert cell["settled"] == (layer >= traced.settled) and cell["was"] is None
+
+
+def test_bos_is_fed_but_is_no_column() -> None:
+    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(adds_bos=True))
+    grid = read_grid(model, "The river", ["L1N3=9"])
+    assert "".join(grid.tokens) == "The river"
+    for position in range(len(grid.tokens)):
+        compared = intervene(model, "The river", "L1N3=9", position, top=1)
+        for layer, row in enumerate(grid.layers):
+            assert row[position].token == compared.after.layers[layer].output[0].id
+
+
+def test_a_cell_is_one_layer_of_a_trace(client: TestClient, model: MemoryModel) -> None:
+    told = client.get("/api/trace/cell", params={"prompt": PROMPT, "layer": 1, "at": 2}).json()
+    traced = trace(model, PROMPT, 2, top=10)
+    layer = traced.layers[1]
+    assert (told["layer"], told["position"], told["token"]) == (1, 2, traced.prefix[-1].text)
+    for state in ("residual", "ffn", "output"):
+        assert [one["token"] for one in told[state]] == [one.id for one in getattr(layer, state)[:8]]
+    assert [one["memory"] for one in told["by_effect"]] == [str(one.memory) for one in layer.by_effect]
+    assert [one["effect"] for one in told["by_effect"]] == pytest.approx([one.effect for one in layer.by_effect])
+    assert told["case"] == layer.case and told["traced"]["token"] == traced.token.id and told["after"] is None
+
+
+def test_edits_are_in_units_of_coefficients_and_change_the_grid(client: TestClient, model: MemoryModel) -> None:
+    sets = ["L1N7=25", "L2N3=x-4", "L0=0"]
+    told = client.get("/api/trace/cell", params={"prompt": PROMPT, "set": sets}).json()
+    compared = intervene(model, PROMPT, sets)
+    assert told["kl"] == pytest.approx(compared.kl, rel=1e-3) and told["kl"] > 0 and told["edits"] == sets
+    assert told["after"]["p"] == pytest.approx(compared.after.token.p, rel=1e-3)
+    assert told["before"]["top"][0]["token"] == compared.before.prediction.id
+    plain = client.get("/api/trace", params={"prompt": PROMPT}).json()["layers"]
+    grid = client.get("/api/trace", params={"prompt": PROMPT, "set": sets}).json()["layers"]
+    assert grid[-1][-1]["token"] == compared.after.prediction.id
+    for row, before in zip(grid, plain, strict=True):
+        for cell, was in zip(row, before, strict=True):
+            assert cell["was"] == (None if cell["token"] == was["token"] else was["text"])
+
+
+def test_the_last_edit_of_a_memory_counts() -> None:
+    assert last_of_each(["L1N7=0", "L2N3=x2", "L1D7=3.25"]) == ["L2N3=x2", "L1D7=3.25"]
+    assert last_of_each([]) == []
+
+
+def test_the_page_shows_grid_and_cell_and_links_that_keep_everything(client: TestClient) -> None:
+    address = "/trace?prompt=The+river+runs&layer=1&at=0&set=L1N7%3D25"
+    page = client.get(address)
+    assert page.status_code == 200
+    links = [html.unescape(link) for link in re.findall(r'class="cell[^"]*" href="([^"]+)"', page.text)]
+    grid = client.get("/api/trace", params={"prompt": "The river runs"}).json()
+    assert len(links) == len(grid["layers"]) * len(grid["tokens"])
+    assert all("set=L1N7%3D25" in link and "prompt=The+river+runs" in link for link in links)
+    assert page.text.count('aria-current="true"') == 1 and "Layer 1 after" in page.text
+    assert client.get(links[-1]).status_code == 200
+    part = client.get(address.replace("/trace?", "/trace/cell?")).text
+    assert "<html" not in part and "Layer 1 after" in part
+
+
+def test_a_number_in_a_form_becomes_an_edit_in_the_address(client: TestClient) -> None:
+    query = {"prompt": PROMPT, "layer": 1, "at": 0, "set": "L0N1=0", "memory": "L1N7", "to": " 3.5 "}
+    answer = client.get("/trace", params=query, follow_redirects=False)
+    assert answer.status_code == 303
+    assert answer.headers["location"].endswith("layer=1&at=0&set=L0N1%3D0&set=L1N7%3D3.5")
+    assert answer.headers["location"].startswith("/trace?prompt=The+river")
+
+
+EVIL = '<script>alert("x")</script>\u202e</textarea>"\x07'
+
+
+@pytest.mark.parametrize("place", ["prompt", "set", "memory"])
+def test_whatever_is_written_is_shown_as_text(client: TestClient, place: str) -> None:
+    query = {"prompt": PROMPT} | {place: EVIL, "to": "1"}
+    page = client.get("/trace", params=query)
+    assert page.status_code in (200, 404, 422) and "<script>alert" not in page.text
+    assert page.text.count("</textarea>") <= 1
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "words"),
+    [
+        ({"prompt": PROMPT, "layer": 99}, 404, "layer 99 does not exist"),
+        ({"prompt": PROMPT, "at": 99}, 422, "position 99 is not in the prompt"),
+        ({"prompt": PROMPT, "at": "x"}, 422, "at"),
+        ({"prompt": PROMPT, "layer": -1}, 422, "layer"),
+        ({"prompt": PROMPT, "set": "L1N7"}, 422, "changes nothing"),
+        ({"prompt": PROMPT, "set": "L1N7=lots"}, 422, "no number after ="),
+        ({"prompt": PROMPT, "set": "L1N7=nan"}, 422, "finite"),
+        ({"prompt": PROMPT, "set": "L1N7=1e300"}, 422, "float32 cannot hold"),
+        ({"prompt": PROMPT, "set": "L1N4000=0"}, 404, "L1N4000 does not exist"),
+        ({"prompt": PROMPT, "set": "L9=0"}, 404, "layer 9 does not exist"),
+        ({"prompt": PROMPT, "set": ["L1N7=0"] * 21}, 422, "set"),
+        ({"prompt": "the " * 200}, 422, "tokens"),
+        ({"prompt": "x" * 2001}, 422, "prompt"),
+        ({"prompt": ""}, 422, "prompt"),
+        ({}, 422, "prompt"),
+    ],
+)
+def test_bad_input_is_one_line_and_never_a_crash(
+    client: TestClient, query: dict[str, Any], status: int, words: str
+) -> None:
+    answer = client.get("/api/trace/cell" if {"layer", "at"} & query.keys() else "/api/trace", params=query)
+    assert answer.status_code == status and words in answer.json()["error"] and "\n" not in answer.json()["error"]
+    page = client.get("/trace", params=query)
+    assert page.status_code == (status if query.get("prompt") else 200)
+
+
+def test_a_prompt_too_long_for_a_grid_is_refused(client: TestClient) -> None:
+    answer = client.get("/api/trace", params={"prompt": "a b c " * 28})
+    assert answer.status_code == 422 and f"the grid shows {MOST_TOKENS}" in answer.json()["error"]
+
+
+def test_without_the_model_it_says_how_to_get_it(
+    client_of: Callable[..., TestClient], index_folder: Path, tmp_path: Path
+) -> None:
+    bare = client_of(index_folder)
+    page = bare.get("/trace", params={"prompt": PROMPT})
+    assert page.status_code == 200 and "memlens serve" in page.text and "--model MODEL" in page.text
+    assert PROMPT in page.text  # nothing that was written is lost
+    assert bare.get("/api/trace", params={"prompt": PROMPT}).status_code == 409
+    failed = client_of(index_folder, str(tmp_path / "nowhere"))
+    while failed.get("/api/status").json()["status"] == "loading":
+        pass
+    assert "could not be loaded" in failed.get("/trace").text
+
+
+def test_while_the_model_loads_the_page_waits(
+    client_of: Callable[..., TestClient], index_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memlens.web.workbench.Workbench._load", lambda _self: None)  # it takes for ever
+    page = client_of(index_folder, "some-model").get("/trace", params={"prompt": PROMPT})
+    assert page.status_code == 200 and "The model is loading" in page.text and 'http-equiv="refresh"' in page.text

@@ -1,0 +1,167 @@
+"""The overview, a memory and the search as a person uses them, in a real browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from memlens.index.reader import Index
+
+Open = Callable[..., Any]
+
+
+def fits(page: Any) -> bool:
+    """Is there nothing to scroll sideways?"""
+    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
+def test_every_page_fits_its_screen_and_complains_of_nothing(open_page: Open, width: int, scheme: str) -> None:
+    for path, ready in (
+        ("/", ".map[data-drawn=max]"),
+        ("/m/L1N7", ".memory-page[data-shaded=yes]"),
+        ("/search?q=the", ".results li"),
+    ):
+        page = open_page(path, width, scheme)
+        page.locator(ready).first.wait_for()
+        assert fits(page)
+
+
+def test_the_map_is_pointed_at_walked_over_and_opened(open_page: Open) -> None:
+    page = open_page("/")
+    page.locator(".map[data-drawn=max]").wait_for()
+    canvas = page.locator(".map canvas")
+    canvas.hover(position={"x": 36, "y": 5})
+    page.locator(".now b").filter(has_text="L0N0").wait_for()
+    canvas.focus()
+    for key, name in (("End", "L0N39"), ("PageDown", "L1N39"), ("Home", "L1N0"), ("ArrowDown", "L1N1")):
+        page.keyboard.press(key)
+        assert page.locator(".now b").inner_text() in (name, "L2N0")  # of a single line, down is the next layer
+    name = page.locator(".now b").inner_text()
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/m/{name}")
+
+
+def test_the_map_is_coloured_by_what_one_chooses(open_page: Open) -> None:
+    page = open_page("/")
+    page.locator(".map[data-drawn=max]").wait_for()
+    before = page.evaluate("document.querySelector('.map canvas').toDataURL()")
+    page.locator("#by").select_option("class")
+    page.locator(".map[data-drawn=class]").wait_for()
+    assert page.locator(".legend .kind").count() == 4 and page.url.endswith("by=class")
+    assert page.evaluate("document.querySelector('.map canvas').toDataURL()") != before
+    page.locator(".map canvas").click(position={"x": 36, "y": 5})
+    page.wait_for_url("**/m/L0N0")
+
+
+def test_the_charts_of_the_experiments_are_drawn(open_page: Open) -> None:
+    page = open_page("/")
+    page.set_default_timeout(60_000)  # the chart library may have to be made first
+    page.locator("#experiments-title").scroll_into_view_if_needed()
+    page.locator("[data-charts=drawn]").wait_for()
+    charts = page.locator(".chart")
+    assert charts.count() >= 2 and page.locator(".chart.drawn svg.marks").count() == charts.count()
+
+
+def test_a_memory_is_shaded_live_and_its_patterns_light_up(open_page: Open, index: Index) -> None:
+    row = index.sql("SELECT layer, memory, len(prefixes) AS n FROM {patterns} ORDER BY layer, memory LIMIT 1")[0]
+    page = open_page(f"/m/L{row['layer']}N{row['memory']}")
+    page.locator("[data-shaded=yes]").wait_for()
+    assert page.locator(".trigger-list .shade.at").count() == page.locator(".trigger-list li").count()
+    assert "computed now" in page.locator(".live").inner_text()
+    chip = page.locator("[data-pattern]").first
+    chip.focus()
+    page.keyboard.press("Enter")
+    assert chip.get_attribute("aria-pressed") == "true"
+    lit = page.locator(".trigger-list li.has").count()
+    assert 0 < lit == int(re.findall(r"\d+", chip.inner_text())[-1])
+    page.keyboard.press("Enter")
+    assert page.locator(".trigger-list li.has").count() == 0
+
+
+def test_silencing_shows_before_and_after(open_page: Open) -> None:
+    page = open_page("/m/L2N11")
+    page.locator("#prompt").fill("The river runs to the")
+    page.locator(".silence-form select").select_option("x4")
+    page.locator(".silence-form button").click()
+    page.locator(".outcome .verdict").wait_for()
+    assert "KL" in page.locator(".outcome .verdict").inner_text() and page.locator(".outcome .bars").count() == 2
+
+
+def test_neighbours_and_related_memories_are_one_step_away(open_page: Open) -> None:
+    page = open_page("/m/L1N7")
+    page.keyboard.press("]")
+    page.wait_for_url("**/m/L1N8")
+    page.keyboard.press("[")
+    page.wait_for_url("**/m/L1N7")
+    link = page.locator(".related table a").first
+    name = link.inner_text()
+    link.click()
+    page.wait_for_url(f"**/m/{name}")
+
+
+def test_results_come_as_one_types_and_arrows_walk_through_them(open_page: Open) -> None:
+    page = open_page("/search")
+    page.locator("#q").fill("")
+    page.keyboard.type("the ri", delay=15)
+    page.locator(".results b").filter(has_text=re.compile("the ri", re.IGNORECASE)).first.wait_for()
+    assert page.url.endswith("q=the+ri")
+    page.keyboard.press("ArrowDown")
+    first = page.locator(".results a").first
+    assert first.evaluate("node => node === document.activeElement")
+    name = first.locator(".memory").inner_text()
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/m/{name}*")
+
+
+def test_filters_narrow_the_results_at_once(open_page: Open) -> None:
+    page = open_page("/search?q=the")
+    page.locator("[name=layers]").fill("2")
+    page.wait_for_url("**layers=2")
+    names = page.locator(".results .memory").all_inner_texts()
+    assert names and all(name.startswith("L2N") for name in names)
+    page.locator(".places label").filter(has_text="in values").click()
+    page.locator(".results .token").first.wait_for()
+    assert "in=values" in page.url
+
+
+def test_the_box_at_the_top_finds_a_memory_by_name(open_page: Open) -> None:
+    page = open_page("/")
+    page.locator("#find").fill("l2n11")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/m/L2N11")
+
+
+def test_everything_can_be_read_without_javascript(open_page: Open) -> None:
+    page = open_page("/", javascript=False)
+    page.locator(".layer-details summary").click()
+    assert page.locator(".layer-details tbody tr").count() == 3
+    page.locator(".layer-details tbody a.memory").first.click()
+    assert page.locator(".trigger-list li").count() > 0 and page.locator(".trigger-list mark").count() > 0
+    page.locator(".related a").first.click()
+    assert page.locator(".related table a").count() > 0
+    page.goto(page.url.split("/m/")[0] + "/search")
+    page.locator("#q").fill("the")
+    page.locator("form.search button").click()
+    assert page.locator(".results li").count() > 0
+
+
+def test_hostile_text_stays_text(open_page: Open) -> None:
+    page = open_page("/search?q=alert(%27evil%27)")
+    page.locator(".results li").first.wait_for()
+    assert page.locator(".results script").count() == 0 and "<script>" in page.locator(".results").inner_text()
+    page.locator(".results a").first.click()
+    page.locator("[data-shaded=yes]").wait_for()
+    assert page.locator(".trigger-list script, .trigger-list p b").count() == 0
+
+
+def test_keyboard_users_see_where_they_are(open_page: Open) -> None:
+    page = open_page("/m/L1N7")
+    page.keyboard.press("Tab")
+    skip = page.locator(".skip")
+    assert skip.evaluate("node => node === document.activeElement && node.getBoundingClientRect().left >= 0")
+    page.keyboard.press("Tab")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"

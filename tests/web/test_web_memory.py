@@ -1,0 +1,197 @@
+"""The page of a memory: what the index says, what only the model can say, and what hostile text does to it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from memlens.index.annotations import Annotations, LabelledPattern
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.models.memory_model import MemoryModel
+from memlens.patterns import memory_patterns, related_memories
+from memlens.trace import intervene
+from memlens.values.looking import read_value
+from memlens.web.histogram import draw_histogram
+
+
+def test_json_is_what_the_index_says(client: TestClient, index: Index) -> None:
+    found = client.get("/api/memories/L1N7").json()
+    facts, value = index.facts("L1N7"), read_value(index, "L1N7")
+    assert value is not None
+    assert (found["name"], found["max"], found["frequency"], found["histogram"]) == (
+        "L1N7", pytest.approx(facts.max), facts.frequency, facts.histogram)  # fmt: skip
+    assert [one["token"] for one in found["value"]["promotes"]] == [one.token for one in value.promotes]
+    assert found["value"]["agrees"] == value.agrees
+    triggers = index.triggers("L1N7")
+    assert [(one["rank"], one["before"] + one["token"]) for one in found["triggers"]["top"]] == [
+        (trigger.rank, trigger.text) for trigger in triggers
+    ]
+    patterns = memory_patterns(index, "L1N7")
+    assert [one["description"] for one in found["patterns"]] == [row["description"] for row in patterns]
+    for trigger in found["triggers"]["top"]:
+        assert trigger["patterns"] == [i for i, row in enumerate(patterns) if trigger["rank"] in row["prefixes"]]
+
+
+def test_the_page_shows_triggers_tokens_and_neighbours(client: TestClient, index: Index) -> None:
+    text = client.get("/m/L1N7").text
+    assert text.count("<li data-rank=") == len(index.triggers("L1N7"))
+    assert 'href="/m/L1N6"' in text and 'href="/m/L1N8"' in text
+    assert 'rel="prev"' not in client.get("/m/L0N0").text and 'href="/m/L1N0"' in client.get("/m/L0N39").text
+    assert 'rel="next"' not in client.get("/m/L2N39").text
+
+
+def test_other_spellings_lead_to_the_one_address(client: TestClient) -> None:
+    for name in ("l1n7", "L1D7", "L01N007"):
+        answer = client.get(f"/m/{name}", follow_redirects=False)
+        assert answer.status_code == 308 and answer.headers["location"] == "/m/L1N7"
+
+
+@pytest.mark.parametrize("name", ["L9N0", "L0N999", "river", "L-1N0", "L0N99999999999", "%00", "L0N0.json"])
+def test_an_unknown_memory_is_one_line(client: TestClient, name: str) -> None:
+    page = client.get(f"/m/{name}")
+    assert page.status_code == 404 and 'class="standfirst"' in page.text
+    for path in (f"/api/memories/{name}", f"/api/memories/{name}/related", f"/api/memories/{name}/coefficients"):
+        answer = client.get(path)
+        assert answer.status_code == 404 and set(answer.json()) == {"error"}
+
+
+def test_a_bad_end_is_refused(client: TestClient) -> None:
+    assert client.get("/m/L0N0?end=middle").status_code == 422
+    assert client.get("/m/L0N0?end=bottom").status_code == 200
+
+
+def test_corpus_text_is_shown_as_text(client: TestClient, index: Index) -> None:
+    """Some memory has the hostile sentences among its triggers; on its page they are words."""
+    rows = index.sql("SELECT sentence FROM {corpus} WHERE contains(text, '<script>') OR contains(text, 'turned')")
+    ids = ", ".join(str(row["sentence"]) for row in rows)
+    hosts = index.sql(f"SELECT DISTINCT layer, memory FROM {{triggers}} WHERE sentence IN ({ids}) LIMIT 12")
+    assert hosts
+    texts = [client.get(f"/m/L{row['layer']}N{row['memory']}").text for row in hosts]
+    assert any("&lt;script&gt;" in text for text in texts)
+    for text in texts:
+        assert "<script>alert" not in text and "<b>bold" not in text
+        assert not set("\u202e\u2028\x07") & set(text)
+
+
+def test_related_memories_are_those_of_the_patterns(client: TestClient, index: Index) -> None:
+    found = client.get("/api/memories/L1N7/related?limit=5").json()
+    expected = related_memories(index, "L1N7", 5)
+    assert [(one["name"], one["triggers"], one["tokens"]) for one in found] == [
+        (str(one.memory), one.triggers, one.tokens) for one in expected
+    ]
+    assert all(f'href="/m/{one["name"]}"' in client.get("/m/L1N7?related=yes").text for one in found)
+
+
+def test_labels_of_those_who_have_finished_are_shown(own_index: Index, client_of: Callable[..., TestClient]) -> None:
+    with Annotations(own_index) as annotations:
+        pattern = LabelledPattern("about <i>rivers</i>", "semantic", (0, 1, 2))
+        annotations.save("Ada", "L1N7", [pattern])
+        annotations.save("Ben", "L1N7", [pattern])
+    opened = client_of(own_index)
+    assert "What people say" not in opened.get("/m/L1N7").text  # nobody has finished
+    with Annotations(own_index) as annotations:
+        annotations.finish("Ada")
+    text = opened.get("/m/L1N7").text
+    assert "What people say" in text and "Ada" in text and "Ben" not in text
+    assert "about &lt;i&gt;rivers" in text and "<i>rivers" not in text
+    assert "What people say" not in opened.get("/m/L1N8").text
+
+
+def test_looking_makes_no_file(own_index: Index, client_of: Callable[..., TestClient]) -> None:
+    before = sorted(path.name for path in own_index.folder.rglob("*"))
+    opened = client_of(own_index)
+    for path in ("/", "/m/L0N0", "/search?q=river", "/api/memories/L0N0/related"):
+        assert opened.get(path).status_code == 200
+    assert sorted(path.name for path in own_index.folder.rglob("*")) == before
+
+
+def test_live_coefficients_are_those_of_a_bare_forward_pass(
+    client: TestClient, index: Index, model: MemoryModel
+) -> None:
+    memory = MemoryId(2, 11)
+    found = client.get(f"/api/memories/{memory}/coefficients").json()
+    triggers = index.triggers(memory)
+    assert len(found) == len(triggers) > 5
+    for one, trigger in zip(found, triggers, strict=True):
+        sentence = index.sentences([trigger.prefix.sentence])[trigger.prefix.sentence]
+        tokens = sentence["tokens"][: trigger.prefix.position + 2]
+        seen: list[torch.Tensor] = []
+        with model.watch(lambda _, m, seen=seen: seen.append(m), [2]):
+            model.run_body(torch.tensor([tokens]))
+        assert one["coefficients"] == pytest.approx(seen[0][0, :, 11].tolist(), abs=1e-5)
+        assert one["coefficients"][one["position"]] == pytest.approx(trigger.coefficient, abs=1e-5)
+        assert "".join(one["tokens"][: one["position"] + 1]) == trigger.text
+
+
+def test_silencing_is_an_intervention(client: TestClient, model: MemoryModel) -> None:
+    for change in ("0", "x3", "2.5"):
+        body = {"prompt": "The river runs to the", "change": change}
+        found = client.post("/api/memories/L1N7/silence", json=body).json()
+        expected = intervene(model, "The river runs to the", f"L1N7={change}", top=8)
+        assert found["kl"] == pytest.approx(expected.kl, abs=1e-6)
+        assert [one["token"] for one in found["after"]] == [one.id for one in expected.after.layers[-1].output]
+        assert found["changes_prediction"] == expected.changes_prediction
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"prompt": ""}, 422),
+        ({}, 422),
+        ({"prompt": "The river", "change": "much"}, 422),
+        ({"prompt": "The river", "change": "nan"}, 422),
+        ({"prompt": "The river", "change": "1e999"}, 422),
+        ({"prompt": "river " * 300}, 422),
+        ([], 422),
+        (b'{"prompt": "\\ud800"}', 422),
+        (b'{"prompt": "\xff"}', 400),
+        (b"{", 422),
+        (b"[" * 5000, 400),
+    ],
+)
+def test_a_change_that_cannot_be_is_one_line(client: TestClient, body: object, status: int) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = client.post("/api/memories/L1N7/silence", content=content, headers={"content-type": "application/json"})
+    assert answer.status_code == status and set(answer.json()) == {"error"} and "\n" not in answer.json()["error"]
+
+
+def test_without_a_model_the_page_works_and_says_how_to_get_one(
+    index: Index, client_of: Callable[..., TestClient]
+) -> None:
+    alone = client_of(index)
+    assert alone.get("/api/status").json()["status"] == "none"
+    text = alone.get("/m/L1N7").text
+    assert "memlens serve" in text and "--model" in text and "silence-form" not in text
+    assert alone.get("/api/memories/L1N7/coefficients").status_code == 409
+    assert alone.post("/api/memories/L1N7/silence", json={"prompt": "a"}).status_code == 409
+
+
+def test_a_model_that_cannot_be_loaded_is_one_line(
+    index: Index, client_of: Callable[..., TestClient], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    opened = client_of(index, str(tmp_path))
+    for _ in range(400):
+        status = opened.get("/api/status").json()
+        if status["status"] != "loading":
+            break
+        time.sleep(0.05)
+    assert status["status"] == "failed" and "\n" not in status["text"]
+    assert opened.get("/m/L1N7").status_code == 200
+
+
+def test_a_histogram_is_drawn_between_its_filled_bins() -> None:
+    drawn = draw_histogram([0, 4, 0, 1, 0], [-1.0, 0.0, 1.0, 2.0])
+    assert drawn is not None and len(drawn.bars) == 3
+    assert [round(bar.height) for bar in drawn.bars] == [72, 0, 36]
+    assert drawn.bars[0].told == "−1 to 0: 4 of 5" and [mark for _, mark in drawn.marks] == ["0", "1"]
+    assert draw_histogram([0, 0], [1.0]) is None and draw_histogram([], []) is None
+    both = draw_histogram([1, 1], [0.5])
+    assert both is not None and [bar.told for bar in both.bars] == ["below 0.5: 1 of 2", "0.5 and above: 1 of 2"]

@@ -1,0 +1,154 @@
+"""The overview: what it says of the index, and the map as data."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from fastapi.testclient import TestClient
+from web_helpers import fewer_patterns
+
+from memlens.index.reader import Index
+from memlens.web.map import NOTHING, draw_map
+from memlens.web.served_index import ServedIndex
+from memlens.web.statistics import CLASSES, Statistics, read_statistics
+
+
+def rows(index: Index, table: str) -> dict[tuple[int, int], dict[str, object]]:
+    return {(row["layer"], row["memory"]): row for row in index.sql(f"SELECT * FROM {{{table}}}")}
+
+
+def test_the_page_says_what_was_scanned(client: TestClient, index: Index) -> None:
+    text = client.get("/").text
+    assert f"{index.manifest['counts']['prefixes']:,} prefixes" in text
+    assert text.count('href="/search?layers=') == len(index.layers)
+    counts = client.get("/api/counts").json()
+    assert counts["memories"] == sum(index.memories(layer) for layer in index.layers)
+    assert counts["dead"] == sum(bool(row["dead"]) for row in rows(index, "memories").values())
+
+
+def test_layers_are_what_ten_naive_lines_say(client: TestClient, index: Index) -> None:
+    facts, values, patterns = rows(index, "memories"), rows(index, "values"), rows(index, "patterns")
+    for layer in client.get("/api/layers").json():
+        own = [key for key in facts if key[0] == layer["layer"]]
+        assert layer["memories"] == len(own)
+        assert layer["median_max"] == pytest.approx(float(np.median([facts[key]["max"] for key in own])))
+        known = [values[key] for key in own if values[key]["target"] is not None]
+        assert layer["agreement"] == pytest.approx(sum(row["argmax"] == row["target"] for row in known) / len(known))
+        assert layer["with_pattern"] == pytest.approx(sum(key in patterns for key in own) / len(own))
+        best = max(own, key=lambda key: (facts[key]["max"], -key[1]))
+        assert layer["strongest"] == f"L{best[0]}N{best[1]}"
+
+
+def test_every_memory_has_its_level_on_the_map(client: TestClient, index: Index) -> None:
+    drawn = client.get("/api/map?by=max&room=4096").json()
+    levels = base64.b64decode(drawn["levels"])
+    facts = rows(index, "memories")
+    assert drawn["highest"] is None and len(levels) == len(facts)
+    for level, key in zip(levels, sorted(facts), strict=True):
+        value = min(max(float(str(facts[key]["max"])), drawn["low"]), drawn["high"])
+        assert level == round(254 * (value - drawn["low"]) / (drawn["high"] - drawn["low"]))
+
+
+def test_classes_on_the_map_are_those_of_the_patterns(client: TestClient, index: Index) -> None:
+    levels = base64.b64decode(client.get("/api/map?by=class").json()["levels"])
+    kinds: dict[tuple[int, int], set[str]] = {}
+    for row in index.sql("SELECT layer, memory, kind FROM {patterns}"):
+        kinds.setdefault((row["layer"], row["memory"]), set()).add(row["kind"])
+    expected = []
+    for key in sorted(rows(index, "memories")):
+        own = kinds.get(key, set())
+        expected.append("both" if len(own) == 2 else next(iter(own), "none"))
+    assert [CLASSES[level] for level in levels] == expected and len(set(expected)) > 1
+
+
+@pytest.mark.parametrize("room", [1, 7, 13, 39])
+def test_a_cell_of_several_stands_for_its_highest_memory(client: TestClient, room: int) -> None:
+    whole = client.get("/api/map?by=frequency&room=4096").json()
+    every = base64.b64decode(whole["levels"])
+    binned = client.get(f"/api/map?by=frequency&room={room}").json()
+    levels = base64.b64decode(binned["levels"])
+    highest = np.frombuffer(base64.b64decode(binned["highest"]), "<u2")
+    cell = first = 0
+    for layer in binned["layers"]:
+        own = every[first : first + layer["memories"]]
+        for begin in range(0, len(own), layer["size"]):
+            part = own[begin : begin + layer["size"]]
+            assert levels[cell] == max(part) and part[highest[cell]] == max(part)
+            cell += 1
+        first += layer["memories"]
+        assert -(-layer["memories"] // layer["size"]) <= room
+    assert cell == len(levels)
+
+
+def test_a_million_memories_fit_into_a_small_answer() -> None:
+    many = 1_000_000
+    statistics = Statistics(tuple(range(8)), np.arange(9) * (many // 8), {"max": np.random.default_rng(0).random(many)})
+    drawn = draw_map(statistics, "max", 5000)
+    assert len(drawn.levels) < 60_000 and all(row.size == 25 for row in drawn.layers)
+
+
+def test_what_is_not_known_has_a_level_of_its_own() -> None:
+    statistics = Statistics((0,), np.array([0, 4]), {"max_p": np.array([np.nan, 1e-4, 1e-2, 1.0])})
+    levels = base64.b64decode(draw_map(statistics, "max_p", 9).levels)
+    assert levels[0] == NOTHING and list(levels[1:]) == sorted(levels[1:]) and levels[3] == 254
+    binned = base64.b64decode(draw_map(statistics, "max_p", 2).levels)
+    assert binned[0] == levels[1] and binned[1] == levels[3]
+
+
+def test_a_map_of_equal_or_odd_numbers_can_be_drawn() -> None:
+    for column in ([0.0, 0.0], [3.0, 3.0], [np.nan, np.nan], [-1.0, -2.0], [0.0, np.inf]):
+        statistics = Statistics((0,), np.array([0, 2]), {"max": np.array(column), "max_p": np.array(column)})
+        for by in ("max", "max_p"):
+            assert len(base64.b64decode(draw_map(statistics, by, 5).levels)) == 2
+
+
+def test_an_unknown_statistic_is_refused_with_one_line(client: TestClient) -> None:
+    answer = client.get("/api/map?by=beauty")
+    assert answer.status_code == 404 and "beauty" in answer.json()["error"] and "\n" not in answer.json()["error"]
+    assert client.get("/api/map?room=0").status_code == 422
+    assert client.get("/?by=beauty").status_code == 200  # a page shows what it can
+
+
+def test_a_memory_in_one_line(client: TestClient, index: Index) -> None:
+    found = client.get("/api/brief/L1N3?by=mean").json()
+    assert found["value"] == pytest.approx(index.facts("L1N3").mean) and found["summary"]
+    assert client.get("/api/brief/L1N999").status_code == 404
+
+
+def test_charts_have_the_published_curves_and_their_numbers(client: TestClient) -> None:
+    sections = {section["name"]: section for section in client.get("/api/charts").json()}
+    assert {"agreement", "rank"} <= set(sections)
+    assert "the paper" in str(sections["agreement"]["charts"][0]["spec"])
+    without = client.get("/?charts=yes").text
+    assert sections["agreement"]["title"] in without and "<caption>the paper</caption>" in without
+
+
+def test_an_index_fresh_from_a_scan_says_what_is_missing(
+    own_index: Index, client_of: Callable[..., TestClient]
+) -> None:
+    for path in [*own_index.folder.glob("*.parquet"), *own_index.folder.glob("experiments/*.parquet")]:
+        if path.stem in ("values", "keys", "patterns", "names") or path.parent.name == "experiments":
+            path.unlink()
+    bare = client_of(own_index)
+    text = bare.get("/").text
+    assert "memlens values INDEX" in text and "memlens patterns INDEX" in text and "memlens experiment INDEX" in text
+    assert bare.get("/api/charts").json() == []
+    assert bare.get("/api/map?by=class").status_code == 404
+    page = bare.get("/m/L0N1")
+    assert page.status_code == 200 and "memlens values INDEX" in page.text
+    assert bare.get("/search?q=river&in=values").status_code == 409
+    assert bare.get("/api/search?class=shallow").status_code == 409
+    assert bare.get("/api/memories/L0N1/related").status_code == 200
+
+
+def test_statistics_are_read_anew_when_a_table_is_replaced(own_index: Index) -> None:
+
+    served = ServedIndex(own_index.folder)
+    first = read_statistics(served)
+    assert read_statistics(served) is first
+    fewer_patterns(own_index)
+    second = read_statistics(served)
+    assert second is not first and (second.categories["class"] == 0).sum() > (first.categories["class"] == 0).sum()

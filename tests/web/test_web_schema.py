@@ -1,0 +1,62 @@
+"""Every JSON route is described, and nothing that fits the description makes the server stumble."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import schemathesis
+from fastapi.testclient import TestClient
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+
+from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
+from memlens.web.app import create_app
+from memlens.web.security import Access
+from memlens.web.workbench import Workbench
+
+_SETTINGS = settings(
+    max_examples=5,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def test_no_request_makes_the_server_stumble(own_index: Index, model: MemoryModel) -> None:
+    """Fitting requests and broken ones, to every route, past the guard; some of them change something."""
+    access, workbench = Access(), Workbench(own_index, model)
+    host = {"host": "127.0.0.1:8000"}
+    past = host | {"x-memlens-csrf": access.csrf, "cookie": f"memlens-csrf-8000={access.csrf}"}
+    schema = schemathesis.openapi.from_asgi("/api/openapi.json", create_app(workbench, access), headers=host)
+    seen: dict[str, set[int]] = {}
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+
+            @_SETTINGS
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def ask(case: schemathesis.Case) -> None:
+                answer = case.call(headers=past)
+                seen.setdefault(case.operation.label, set()).add(answer.status_code)
+                assert answer.status_code < 500, f"{case.as_curl_command()} gave {answer.status_code}"
+
+            with suppress(Unsatisfiable):  # a route that takes nothing cannot be asked wrongly
+                ask()
+    workbench.close()
+    assert len(seen) >= 10 and not any({401, 403, 421} & statuses for statuses in seen.values())
+    assert any(200 in statuses for statuses in seen.values())
+
+
+def test_every_json_route_is_described_with_what_it_answers(client: TestClient) -> None:
+    paths = client.get("/api/openapi.json").json()["paths"]
+    assert {"/api/map", "/api/search", "/api/memories/{name}", "/api/status"} <= set(paths)
+    for path, methods in paths.items():
+        assert path.startswith("/api/")
+        for operation in methods.values():
+            content = operation["responses"]["200"]["content"]["application/json"]["schema"]
+            assert content and content != {}, path
+            assert operation.get("description"), path
