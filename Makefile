@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 	@if test -d src/memlens/bundled/model; then $(BIN)/memlens demo; else $(BIN)/python examples/first_look.py; fi
 
 test: $(INSTALLED) chromium
-	$(BIN)/python -m pytest --numprocesses $(JOBS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

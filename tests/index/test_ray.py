@@ -15,7 +15,10 @@ import pytest
 from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
 
 import memlens
+from memlens.corpus import CorpusSettings
 from memlens.errors import SettingError, WorkerError
+from memlens.index.build import build_index
+from memlens.scan.on_ray import RayWorkers
 from memlens.scan.ray_worker import RayOrder, RayWorker, merge_states, pack_window, unpack_window
 from memlens.scan.recipe import ModelRecipe
 from memlens.scan.scanner import WindowSentence
@@ -65,6 +68,35 @@ def test_a_stopped_ray_scan_is_continued_by_one_process(
     assert tables_of(tmp_path) == tables_of(alone)
 
 
+def test_a_driver_that_fails_has_kept_what_was_handed_over(
+    cluster: Any, small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memlens.scan import work
+
+    monkeypatch.setattr(work, "_SAVE_SHARE", 0)
+    parts = tmp_path / "partial" / "parts"
+
+    def fail(stage: str, done: int, total: int | None) -> None:
+        if stage == "scan" and done > 1000 and any(parts.glob("*.npz")):
+            raise ZeroDivisionError
+
+    settings, executor = ScanSettings(**OPTIONS), RayWorkers(1, None, 0)
+    with pytest.raises(ZeroDivisionError):
+        build_index(
+            memlens.load(small_checkpoint),
+            CorpusSettings(TEXTS),
+            settings,
+            tmp_path,
+            progress=fail,
+            save_seconds=0,
+            executor=executor,
+        )
+    steps: list[int] = []
+    memlens.scan(small_checkpoint, TEXTS, out=tmp_path, progress=lambda s, done, total: steps.append(done), **OPTIONS)
+    assert steps[0] > 0
+    assert tables_of(tmp_path) == tables_of(alone)
+
+
 def test_values_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: Any, alone: Path, tmp_path: Path) -> None:
     here, there = (Path(shutil.copytree(alone, tmp_path / name)) for name in ("here", "there"))
     for folder, options in ((here, {}), (there, {"executor": "ray"})):
@@ -108,10 +140,6 @@ def test_a_node_removed_mid_run_costs_no_result(
         if stage == "scan" and done > 1500 and not removed:
             removed.append(done)
             cluster.remove_node(cluster.second, allow_graceful=False)
-
-    from memlens.corpus import CorpusSettings
-    from memlens.index.build import build_index
-    from memlens.scan.on_ray import RayWorkers
 
     build_index(
         memlens.load(small_checkpoint),

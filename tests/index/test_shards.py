@@ -11,7 +11,7 @@ import pytest
 from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
 
 import memlens
-from memlens.errors import IndexFolderError
+from memlens.errors import IndexFolderError, SettingError
 
 OF = 3
 
@@ -72,6 +72,8 @@ def test_missing_doubled_and_foreign_parts_are_refused(
     out = tmp_path / "index"
     with pytest.raises(IndexFolderError, match="missing: 2; make them with --shard 2/3"):
         memlens.merge([parts[0], parts[2]], out=out)
+    with pytest.raises(SettingError, match="is one of the parts"):
+        memlens.merge(parts, out=parts[2], resume=False)
     with pytest.raises(IndexFolderError, match="both part 1/3"):
         memlens.merge([*parts, parts[0]], out=out)
     with pytest.raises(IndexFolderError, match="not a part of a scan"):

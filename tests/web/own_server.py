@@ -4,26 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 import uvicorn
 
 from memlens.index.reader import Index
 from memlens.web.app import create_app
 from memlens.web.serving import listen
 from memlens.web.workbench import Workbench
-
-
-@pytest.fixture
-def settled(client_of: Callable[..., Any]) -> Iterator[None]:
-    """What a workbench of client_of does in the background is done before its tables are let go."""
-    yield
-    for thread in threading.enumerate():
-        if thread.name == "memlens index":
-            thread.join(30)
 
 
 def without_labels(index: Index) -> Index:

@@ -29,9 +29,10 @@ def labels(index: Index, annotator: str) -> list[tuple[LabelledPattern, ...]]:
 def test_a_study_is_done_by_keys_alone(browser: Any, study: Index) -> None:
     with serving(Workbench(study)) as address, opened(browser, address) as page:
         page.goto(address + "/annotate")
-        page.keyboard.type("Ada <i>")  # the field has the focus
+        page.locator("#as:focus").wait_for()
+        page.keyboard.type("Ada <i>")
         page.keyboard.press("Enter")
-        page.locator(".labelling").wait_for()
+        page.locator(".labelling.live #text0:focus").wait_for()
         first = page.locator("h1").inner_text()
         page.keyboard.type("ends with a name")
         page.keyboard.press("Enter")
@@ -52,9 +53,11 @@ def test_a_study_is_done_by_keys_alone(browser: Any, study: Index) -> None:
         )
         assert labels(study, "Ada <i>") == [wanted]
         assert "1 of 2 labelled" in page.inner_text(".progress")
-        page.locator(".slot input[name=text0]").press("Escape")
+        page.locator(".labelling.live #text0:focus").wait_for()
+        page.keyboard.press("Escape")
         page.keyboard.press("[")
         page.locator("h1", has_text=first).wait_for()
+        page.locator(".labelling.live .prefixes li.at:focus").wait_for()
         assert page.input_value("#text1") == "about rivers" and page.locator(".ticks input:checked").count() == 6
         page.keyboard.press("u")
         page.locator(".undo").wait_for(state="hidden")

@@ -10,15 +10,13 @@ from urllib.parse import urlencode
 
 import pytest
 from fastapi.testclient import TestClient
-from own_server import settled, without_labels  # noqa: F401 - a fixture
+from own_server import without_labels
 
 from memlens.errors import SettingError
 from memlens.index.annotations import Annotations, LabelledPattern, Sample
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.web.labelling import patterns_of_form
-
-pytestmark = pytest.mark.usefixtures("settled")
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 RIVER = {"description": "the river", "kind": "semantic", "prefixes": [0, 1, 2]}

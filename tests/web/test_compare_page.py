@@ -10,16 +10,12 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from own_server import settled  # noqa: F401 - a fixture
 
 import memlens
 from memlens.compare import compare_indexes
 from memlens.index.reader import Index
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.values import compute_values
-
-
-pytestmark = pytest.mark.usefixtures("settled")
 
 
 @pytest.fixture(scope="session")

@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from own_server import settled  # noqa: F401 - a fixture
 
 import memlens
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.trace import intervene, trace
 from memlens.web.prompt_grid import MOST_TOKENS, last_of_each, read_grid
-
-pytestmark = pytest.mark.usefixtures("settled")
 
 PROMPT = "The river runs to the sea"
 

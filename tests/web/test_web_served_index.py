@@ -47,6 +47,23 @@ def test_many_threads_at_once_get_their_own_answers(index: Index, served: Served
         assert list(pool.map(served.facts, names)) == [expected[name] for name in names]
 
 
+def test_cursors_are_handed_out_to_any_number_of_threads(index_folder: Path) -> None:
+    with closing(ServedIndex(index_folder)) as served, ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(lambda number: served.sql(f"SELECT {number} AS n"), range(800))) == [
+            [{"n": number}] for number in range(800)
+        ]
+
+
+def test_a_closed_index_says_so(index_folder: Path) -> None:
+    served = ServedIndex(index_folder)
+    with ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(served.keep_in_memory)
+        served.close()
+        assert copying.exception() is None or isinstance(copying.exception(), IndexFolderError)
+    with pytest.raises(IndexFolderError, match="closed"):
+        served.facts("L0N0")
+
+
 def test_a_table_that_is_replaced_meanwhile_is_read_anew(own_index: Index) -> None:
     served = ServedIndex(own_index.folder)
     served.keep_in_memory()

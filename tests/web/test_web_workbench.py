@@ -67,3 +67,12 @@ def test_it_says_what_to_do_without_a_model(index: Index) -> None:
     with closing(Workbench(index)) as workbench:
         assert workbench.status == "none" and "--model" in workbench.status_text
         assert workbench.annotations_path.parent == index.folder
+
+
+def test_one_that_is_closed_while_it_gets_ready_stops_getting_ready(index: Index) -> None:
+    for wait in (0, 0.005, 0.02, 0.05, 0.1):
+        workbench = Workbench(index)
+        workbench.start()
+        time.sleep(wait)
+        workbench.close()
+        assert workbench._preparing is not None and not workbench._preparing.is_alive()

@@ -115,6 +115,8 @@ def merge_shards(
     from memlens.index.build import publish
 
     shards = sorted((open_shard(part) for part in folders), key=lambda shard: shard.share)
+    if folder.resolve() in {part.resolve() for part in folders}:
+        raise SettingError(f"-o {folder} is one of the parts; choose another folder for the index")
     _refuse_other_plans(shards)
     _refuse_gaps(shards)
     with explain_os_errors(folder):

@@ -27,6 +27,7 @@ _LENGTH, _ROWS = 32, 16  # of a probe batch, unless the model reads less
 _MARGIN = 1.05  # more workers take more memory: they must be faster by so much
 _SPARE = 0.8  # share of the free memory that workers may take
 _BYTES_A_TOKEN, _PACKED = 4, 4  # of plain text; and how much larger packed text is
+_SLOW = 1e10  # operations a second that any machine does
 _PROGRAM_BYTES = 700 << 20  # libraries and buffers of a process
 
 
@@ -59,7 +60,7 @@ def choose_split(
     possible = [s for s in _splits(cores) if s.workers == 1 or s.workers * worker_bytes <= _SPARE * free_memory()]
     possible = [split for split in possible if threads in (None, split.threads)] or [Split(1, threads or cores)]
     together = Split(1, threads or cores)
-    if len(possible) == 1 and possible[0].workers == 1:
+    if (len(possible) == 1 and possible[0].workers == 1) or _is_short_anywhere(model, tokens):
         return together
     began = time.monotonic()
     rate = measure(model, together, seconds / (1 + len(possible)))
@@ -67,6 +68,12 @@ def choose_split(
         return together
     left = seconds - (time.monotonic() - began)
     return fastest(possible, lambda split: measure(model, split, left / len(possible)))
+
+
+def _is_short_anywhere(model: MemoryModel, tokens: int) -> bool:
+    """Would even a slow machine be done soon? Then not even the probe is worth it."""
+    operations = 2 * tokens * sum(weight.numel() for weight in model.network.parameters())
+    return operations / _SLOW < WORTH_SECONDS
 
 
 def fastest(possible: list[Split], rate: Callable[[Split], float]) -> Split:

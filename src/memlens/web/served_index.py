@@ -9,6 +9,7 @@ that a stage has replaced meanwhile, the files are read. What is shown is the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -16,7 +17,7 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from memlens.errors import MemlensError
+from memlens.errors import IndexFolderError, MemlensError
 from memlens.index.parquet import reader_of
 from memlens.index.reader import Index, TableNames
 
@@ -38,7 +39,8 @@ class ServedIndex(Index):
         self._database = duckdb.connect(config={"threads": 1})
         self._in_memory: dict[str, Stamp] = {}  # table -> the file that was copied
         self._results: dict[tuple[Any, ...], tuple[tuple[Stamp | None, ...], Any]] = {}
-        self._keeping, self._remembering = Lock(), Lock()
+        self._keeping, self._remembering, self._opening = Lock(), Lock(), Lock()
+        self._is_closed = False
 
     def keep_in_memory(self) -> None:
         """Copy tables into memory, as many as fit; those that are there already are left alone."""
@@ -53,7 +55,7 @@ class ServedIndex(Index):
                     self._copy(table, stamp)
 
     def _copy(self, table: str, stamp: Stamp) -> None:
-        with self._explaining_damage(), self._database.cursor() as cursor:
+        with self._explaining_damage(), self._connect() as cursor:
             # Replaced in one step: questions that run meanwhile still see the earlier one.
             cursor.execute(f'CREATE OR REPLACE TABLE "{table}" AS SELECT * FROM {reader_of(self.path(table))}')
             if table == "corpus":
@@ -90,10 +92,17 @@ class ServedIndex(Index):
             return database.sql(query.format_map(TableNames(self))).to_arrow_table()
 
     def close(self) -> None:
-        self._database.close()
+        """No question is answered after this; those that are being answered come to their end."""
+        with self._opening:
+            self._is_closed = True
+            with suppress(duckdb.Error):  # refused while a cursor is at work; then the database goes with the last one
+                self._database.close()
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        return self._database.cursor()
+        with self._opening:  # the one connection that all cursors come from refuses two callers at once
+            if self._is_closed:
+                raise IndexFolderError(f"{self.folder} is closed; open it again")
+            return self._database.cursor()
 
     def _source_of(self, table: str) -> str:
         kept = self._in_memory.get(table)

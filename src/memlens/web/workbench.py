@@ -6,11 +6,12 @@ is lent out: `with workbench.model() as model`. This module knows no page and no
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING
 
 from memlens.errors import MemlensError, ModelError
@@ -40,6 +41,8 @@ class Workbench:
         self._model: MemoryModel | None = None
         self._failure = ""
         self._lock = Lock()
+        self._closing = Event()
+        self._preparing: Thread | None = None
         if model is not None and not isinstance(model, str):
             self.index.check_model(model)
             self._model = model
@@ -81,12 +84,16 @@ class Workbench:
 
     def start(self) -> None:
         """Begin what may take a while, in the background: pages answer meanwhile."""
-        Thread(target=self._prepare, name="memlens index", daemon=True).start()
+        self._preparing = Thread(target=self._prepare, name="memlens index", daemon=True)
+        self._preparing.start()
         if self.status == LOADING:
             Thread(target=self._load, name="memlens model", daemon=True).start()
 
     def close(self) -> None:
-        """Let go of the tables; no page can be asked for any more."""
+        """Let go of the tables; no page can be asked for any more. Waits for the step that is under way with them."""
+        self._closing.set()
+        if self._preparing is not None:
+            self._preparing.join()
         for index in (self.index, self.other):
             if index is not None:
                 index.close()
@@ -94,15 +101,21 @@ class Workbench:
     def _prepare(self) -> None:
         """Have at hand what pages will ask for. Whatever is wrong with the index, the page that meets it will say."""
         with suppress(MemlensError, OSError):
-            read_statistics(self.index)
-            self.index.keep_in_memory()
-            prepare_triggers(self.index)
-            if self.index.has("values"):
-                prepare_values(self.index)
-            if self.other is not None:
-                self.other.keep_in_memory()
-            if self.index.has("patterns"):
-                import_module("memlens.patterns")
+            for step in self._steps():
+                if self._closing.is_set():
+                    return
+                step()
+
+    def _steps(self) -> Iterator[Callable[[], object]]:
+        yield partial(read_statistics, self.index)
+        yield self.index.keep_in_memory
+        yield partial(prepare_triggers, self.index)
+        if self.index.has("values"):
+            yield partial(prepare_values, self.index)
+        if self.other is not None:
+            yield self.other.keep_in_memory
+        if self.index.has("patterns"):
+            yield partial(import_module, "memlens.patterns")
 
     def _load(self) -> None:
         try:
