@@ -9,11 +9,14 @@ memory    peak memory of the driver for a long text, over that for a short one  
 flat      processor time a token for a long text, over that for a short one                    (within 5%)
 
 Speed is measured from four tenths to nine tenths of the tokens, so that loading models and starting Ray do not count.
+On a machine that does other work, two workers mostly share what one had: so `workers` also says for which share of the
+time workers were ready to run and had no processor (as Linux counts it), and the ratio with that time left out.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import subprocess
@@ -52,14 +55,22 @@ def save_model(folder: Path, layers: int, width: int) -> Path:
 
 
 class Pace:
-    """A progress function that remembers how fast the middle of the scan was."""
+    """A progress function that remembers how fast the middle of the scan was, and how long it stood in line."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[float, int]] = []
+        self.times: list[tuple[float, float]] = []  # of processors, beside `seen`
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         if stage == "scan" and total and 0.4 * total <= done <= 0.9 * total:
             self.seen.append((time.monotonic(), done))
+            self.times.append(processor_times())
+
+    @property
+    def waited(self) -> float:
+        """For which share of the time that they wanted to run did processes have no processor?"""
+        ran, stood = (last - first for first, last in zip(self.times[0], self.times[-1], strict=True))
+        return stood / (ran + stood)
 
     @property
     def tokens_a_second(self) -> float:
@@ -67,31 +78,46 @@ class Pace:
         return (last - first) / (ended - began)
 
 
-def pace_of(model: Path, text: Path, tokens: int, **how: object) -> float:
+def processor_times() -> tuple[float, float]:
+    """Seconds that this process and its children have run, and that they were ready to but had no processor."""
+    tasks = Path("/proc/self/task").iterdir()
+    children = [child for task in tasks for child in (task / "children").read_text().split()]
+    ran = stood = 0
+    for process in (os.getpid(), *children):
+        for task in Path(f"/proc/{process}/task").glob("*/schedstat"):
+            numbers = task.read_text().split()
+            ran, stood = ran + int(numbers[0]), stood + int(numbers[1])
+    return ran / 1e9, stood / 1e9
+
+
+def pace_of(model: Path, text: Path, tokens: int, **how: object) -> Pace:
     import memlens
 
     pace = Pace()
     with tempfile.TemporaryDirectory() as folder:
         memlens.scan(model, text, out=folder, max_tokens=tokens, threads=1, progress=pace, **how)
-    return pace.tokens_a_second
+    return pace
 
 
 def compare_workers(model: Path, text: Path, tokens: int) -> None:
-    alone = pace_of(model, text, tokens, workers=1)
-    two = pace_of(model, text, tokens, workers=2)
-    again = pace_of(model, text, tokens, workers=1)
-    one = (alone + again) / 2
+    before, both, after = (pace_of(model, text, tokens, workers=workers) for workers in (1, 2, 1))
+    one, two = (before.tokens_a_second + after.tokens_a_second) / 2, both.tokens_a_second
+    one_waited = (before.waited + after.waited) / 2
+    undisturbed = two / (1 - both.waited) / (2 * one / (1 - one_waited))
     print(
-        f"workers: one {one:,.0f} tokens/s, two {two:,.0f} tokens/s; two over twice one {two / (2 * one):.3f}",
+        f"workers: one {one:,.0f} tokens/s, two {two:,.0f} tokens/s; two over twice one {two / (2 * one):.3f}\n"
+        f"         without a processor {one_waited:.0%} and {both.waited:.0%} of the time; "
+        f"that left out, two over twice one {undisturbed:.3f}",
         flush=True,
     )
 
 
 def compare_ray(model: Path, text: Path, tokens: int) -> None:
-    local = pace_of(model, text, tokens, workers=2)
-    on_ray = pace_of(model, text, tokens, workers=2, executor="ray")
-    again = pace_of(model, text, tokens, workers=2)
-    local = (local + again) / 2
+    first, on_ray, again = (
+        pace_of(model, text, tokens, workers=2, executor=executor).tokens_a_second
+        for executor in ("local", "ray", "local")
+    )
+    local = (first + again) / 2
     print(
         f"ray: local {local:,.0f} tokens/s, ray {on_ray:,.0f} tokens/s; ray over local {on_ray / local:.3f}", flush=True
     )

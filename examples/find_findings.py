@@ -265,8 +265,16 @@ def as_markdown(index: memlens.Index, finding: Finding) -> str:
     best = max(measured, key=lambda row: row.effect)
     folder = str(index.folder)
     show = shlex.join(["memlens", "show", folder, str(one.memory)])
-    again = shlex.join(["memlens", "trace", folder, best.prompt, "--token", one.text, "--set", f"{one.memory}=0"])
+    options = ["--token", one.text, "--set", f"{one.memory}=0"]
+    again = shlex.join(["memlens", "trace", *options, "--", folder, best.prompt])  # a prompt may begin with a dash
     return "\n".join([*lines, "", "```", show, again, "```", ""])
+
+
+def at_least_one(text: str) -> int:
+    """An option's whole number; of none and of less than none there is nothing to find."""
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -274,9 +282,9 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments.add_argument("index")
     arguments.add_argument("--held-out", nargs="+", required=True, metavar="TEXT", help="text that was not scanned")
     arguments.add_argument("--model", help="where the index's model is now")
-    arguments.add_argument("--count", type=int, default=10, help="memories to measure")
-    arguments.add_argument("--prompts", type=int, default=12, help="held-out prompts for each")
-    arguments.add_argument("--sentences", type=int, default=5000, help="held-out sentences to look through")
+    arguments.add_argument("--count", type=at_least_one, default=10, help="memories to measure")
+    arguments.add_argument("--prompts", type=at_least_one, default=12, help="held-out prompts for each")
+    arguments.add_argument("--sentences", type=at_least_one, default=5000, help="held-out sentences to look through")
     arguments.add_argument("--json", action="store_true")
     chosen = arguments.parse_args(given)
     try:

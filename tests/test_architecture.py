@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "memlens"
 
 # Each row may import the rows above it and itself; parts in one row do not know each other.
 ORDER = (
-    ("errors", "memory", "compiled"),
+    ("errors", "memory", "compiled", "finite"),
     ("models", "corpus"),
     ("scan",),
     ("index",),

@@ -148,7 +148,7 @@ def test_the_command_stops_with_130(run: Run, tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_a_bundled_model_one_line_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memlens.models.loading.BUNDLED_FOLDER", tmp_path / "nothing")
+    monkeypatch.setattr("memlens.models.loading._BUNDLED", tmp_path / "nothing")
     assert is_refused(run("demo", "-o", tmp_path / "index"), "no bundled model", "memlens analyze")
     assert not (tmp_path / "index").exists()
 

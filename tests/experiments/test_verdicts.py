@@ -159,6 +159,10 @@ def of_labels(text: str) -> str:
     return text.replace("memlens_verdicts", "memlens_annotations")
 
 
+def endless_layer(text: str) -> str:
+    return text.replace('"layer": ', '"layer": Infinity, "was": ')
+
+
 WRONG: list[tuple[str, Callable[[str], str]]] = [
     ("json", lambda text: "{"),
     ("json", lambda text: "[]"),
@@ -167,11 +171,13 @@ WRONG: list[tuple[str, Callable[[str], str]]] = [
     ("json", lambda text: json.dumps(json.loads(text) | {"events": [7]})),
     ("json", spoil_name),
     ("json", spoil_verdict),
+    ("json", endless_layer),
     ("json", other_model),
     ("json", of_labels),
     ("csv", lambda text: "a,b\n1,2\n"),
     ("csv", lambda text: text.replace("related", "near", 1) if text.count("related") else text),
     ("csv", lambda text: text + "ann,only three,cells\n"),
+    ("csv", lambda text: text + "x" * 200_000),
     ("csv", lambda text: text.replace(text.splitlines()[1].split(",")[1], "0" * 12)),
     ("xml", lambda text: text),
 ]

@@ -15,7 +15,7 @@ from scale_helpers import TABLES
 import memlens
 from memlens.errors import IndexFolderError
 from memlens.index.check import DAMAGED, NOT_NOTED, OUTDATED
-from memlens.index.files import checksum, write_sealed
+from memlens.index.files import checksum, is_sealed, read_json, write_sealed
 from memlens.index.layout import SCHEMA_VERSION, TRIGGERS_SCHEMA
 from memlens.index.migration import migrated
 
@@ -75,6 +75,27 @@ def test_a_changed_manifest_is_named(index: Path) -> None:
             assert "manifest.json" in damaged_files(index)
     path.write_bytes(whole[: len(whole) // 2])
     assert damaged_files(index) == ["manifest.json"]
+
+
+def test_an_index_with_a_changed_manifest_does_not_open(index: Path) -> None:
+    manifest = json.loads((index / "manifest.json").read_text())
+    manifest["model"]["memories"]["1"] -= 1
+    (index / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(IndexFolderError, match=r"manifest.json was changed after it was written"):
+        memlens.open_index(index)
+
+
+def test_a_manifest_without_a_seal_is_told_of(index: Path) -> None:
+    manifest = json.loads((index / "manifest.json").read_text())
+    del manifest["seal"]
+    (index / "manifest.json").write_text(json.dumps(manifest))
+    finding = memlens.check(index).findings[0]
+    assert finding.file == "manifest.json" and "no seal" in finding.detail
+
+
+def test_a_seal_does_not_depend_on_whether_names_are_numbers(tmp_path: Path) -> None:
+    write_sealed(tmp_path / "notes.json", {"layers": {2: "a", 10: "b"}})
+    assert is_sealed(read_json(tmp_path / "notes.json"))
 
 
 def json_or_none(content: bytes) -> object:
@@ -177,7 +198,7 @@ def test_one_memory_of_many_is_found_in_few_row_groups(index: Path, monkeypatch:
                 content[start : start + chunk.total_compressed_size] = b"\xee" * chunk.total_compressed_size
     path.write_bytes(bytes(content))
     manifest["model"]["memories"]["1"] = groups * memories
-    (index / "manifest.json").write_text(json.dumps(manifest))
+    write_sealed(index / "manifest.json", manifest)
     opened = memlens.open_index(index)
     name = f"L1N{wanted * memories + 7}"
     (trigger,) = opened.triggers(name)

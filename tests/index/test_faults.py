@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
 
 import memlens
 from memlens.errors import IndexFolderError
+from memlens.index import files
 
 # Loads everything once, then forks a scan for each line it is sent, so that many can be killed in a short time.
 NURSERY = """
@@ -175,3 +178,49 @@ def test_a_damaged_part_can_be_removed_and_only_its_share_is_done_again(
     memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=lambda s, done, t: steps.append(done), **OPTIONS)
     assert steps[0] > 0, "the other part still counts"
     assert tables_of(tmp_path) == tables_of(alone)
+
+
+@pytest.mark.parametrize("name", ["corpus.parquet", "tokens.bin", "offsets.npy", "fresh_from.npy", "batches.npz"])
+def test_a_bit_flipped_while_a_scan_is_interrupted_is_refused(
+    small_checkpoint: Path, tmp_path: Path, name: str
+) -> None:
+    model = memlens.load(small_checkpoint, prove=False)
+    with pytest.raises(KeyboardInterrupt):
+        memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(3), **OPTIONS)
+    path = tmp_path / "partial" / name
+    content = bytearray(path.read_bytes())
+    place = content.index(b"NUMPY") + 130 if name == "batches.npz" else len(content) * 3 // 4
+    content[place] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(IndexFolderError, match=f"{name} is (missing or )?damaged"):
+        memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
+    with pytest.raises(IndexFolderError):
+        memlens.open_index(tmp_path)
+
+
+def test_the_old_manifest_is_gone_for_good_before_any_table_is_replaced(
+    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memlens.index import staging
+
+    folder = Path(shutil.copytree(alone, tmp_path / "index"))
+    (folder / "partial").mkdir()
+    shutil.copy(folder / "memories.parquet", folder / "partial" / "corpus.parquet")
+    before = (folder / "corpus.parquet").read_bytes()
+    synced: list[tuple[bool, bool]] = []
+
+    def note(path: Path) -> None:
+        synced.append(((path / "manifest.json").exists(), (path / "corpus.parquet").read_bytes() == before))
+
+    monkeypatch.setattr(staging, "sync_folder", note)
+    staging.replace_tables(folder)
+    assert synced == [(False, True), (False, False)]
+
+
+def test_a_disk_that_cannot_lock_is_not_called_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(handle: object, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    with pytest.raises(IndexFolderError, match="No locks available"), files.only_writer(tmp_path / ".lock"):
+        pass

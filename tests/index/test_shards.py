@@ -118,6 +118,44 @@ def test_a_damaged_part_is_named_and_leaves_no_index(parts: list[Path], tmp_path
         memlens.open_index(tmp_path / "index")
 
 
+def test_a_number_changed_in_a_parts_notes_is_damage(parts: list[Path], tmp_path: Path) -> None:
+    copies = [Path(shutil.copytree(part, tmp_path / part.name)) for part in parts]
+    for name in ("shard.json", "corpus.json"):
+        path = copies[0] / "partial" / name
+        document = json.loads(path.read_text())
+        whole = path.read_bytes()
+        document["counts"]["tokens"] -= 1
+        path.write_text(json.dumps(document))
+        with pytest.raises(IndexFolderError, match=f"{name} is damaged"):
+            memlens.merge(copies, out=tmp_path / "index")
+        with pytest.raises(IndexFolderError):
+            memlens.open_index(tmp_path / "index")
+        path.write_bytes(whole)
+
+
+def test_a_part_whose_files_are_gone_is_not_called_complete(
+    parts: list[Path], small_checkpoint: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(parts[1], tmp_path / "part"))
+    (state,) = (copy / "partial" / "parts").glob("*.npz")
+    state.unlink()
+    with pytest.raises(IndexFolderError, match=f"{state.name} is missing or damaged; make part 2/3 again with --fresh"):
+        memlens.scan(small_checkpoint, TEXTS, out=copy, shard="2/3", **OPTIONS)
+
+
+def test_a_part_that_is_being_thrown_away_is_no_part_any_more(
+    parts: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from memlens.index import staging
+
+    copy = Path(shutil.copytree(parts[1], tmp_path / "part"))
+    monkeypatch.setattr(shutil, "rmtree", lambda path: 1 / 0)  # dies before anything else is removed
+    with pytest.raises(ZeroDivisionError):
+        staging.throw_partial_away(copy)
+    with pytest.raises(IndexFolderError, match="unfinished scan"):
+        memlens.merge([parts[0], copy, parts[2]], out=tmp_path / "index")
+
+
 def test_a_merge_that_was_killed_is_done_again(
     parts: list[Path], alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,9 +105,26 @@ def test_a_server_that_fails_is_reported_in_one_line(stub: tuple[str, type[Stub]
     assert "\n" not in str(refused.value) and url in str(refused.value)
 
 
+@pytest.mark.parametrize("length", [None, 1000])
+def test_a_server_that_breaks_off_is_reported_in_one_line(
+    stub: tuple[str, type[Stub]], monkeypatch: pytest.MonkeyPatch, length: int | None
+) -> None:
+    def send_response(self: Stub, code: int) -> None:
+        head = "nothing that HTTP knows" if length is None else f"HTTP/1.0 200 OK\r\nContent-Length: {length}"
+        self.wfile.write(f"{head}\r\n".encode())
+
+    url, kind = stub
+    monkeypatch.setattr(kind, "send_response", send_response)
+    monkeypatch.setattr(kind, "end_headers", lambda self: self.wfile.write(b"\r\n"))
+    with pytest.raises(SettingError) as refused:
+        Explainer(url).ask("hello")
+    assert "\n" not in str(refused.value) and url in str(refused.value)
+
+
 def test_nonsense_is_refused_before_anything_is_sent(index: Index) -> None:
-    with pytest.raises(SettingError, match="give an address"):
-        Explainer("localhost")
+    for address in ("localhost", "http://[half", "http://host:port/v1", "http://:80"):
+        with pytest.raises(SettingError, match="give an address"):
+            Explainer(address)
     with pytest.raises(SettingError, match="is it running"):
         Explainer("http://127.0.0.1:9").ask("hello")
     with pytest.raises(SettingError, match="at least 3"):

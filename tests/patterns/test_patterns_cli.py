@@ -52,11 +52,18 @@ def test_patterns_are_computed_summarised_and_browsed(index: Index, run: Run) ->
     assert code == 0 and "0.90" in out
 
 
+def test_a_narrow_screen_cuts_no_number_short(index: Index, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("patterns", index.folder)[0] == 0
+    monkeypatch.setenv("COLUMNS", "40")
+    code, out, _ = run("patterns", index.folder, "--shared")
+    assert code == 0 and "…" not in out and all(f"L0N{memory}" in out for memory in range(3))
+
+
 @pytest.mark.parametrize(
     "options",
     [("--top", "2"), ("--rate", "1.5"), ("--background", "3"), ("--seed", "-1"), ("--related", "L7N0"),
      ("--memory", "L0N0"), ("--explainer", "nowhere", "--memory", "L0N0"), ("--shared", "--duplicates"),
-     ("--explainer", "http://127.0.0.1:9")],
+     ("--explainer", "http://127.0.0.1:9"), ("--duplicates", "--limit", "-1"), ("--duplicates", "--limit", "0")],
 )  # fmt: skip
 def test_wrong_options_are_refused_in_one_line(index: Index, run: Run, options: tuple[str, ...]) -> None:
     code, out, err = run("patterns", index.folder, *options)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from index_by_hand import write_index
 
+from memlens.cli.annotation_files import read_export
 from memlens.errors import MemlensError, SettingError
-from memlens.index.annotations import Annotations, LabelledPattern
+from memlens.index.annotations import Annotations, LabelledPattern, Sample
 from memlens.index.reader import Index
+from memlens.memory import MemoryId
 from memlens.patterns.exchange import export_labels, import_labels
 from memlens.patterns.study import agreement, cohens_kappa, compare_with_people, draw_sample
 from memlens.patterns.table import PATTERNS_SCHEMA
@@ -115,7 +120,10 @@ def test_csv_brings_the_same_labels_back(index: Index, tmp_path: Path) -> None:
      ("annotator,memory,kind,description,prefixes\nann,L0N0,shallow,x,0 1\n", "csv"),
      ("annotator,memory,kind,description,prefixes\nann,L0N0,deep,x,0 1 2\n", "csv"),
      ("annotator,memory,kind,description,prefixes\nann,L0N0,shallow,x,0 1 2\nann,L9N0,shallow,x,0 1 2\n", "csv"),
-     ("annotator,memory,kind,description,prefixes\nann,L0N0,shallow,x,0 one 2\n", "csv"), ("", "xml")],
+     ("annotator,memory,kind,description,prefixes\nann,L0N0,shallow,x,0 one 2\n", "csv"),
+     ("annotator,memory,kind,description,prefixes\nann,L0N0,,,0 1 2\n", "csv"),
+     (f"annotator,memory,kind,description,prefixes\nann,L0N0,shallow,{'x' * 200_000},0 1 2\n", "csv"),
+     ("[" * 100_000, "json"), ("", "xml")],
 )  # fmt: skip
 def test_a_wrong_file_is_refused_as_a_whole(index: Index, text: str, format: str) -> None:
     with Annotations(index) as notes:
@@ -133,3 +141,90 @@ def test_an_export_keeps_quiet_about_people_who_have_not_finished(index: Index) 
             assert "press" in export_labels(notes, format, "ann")
         notes.finish("ann")
         assert "press" in export_labels(notes, "csv")
+
+
+def changed(event: int, **columns: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda file: file["events"][event].update(columns)
+
+
+def with_pattern(**fields: Any) -> Callable[[dict[str, Any]], None]:
+    pattern = {"description": "x", "kind": "shallow", "prefixes": [0, 1, 2]}
+    return changed(1, content={"patterns": [pattern | fields]})
+
+
+UNREADABLE = [
+    changed(0, content={"memories": "L0N0", "top": 25, "seed": 0}),
+    changed(0, content={"memories": ["L0N0"], "top": "25", "seed": 0}),
+    changed(0, content={"memories": ["L0N99"], "top": 25, "seed": 0}),
+    changed(0, annotator="\ud800"),
+    changed(1, key="\ud800"),
+    changed(1, annotator=""),
+    changed(1, annotator="a\nb"),
+    changed(1, annotator="\ud800"),
+    changed(1, layer=0.5),
+    changed(1, layer=float("inf")),
+    with_pattern(description=5),
+    with_pattern(description="\ud800"),
+    with_pattern(prefixes=["0", "1", "2"]),
+    with_pattern(prefixes=[0.5, 1.5, 2.5]),
+    changed(2, content={"undoes": ["a", "list"]}),
+    lambda file: file.update(corpus="another"),
+]
+
+
+@pytest.mark.parametrize("spoil", UNREADABLE)
+def test_an_event_that_could_not_be_read_again_never_enters_the_history(
+    index: Index, tmp_path: Path, spoil: Callable[[dict[str, Any]], None]
+) -> None:
+    shutil.copytree(index.folder, tmp_path / "copy")
+    with Annotations(index) as notes, Annotations(Index(tmp_path / "copy")) as other:
+        notes.set_sample(Sample((MemoryId(0, 0),), 25, 0))
+        notes.save("ann", "L0N0", [PRESS])
+        notes.undo("ann", "L0N0")
+        file = json.loads(export_labels(notes, "json", "ann"))
+        spoil(file)
+        with pytest.raises(MemlensError) as refused:
+            import_labels(other, json.dumps(file), "json")
+        assert "\n" not in str(refused.value) and other.history() == []
+
+
+def test_an_import_neither_changes_the_sample_of_labels_nor_what_a_finished_person_said(
+    index: Index, tmp_path: Path
+) -> None:
+    for name in ("other", "late"):
+        shutil.copytree(index.folder, tmp_path / name)
+    sample = Sample((MemoryId(0, 0),), 25, 0)
+    with Annotations(index) as notes:
+        notes.set_sample(sample)
+        notes.save("ann", "L0N0", [PRESS])
+        notes.finish("ann")
+        before = notes.history()
+        with Annotations(Index(tmp_path / "other")) as other:
+            other.set_sample(Sample((MemoryId(0, 1),), 25, 1))
+            other.save("bob", "L0N1", [NEWS])
+            with pytest.raises(SettingError, match="another sample"):
+                import_labels(notes, export_labels(other, "json", "bob"), "json")
+        with Annotations(Index(tmp_path / "late")) as late:
+            late.set_sample(sample)
+            late.save("bob", "L0N0", [NEWS])
+            assert import_labels(notes, export_labels(late, "json", "bob"), "json") == 2
+            late.save("ann", "L0N0", [])
+            with pytest.raises(SettingError, match="ann has finished"):
+                import_labels(notes, export_labels(late, "json", "ann"), "json")
+        assert notes.history()[: len(before)] == before and len(notes.history()) == len(before) + 2
+
+
+@pytest.mark.parametrize("description", ["a\rb", "a\r\nb", 'c, "d";\t', "\u2028 عربى 🙂", "'"])
+def test_csv_carries_every_sign_of_a_description(index: Index, tmp_path: Path, description: str) -> None:
+    shutil.copytree(index.folder, tmp_path / "copy")
+    with Annotations(index) as notes, Annotations(Index(tmp_path / "copy")) as other:
+        notes.save("ann", "L0N0", [LabelledPattern(description, "semantic", (0, 1, 2))])
+        import_labels(other, export_labels(notes, "csv", "ann"), "csv")
+        assert other.labels_of("ann") == notes.labels_of("ann")
+
+
+def test_a_file_that_a_spreadsheet_has_saved_is_read(index: Index, tmp_path: Path) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text("annotator,memory,kind,description,prefixes\nann,L0N0,shallow,x,0 1 2\n", "utf-8-sig")
+    with Annotations(index) as notes:
+        assert import_labels(notes, read_export(str(file)), "csv") == 1

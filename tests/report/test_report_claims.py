@@ -186,6 +186,14 @@ def test_layers_in_which_nothing_took_part_are_no_evidence(slug: str) -> None:
     assert verdict(slug, [*empty[3:6], *rows[:3], *rows[6:]]) == APPEARS  # the others still count
 
 
+@pytest.mark.parametrize("slug", ["last-token", "last-token-depth", "rank", "active", "active-middle", "confidence"])
+@pytest.mark.parametrize("expected", [APPEARS, ABSENT])
+def test_a_handful_of_observations_shows_nothing_however_clear_they_look(slug: str, expected: str) -> None:
+    observed = "prefixes" if slug in ("active", "active-middle", "confidence") else "memories"
+    few, enough = ([row | {observed: count} for row in SHOWN[slug][expected]] for count in (5, 6))
+    assert verdict(slug, few) == UNCLEAR and verdict(slug, enough) == expected
+
+
 @pytest.mark.parametrize("slug", ["refinement", "last-residual", "confidence"])
 @pytest.mark.parametrize("expected", [APPEARS, ABSENT])
 def test_without_the_models_last_layer_nobody_can_tell_how_it_ends(slug: str, expected: str) -> None:

@@ -115,6 +115,29 @@ def test_the_page_has_commands_that_repeat_it(made: dict[str, Path], capsys: pyt
         assert main(shlex.split(command)[1:]) == 0
 
 
+@pytest.mark.parametrize("option", ["--count", "--prompts", "--sentences"])
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_none_and_less_are_refused(
+    made: dict[str, Path], capsys: pytest.CaptureFixture[str], option: str, number: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(made, capsys, option, number)
+    assert caught.value.code == 2 and f"invalid at_least_one value: '{number}'" in capsys.readouterr().err
+
+
+def test_a_prompt_that_begins_with_a_dash_is_repeated_by_its_command(made: dict[str, Path]) -> None:
+    import shlex
+
+    from memlens.cli import main
+
+    script = load_script()
+    candidate = script.Candidate(PLANTED, "", ["p"], 0, " of", 1, 1, 1, [])
+    finding = script.Finding(candidate, [script.Measured("-x river", 1.0, 0.5, 0.4, 0.0, True)])
+    page = script.as_markdown(memlens.open_index(made["index"]), finding)
+    (command,) = (line for line in page.splitlines() if line.startswith("memlens trace "))
+    assert main(shlex.split(command)[1:]) == 0
+
+
 def test_an_index_without_patterns_is_refused_in_one_line(
     made: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

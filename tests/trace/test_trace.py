@@ -205,6 +205,12 @@ def test_a_trace_is_json_and_html_that_escapes_what_it_shows(model: MemoryModel)
     assert repr(found).startswith("<Trace of ")
 
 
+def test_a_text_that_turns_writing_round_is_isolated_in_html(model: MemoryModel) -> None:
+    html = trace(model, "\u202eThe river", top=1)._repr_html_()
+    before = html[: html.index("\u202e")]
+    assert before.endswith('<code style="white-space:pre;unicode-bidi:isolate">')
+
+
 @pytest.fixture(scope="module")
 def indexed(tmp_path_factory: pytest.TempPathFactory) -> tuple[memlens.Index, MemoryModel]:
     folder = tmp_path_factory.mktemp("traced")
@@ -235,17 +241,46 @@ def test_an_index_adds_triggers_and_the_tokens_of_its_table(indexed: tuple[memle
 
 def test_an_index_with_patterns_adds_what_they_say(indexed: tuple[memlens.Index, MemoryModel], tmp_path: Path) -> None:
     index, model = indexed
-    shown = trace(model, PROMPT, top=2).layers[2].by_effect[0].memory
+    shown = trace(model, PROMPT, top=40).layers[2].by_effect
     copy = memlens.Index(shutil.copytree(index.folder, tmp_path / "index"))
+    positive, negative = (next(one.memory for one in shown if one.coefficient * sign > 0) for sign in (1, -1))
     rows = [
-        {"layer": shown.layer, "memory": shown.memory, "pattern": number, "kind": "shallow", "description": text}
+        {"layer": 2, "memory": memory.memory, "pattern": number, "kind": "shallow", "description": text}
+        for memory in (positive, negative)
         for number, text in enumerate(["ends with 'to'", "rivers"])
     ]
-    table = pa.Table.from_pylist([*rows, rows[0] | {"memory": (shown.memory + 1) % 40}])
+    table = pa.Table.from_pylist(rows)
     copy.write({"patterns": (table.schema, [table])}, dict)
-    named = {one.memory: one.patterns for one in trace(model, PROMPT, top=2, index=copy).memories}
-    assert named[shown] == ("ends with 'to'", "rivers")
-    assert sum(map(bool, named.values())) <= 2
+    named = {one.memory: one.patterns for one in trace(model, PROMPT, top=40, index=copy).memories}
+    assert named[positive] == ("ends with 'to'", "rivers")
+    assert named[negative] == ()  # patterns are those of the triggers at the other end
+    assert sum(map(bool, named.values())) == 1
+
+
+@pytest.mark.parametrize("amount", ["turned round", "towards token 9"])
+def test_a_value_that_was_changed_is_not_named_by_the_table(
+    indexed: tuple[memlens.Index, MemoryModel], amount: str
+) -> None:
+    index, model = indexed
+    for one in trace(model, PROMPT, top=5).layers[2].by_size:
+        change = ValueChange.towards(model, one.memory, 9, 50.0)
+        if amount == "turned round":
+            change = ValueChange.replaced(model, one.memory, -model.layers[2].values[one.memory.memory])
+        with trying(model, change):
+            bare, named = (trace(model, PROMPT, top=5, index=given) for given in (None, index))
+        of_memory = [{x.memory: x for x in found.layers[2].by_size}.get(one.memory) for found in (bare, named)]
+        assert of_memory[0] is not None and of_memory[1] is not None
+        assert of_memory[0].promotes == of_memory[1].promotes and of_memory[0].demotes == of_memory[1].demotes
+
+
+def test_tokens_are_those_of_the_lens_though_the_table_was_read_raw(
+    indexed: tuple[memlens.Index, MemoryModel], tmp_path: Path
+) -> None:
+    index, model = indexed
+    copy = memlens.Index(shutil.copytree(index.folder, tmp_path / "index"))
+    compute_values(copy, model, top=5, reading="raw")
+    bare, named = (trace(model, PROMPT, top=5, index=given) for given in (None, memlens.Index(copy.folder)))
+    assert [one.promotes for one in bare.memories] == [one.promotes for one in named.memories]
 
 
 def test_an_index_of_another_shape_of_model_is_refused(indexed: tuple[memlens.Index, MemoryModel]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from memlens.errors import SettingError, UnknownName
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
-from memlens.trace import Attribution, in_common, integrate, intervene, silence_each
+from memlens.trace import Attribution, attribution, in_common, integrate, intervene, silence_each
 from memlens.trace.intervention import Edit, Intervention
 from memlens.trace.result import Token
 
@@ -106,6 +107,44 @@ def test_paraphrases_of_the_planted_model_share_the_memory_that_was_planted(plan
     found = in_common([silence_each(planted, text, token=4) for text in texts])
     # token 4 reads axis 4, and memory 4 alone writes to it
     assert found[0].memory == MemoryId(0, 4) and found[0].prompts == 3
+
+
+def test_a_share_of_the_prompts_is_met_exactly() -> None:
+    prompts = [made(L0N1=float(number < 7), L0N2=1.0) for number in range(25)]
+    assert 0.28 * 25 > 7
+    assert [one.memory.memory for one in in_common(prompts, share=0.28)] == [2, 1]
+
+
+def test_attributions_of_other_tokens_or_memories_have_nothing_in_common() -> None:
+    one = made(L0N1=1.0)
+    with pytest.raises(SettingError, match="asked for 'x', another for 'y'"):
+        in_common([one, replace(one, token=Token(2, "y"))])
+    with pytest.raises(SettingError, match="different memories"):
+        in_common([one, made(L1N1=1.0)])
+    with pytest.raises(SettingError, match="one method"):
+        in_common([one, replace(one, method="integrated")])
+
+
+def test_a_batch_is_no_larger_than_its_scores_allow(model: MemoryModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = silence_each(model, "The", layers=[0]), integrate(model, "The", layers=[0], steps=5)
+    sizes: list[int] = []
+    own = model.run_body
+
+    def counted(fed: torch.Tensor, *rest: bool) -> torch.Tensor:
+        sizes.append(len(fed))
+        return own(fed, *rest)
+
+    monkeypatch.setattr(attribution, "_BATCH_SCORES", 3 * model.vocabulary)
+    monkeypatch.setattr(model, "run_body", counted)
+    parts = silence_each(model, "The", layers=[0]), integrate(model, "The", layers=[0], steps=5)
+    assert max(sizes) == 3
+    for one, other in zip(whole, parts, strict=True):
+        assert one.effects == pytest.approx(other.effects, abs=1e-7)
+
+
+def test_layers_may_come_from_a_generator(model: MemoryModel) -> None:
+    found = silence_each(model, PROMPT, layers=(layer for layer in [1]))  # type: ignore[arg-type]
+    assert set(found.effects) == {MemoryId(1, memory) for memory in range(40)}
 
 
 def test_wrong_attributions_are_refused(model: MemoryModel) -> None:

@@ -20,6 +20,7 @@ from memlens.testing import CONTEXT, tiny_model, tiny_tokenizer
 from memlens.trace import (
     Edit,
     Intervention,
+    ValueChange,
     generate,
     in_common,
     integrate,
@@ -211,6 +212,11 @@ WRONG_CALLS: dict[str, Callable[[MemoryModel], Any]] = {
     "no layers are named": lambda model: integrate(model, PROMPT, layers=[]),
     "no positions are given": lambda model: integrate(model, PROMPT, positions=[]),
     "a prompt must be a text, not 5": lambda model: side_effects(model, [], 5),  # type: ignore[arg-type]
+    "steps are more than 1000": lambda model: integrate(model, PROMPT, steps=10**6),
+    "the temperature is 1000": lambda model: generate(model, PROMPT, 1, temperature=10**400),
+    "is not finite in float32": lambda model: ValueChange.towards(model, "L0N0", 5, 1e300),
+    "make them with silence_each": lambda model: in_common(5),  # type: ignore[arg-type]
+    "positions must be 'all' or a list of whole numbers, not 1.5": lambda model: Edit.parse("L0N0=0", 1.5),  # type: ignore[arg-type]
     "0 tokens are no batch": lambda model: silence_each(model, PROMPT, batch_tokens=0),
 }
 

@@ -158,6 +158,8 @@ def test_the_picture_fits_the_terminal(run: Run, folder: Path, columns: int, mon
         ([PROMPT, "--generate", "2", "--temperature", "1", "--seed", str(10**30)], "the seed is 1000"),
         ([PROMPT, "--generate", "2", "--temperature", "-1"], "the temperature is -1"),
         ([PROMPT, "--generate", "2", "--temperature", "nan"], "the temperature is nan"),
+        ([PROMPT, "--temperature", "0.8"], "there is no --generate"),
+        ([PROMPT, "--seed", "3"], "there is no --generate"),
         ([PROMPT, "--top", "100000"], "at most 1000"),
         ([PROMPT, "--set", "L0N1=0", "--at", "9" * 30], "is not in the prompt"),
         ([PROMPT, "--set", "L" + "9" * 5000 + "=0"], "not a memory's name"),

@@ -103,6 +103,18 @@ def test_numbers_may_be_numpys(folder: Path) -> None:
     assert sampled == memlens.generate(model, PROMPT, 2, temperature=0.5, seed=1)
 
 
+def test_an_edit_in_words_reads_as_the_same_edit() -> None:
+    one = (MemoryId(0, 3),)
+    for edit in (Edit(one, coefficient=1 / 3), Edit(layer=2, factor=-1234567.0), Edit(one), Edit(one, factor=2)):
+        assert Edit.parse(str(edit)) == edit
+    assert [str(Edit.parse(text)) for text in ("L0N3=x2.0", "L0N3=3.50")] == ["L0N3=x2", "L0N3=3.5"]
+    assert Edit.parse("L0N3=0", -1) == Edit(one, positions=(-1,))  # type: ignore[arg-type]
+    several = Intervention.parse("L0N3=0", "L0N4=0", positions=iter([0, 1]))  # type: ignore[arg-type]
+    assert several.edits[1].positions == (0, 1)
+    with pytest.raises(SettingError, match="has no number"):
+        Edit.parse("L0N3=٣")
+
+
 def test_an_intervention_takes_edits_in_words() -> None:
     words: Any = ["L0N1=0", "L2=x3"]
     assert Intervention(words) == Intervention.parse("L0N1=0", "L2=x3") == Intervention.of(words)
@@ -168,6 +180,9 @@ def test_a_group_is_found_by_the_folder_and_cannot_reach_beyond_its_table(folder
     for wrong in ({"within": 0}, {"limit": 0}, {"limit": -1}):
         with pytest.raises(SettingError, match="ask for 1 or more"):
             memlens.promoting(index, " the", **wrong)  # type: ignore[arg-type]
+    for tokens in (5, None, [" the", 5]):
+        with pytest.raises(SettingError, match="named by their texts"):
+            memlens.promoting(index, tokens)  # type: ignore[arg-type]
 
 
 def test_a_model_without_a_tokenizer_is_refused_in_one_line() -> None:

@@ -6,7 +6,6 @@ can reach.
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 import time
@@ -31,14 +30,6 @@ from memlens.web.workbench import Workbench
 
 EVIL = "<script>alert('evil')</script> & <b>bold</b>"
 BROKEN = "A word turned \u202eround\u202c, a \ufffd broken one, a \x07 bell and a \u2028 line."
-FLAGS = [
-    "--headless",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -147,20 +138,6 @@ def address(workbench: Workbench) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True
         thread.join(10)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.fail("no chromium was found on the PATH: install it (Debian: apt-get install chromium)")
-    flags = [*FLAGS, "--no-sandbox"] if os.geteuid() == 0 else FLAGS
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=found, args=flags)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

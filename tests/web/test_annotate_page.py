@@ -145,6 +145,42 @@ def test_nobody_sees_others_before_finishing(client: TestClient, study: Index) -
     assert "ann&#39;s secret" in page and "How far people agree" in page
 
 
+def test_the_page_of_a_memory_hides_others_labels_from_whoever_still_labels(
+    study: Index, client_of: Callable[..., TestClient]
+) -> None:
+    client, stranger = client_of(study), client_of(study)
+    first = sampled(study)[0]
+    with Annotations(study) as notes:
+        for memory in sampled(study):
+            notes.save("ann", memory, [LabelledPattern("ann's secret", "semantic", (0, 1, 2))])
+        notes.finish("ann")
+    for name in ("bob", "Zoë; <b>"):  # from the first look at a memory, before anything is saved
+        assert client.get("/annotate", params={"as": name}).status_code == 200
+        page, told = client.get(f"/m/{first}").text, client.get(f"/api/memories/{first}").json()
+        assert "secret" not in page and "what others say is not shown" in page and "Zoë; <b>" not in page
+        assert told["labels"] == [] and told["unfinished"] == name
+    assert "secret" in stranger.get(f"/m/{first}").text
+    client.get("/annotate", params={"as": "bob"})
+    for memory in sampled(study):
+        label = {"annotator": "bob", "memory": memory, "patterns": [RIVER]}
+        assert client.post("/api/annotate/labels", json=label).status_code == 200
+    page = client.get(f"/m/{first}").text
+    assert "the river" in page and "secret" not in page
+    client.post("/api/annotate/finish", json={"annotator": "bob"})
+    page = client.get(f"/m/{first}").text
+    assert "the river" in page and "secret" in page and "is not shown" not in page
+
+
+def test_spaces_around_a_name_make_nobody_else(client: TestClient, study: Index) -> None:
+    first = sampled(study)[0]
+    for name in ("ann", " ann", "ann\t"):
+        label = {"annotator": name, "memory": first, "patterns": []}
+        assert client.post("/api/annotate/labels", json=label).status_code == 200
+        assert post_form(client, "/annotate/save", [], **{"as": name, "memory": first}).status_code == 303
+    assert [one["annotator"] for one in client.get("/api/annotate").json()["people"]] == ["ann"]
+    assert client.post("/api/annotate/finish", json={"annotator": "  "}).status_code == 422
+
+
 def test_nothing_is_written_without_the_pages_secret(client: TestClient, study: Index) -> None:
     first = sampled(study)[0]
     label = {"annotator": "eve", "memory": first, "patterns": []}

@@ -73,7 +73,8 @@ def test_two_indexes_by_name(client_of: Callable[..., TestClient], index: Index,
     assert "Layer by layer" in page and "two models" in page and page.count('class="card"') == 20
     assert "Show more" in page and client.get("/compare?top=40").text.count('class="card"') == 40
     lacking = client.get("/compare?by=patterns")
-    assert lacking.status_code == 422 and "memlens patterns" in lacking.text
+    assert lacking.status_code == client.get("/api/compare?by=patterns").status_code == 409
+    assert "memlens patterns" in lacking.text
     assert client.get("/compare?a=1&b=").status_code == 422  # half a pair
 
 

@@ -51,6 +51,8 @@ def test_other_spellings_lead_to_the_one_address(client: TestClient) -> None:
     for name in ("l1n7", "L1D7", "L01N007"):
         answer = client.get(f"/m/{name}", follow_redirects=False)
         assert answer.status_code == 308 and answer.headers["location"] == "/m/L1N7"
+    kept = client.get("/m/l1n7?end=bottom&related=yes", follow_redirects=False)
+    assert kept.headers["location"] == "/m/L1N7?end=bottom&related=yes"
 
 
 @pytest.mark.parametrize("name", ["L9N0", "L0N999", "river", "L-1N0", "L0N99999999999", "%00", "L0N0.json"])

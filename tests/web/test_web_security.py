@@ -96,6 +96,20 @@ def test_the_cookie_is_bound_to_this_site_and_port(workbench: Workbench) -> None
     assert "SameSite=Strict" in cookie and "HttpOnly" in cookie and cookie.startswith("memlens-csrf-8000=")
 
 
+@pytest.mark.parametrize("foreign", ['state={"a": 1}', "path=1", "a b=c", "{}"])
+def test_cookies_of_other_programs_on_this_machine_do_not_hide_ours(
+    workbench: Workbench, access: Access, foreign: str
+) -> None:
+    bare = TestClient(create_app(workbench, access), base_url="http://127.0.0.1:8000")
+    headers = {"x-memlens-csrf": access.csrf, "cookie": f"{foreign}; memlens-csrf-8000={access.csrf}"}
+    assert bare.post(SILENCE, json=BODY, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("size", [b"\xb2", b"9" * 5000, b"-1", b""])
+def test_a_size_that_is_no_number_is_refused(client: TestClient, size: bytes) -> None:
+    assert client.post(SILENCE, json=BODY, headers={"content-length": size}).status_code == 413
+
+
 def test_beyond_this_machine_a_token_is_needed(workbench: Workbench) -> None:
     access = Access.to("0.0.0.0")
     assert access.token and len(access.token) > 20

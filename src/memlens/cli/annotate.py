@@ -91,7 +91,7 @@ def annotate(
             notes.set_sample(sample)
             _list(screen, [str(name) for name in sample.memories])
         elif action == "status":
-            print_rows(screen, _status(notes))
+            print_rows(screen, [asdict(person) for person in study.progress(notes)])
         elif action == "export":
             _export(screen, notes, format_, file, annotator)
         elif action == "import":
@@ -127,21 +127,6 @@ def _parse(text: str) -> LabelledPattern:
     except ValueError as error:
         raise SettingError(f"--pattern is '{text}'; write it like shallow:0,3,7:ends with press") from error
     return LabelledPattern(description.strip(), kind.strip(), prefixes)
-
-
-def _status(notes: Annotations) -> list[dict[str, Any]]:
-    """How far everybody is; nothing of what they say."""
-    sample = notes.sample()
-    finished = notes.annotators(finished=True)
-    return [
-        {
-            "annotator": person,
-            "labelled": len(notes.labels_of(person)),
-            "sample": len(sample.memories) if sample else None,
-            "finished": person in finished,
-        }
-        for person in notes.annotators()
-    ]
 
 
 def _export(screen: Screen, notes: Annotations, format_: str | None, file: str | None, annotator: str | None) -> None:

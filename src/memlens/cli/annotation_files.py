@@ -42,10 +42,13 @@ def write_export(screen: Screen, index: Index, text: str, file: str | None, what
 
 
 def read_export(file: str | None) -> str:
+    """The text of a file or of stdin; a spreadsheet may have put a byte order mark before it."""
     try:
-        return sys.stdin.read() if file is None else Path(file).read_bytes().decode("utf-8")
+        content = sys.stdin.buffer.read() if file is None else Path(file).read_bytes()
+        return content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"cannot read --file {file}: {error}; give an export as UTF-8 text") from error
+        what = "stdin" if file is None else f"--file {file}"
+        raise SettingError(f"cannot read {what}: {error}; give an export as UTF-8 text") from error
 
 
 def print_rows(screen: Screen, rows: list[dict[str, Any]], none: str = "nobody has labelled anything") -> None:

@@ -64,6 +64,8 @@ def patterns(
     from memlens.index.reader import Index
 
     opened = Index(index)
+    if limit < 1:
+        raise SettingError(f"--limit is {limit}; it must be 1 or more")
     if related is not None or shared or duplicates:
         _browse(screen, opened, related, shared, limit)
         return
@@ -147,7 +149,7 @@ def _print(screen: Screen, head: list[str], rows: list[list[Any]]) -> None:
 
     table = Table(box=None, pad_edge=False)
     for name in head:
-        table.add_column(name, no_wrap=not screen.out.is_terminal)
+        table.add_column(name)
     for row in rows:
         table.add_row(*(Text(visible(cell)) for cell in row))
     screen.result(table)

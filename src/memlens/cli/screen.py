@@ -7,13 +7,14 @@ This module knows nothing of memories.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from typing import IO, Any
 
 from rich.console import Console
 from rich.text import Text
+
+from memlens.finite import finite
 
 _ENDLESS = 100_000  # columns, where nobody looks at a terminal
 
@@ -53,7 +54,7 @@ class Screen:
 
     def json(self, content: Any) -> None:
         """One JSON document on one line; characters beyond ASCII are escaped, so that it suits any terminal."""
-        print(json.dumps(_finite(content), allow_nan=False))
+        print(json.dumps(finite(content), allow_nan=False))
 
     def note(self, message: str) -> None:
         """Something beside the result that a person wants to know."""
@@ -76,14 +77,3 @@ def _console(stream: IO[str]) -> Console:
         highlight=False,
         emoji=False,
     )
-
-
-def _finite(content: Any) -> Any:
-    """JSON has no infinity: it becomes null."""
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return content

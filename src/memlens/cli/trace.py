@@ -72,6 +72,8 @@ def trace(
     intervention = _intervention(sets or [], at, file)
     if save is not None and intervention is None:
         raise SettingError(f"there is nothing to save in {save}; say what to change with --set")
+    if not generate and (temperature != 0 or seed != 0):
+        raise SettingError("--temperature and --seed say how a text goes on, but there is no --generate")
     from memlens.trace.opening import open_model
 
     loaded, index = open_model(model, where=where, device=device, dtype=dtype)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from memlens.cli.screen import Screen
-from memlens.cli.text import cut_left, cut_right, number, visible
+from memlens.cli.text import cut_left, number, quoted, visible
 from memlens.cli.trace_layout import Room, fitted, flowing
 
 if TYPE_CHECKING:
@@ -157,4 +157,4 @@ def _tokens(tokens: Iterable[Token], width: int) -> Text:
 
 def _quoted(token: Token, width: int = _TOKEN_WIDTH) -> str:
     """A token with its own spaces seen."""
-    return f"'{cut_right(visible(token.text), width)}'"
+    return quoted(token.text, width + 2)

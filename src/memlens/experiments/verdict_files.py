@@ -7,21 +7,20 @@ of them is wrong. Knows the two formats; labels of patterns have theirs in patte
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from memlens.errors import SettingError, UnknownName
+from memlens.index.csv_text import csv_rows, csv_text
 from memlens.index.history import check_annotator
 from memlens.index.verdicts import Example, Verdict, Verdicts, check_verdict
 
 FORMATS = ("json", "csv")
 _COLUMNS = ("annotator", "example", "verdict", "layer", "text", "residual", "residual_text", "output", "output_text")
 _EVENT = {"key": str, "time": str, "kind": str, "annotator": str, "example": str, "content": dict}
-_WRONG = (KeyError, TypeError, ValueError)
+_WRONG = (KeyError, TypeError, ValueError, OverflowError)
 
 
 def export_verdicts(notes: Verdicts, format: str, annotator: str | None = None) -> str:
@@ -34,13 +33,11 @@ def export_verdicts(notes: Verdicts, format: str, annotator: str | None = None) 
         content = {"memlens_verdicts": 1, "model": _model(notes), "events": events}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     _check_format(format)
-    out = io.StringIO()
-    writer = csv.DictWriter(out, _COLUMNS, lineterminator="\n")
-    writer.writeheader()
+    rows = []
     for one in notes.verdicts(annotator):
-        own = {"annotator": one.annotator, "example": one.example.name, "verdict": one.verdict}
-        writer.writerow({**own, **asdict(one.example)})
-    return out.getvalue()
+        own = {"annotator": one.annotator, "example": one.example.name, "verdict": one.verdict, **asdict(one.example)}
+        rows.append([own[name] for name in _COLUMNS])
+    return csv_text(_COLUMNS, rows)
 
 
 def import_verdicts(notes: Verdicts, text: str, format: str) -> int:
@@ -93,16 +90,10 @@ def _check_event(event: Any, where: str) -> None:
 
 
 def _read_rows(text: str) -> list[Verdict]:
-    reader = csv.DictReader(io.StringIO(text))
-    if tuple(reader.fieldnames or ()) != _COLUMNS:
-        raise SettingError(f"the file's first line is not {','.join(_COLUMNS)}; is it an export of verdicts?")
-    found = []
-    for row in reader:
-        where = f"line {reader.line_num} of the file"
-        if None in row or None in row.values():
-            raise SettingError(f"{where} has not {len(_COLUMNS)} columns")
-        found.append(Verdict(row["annotator"], _checked_example(row, row["example"], where), row["verdict"]))
-    return found
+    return [
+        Verdict(row["annotator"], _checked_example(row, row["example"], where), row["verdict"])
+        for where, row in csv_rows(text, _COLUMNS)
+    ]
 
 
 def _checked_example(content: Mapping[str, Any], name: str, where: str) -> Example:

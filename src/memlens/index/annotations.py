@@ -24,6 +24,11 @@ from memlens.memory import MemoryId
 KINDS = ("shallow", "semantic")
 GROUNDED = 3  # prefixes that a pattern needs, as in the paper
 _MOST_SHOWN = 1 << 30  # without a sample every trigger may be ticked
+_LAST = (1 << 63) - 1  # above every id
+_AFTER_FINISHING = """
+SELECT annotator FROM events JOIN (SELECT annotator, min(id) AS finish FROM events WHERE kind = 'finish' GROUP BY 1)
+USING (annotator) WHERE kind IN ('label', 'undo') AND id > finish LIMIT 1
+"""
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,16 @@ class Annotations(History):
 
     # Parts
 
+    def _check_history(self, database: sqlite3.Connection) -> None:
+        """What set_sample and finish promise holds for events that come from elsewhere, too."""
+        samples = "SELECT content FROM events WHERE kind = 'sample' AND id < ? ORDER BY id DESC LIMIT 1"
+        (first,) = database.execute("SELECT min(id) FROM events WHERE kind = 'label'").fetchone()
+        if first and database.execute(samples, (first,)).fetchone() != database.execute(samples, (_LAST,)).fetchone():
+            raise SettingError("the events are of another sample than the labels here; nothing of them was taken over")
+        late = database.execute(_AFTER_FINISHING).fetchone()
+        if late:
+            raise SettingError(f"{late[0]} has finished, and the events change what they said; nothing was taken over")
+
     def labels_of(self, annotator: str) -> list[Label]:
         """One person's labels, for that person or for safe keeping; whoever looks at people's work uses labels()."""
         by_memory: dict[MemoryId, list[dict[str, Any]]] = {}
@@ -163,6 +178,8 @@ class Annotations(History):
         for pattern in patterns:
             if not pattern.description.strip():
                 raise SettingError(f"a pattern of {memory} has no description; say in a few words what recurs")
+            if any("\ud800" <= character <= "\udfff" for character in pattern.description):
+                raise SettingError(f"the description {pattern.description!a} of {memory} is not UTF-8 text")
             if pattern.kind not in KINDS:
                 raise SettingError(f"'{pattern.kind}' is not a class of pattern; choose {' or '.join(KINDS)}")
             if len(set(pattern.prefixes)) < GROUNDED:

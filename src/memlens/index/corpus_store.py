@@ -5,7 +5,7 @@
     offsets.npy          where each sentence begins in them, and the end
     fresh_from.npy       first new position of each sentence (see corpus/repeats)
     corpus.json          counts; written last, so that its presence means the stage is done
-    batches.npy          how many batches each window has; made from the others
+    batches.npz          how many batches each window has; made from the others
 
 The flat arrays are mapped, not loaded: memory does not grow with the corpus. Knows nothing of coefficients.
 """
@@ -26,12 +26,21 @@ from numpy.typing import NDArray
 
 from memlens.corpus import Sentence, find_repeats
 from memlens.errors import CorpusError, IndexFolderError
-from memlens.index.files import explain_os_errors, read_json, replacing, write_json
+from memlens.index.files import (
+    explain_os_errors,
+    facts_of,
+    has_size,
+    is_as_noted,
+    read_sealed,
+    replacing,
+    write_sealed,
+)
 from memlens.index.layout import CORPUS, CORPUS_SCHEMA
 from memlens.index.parquet import reader_of
 from memlens.scan.scanner import WindowSentence
 from memlens.scan.settings import WINDOW
 
+BATCHES = "batches.npz"
 FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")
 _SORT_MEMORY = "512MB"  # beyond this the sort for repeats goes to disk
 
@@ -40,10 +49,11 @@ class CorpusStore:
     """The sentences of one index while it is being made."""
 
     def __init__(self, folder: Path) -> None:
-        saved = read_json(folder / "corpus.json")
-        for name, size in saved.get("files", {}).items():
-            if name in FLAT and (not (folder / name).is_file() or (folder / name).stat().st_size != size):
-                raise IndexFolderError(f"{folder / name} is missing or damaged; start over with --fresh")
+        saved = read_sealed(folder / "corpus.json")
+        self._files: dict[str, Any] = saved["files"]
+        for name in FLAT:
+            if not has_size(folder / name, self._files[name]):
+                raise _damaged(folder / name)
         self.counts: dict[str, Any] = saved["counts"]
         tokens = self.counts["tokens"]
         self.tokens: NDArray[np.int32] = np.memmap(folder / "tokens.bin", np.int32, "r", shape=(tokens,))
@@ -71,9 +81,18 @@ class CorpusStore:
         counts["repeated_prefixes"] = repeated
         with replacing(folder / "fresh_from.npy") as beside, beside.open("wb") as handle:
             np.save(handle, fresh)
-        files = {name: (folder / name).stat().st_size for name in (CORPUS, *FLAT)}
-        write_json(folder / "corpus.json", {"counts": counts, "files": files})
+        files = {name: facts_of(folder / name) for name in (CORPUS, *FLAT)}
+        write_sealed(folder / "corpus.json", {"counts": counts, "files": files})
         return cls(folder)
+
+    def refuse_damage(self) -> None:
+        """Read every file again: what was damaged since it was written would be damaged in the index, too."""
+        for name, facts in self._files.items():
+            path = self.folder / name
+            if name == CORPUS and not path.exists():
+                path = self.folder.parent / name  # moved up by a call that was killed while it published
+            if not is_as_noted(path, facts):
+                raise _damaged(path)
 
     @property
     def windows(self) -> int:
@@ -94,20 +113,15 @@ class CorpusStore:
         self, plan: Callable[[list[WindowSentence]], int], after_window: Callable[[], None]
     ) -> NDArray[np.int32]:
         """How many batches each window has, as `plan` counts them; worked out once."""
-        path = self.folder / "batches.npy"
+        path = self.folder / BATCHES
         if path.is_file():
-            try:
-                known: NDArray[np.int32] = np.load(path)
-            except (OSError, ValueError, EOFError) as error:
-                raise IndexFolderError(f"{path} is damaged; remove this one file and run the command again") from error
-            if known.shape == (self.windows,):
-                return known
+            return read_batches(path)
         counts = np.zeros(self.windows, np.int32)
         for number in range(self.windows):
             counts[number] = plan(self.window(number))
             after_window()
         with replacing(path) as beside, beside.open("wb") as handle:
-            np.save(handle, counts)
+            np.savez(handle, batches=counts)  # an archive has a checksum inside, a bare array has none
         return counts
 
     def next_tokens(self, sentences: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -115,6 +129,20 @@ class CorpusStore:
         where = self.offsets[sentences] + positions + 1
         ended = where >= self.offsets[sentences + 1]
         return np.where(ended, -1, self.tokens[np.where(ended, 0, where)]).astype(np.int64)
+
+
+def read_batches(path: Path) -> NDArray[np.int32]:
+    """How many batches each window has, as they were written."""
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            known: NDArray[np.int32] = saved["batches"]
+    except Exception as error:  # a damaged archive fails in many ways
+        raise IndexFolderError(f"{path} is damaged; remove this one file and run the command again") from error
+    return known
+
+
+def _damaged(path: Path) -> IndexFolderError:
+    return IndexFolderError(f"{path} is missing or damaged; start over with --fresh")
 
 
 def _write_sentences(

@@ -34,7 +34,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
     """An error of the disk becomes one line that says what to do."""
     try:
         yield
-    except MemlensError:
+    except (MemlensError, BlockingIOError):  # the latter is no trouble: somebody else holds a lock
         raise
     except OSError as error:
         # Libraries that write for us may lose the number; then their own words are all there is.
@@ -93,12 +93,25 @@ def write_sealed(path: Path, content: dict[str, Any]) -> None:
 
 def is_sealed(content: dict[str, Any]) -> bool:
     """Is the document as it was written? One that never was sealed counts as it is."""
-    return _SEAL not in content or content[_SEAL] == _seal_of(content)
+    return not has_seal(content) or content[_SEAL] == _seal_of(content)
+
+
+def has_seal(content: dict[str, Any]) -> bool:
+    return _SEAL in content
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A document that was written sealed; refused if it is not as it was written."""
+    content = read_json(path)
+    if not has_seal(content) or not is_sealed(content):
+        raise IndexFolderError(f"{path} is damaged; start over with --fresh")
+    return content
 
 
 def _seal_of(content: dict[str, Any]) -> str:
     rest = {name: value for name, value in content.items() if name != _SEAL}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    as_read = json.loads(json.dumps(rest))  # numbers that are names have become text, which sorts in another way
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
 def checksum(path: Path) -> str:
@@ -109,6 +122,21 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
+def facts_of(path: Path) -> dict[str, Any]:
+    """By which a file is known again."""
+    return {"bytes": path.stat().st_size, "sha256": checksum(path)}
+
+
+def has_size(path: Path, facts: Any) -> bool:
+    """Is a file of that size there? A quick look, where reading all of it would take long."""
+    return isinstance(facts, dict) and path.is_file() and path.stat().st_size == facts.get("bytes")
+
+
+def is_as_noted(path: Path, facts: Any) -> bool:
+    """Is the file there, byte for byte?"""
+    return has_size(path, facts) and checksum(path) == facts.get("sha256")
+
+
 @contextmanager
 def only_writer(lock: Path) -> Iterator[None]:
     """Hold the folder's lock; a second writer is refused at once. The system frees it when the process ends."""
@@ -116,8 +144,9 @@ def only_writer(lock: Path) -> Iterator[None]:
         handle = lock.open("a")
     with handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            with explain_os_errors(lock):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
             raise IndexFolderError(
                 f"another memlens process is writing to {lock.parent}; wait for it or choose another folder with -o"
             ) from error

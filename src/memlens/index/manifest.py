@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memlens import __version__
-from memlens.index.files import checksum
+from memlens.index.files import facts_of
 from memlens.index.layout import SCAN_TABLES, SCHEMA_VERSION
 from memlens.models.memory_model import MemoryModel
 from memlens.scan.sample import bin_edges
@@ -46,8 +46,3 @@ def make_manifest(
         "histogram_edges": bin_edges(),
         "files": {name: facts_of(folder / name) for name in SCAN_TABLES},
     }
-
-
-def facts_of(path: Path) -> dict[str, Any]:
-    """By which a file is known again."""
-    return {"bytes": path.stat().st_size, "sha256": checksum(path)}

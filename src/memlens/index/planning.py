@@ -65,7 +65,9 @@ def corpus_stage(
     stopper: Stopper,
 ) -> CorpusStore:
     if CorpusStore.exists(partial):
-        return CorpusStore(partial)
+        store = CorpusStore(partial)
+        store.refuse_damage()
+        return store
 
     def report(sentences: int) -> None:
         progress("corpus", sentences, None)

@@ -18,7 +18,16 @@ import duckdb
 import pyarrow as pa
 
 from memlens.errors import IndexFolderError, ModelError, UnknownName
-from memlens.index.files import checksum, explain_os_errors, only_writer, read_json, replacing, write_sealed
+from memlens.index.files import (
+    explain_os_errors,
+    facts_of,
+    is_as_noted,
+    is_sealed,
+    only_writer,
+    read_json,
+    replacing,
+    write_sealed,
+)
 from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD
 from memlens.index.migration import migrated
 from memlens.index.parquet import fill_table, reader_of
@@ -61,7 +70,9 @@ class Index:
             raise IndexFolderError(_why_not_an_index(self.folder))
         self.manifest = read_json(self.folder / MANIFEST)
         refuse_misshapen(self.manifest, self.folder / MANIFEST)
-        self.manifest = migrated(self.manifest, self.folder)
+        read, self.manifest = self.manifest, migrated(self.manifest, self.folder)
+        if not is_sealed(read):
+            raise IndexFolderError(f"{self.folder / MANIFEST} was changed after it was written; scan again")
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -104,11 +115,8 @@ class Index:
 
     def is_whole(self, table: str) -> bool:
         """Is the table there, byte for byte as the manifest has it?"""
-        entry = self.manifest["files"].get(f"{table}.parquet")
-        path = self.folder / f"{table}.parquet"
-        if entry is None or not path.is_file() or path.stat().st_size != entry["bytes"]:
-            return False
-        return bool(checksum(path) == entry["sha256"])
+        name = f"{table}.parquet"
+        return is_as_noted(self.folder / name, self.manifest["files"].get(name))
 
     def table(self, table: str, columns: Sequence[str] | None = None, filters: Any = None) -> pa.Table:
         """A whole table, or some of its columns and rows (filters as pyarrow takes them)."""
@@ -238,8 +246,7 @@ class Index:
                     (self.folder / name).parent.mkdir(exist_ok=True)
                     fill_table(stack.enter_context(replacing(self.folder / name)), schema, parts)
                 self._note_files({}, without=names)
-            facts = {n: {"bytes": (p := self.folder / n).stat().st_size, "sha256": checksum(p)} for n in names}
-            self._note_files(facts)
+            self._note_files({name: facts_of(self.folder / name) for name in names})
             self.manifest |= notes()
             write_sealed(self.folder / MANIFEST, self.manifest)
 

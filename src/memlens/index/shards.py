@@ -17,21 +17,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from memlens.errors import IndexFolderError, SettingError
 from memlens.index import staging
-from memlens.index.corpus_store import FLAT, CorpusStore
-from memlens.index.files import checksum, explain_os_errors, only_writer, read_json, write_json
+from memlens.index.corpus_store import BATCHES, FLAT, CorpusStore, read_batches
+from memlens.index.files import (
+    checksum,
+    explain_os_errors,
+    facts_of,
+    has_size,
+    is_as_noted,
+    only_writer,
+    read_sealed,
+    replacing,
+    write_sealed,
+)
 from memlens.index.layout import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY
-from memlens.index.manifest import facts_of
-from memlens.index.parts import JoinedParts, PartFolder
+from memlens.index.parts import JoinedParts, PartFolder, wait_for_orphans
 from memlens.index.progress import Progress, no_progress
 from memlens.scan.done import Share
 from memlens.scan.settings import ScanSettings
 from memlens.scan.state import LayerShape
 
-_BATCHES = "batches.npy"
 _OF_THE_FIRST = (CORPUS, VOCABULARY, *FLAT)  # the same in all shards, so one keeps them
 
 
@@ -56,7 +62,15 @@ class Shard:
 def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
     """Is this very shard in the folder, complete?"""
     path = folder / PARTIAL / SHARD
-    return "shard" in plan and path.is_file() and read_json(path).get("plan") == plan
+    if "shard" not in plan or not path.is_file():
+        return False
+    shard = open_shard(folder)
+    if shard.content["plan"] != plan:
+        return False
+    for name, facts in shard.content["files"].items():
+        if not has_size(shard.partial / name, facts):
+            raise _damaged(shard, name)
+    return True
 
 
 def finish(
@@ -65,7 +79,7 @@ def finish(
     """Turn the partial scan of a share, of which every piece is done, into a finished shard."""
     partial = folder / PARTIAL
     share = Share.parse(plan["shard"])
-    kept = [_BATCHES, *(f"{PARTS}/{path.name}" for path in sorted((partial / PARTS).glob("*.npz")))]
+    kept = [BATCHES, *(f"{PARTS}/{path.name}" for path in sorted((partial / PARTS).glob("*.npz")))]
     kept += _OF_THE_FIRST if share.number == 1 else ()
     content = {
         "schema": SCHEMA_VERSION,
@@ -76,7 +90,7 @@ def finish(
         "tokens": checksum(partial / "tokens.bin"),
         "files": {name: facts_of(partial / name) for name in kept},
     }
-    write_json(partial / SHARD, content)
+    write_sealed(partial / SHARD, content)
     if share.number != 1:
         for name in _OF_THE_FIRST:
             (partial / name).unlink(missing_ok=True)
@@ -91,21 +105,13 @@ def open_shard(folder: Path) -> Shard:
         else:
             reason = "is not a part of a scan; make parts with `memlens scan --shard I/N`"
         raise IndexFolderError(f"{folder} {reason}")
-    content = read_json(path)
-    kinds = {"schema": int, "plan": dict, "model": dict, "shapes": dict, "counts": dict, "tokens": str, "files": dict}
-    wrong = [name for name, kind in kinds.items() if not isinstance(content.get(name), kind)]
-    if content.get("schema") != SCHEMA_VERSION and not wrong:
+    content = read_sealed(path)
+    if content["schema"] != SCHEMA_VERSION:
         raise IndexFolderError(
             f"{folder} has schema version {content['schema']}, this memlens reads {SCHEMA_VERSION}; "
             "use the memlens that wrote it or scan again"
         )
-    shard = content["plan"].get("shard") if not wrong else None
-    if wrong or not isinstance(shard, str):
-        raise IndexFolderError(f"{path} is damaged: it has no usable '{(*wrong, 'shard')[0]}'; make this part again")
-    try:
-        return Shard(folder, Share.parse(shard), content)
-    except SettingError as error:
-        raise IndexFolderError(f"{path} is damaged: it is of shard '{shard}'; make this part again") from error
+    return Shard(folder, Share.parse(content["plan"]["shard"]), content)
 
 
 def merge_shards(
@@ -124,6 +130,7 @@ def merge_shards(
         staging.refuse_foreign(folder)
     first = shards[0]
     with only_writer(folder / LOCK):
+        wait_for_orphans(folder)
         if resume and staging.is_finished(folder, first.plan):
             return
         for number, shard in enumerate(shards):
@@ -134,7 +141,8 @@ def merge_shards(
         staging.begin(folder, first.plan, resume)
         with explain_os_errors(folder):
             for name in (CORPUS, VOCABULARY):
-                shutil.copyfile(first.partial / name, folder / PARTIAL / name)
+                with replacing(folder / PARTIAL / name) as beside:
+                    shutil.copyfile(first.partial / name, beside)
             publish(folder, scanned, CorpusStore(first.partial), first.content["model"], first.plan)
 
 
@@ -174,9 +182,12 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
 def _refuse_damage(shard: Shard) -> None:
     """Byte for byte, since what is joined now is looked at no more."""
     for name, facts in shard.content["files"].items():
-        path = shard.partial / name
-        if not path.is_file() or not isinstance(facts, dict) or facts_of(path) != facts:
-            raise IndexFolderError(f"{path} is missing or damaged; make part {shard.share} again")
+        if not is_as_noted(shard.partial / name, facts):
+            raise _damaged(shard, name)
+
+
+def _damaged(shard: Shard, name: str) -> IndexFolderError:
+    return IndexFolderError(f"{shard.partial / name} is missing or damaged; make part {shard.share} again with --fresh")
 
 
 def _joined(shards: Sequence[Shard]) -> JoinedParts:
@@ -184,7 +195,7 @@ def _joined(shards: Sequence[Shard]) -> JoinedParts:
     try:
         settings = ScanSettings(**{**first.plan["settings"], "layers": tuple(first.plan["settings"]["layers"])})
         shapes = {int(layer): LayerShape(*shape) for layer, shape in first.content["shapes"].items()}
-        batches = np.load(first.partial / _BATCHES)
+        batches = read_batches(first.partial / BATCHES)
         joined = JoinedParts([PartFolder(shard.partial / PARTS) for shard in shards], shapes, settings)
     except (TypeError, KeyError, ValueError, SettingError) as error:
         raise IndexFolderError(f"{first.partial / SHARD} is damaged; make part {first.share} again") from error

@@ -14,7 +14,7 @@ from typing import Any
 
 from memlens.errors import IndexFolderError
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.files import explain_os_errors, read_json, sync_folder, write_json
+from memlens.index.files import explain_os_errors, has_size, read_json, sync_folder, write_json
 from memlens.index.layout import (
     ANNOTATIONS,
     DERIVED_TABLES,
@@ -23,6 +23,7 @@ from memlens.index.layout import (
     PARTIAL,
     REPORT,
     SCAN_TABLES,
+    SHARD,
     foreign_entries,
     is_complete,
 )
@@ -86,15 +87,11 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
         )
     refuse_misshapen(manifest, folder / MANIFEST)
     for name in SCAN_TABLES:
-        if not _has_size(folder / name, manifest["files"].get(name, {}).get("bytes")):
+        if not has_size(folder / name, manifest["files"].get(name)):
             raise IndexFolderError(f"{folder / name} is missing or damaged; scan again with --fresh")
     if unfinished is None or unfinished == plan:
         throw_partial_away(folder)  # left by a scan that was killed while tidying up
     return True
-
-
-def _has_size(path: Path, size: Any) -> bool:
-    return path.is_file() and path.stat().st_size == size
 
 
 def begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
@@ -124,7 +121,8 @@ def refuse_annotations(folder: Path) -> None:
 
 
 def throw_partial_away(folder: Path) -> None:
-    (folder / PARTIAL / "corpus.json").unlink(missing_ok=True)
+    for mark in (SHARD, "corpus.json"):  # first what says that there is something to keep, since a kill may come
+        (folder / PARTIAL / mark).unlink(missing_ok=True)
     if (folder / PARTIAL).exists():
         shutil.rmtree(folder / PARTIAL)
 
@@ -133,6 +131,7 @@ def replace_tables(folder: Path) -> None:
     """Put the new tables in the place of what was there; from here until the manifest is written this is no index."""
     refuse_annotations(folder)
     (folder / MANIFEST).unlink(missing_ok=True)
+    sync_folder(folder)  # else a power cut could leave new tables with the old manifest
     for name in (*DERIVED_TABLES, REPORT):
         (folder / name).unlink(missing_ok=True)
     if (folder / EXPERIMENTS).is_dir():

@@ -16,6 +16,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from http.client import HTTPException
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -50,8 +51,12 @@ class Explainer:
     model: str = "default"
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is none, half a bracket
+            usable = False
+        if not usable:
             raise SettingError(f"--explainer is '{self.url}'; give an address like http://localhost:8080/v1")
 
     def ask(self, prompt: str) -> str:
@@ -62,15 +67,15 @@ class Explainer:
         if key:
             headers["Authorization"] = f"Bearer {key}"
         address = self.url.rstrip("/") + "/chat/completions"
-        request = urllib.request.Request(address, json.dumps(body).encode(), headers)
         try:
+            request = urllib.request.Request(address, json.dumps(body).encode(), headers)
             with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
                 content = json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise SettingError(
                 f"{address} answers {error.code} {error.reason}; check the address, key and model"
             ) from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError, HTTPException) as error:
             reason = str(getattr(error, "reason", error)).splitlines()[:1]
             raise SettingError(f"{address} gives no usable answer ({''.join(reason)}); is it running?") from error
         return _message(content, address)

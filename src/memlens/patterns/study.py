@@ -43,6 +43,25 @@ def draw_sample(index: Index, per_layer: int = 10, top: int = 25, seed: int = 0)
     return Sample(tuple(chosen), top, seed)
 
 
+@dataclass(frozen=True)
+class Progress:
+    """How far somebody is; nothing of what they say."""
+
+    annotator: str
+    labelled: int
+    sample: int | None  # memories to label; None before a sample is drawn
+    finished: bool
+
+
+def progress(notes: Annotations) -> list[Progress]:
+    """How far everybody is who has labelled anything."""
+    sample, finished = notes.sample(), notes.annotators(finished=True)
+    return [
+        Progress(person, len(notes.labels_of(person)), len(sample.memories) if sample else None, person in finished)
+        for person in notes.annotators()
+    ]
+
+
 def covered_by_people(label: Label) -> Covered:
     found = {kind: frozenset(rank for p in label.patterns if p.kind == kind for rank in p.prefixes) for kind in KINDS}
     return found | {"either": frozenset().union(*found.values())}

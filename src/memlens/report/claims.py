@@ -31,6 +31,8 @@ class Claim:
 
 
 _BY_DIFFERENCE = "Appears if the 95% interval of the difference lies above 0; does not if it ends below {least}."
+_ENOUGH = f" Layers with fewer than {judgements.FEWEST} {{observed}} do not count."
+_ENOUGH_MEMORIES, _ENOUGH_PREFIXES = (_ENOUGH.format(observed=observed) for observed in ("memories", "prefixes"))
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
@@ -51,7 +53,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Figure 3",
         "Mean change of the same memories without the first or a random token, less that without the last. Appears if "
         "in at least nine tenths of the layers the 95% intervals of both differences (a bootstrap over the memories) "
-        "lie above 0; does not if the mean drop is the largest in fewer than half.",
+        "lie above 0; does not if the mean drop is the largest in fewer than half." + _ENOUGH_MEMORIES,
         judgements.last_token_matters_most,
     ),
     Claim(
@@ -60,7 +62,9 @@ CLAIMS: tuple[Claim, ...] = (
         "−72% in layer 0, −45 to −50% in layers 13–15",
         "local-edits",
         "Figure 3",
-        "Mean change of the upper third minus that of the lower third. " + _BY_DIFFERENCE.format(least="5 points"),
+        "Mean change of the upper third minus that of the lower third. "
+        + _BY_DIFFERENCE.format(least="5 points")
+        + _ENOUGH_MEMORIES,
         judgements.last_token_matters_less_with_depth,
     ),
     Claim(
@@ -79,7 +83,8 @@ CLAIMS: tuple[Claim, ...] = (
         "rank",
         "Figure 5",
         "Mean of the layers' median ranks, lower third minus upper third. Appears if the 95% interval lies above 0; "
-        "does not if it ends below a tenth of the lower third's rank. Without intervals: appears from a tenth on.",
+        "does not if it ends below a tenth of the lower third's rank. Without intervals: appears from a tenth on."
+        + _ENOUGH_MEMORIES,
         judgements.rank_improves,
     ),
     Claim(
@@ -112,7 +117,7 @@ CLAIMS: tuple[Claim, ...] = (
         "active",
         "Figure 7",
         "Appears if the median share of memories with m > 0 is between 10% and 50% in at least nine tenths of the "
-        "layers; does not if in fewer than half.",
+        "layers; does not if in fewer than half." + _ENOUGH_PREFIXES,
         judgements.few_memories_are_active,
     ),
     Claim(
@@ -122,7 +127,7 @@ CLAIMS: tuple[Claim, ...] = (
         "active",
         "Figure 7",
         "Quartiles averaged over thirds. Appears if the middle third's upper quartile lies below the lower third's "
-        "lower quartile; does not if its median is no lower.",
+        "lower quartile; does not if its median is no lower." + _ENOUGH_PREFIXES,
         judgements.active_drops_towards_the_middle,
     ),
     Claim(
@@ -162,7 +167,7 @@ CLAIMS: tuple[Claim, ...] = (
         "confidence",
         "Figure 10",
         "Probability of the final token, first and last layer. Appears if the last median lies above the first upper "
-        "quartile; does not if it is no higher than the first median.",
+        "quartile; does not if it is no higher than the first median." + _ENOUGH_PREFIXES,
         judgements.confidence_grows,
     ),
     Claim(

@@ -28,12 +28,13 @@ from memlens.report.intervals import difference_of, mean_of
 Row = dict[str, Any]
 
 _INTERVAL, _QUARTILES = ("change", "low", "high"), ("q1", "median", "q3")
-_NOT_MEASURED = Finding("the layers that would show it were not measured", "", UNCLEAR)
+_NOT_MEASURED = Finding("the layers that would show it were not measured, or not enough", "", UNCLEAR)
+FEWEST = 6  # observations; of fewer, a median has no 95% interval: they lie on one side of it more than once in 20
 
 
 def last_token_matters_most(evidence: Evidence) -> Finding:
     by_layer: dict[int, dict[str, Row]] = {}
-    for row in _known(evidence["local-edits"], _INTERVAL):
+    for row in _known(evidence["local-edits"], _INTERVAL, "memories"):
         by_layer.setdefault(row["layer"], {})[row["edit"]] = row
     whole = [edits for edits in by_layer.values() if {"first", "last", "random"} <= edits.keys()]
     if not whole:
@@ -53,7 +54,7 @@ def _is_above(edit: Row, last: Row) -> bool:
 def last_token_matters_less_with_depth(evidence: Evidence) -> Finding:
     ends = []
     for which in ("upper", "lower"):
-        known = _known(evidence.third("local-edits", which), _INTERVAL)
+        known = _known(evidence.third("local-edits", which), _INTERVAL, "memories")
         rows = [row for row in known if row["edit"] == "last"]
         if not rows:
             return _NOT_MEASURED
@@ -78,7 +79,7 @@ def agreement_rises(evidence: Evidence) -> Finding:
 
 
 def rank_improves(evidence: Evidence) -> Finding:
-    upper, lower = (_known(evidence.third("rank", which), ("median",)) for which in ("upper", "lower"))
+    upper, lower = (_known(evidence.third("rank", which), ("median",), "memories") for which in ("upper", "lower"))
     if not upper or not lower:
         return _NOT_MEASURED
     above, below = (sum(row["median"] for row in rows) / len(rows) for rows in (upper, lower))
@@ -126,7 +127,7 @@ def confident_values_predict(evidence: Evidence) -> Finding:
 
 
 def few_memories_are_active(evidence: Evidence) -> Finding:
-    medians = [row["median"] for row in _known(evidence["active"], ("median",))]
+    medians = [row["median"] for row in _known(evidence["active"], ("median",), "prefixes")]
     if not medians:
         return _NOT_MEASURED
     inside = sum(0.1 <= median <= 0.5 for median in medians)
@@ -136,7 +137,7 @@ def few_memories_are_active(evidence: Evidence) -> Finding:
 
 
 def active_drops_towards_the_middle(evidence: Evidence) -> Finding:
-    middle, lower = (_known(evidence.third("active", which), _QUARTILES) for which in ("middle", "lower"))
+    middle, lower = (_known(evidence.third("active", which), _QUARTILES, "prefixes") for which in ("middle", "lower"))
     if not middle or not lower:
         return _NOT_MEASURED
     mean = {
@@ -189,7 +190,7 @@ def last_residual_knows_the_token(evidence: Evidence) -> Finding:
 
 
 def confidence_grows(evidence: Evidence) -> Finding:
-    ends = _ends(_known(evidence["confidence"], _QUARTILES), evidence.layers)
+    ends = _ends(_known(evidence["confidence"], _QUARTILES, "prefixes"), evidence.layers)
     if ends is None:
         return _NOT_MEASURED
     first, last = ends
@@ -241,9 +242,10 @@ def shallow_below_semantic_above(evidence: Evidence) -> Finding:
     return Finding(yours, points(low, high), judge_difference(low, high, least=0.1))
 
 
-def _known(rows: list[Row], columns: Sequence[str]) -> list[Row]:
-    """The rows that have numbers there: a layer in which nothing took part has none."""
-    return [row for row in rows if all(row[column] is not None for column in columns)]
+def _known(rows: list[Row], columns: Sequence[str], observed: str) -> list[Row]:
+    """The rows that have numbers there, of enough observations where their number is known (the paper's is not)."""
+    enough = [row for row in rows if row.get(observed) is None or row[observed] >= FEWEST]
+    return [row for row in enough if all(row[column] is not None for column in columns)]
 
 
 def _ends(rows: list[Row], layers: int) -> tuple[Row, Row] | None:

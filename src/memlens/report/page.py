@@ -10,10 +10,7 @@ import base64
 import hashlib
 import json
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
-
-from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from memlens import __version__
 from memlens.index.reader import Index
@@ -26,9 +23,11 @@ from memlens.report.figures import Model, Panel, draw_dead
 from memlens.report.galleries import Change, DeadLayer, PatternCard, ValueCard
 from memlens.report.sections import Section
 from memlens.report.tables import Tables
-from memlens.report.text import number, token, visible
+from memlens.report.templating import read_template, template_environment
+from memlens.report.text import number
 from memlens.report.topics import LAYERS
 
+_PACKAGE = "memlens.report"
 VERDICTS = {APPEARS: ("yes", "✓"), ABSENT: ("no", "✕"), UNCLEAR: ("open", "?")}
 
 
@@ -67,14 +66,14 @@ def judge(index: Index, tables: Tables, sections: list[Section]) -> list[tuple[C
 
 def render(report: Report, bundle: str) -> str:
     """The whole page."""
-    script = _resource("report.js")
+    script = read_template(_PACKAGE, "report.js")
     manifest = report.index.manifest
     counts = dict.fromkeys(VERDICTS, 0)
     for _, finding in report.claims:
         if finding:
             counts[finding.verdict] += 1
     return (
-        _environment()
+        template_environment(_PACKAGE)
         .get_template("report.html.j2")
         .render(
             report=report,
@@ -94,7 +93,7 @@ def render(report: Report, bundle: str) -> str:
             alike={"triggers": ALIKE_TRIGGERS, "values": ALIKE_TOKENS},
             formula=FORMULA,
             version=__version__,
-            css=css_variables() + _resource("report.css"),
+            css=css_variables() + read_template(_PACKAGE, "report.css"),
             bundle=bundle,
             script=script,
             hashes=[_hash(bundle), _hash(script)],
@@ -108,23 +107,6 @@ def _settings(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     scan = {key: value for key, value in manifest["plan"]["settings"].items() if value is not None}
     shown = [(f"--{key.replace('_', '-')}", number(value)) for key, value in sorted(scan.items())]
     return shown + [(f"values: {key}", number(value)) for key, value in sorted(manifest.get("values", {}).items())]
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        loader=FunctionLoader(_resource),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(number=number, visible=visible, token=token)
-    return environment
-
-
-def _resource(name: str) -> str:
-    return files("memlens.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _hash(script: str) -> str:

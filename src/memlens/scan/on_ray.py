@@ -227,23 +227,20 @@ class _Fleet:
         self.handover = _Handover(level[0], leaves)
 
     def _end_handover(self) -> None:
-        """Take in the root; where a part of the tree was lost, what is left of its leaves."""
+        """Take in the root; where a part of the tree was lost, what is left of its leaves; the rest is done again."""
         assert self.handover is not None
-        began = time.monotonic()
+        began, before = time.monotonic(), len(self.state.done)
         leaves, root = self.handover.leaves, self.handover.root
         self.handover = None
-        if self._take_in(root):
-            pieces = [piece for _leaf, own in leaves for piece in own]
-        else:
-            pieces = []
-            for leaf, own in leaves:
-                if self._take_in(leaf):
-                    pieces += own
-                else:
-                    self.ledger.lose(own, "a Ray worker was lost before it had handed over what it found")
-        if pieces:
+        if not self._take_in(root):
+            for leaf, _pieces in leaves:
+                self._take_in(leaf)
+        if len(self.state.done) > before:
             self.job.keeper.keep(self.name, self.state.arrays())
         self.times.saved(began)
+        # Asked of the state itself: a worker may have handed over although one of its pieces had failed.
+        left = [rest for _leaf, pieces in leaves for piece in pieces for rest in self.state.done.left_of(piece)]
+        self.ledger.lose(left, "a Ray worker was lost before it had handed over what it found")
 
     def _take_in(self, ref: Any) -> bool:
         part = ScanState.empty(self.shapes, self.job.settings)

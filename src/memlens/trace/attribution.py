@@ -23,6 +23,7 @@ from memlens.trace.prompt import Prompt, check_count, read_prompt, read_token
 from memlens.trace.result import Token
 
 _BATCH_TOKENS = 2048
+_BATCH_SCORES = 2**25  # each prompt of a batch is scored over the whole vocabulary; more of them would be gigabytes
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,10 @@ class Question:
         answer = int(p.argmax()) if chosen is None else chosen
         return cls(model, read, answer, fed, rows, float(p[answer]))
 
+    def prompts_at_once(self, batch_tokens: int) -> int:
+        """How many copies of the prompt run as one batch."""
+        return max(1, min(batch_tokens // self.fed.shape[1], _BATCH_SCORES // self.model.vocabulary))
+
     def attribution(
         self, method: str, effects: dict[MemoryId, float], gaps: dict[int, float] | None = None
     ) -> Attribution:
@@ -146,7 +151,7 @@ def silence_each(
     loaded, _ = open_model(model)
     chosen = _chosen(loaded, memories, layers)
     question = Question.ask(loaded, prompt, token, position, positions)
-    a_batch = max(1, batch_tokens // question.fed.shape[1])
+    a_batch = question.prompts_at_once(batch_tokens)
     effects: dict[MemoryId, float] = {}
     for first in range(0, len(chosen), a_batch):
         part = chosen[first : first + a_batch]
@@ -159,15 +164,15 @@ def silence_each(
 def chosen_layers(model: MemoryModel, layers: Sequence[int] | None) -> list[int]:
     if layers is None:
         return list(range(len(model.layers)))
-    if not isinstance(layers, Iterable) or not all(is_whole(layer) for layer in layers):
+    named = list(layers) if isinstance(layers, Iterable) else None
+    if named is None or not all(is_whole(layer) for layer in named):
         raise SettingError(f"layers must be a list of whole numbers, not {short(layers)}")
-    layers = [int(layer) for layer in layers]
-    if not layers:
+    if not named:
         raise SettingError("no layers are named, so there is nothing to look at; name some, or leave it out for all")
-    for layer in layers:
+    for layer in named:
         if not 0 <= layer < len(model.layers):
             raise UnknownName(f"layer {layer} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")
-    return sorted(set(layers))
+    return sorted({int(layer) for layer in named})
 
 
 def _chosen(

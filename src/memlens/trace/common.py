@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from memlens.errors import SettingError
@@ -30,16 +30,11 @@ def in_common(
     A memory counts in a prompt if its effect there is at least `threshold` of the largest of that prompt. Only memories
     that support the answer count; a prompt in which none does has none.
     """
-    attributions = [attributions] if isinstance(attributions, Attribution) else list(attributions)
-    if not all(isinstance(one, Attribution) for one in attributions):
-        raise SettingError("what prompts have in common is found from attributions; make them with silence_each")
-    if not attributions:
-        raise SettingError("no attributions were given; make one for each paraphrase")
+    attributions = _listed(attributions)
     for name, value in (("threshold", threshold), ("share", share)):
         if not 0 < check_number(value, name) <= 1:
             raise SettingError(f"{name} is {value}; it must be above 0 and at most 1")
-    if len({attribution.method for attribution in attributions}) > 1:
-        raise SettingError("exact and integrated attributions cannot be compared; use one method for all prompts")
+    _refuse_unlike(attributions)
     counts: dict[MemoryId, int] = {}
     for attribution in attributions:
         bar = threshold * max(attribution.effects.values(), default=0.0)
@@ -49,6 +44,31 @@ def in_common(
     found = [
         CommonMemory(memory, count, sum(one.effects.get(memory, 0.0) for one in attributions) / len(attributions))
         for memory, count in counts.items()
-        if count >= share * len(attributions)
+        if count / len(attributions) >= share  # as a product 0.28 * 25 would be a little more than 7
     ]
     return sorted(found, key=lambda one: (-one.prompts, -one.effect, one.memory))
+
+
+def _listed(attributions: Attribution | Sequence[Attribution]) -> list[Attribution]:
+    if isinstance(attributions, Attribution):
+        return [attributions]
+    listed = list(attributions) if isinstance(attributions, Iterable) else [attributions]
+    if not all(isinstance(one, Attribution) for one in listed):
+        raise SettingError("what prompts have in common is found from attributions; make them with silence_each")
+    if not listed:
+        raise SettingError("no attributions were given; make one for each paraphrase")
+    return listed
+
+
+def _refuse_unlike(attributions: list[Attribution]) -> None:
+    """Effects on other tokens, of other memories or measured in another way say nothing about each other."""
+    first = attributions[0]
+    for other in attributions[1:]:
+        if other.method != first.method:
+            raise SettingError("exact and integrated attributions cannot be compared; use one method for all prompts")
+        if other.token.id != first.token.id:
+            raise SettingError(
+                f"one prompt was asked for {first.token.text!r}, another for {other.token.text!r}; give all one token="
+            )
+        if other.effects.keys() != first.effects.keys():
+            raise SettingError("the attributions are of different memories; use the same layers or memories for all")

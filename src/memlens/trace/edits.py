@@ -76,8 +76,8 @@ class Edit:
         return ", ".join(str(memory) for memory in self.memories[:3]) + more
 
     def __str__(self) -> str:
-        """As `parse` takes it, where it names one memory or a layer."""
-        amount = f"x{self.factor:g}" if self.factor is not None else f"{self.coefficient or 0:g}"
+        """As `parse` takes it, where it names one memory or a layer, everywhere."""
+        amount = f"x{_written(self.factor)}" if self.factor is not None else _written(self.coefficient or 0.0)
         at = "" if self.positions is None else f" at {', '.join(map(str, self.positions))}"
         return f"{self.target}={amount}{at}"
 
@@ -94,12 +94,12 @@ class Edit:
         amount = amount.strip()
         scales = amount[:1] in ("x", "X")
         try:
-            if "_" in amount:  # Python would read 1_0 as 10
+            if "_" in amount or not amount.isascii():  # Python would read 1_0 as 10, and digits of every script
                 raise ValueError
             number = float(amount[1:] if scales else amount)
         except ValueError:
             raise SettingError(f"'{text}' has no number after =; {_HOW}") from None
-        at = None if positions is None else tuple(positions)
+        at: Any = positions  # whatever it is, Edit reads it
         if scales:
             return cls(**named, factor=number, positions=at)
         return cls(**named, coefficient=None if number == 0 else number, positions=at)
@@ -209,3 +209,8 @@ def _number(given: Any, unit: str) -> float | None:
         return math.inf
     except (TypeError, ValueError, RuntimeError):  # an array of several numbers
         raise SettingError(f"an edit's {unit} must be one number, not {short(given)}") from None
+
+
+def _written(number: float) -> str:
+    """As few digits as people write, unless more are needed to read the same number again."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from memlens.errors import SettingError, UnknownName
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
+from memlens.trace.edits import short
 from memlens.trace.opening import open_index
 from memlens.trace.prompt import check_count
 from memlens.values import search_values
@@ -28,10 +30,14 @@ def promoting(
     `end="bottom"` gives those that push the tokens down; a limit keeps the strongest.
     """
     opened = open_index(index)
+    named: Any = [tokens] if isinstance(tokens, str) else tokens
+    texts = list(named) if isinstance(named, Iterable) else [named]
+    if not all(isinstance(text, str) for text in texts):
+        raise SettingError(f"a group's tokens are named by their texts, like ' Paris', not {short(tokens)}")
     check_count(within, "first tokens cannot be looked through")
     if limit is not None:
         check_count(limit, "memories are no group")
-    found = search_values(opened, tokens, end=end, limit=None)
+    found = search_values(opened, texts, end=end, limit=None)
     listed = min(opened.manifest["values"]["top"], len(opened.vocabulary))
     if within > listed:
         raise SettingError(

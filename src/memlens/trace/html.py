@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from memlens.trace.attribution import Attribution
 
 _TOKENS, _MEMORIES, _TEXT = 3, 3, 60
-_CODE = '<code style="white-space:pre">{}</code>'
+# isolated, so that a sign that turns writing round does not reach beyond its own text
+_CODE = '<code style="white-space:pre;unicode-bidi:isolate">{}</code>'
 # a caption would be broken to the width of its table, and some of these tables are narrow
 _TABLE = (
     '<div style="margin:0.5em 0">{}</div><table style="text-align:left;border-spacing:1em 0.2em"><tr>{}</tr>{}</table>'

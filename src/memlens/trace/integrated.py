@@ -16,11 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memlens.errors import SettingError
 from memlens.memory import MemoryId
 from memlens.trace.attribution import Attribution, Question, chosen_layers, probabilities
+from memlens.trace.edits import short
 from memlens.trace.opening import Source, open_model
 from memlens.trace.prompt import check_count
 
+_MOST_STEPS = 1000  # finding the points of n steps takes n x n numbers
 _BATCH_TOKENS = 1024  # a backward pass keeps all that it needs, so fewer than in a forward pass
 
 
@@ -41,7 +44,8 @@ def integrate(
 
     `position`: where the answer is read; `positions`: where coefficients are followed (None: everywhere, BOS included).
     """
-    check_count(steps, "steps cannot be integrated over")
+    if check_count(steps, "steps cannot be integrated over") > _MOST_STEPS:
+        raise SettingError(f"{short(steps)} steps are more than {_MOST_STEPS}; take fewer, or silence_each")
     check_count(batch_tokens, "tokens are no batch")
     loaded, _ = open_model(model)
     own = chosen_layers(loaded, layers)
@@ -73,7 +77,7 @@ def _integrate_layer(question: Question, layer: int, m: Tensor, steps: int, batc
     """[memories] float64, for the layer's own coefficients m [1, pos, memories]."""
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     shares = torch.from_numpy((nodes + 1) / 2).to(m.device, m.dtype)
-    a_batch = max(1, batch_tokens // m.shape[1])
+    a_batch = question.prompts_at_once(batch_tokens)
     total = torch.zeros(m.shape[2], dtype=torch.float64)
     for first in range(0, steps, a_batch):
         part = slice(first, first + a_batch)

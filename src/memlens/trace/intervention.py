@@ -55,7 +55,7 @@ class Intervention:
     @classmethod
     def parse(cls, *texts: str, positions: Sequence[int] | None = None) -> Intervention:
         """From `L3N512=0` and the like."""
-        at = None if positions is None else tuple(positions)
+        at = tuple(positions) if isinstance(positions, Iterable) else positions  # read for every text
         return cls(tuple(Edit.parse(text, at) for text in texts))
 
     @classmethod

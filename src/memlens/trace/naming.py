@@ -1,7 +1,7 @@
 """What memories are known for: the tokens at both ends of their values; from an index also triggers and patterns.
 
-With an index the tokens come from its values table; without one, or for layers that were not scanned, the values of
-just these memories are read through the lens, all in one product. This module knows nothing of prompts.
+With an index the tokens come from its values table, as far as that was read as the model reads and the values are still
+those that it was read from. All others are read through the lens, in one product. This module knows nothing of prompts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from memlens.errors import ModelError
 from memlens.index.reader import Index
@@ -22,6 +23,8 @@ from memlens.values.rows import find_ends
 
 _TRIGGER_CHARACTERS = 60  # of a trigger's end; the whole is in the index
 _COMPARED = 16  # values of a model that are looked at to tell whether an index is of it
+_SAME_LENGTH = 1e-4  # relative; a value that differs more is read anew
+_OTHER_END = {"top": "bottom", "bottom": "top"}
 _VALUES_AT_ONCE = 1024  # scores of thousands over a large vocabulary are gigabytes
 
 
@@ -32,13 +35,14 @@ class Names:
     top: list[int] = field(default_factory=list)  # tokens that its value promotes, strongest first
     bottom: list[int] = field(default_factory=list)
     triggers: dict[str, str] = field(default_factory=dict)  # end -> the best prefix's last words
-    patterns: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ()  # of the triggers at the top; those at the bottom have none
 
-    def ends(self, coefficient: float) -> tuple[list[int], list[int], str | None]:
-        """What is promoted, what demoted, and the trigger, for a coefficient of this sign."""
-        if coefficient < 0:
-            return self.bottom, self.top, self.triggers.get("bottom")
-        return self.top, self.bottom, self.triggers.get("top")
+    def turned(self, coefficient: float) -> Names:
+        """The same as a coefficient of this sign has it: at the top is what is promoted, and what triggers that."""
+        if coefficient >= 0:
+            return self
+        swapped = {_OTHER_END[end]: text for end, text in self.triggers.items()}
+        return Names(self.bottom, self.top, swapped)
 
 
 def check_index(model: MemoryModel, index: Index) -> None:
@@ -62,7 +66,7 @@ def _has_values_of(index: Index, model: MemoryModel) -> bool:
     layer = index.layers[0]
     rows = index.sql("SELECT memory, norm FROM {values} WHERE layer = $1 AND memory < $2", [layer, _COMPARED])
     values = model.layers[layer].values
-    alike = [abs(float(values[row["memory"]].float().norm()) - row["norm"]) <= 0.02 * row["norm"] for row in rows]
+    alike = [_is_as_long(values[row["memory"]], row["norm"], 0.02) for row in rows]
     return 2 * sum(alike) >= len(alike)
 
 
@@ -78,9 +82,8 @@ def name_memories(
     listed: set[MemoryId] = set()
     if index is not None:
         scanned = [memory for memory in names if memory.layer in index.layers]
-        if index.has("values") and index.manifest.get("values", {}).get("top", 0) >= min(top, model.vocabulary):
-            listed = set(scanned)
-            _look_up_values_(names, scanned, top, index)
+        if _lists_as_read(index, model, top):
+            listed = _look_up_values_(names, scanned, top, index, model)
         _look_up_triggers_(names, scanned, index)
         if index.has("patterns"):
             _look_up_patterns_(names, scanned, index)
@@ -107,9 +110,37 @@ def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: i
                 names[memory].top, names[memory].bottom = high, low
 
 
-def _look_up_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: int, index: Index) -> None:
-    for memory, row in _rows(index, "values", memories, "tokens, bottom_tokens"):
-        names[memory].top, names[memory].bottom = row["tokens"][:top], row["bottom_tokens"][:top]
+def _lists_as_read(index: Index, model: MemoryModel, top: int) -> bool:
+    """Does the values table list enough tokens, read as effects are: not raw where the model has a final norm?"""
+    noted = index.manifest.get("values", {})
+    is_enough = noted.get("top", 0) >= min(top, model.vocabulary)
+    return index.has("values") and is_enough and noted.get("reading") == model.lens.readings[0]
+
+
+def _look_up_values_(
+    names: dict[MemoryId, Names], memories: list[MemoryId], top: int, index: Index, model: MemoryModel
+) -> set[MemoryId]:
+    """The memories whose tokens were found; not those whose value is another now, as within `trying`."""
+    found = set()
+    for memory, row in _rows(index, "values", memories, "norm, tokens, bottom_tokens"):
+        if _is_read_from(row, model, memory):
+            names[memory].top, names[memory].bottom = row["tokens"][:top], row["bottom_tokens"][:top]
+            found.add(memory)
+    return found
+
+
+def _is_read_from(row: dict[str, Any], model: MemoryModel, memory: MemoryId) -> bool:
+    """Has the value the length that the table has, and does it point from the last token to the first?"""
+    value = model.layers[memory.layer].values[memory.memory]
+    if not _is_as_long(value, row["norm"], _SAME_LENGTH):
+        return False
+    ends = torch.tensor([row["tokens"][0], row["bottom_tokens"][0]], device=model.device)
+    high, low = (model.lens.logit_rows(ends) @ model.lens.folded(value[None], memory.layer)[0]).tolist()
+    return bool(high >= low)
+
+
+def _is_as_long(value: Tensor, norm: float, tolerance: float) -> bool:
+    return abs(float(value.float().norm()) - norm) <= tolerance * norm
 
 
 def _look_up_triggers_(names: dict[MemoryId, Names], memories: list[MemoryId], index: Index) -> None:

@@ -106,6 +106,9 @@ def check_count(count: Any, what: str) -> int:
 
 def check_number(number: Any, name: str) -> float:
     """A finite number, as it is."""
-    if isinstance(number, bool) or not isinstance(number, Real) or not math.isfinite(number):
-        raise SettingError(f"{name} is {short(number)}; it must be a finite number")
-    return float(number)
+    try:
+        if isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number):
+            return float(number)
+    except OverflowError:  # a whole number that no float holds
+        pass
+    raise SettingError(f"{name} is {short(number)}; it must be a finite number")

@@ -44,7 +44,7 @@ class TracedMemory:
     promotes: tuple[Token, ...]
     demotes: tuple[Token, ...]
     trigger: str | None = None  # the prefix that drives it furthest to this side, from the index
-    patterns: tuple[str, ...] = ()  # what its triggers have in common, from the index
+    patterns: tuple[str, ...] = ()  # what its top triggers have in common, from the index; none if it is negative here
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"memory": str(self.memory)}

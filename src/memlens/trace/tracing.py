@@ -158,13 +158,13 @@ class _Tracing:
         )
 
     def _named(self, one: TracedMemory, names: Names) -> TracedMemory:
-        promoted, demoted, trigger = names.ends(one.coefficient)
+        turned = names.turned(one.coefficient)
         return replace(
             one,
-            promotes=self.texts.tokens(promoted),
-            demotes=self.texts.tokens(demoted),
-            trigger=trigger,
-            patterns=names.patterns,
+            promotes=self.texts.tokens(turned.top),
+            demotes=self.texts.tokens(turned.bottom),
+            trigger=turned.triggers.get("top"),
+            patterns=turned.patterns,
         )
 
 

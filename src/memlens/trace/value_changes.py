@@ -52,7 +52,9 @@ class ValueChange:
         name = _checked(loaded, memory)
         check_number(amount, f"the amount of a token's direction that is added to {name}")
         direction = token_direction(loaded, name.layer, read_token(loaded, token))
-        return cls(name, at_least_float32(loaded.layers[name.layer].values[name.memory]) + amount * direction)
+        change = cls(name, at_least_float32(loaded.layers[name.layer].values[name.memory]) + amount * direction)
+        change.check(loaded)
+        return change
 
     @classmethod
     def replaced(cls, model: Source, memory: str | MemoryId, value: Tensor | Sequence[float]) -> ValueChange:

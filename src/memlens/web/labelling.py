@@ -6,12 +6,12 @@ Everything is read and written through memlens.index.annotations, which knows th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import asdict
 
 from pydantic import BaseModel, Field
 
 from memlens.errors import SettingError
-from memlens.index.annotations import KINDS, Annotations, LabelledPattern
+from memlens.index.annotations import KINDS, Annotations, Label, LabelledPattern
 from memlens.index.history import has_annotations
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
@@ -64,20 +64,13 @@ class PersonalView(BaseModel):
 
 def read_study(index: Index) -> StudyView:
     """Reads only: where nobody has begun, nothing is made."""
+    from memlens.patterns.study import progress
+
     if not has_annotations(index):
         return StudyView(memories=[], top=None, people=[])
     with Annotations(index) as notes:
         sample = notes.sample()
-        finished = notes.annotators(finished=True)
-        people = [
-            PersonView(
-                annotator=person,
-                labelled=len(notes.labels_of(person)),
-                sample=len(sample.memories) if sample else None,
-                finished=person in finished,
-            )
-            for person in notes.annotators()
-        ]
+        people = [PersonView(**asdict(person)) for person in progress(notes)]
     if sample is None:
         return StudyView(memories=[], top=None, people=people)
     return StudyView(memories=[str(memory) for memory in sample.memories], top=sample.top, people=people)
@@ -162,6 +155,6 @@ def _need_sample(index: Index) -> None:
         raise SettingError("there is no sample to label yet; draw one on this page, or with `memlens annotate sample`")
 
 
-def _view(label: Any) -> LabelView:
+def _view(label: Label) -> LabelView:
     patterns = [PatternView(description=p.description, kind=p.kind, prefixes=list(p.prefixes)) for p in label.patterns]
     return LabelView(annotator=label.annotator, memory=str(label.memory), patterns=patterns)

@@ -5,12 +5,10 @@ Every part comes from the functions that `memlens show` uses; this module only p
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from memlens.errors import IndexFolderError
-from memlens.index.annotations import Annotations
+from memlens.index.annotations import Annotations, Label
 from memlens.index.history import EVENTS, history_mark
 from memlens.memory import MemoryId, Trigger
 from memlens.values.looking import MemoryValue, TokenNumber, read_value
@@ -94,6 +92,7 @@ class MemoryView(BaseModel):
     value: ValueView | None
     triggers: dict[str, list[TriggerView]]
     labels: list[LabelView]
+    unfinished: str | None = Field(description="Who looks, if they still label and so see only their own labels.")
 
 
 class RelatedView(BaseModel):
@@ -106,11 +105,14 @@ class RelatedView(BaseModel):
     summary: str | None
 
 
-def read_memory(index: ServedIndex, name: str | MemoryId, ends: tuple[str, ...] = ENDS) -> MemoryView:
-    """Refused if the index has no such memory."""
+def read_memory(
+    index: ServedIndex, name: str | MemoryId, ends: tuple[str, ...] = ENDS, viewer: str | None = None
+) -> MemoryView:
+    """Refused if the index has no such memory. The viewer is the annotator who looks, if it is one."""
     facts = index.facts(name)
     summary, patterns = _patterns(index, facts.id)
     value = read_value(index, facts.id)
+    labels, may_see_all = read_labels(index, viewer)
     return MemoryView(
         name=str(facts.id),
         layer=facts.id.layer,
@@ -127,7 +129,8 @@ def read_memory(index: ServedIndex, name: str | MemoryId, ends: tuple[str, ...] 
         patterns=patterns,
         value=None if value is None else _value(value),
         triggers={end: _triggers(index, facts.id, end, patterns or []) for end in ends},
-        labels=read_labels(index, facts.id),
+        labels=[_label(label) for label in labels if label.memory == facts.id],
+        unfinished=None if may_see_all else viewer,
     )
 
 
@@ -166,31 +169,28 @@ def read_summaries(index: ServedIndex, memories: list[MemoryId]) -> dict[MemoryI
     }
 
 
-def read_labels(index: ServedIndex, name: MemoryId) -> list[LabelView]:
-    """What people say who have finished, and so may be seen by everybody. Never makes the file."""
+def read_labels(index: ServedIndex, viewer: str | None) -> tuple[list[Label], bool]:
+    """The labels this viewer may see, and whether these are all of those who have finished. Never makes the file."""
+
+    def read() -> tuple[list[Label], bool]:
+        with Annotations(index) as notes:
+            return notes.labels(viewer), viewer is None or viewer in notes.annotators(finished=True)
+
     try:
         mark = history_mark(index, EVENTS)
-        if mark is None:
-            return []
-        labels = index.remember((), ("labels", mark), lambda: _all_labels(index))
+        return ([], True) if mark is None else index.remember((), ("labels", mark, viewer), read)
     except IndexFolderError:  # a folder that cannot be written holds labels that cannot be opened
-        return []
-    return [
-        LabelView(
-            annotator=label.annotator,
-            patterns=[
-                PatternView(pattern="", kind=p.kind, description=p.description, prefixes=list(p.prefixes), confidence=1)
-                for p in label.patterns
-            ],
-        )
-        for label in labels
-        if label.memory == name
-    ]
+        return [], True
 
 
-def _all_labels(index: ServedIndex) -> list[Any]:
-    with Annotations(index) as annotations:
-        return annotations.labels()
+def _label(label: Label) -> LabelView:
+    return LabelView(
+        annotator=label.annotator,
+        patterns=[
+            PatternView(pattern="", kind=p.kind, description=p.description, prefixes=list(p.prefixes), confidence=1)
+            for p in label.patterns
+        ],
+    )
 
 
 def _patterns(index: ServedIndex, name: MemoryId) -> tuple[str | None, list[PatternView] | None]:

@@ -10,18 +10,19 @@ import json
 import math
 import re
 from functools import cache
-from importlib.resources import files
 from string import ascii_lowercase
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse
-from jinja2 import Environment, FunctionLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup, escape
 from pydantic import BaseModel
 
 from memlens import __version__
-from memlens.report.text import head, number, tail, token, visible
+from memlens.finite import finite
+from memlens.report.templating import template_environment
+from memlens.report.text import head, tail
 from memlens.web.workbench import Workbench
 
 
@@ -54,7 +55,7 @@ class Json(JSONResponse):
     """JSON for any content: numbers that JSON lacks become null, characters that UTF-8 lacks stay escaped."""
 
     def render(self, content: Any) -> bytes:
-        return json.dumps(_finite(content), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+        return json.dumps(finite(content), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
 def page(request: Request, template: str, status: int = 200, **content: Any) -> HTMLResponse:
@@ -75,17 +76,8 @@ def page(request: Request, template: str, status: int = 200, **content: Any) -> 
 
 @cache
 def environment() -> Environment:
-    made = Environment(
-        loader=FunctionLoader(_template),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        auto_reload=False,
-    )
-    made.filters.update(
-        number=number, visible=visible, token=token, head=head, tail=tail, share=share, letter=letter, hits=hits
-    )
+    made = template_environment("memlens.web")
+    made.filters.update(head=head, tail=tail, share=share, letter=letter, hits=hits)
     return made
 
 
@@ -113,17 +105,3 @@ def hits(text: str, wanted: str) -> Markup:
         parts += [escape(text[at : found.start()]), Markup("<b>"), escape(found[0]), Markup("</b>")]
         at = found.end()
     return Markup("").join([*parts, escape(text[at:])])
-
-
-def _template(name: str) -> str:
-    return files("memlens.web").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, float):
-        return content if math.isfinite(content) else None
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, (list, tuple)):
-        return [_finite(value) for value in content]
-    return content

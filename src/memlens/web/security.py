@@ -16,10 +16,10 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 from html import escape
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -88,11 +88,6 @@ class Guard:
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
 
-    def _cookie(self, name: str, headers: Headers) -> str:
-        """Browsers share cookies between ports, but two workbenches must not share theirs."""
-        port = headers.get("host", "").rpartition(":")[2]
-        return f"{name}-{port}" if port.isdigit() else name
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
@@ -118,7 +113,7 @@ class Guard:
             return _say(scope, 403, "this request does not come from a page of this workbench; open the page again")
         if scope["method"] not in _SAFE:
             size = headers.get("content-length", "")
-            if not size.isdigit() or int(size) > _MOST_BYTES:
+            if not _is_number(size) or int(size) > _MOST_BYTES:
                 return _say(scope, 413, f"the request is too large, or does not say how large it is ({_MOST_BYTES:,})")
         return None
 
@@ -130,10 +125,10 @@ class Guard:
             path = "/" + str(scope["path"]).lstrip("/\\")  # never the address of another machine
             answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
             # lax, since the address may be a link in a message; what changes something is guarded otherwise
-            answer.set_cookie(self._cookie(TOKEN_COOKIE, headers), token, httponly=True, samesite="lax", path="/")
+            answer.set_cookie(cookie_name(TOKEN_COOKIE, headers), token, httponly=True, samesite="lax", path="/")
             return answer
         bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if _same(_cookies(headers).get(self._cookie(TOKEN_COOKIE, headers), ""), token) or _same(bearer, token):
+        if _same(read_cookies(headers).get(cookie_name(TOKEN_COOKIE, headers), ""), token) or _same(bearer, token):
             return None
         return _say(scope, 401, "this workbench needs its token; open the whole address that was printed when it began")
 
@@ -148,7 +143,7 @@ class Guard:
         if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
             return False
         repeated = headers.get(CSRF_HEADER) or dict(_query(scope)).get("csrf", "")
-        cookie = _cookies(headers).get(self._cookie(CSRF_COOKIE, headers), "")
+        cookie = read_cookies(headers).get(cookie_name(CSRF_COOKIE, headers), "")
         return _same(repeated, self.access.csrf) and _same(cookie, self.access.csrf)
 
     def _dressed(self, send: Send, asked: Headers) -> Send:
@@ -159,13 +154,24 @@ class Guard:
                     headers[name] = value
                 headers.setdefault("cache-control", "no-cache")
                 is_page = headers.get("content-type", "").startswith("text/html")
-                name = self._cookie(CSRF_COOKIE, asked)
-                if is_page and message["status"] == 200 and _cookies(asked).get(name) != self.access.csrf:
+                name = cookie_name(CSRF_COOKIE, asked)
+                if is_page and message["status"] == 200 and read_cookies(asked).get(name) != self.access.csrf:
                     cookie = f"{name}={self.access.csrf}; Path=/; SameSite=Strict; HttpOnly"
                     headers.append("set-cookie", cookie)
             await send(message)
 
         return dressed
+
+
+def cookie_name(name: str, headers: Headers) -> str:
+    """Browsers share cookies between ports, but two workbenches must not share theirs."""
+    port = headers.get("host", "").rpartition(":")[2]
+    return f"{name}-{port}" if _is_number(port) else name
+
+
+def read_cookies(headers: Headers) -> dict[str, str]:
+    """What other programs on this machine have set comes along and may be anything; it must not hide ours."""
+    return cookie_parser(headers.get("cookie", ""))
 
 
 def _name_of(host: str) -> str:
@@ -174,20 +180,16 @@ def _name_of(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0]
     name, colon, port = host.rpartition(":")
-    return name if colon and port.isdigit() else host
+    return name if colon and _is_number(port) else host
 
 
 def _query(scope: Scope) -> list[tuple[str, str]]:
     return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
 
 
-def _cookies(headers: Headers) -> dict[str, str]:
-    cookies: SimpleCookie = SimpleCookie()
-    try:
-        cookies.load(headers.get("cookie", ""))
-    except CookieError:
-        return {}
-    return {name: morsel.value for name, morsel in cookies.items()}
+def _is_number(text: str) -> bool:
+    """A short whole number, and nothing that only looks like one."""
+    return text.isascii() and text.isdecimal() and len(text) < 20
 
 
 def _same(one: str, other: str) -> bool:

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StringConstraints
 
 from memlens.errors import MemlensError, SettingError, UnknownName
 from memlens.index.annotations import GROUNDED, KINDS
@@ -29,6 +29,7 @@ from memlens.web.labelling import (
     undo_label,
 )
 from memlens.web.rendering import MODEL_PROBLEMS, Bench, page
+from memlens.web.viewer import remember_viewer
 from memlens.web.workbench import Workbench
 
 router = APIRouter(tags=["annotate"])
@@ -36,7 +37,11 @@ router = APIRouter(tags=["annotate"])
 _MOST_BYTES = 100_000  # of a form
 _SHOWN = 25  # triggers of a memory, as in the paper, where a sample does not say
 
-Annotator = Annotated[str, Query(alias="as", max_length=60, description="Who labels.")]
+# " ann " is ann: nobody means to be two people
+Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=60)]
+Annotator = Annotated[
+    str, StringConstraints(strip_whitespace=True), Query(alias="as", max_length=60, description="Who labels.")
+]
 Memory = Annotated[str, Query(max_length=30, description="Layer and memory from 0, like L3N512.")]
 
 
@@ -51,7 +56,7 @@ class Draw(BaseModel):
 class NewLabel(BaseModel):
     """One person's patterns of one memory; none is an answer, too."""
 
-    annotator: str = Field(min_length=1, max_length=60)
+    annotator: Name
     memory: str = Field(max_length=30)
     patterns: list[PatternView] = Field(max_length=50)
 
@@ -59,14 +64,14 @@ class NewLabel(BaseModel):
 class Who(BaseModel):
     """A person, and the memory their last label of is meant."""
 
-    annotator: str = Field(min_length=1, max_length=60)
+    annotator: Name
     memory: str = Field(max_length=30)
 
 
 class Person(BaseModel):
     """A person who is done."""
 
-    annotator: str = Field(min_length=1, max_length=60)
+    annotator: Name
 
 
 async def form_fields(request: Request) -> list[tuple[str, str]]:
@@ -89,15 +94,14 @@ Fields = Annotated[list[tuple[str, str]], Depends(form_fields)]
 
 @router.get("/annotate", response_class=HTMLResponse, include_in_schema=False)
 def annotate_page(request: Request, bench: Bench, annotator: Annotator = "", memory: Memory = "") -> Response:
-    annotator = annotator.strip()
     if not annotator:
         return page(request, "annotate.html", study=read_study(bench.index), annotator="", problem="")
     person = read_person(bench.index, annotator)
     if not memory and not person.finished and person.following is not None:
         return RedirectResponse(_address(annotator, person.following), 303)
     if memory and not person.finished:
-        return _labelling(request, bench, person, memory)
-    return _overview(request, bench, person)
+        return remember_viewer(request, _labelling(request, bench, person, memory), annotator)
+    return remember_viewer(request, _overview(request, bench, person), annotator)
 
 
 @router.post("/annotate/sample", include_in_schema=False)

@@ -9,7 +9,8 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 
-from memlens.errors import MemlensError, SettingError, UnknownName
+from memlens.errors import MemlensError, SettingError
+from memlens.web.app_errors import status_of
 from memlens.web.rendering import MODEL_PROBLEMS, Bench, page
 from memlens.web.workbench import Workbench
 
@@ -105,7 +106,7 @@ def compare_page(
         if pair or bench.other is not None:
             found = _compare(bench, by, pair, order, top)
     except MemlensError as error:
-        problem, status = str(error), 404 if isinstance(error, UnknownName) else 422
+        problem, status = str(error), status_of(error)
     return page(
         request,
         "compare.html",

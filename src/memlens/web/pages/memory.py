@@ -14,6 +14,7 @@ from memlens.web.live import Shaded, Silenced, shade_triggers, silence
 from memlens.web.memory_view import MemoryView, RelatedView, read_memory, read_related
 from memlens.web.rendering import MODEL_PROBLEMS, PROBLEMS, Bench, page
 from memlens.web.served_index import ServedIndex
+from memlens.web.viewer import Viewer
 
 router = APIRouter(tags=["memory"])
 
@@ -31,12 +32,17 @@ class Change(BaseModel):
 
 @router.get("/m/{name}", response_class=HTMLResponse, include_in_schema=False)
 def memory_page(
-    request: Request, bench: Bench, name: Name, end: End = "top", related: Literal["yes", "no"] = "no"
+    request: Request,
+    bench: Bench,
+    viewer: Viewer,
+    name: Name,
+    end: End = "top",
+    related: Literal["yes", "no"] = "no",
 ) -> Response:
     memory = bench.index.check(name)
     if name != str(memory):  # L3D512, l3n512: one address for one memory
-        return RedirectResponse(f"/m/{memory}", 308)
-    view = read_memory(bench.index, memory, (end,))
+        return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
+    view = read_memory(bench.index, memory, (end,), viewer)
     return page(
         request,
         "memory.html",
@@ -53,9 +59,9 @@ def memory_page(
 
 
 @router.get("/api/memories/{name}", responses=PROBLEMS)
-def read_one_memory(bench: Bench, name: Name) -> MemoryView:
+def read_one_memory(bench: Bench, viewer: Viewer, name: Name) -> MemoryView:
     """Everything the index knows of one memory."""
-    return read_memory(bench.index, name)
+    return read_memory(bench.index, name, viewer=viewer)
 
 
 @router.get("/api/memories/{name}/related", responses=PROBLEMS)

@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from memlens.errors import MemlensError, ModelError, UnknownName
+from memlens.errors import MemlensError
+from memlens.web.app_errors import status_of
 from memlens.web.prompt_grid import Grid, Opened, open_cell, read_grid
 from memlens.web.rendering import MODEL_PROBLEMS, Bench, page
 from memlens.web.workbench import READY, Workbench
@@ -73,8 +74,7 @@ def trace_page(
         try:
             grid, opened = _look(bench, view)
         except MemlensError as error:
-            problem = str(error)
-            status = 404 if isinstance(error, UnknownName) else 409 if isinstance(error, ModelError) else 422
+            problem, status = str(error), status_of(error)
     if opened is not None:
         view = View(prompt, opened.layer, opened.position, opened.edits)
     return page(
