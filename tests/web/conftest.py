@@ -7,8 +7,6 @@ can reach.
 from __future__ import annotations
 
 import shutil
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -17,6 +15,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from own_server import serving
 
 import memlens
 from memlens.index.reader import Index
@@ -125,19 +124,8 @@ def client_of() -> Iterator[Callable[..., TestClient]]:
 @pytest.fixture(scope="session")
 def address(workbench: Workbench) -> Iterator[str]:
     """http://127.0.0.1:PORT of a running server, model ready."""
-    import uvicorn
-
-    from memlens.web.serving import listen
-
-    with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_app(workbench), log_level="warning"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        while not server.started and thread.is_alive():
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        thread.join(10)
+    with serving(workbench) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, uint64
+from numba import uint64
 from numpy.typing import NDArray
 
 from memlens.compiled import compiled
@@ -152,7 +152,7 @@ def _find_ends_(scores: FloatArray, first: int, last: int, ends: Ends) -> None:
         _find_end_(scores[r], -low, -_ONE, found, ends.bottom[r], ends.bottom_scores[r])
 
 
-@njit(nogil=True, cache=True, inline="always")
+@compiled(inline="always")
 def _exp(x: np.float32) -> np.float32:
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND

@@ -1,4 +1,4 @@
-"""Patterns are found where nothing compiled can be kept: neither beside the code nor in the home folder."""
+"""Compiled parts work where nothing compiled can be kept: neither beside the code nor in the home folder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ try:
     numba.njit(cache=True)(lambda: 1)
 except RuntimeError:
     print("no cache")
-import memlens.patterns.find  # and with it every compiled part of patterns
+import memlens.patterns.find, memlens.values.rows, memlens.scan.blocks  # and with them every compiled part
 from memlens.patterns.significance import binomial_tail
 print(binomial_tail(2, 2, 0.5))
 """
 
 
-def test_patterns_do_not_need_a_folder_to_keep_compiled_code_in() -> None:
+def test_compiled_parts_do_not_need_a_folder_to_be_kept_in() -> None:
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == ["no cache", "0.25"]
