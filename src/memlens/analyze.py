@@ -14,7 +14,7 @@ This module decides what is left to do; what a stage does is elsewhere, and noth
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from memlens.index.build import Progress, no_progress
 from memlens.index.reader import Index
 
 if TYPE_CHECKING:
+    from memlens.experiments import Experiment
     from memlens.models.memory_model import MemoryModel
 
 MADE, KEPT = "made", "kept"
@@ -78,6 +79,7 @@ def analyze(
     tokens: int = 50,
     reading: str | None = None,
     sample: int | None = None,
+    samples: Mapping[str, int] | None = None,
     validation: api.Source | Sequence[api.Source] | None = None,
     stop_words: str | None = None,
     progress: Progress = no_progress,
@@ -87,10 +89,10 @@ def analyze(
     """Everything there is to know about a model and a corpus, in the folder `out`, with its report.html.
 
     `tokens` and `reading` are of the values (their `top` and `reading`), `sample`, `validation` and `stop_words` of the
-    experiments on prefixes (the others keep their own samples), `seed` of scan, patterns and experiments; `options` are
-    the further ones of `scan` (top=50, layers=...).
+    experiments on prefixes, `samples` of single experiments by name ({"local-edits": 10}; the others keep their own),
+    `seed` of scan, patterns and experiments; `options` are the further ones of `scan` (top=50, layers=...).
     """
-    _refuse_wrong(seed, tokens, sample, stop_words)
+    _refuse_wrong(seed, tokens, sample, samples or {}, stop_words)
     text = None if validation is None else api.corpus_settings(validation, unit, column)
     if text is not None:
         corpus_fingerprint(text)  # reads it once: a file that is not there is refused now, not after hours
@@ -98,12 +100,12 @@ def analyze(
     if reading is not None:
         loaded.lens.checked_reading(reading)
     work = _Work(loaded, Path(out), threads, progress)
-    drawn = {"sample": sample} | ({} if stop_words is None else {"stop_words": stop_words})
+    drawn = _Drawn(seed, sample, samples or {}, stop_words, text)
     todo: dict[str, Callable[[], Stage]] = {
         "scan": lambda: work.scan(corpus, resume=resume, unit=unit, column=column, seed=seed, **options),
         "values": lambda: work.values(tokens, reading),
         "patterns": lambda: work.patterns(seed),
-        "experiments": lambda: work.experiments(seed, drawn, text),
+        "experiments": lambda: work.experiments(drawn),
         "report": work.report,
     }
     watcher = watcher or StageWatcher()
@@ -115,15 +117,46 @@ def analyze(
     return Analysis(work.index, work.page, tuple(stages))
 
 
-def _refuse_wrong(seed: int, tokens: int, sample: int | None, stop_words: str | None) -> None:
+def _refuse_wrong(
+    seed: int, tokens: int, sample: int | None, samples: Mapping[str, int], stop_words: str | None
+) -> None:
     """What later stages would refuse must not cost a scan first."""
+    from memlens.experiments import find_experiments
     from memlens.experiments.stop_words import check_stop_words
 
-    for option, number, least in (("seed", seed, 0), ("tokens", tokens, 1), ("sample", sample, 1)):
+    find_experiments(list(samples))
+    numbers = [("seed", seed, 0), ("tokens", tokens, 1), ("sample", sample, 1)]
+    for option, number, least in [*numbers, *(("sample", own, 1) for own in samples.values())]:
         if number is not None and number < least:
             raise SettingError(f"--{option} is {number}; it must be {least} or more")
     if stop_words is not None:
         check_stop_words(stop_words)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """What experiments look at; those that look at no prefixes know neither stop words nor validation text."""
+
+    seed: int
+    sample: int | None
+    samples: Mapping[str, int]
+    stop_words: str | None
+    text: CorpusSettings | None
+
+    def sample_of(self, experiment: Experiment) -> int | None:
+        """None is the experiment's own."""
+        return self.samples.get(experiment.name, self.sample if experiment.on_prefixes else None)
+
+    def settings(self, experiment: Experiment) -> dict[str, Any]:
+        own: dict[str, Any] = {"seed": self.seed, "sample": self.sample_of(experiment)}
+        if experiment.on_prefixes and self.stop_words is not None:
+            own["stop_words"] = self.stop_words
+        return own
+
+    def validation(self) -> dict[str, Any]:
+        if self.text is None:
+            return {}
+        return {"validation": self.text.sources, "unit": self.text.unit, "column": self.text.column}
 
 
 class _Work:
@@ -170,8 +203,7 @@ class _Work:
         compute_patterns(self.index, settings, progress=self.progress)
         return _stage("patterns", MADE, began)
 
-    def experiments(self, seed: int, drawn: dict[str, Any], validation: CorpusSettings | None) -> Stage:
-        """`drawn` and `validation` say which prefixes; experiments that look at none do not know them."""
+    def experiments(self, drawn: _Drawn) -> Stage:
         from memlens.experiments import find_experiments, is_made
 
         began = time.monotonic()
@@ -179,22 +211,16 @@ class _Work:
         obstacles = [(one.name, one.obstacle(self.index)) for one in known]
         skipped = tuple((name, reason) for name, reason in obstacles if reason is not None)
         left_out = {name for name, _reason in skipped}
-        made: tuple[str, ...] = ()
-        for on_prefixes in (False, True):
-            own: dict[str, Any] = {"seed": seed, **(drawn if on_prefixes else {})}
-            text = validation if on_prefixes else None
-            names = tuple(
-                one.name
-                for one in known
-                if one.on_prefixes == on_prefixes
-                and one.name not in left_out
-                and not is_made(self.index, one, validation=text, **own)
-            )
-            if text is not None:
-                own |= {"validation": text.sources, "unit": text.unit, "column": text.column}
-            if names:
-                api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **own)
-            made += names
+        left: dict[tuple[bool, int | None], list[str]] = {}  # what can be run together
+        for one in known:
+            text = drawn.text if one.on_prefixes else None
+            if one.name not in left_out and not is_made(self.index, one, validation=text, **drawn.settings(one)):
+                left.setdefault((one.on_prefixes, drawn.sample_of(one)), []).append(one.name)
+        for (on_prefixes, _sample), names in sorted(left.items(), key=lambda item: item[0][0]):
+            (one, *_others) = find_experiments(names)
+            own = drawn.settings(one) | (drawn.validation() if on_prefixes else {})
+            api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **own)
+        made = tuple(name for names in left.values() for name in names)
         return _stage("experiments", MADE if made else KEPT, began, made, skipped)
 
     def report(self) -> Stage:

@@ -13,10 +13,12 @@ import pytest
 from cli_helpers import Run, checksums, is_refused
 
 import memlens
-from memlens.analyze import StageWatcher
+from memlens.analyze import STAGES, StageWatcher
 from memlens.cli import main
-from memlens.demo import FINDINGS, STAGES, Demo, demo
+from memlens.corpus.settings import BUNDLED
+from memlens.demo import FINDINGS, Demo, demo
 from memlens.experiments import EXPERIMENTS
+from memlens.testing import save_tiny
 
 OPTIONS: dict[str, Any] = {"prefixes": 30, "edited": 2, "threads": 1, "top": 7}
 
@@ -158,3 +160,13 @@ def test_another_model_that_is_not_there_is_told_as_such(tmp_path: Path) -> None
 
     with pytest.raises(ModelNotFound, match="no such folder"):
         demo(tmp_path / "no" / "model", out=tmp_path / "index")
+
+
+@pytest.mark.parametrize("samples", [{"local-edit": 4}, {"local-edits": 0}])
+def test_a_sample_that_no_experiment_can_have_is_refused_before_the_scan(
+    tmp_path: Path, samples: dict[str, int]
+) -> None:
+    model = save_tiny(tmp_path / "model", "gpt2")
+    with pytest.raises(memlens.MemlensError, match=r"local-edit|--sample is 0"):
+        memlens.analyze(model, BUNDLED, out=tmp_path / "index", samples=samples)
+    assert not (tmp_path / "index").exists()

@@ -33,8 +33,7 @@ def demo(
         raise SettingError("--serve does not end and --json is for machines; leave one of them out")
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
-        from memlens.analyze import StageWatcher
-        from memlens.demo import STAGES
+        from memlens.analyze import STAGES, StageWatcher
         from memlens.demo import demo as run
 
         class Watcher(StageWatcher):
