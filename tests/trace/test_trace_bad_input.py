@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import math
 from collections.abc import Callable
@@ -264,3 +265,22 @@ def test_files_that_cannot_be_read_or_written_are_refused(model: MemoryModel, tm
     assert "cannot be read" in refusal(lambda: Intervention.load(tmp_path / "none.json"), SettingError)
     edits = Intervention.parse("L0N0=0")
     assert "cannot be written" in refusal(lambda: edits.save(tmp_path / "no" / "x.json", model), SettingError)
+    for call in (lambda: edits.save(None, model), lambda: Intervention.load(None)):
+        assert "None is not a file's name" in refusal(call, SettingError)
+
+
+def test_a_document_that_cannot_be_replaced_stays_as_it_was(
+    model: MemoryModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = tmp_path / "edits.json"
+    Intervention.parse("L0N0=0").save(saved, model)
+    before = saved.read_bytes()
+
+    def full(self: Path, text: str, **_: object) -> None:
+        self.write_bytes(text[:20].encode())
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    edits = Intervention.parse("L1N1=3")
+    assert "No space left on device" in refusal(lambda: edits.save(saved, model), SettingError)
+    assert saved.read_bytes() == before and list(tmp_path.iterdir()) == [saved]

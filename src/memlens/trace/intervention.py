@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlens.errors import ModelError, SettingError, UnknownName
+from memlens.errors import IndexFolderError, ModelError, SettingError, UnknownName
+from memlens.index.files import replacing
 from memlens.trace.edits import Edit, check_memory, is_whole, short
 
 if TYPE_CHECKING:
@@ -136,16 +137,19 @@ class Intervention:
     def save(self, path: str | os.PathLike[str], model: Source | None = None) -> None:
         """Write the document, bound to the model; as it is where none is given."""
         bound = self if model is None else self.meant_for(model)
+        content = json.dumps(bound.to_json(), indent=1, allow_nan=False) + "\n"
         try:
-            Path(path).write_text(json.dumps(bound.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SettingError(f"{path} cannot be written ({error.strerror}); choose another file") from error
+            with replacing(_as_path(path)) as beside:
+                beside.write_text(content, encoding="utf-8")
+        except IndexFolderError as error:
+            why = getattr(error.__cause__, "strerror", None) or error
+            raise SettingError(f"{path} cannot be written ({why}); choose another file") from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Intervention:
         """Read a document; whether it suits a model, `check` says."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+            content = json.loads(_as_path(path).read_text(encoding="utf-8-sig"))
         except OSError as error:
             raise SettingError(f"{path} cannot be read ({error.strerror}); name an intervention's file") from error
         except (ValueError, RecursionError) as error:
@@ -156,6 +160,13 @@ class Intervention:
             return cls.from_json(content)
         except (SettingError, UnknownName) as error:
             raise type(error)(f"{path}: {error}") from error
+
+
+def _as_path(given: Any) -> Path:
+    try:
+        return Path(given)
+    except TypeError as error:
+        raise SettingError(f"{short(given)} is not a file's name; name an intervention's file") from error
 
 
 def _read_model(model: Any) -> dict[str, Any]:
