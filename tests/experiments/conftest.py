@@ -1,4 +1,4 @@
-"""An index with values of each of four kinds of model: plain, gated, parallel and with a post-norm."""
+"""Experiments read an index with values."""
 
 from __future__ import annotations
 
@@ -9,27 +9,16 @@ import pytest
 
 import memlens
 from memlens.models.memory_model import MemoryModel
-from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.values import compute_values
 
-FAMILIES = ("gpt2", "llama", "gpt_neox", "gemma2")
-TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
-Rain fell on the hills, and the rivers rose. Rain fell on the city. A
-In 1990 a café opened near the river; it was the first of its kind, and the people of the city read the news.
-The end of the war came in the spring, as the papers of the day had said it would. The river
-"""
 
-
-@pytest.fixture(scope="session", params=FAMILIES)
-def valued(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MemoryModel]:
+@pytest.fixture(scope="session")
+def valued(scanned: tuple[Path, MemoryModel], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MemoryModel]:
     """An index folder with values, to be copied and not changed, and its model."""
-    family = request.param
-    folder = tmp_path_factory.mktemp(family)
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer(adds_bos=family == "llama"))
-    index = memlens.scan(model, folder / "text.txt", out=folder / "index", top=7)
-    compute_values(index, model)
-    return folder / "index", model
+    folder = tmp_path_factory.mktemp("valued") / "index"
+    shutil.copytree(scanned[0], folder)
+    compute_values(memlens.open_index(folder), scanned[1])
+    return folder, scanned[1]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from memlens.models.memory_model import MemoryModel
 Fresh = tuple[memlens.Index, MemoryModel]
 NAMES = ["active", "composition", "refinement", "confidence", "cases", "last-layer", "contributions", "vetoes"]
 SAMPLE = 40
-one_family = pytest.mark.parametrize("valued", ["gpt2"], indirect=True)
+one_family = pytest.mark.parametrize("scanned", ["gpt2"], indirect=True)
 
 
 def naive_states(index: memlens.Index, model: MemoryModel, prefix: list[int]) -> Any:
@@ -181,7 +181,7 @@ def test_vetoes_count_the_memories_that_take_most_from_the_residuals_token(fresh
         assert 1 <= found[memory]["token_times"] <= len(pushes)
 
 
-@pytest.mark.parametrize("valued", ["gpt2", "gemma2"], indirect=True)
+@pytest.mark.parametrize("scanned", ["gpt2", "gemma2"], indirect=True)
 def test_the_same_seed_gives_the_same_bytes_and_one_pass_serves_all(fresh: Fresh, monkeypatch: Any) -> None:
     index, model = fresh
     run(index, NAMES, model, sample=SAMPLE)
@@ -216,7 +216,7 @@ def test_a_sample_is_spread_over_all_prefixes_and_contains_every_smaller_one(fre
     assert len(small) == 10 and small < large
 
 
-@pytest.mark.parametrize("valued", ["gpt2", "llama"], indirect=True)
+@pytest.mark.parametrize("scanned", ["gpt2", "llama"], indirect=True)
 def test_given_prefixes_may_be_bos_alone(valued: Any) -> None:
     folder, model = valued
     index = memlens.open_index(folder)

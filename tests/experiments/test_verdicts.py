@@ -21,7 +21,7 @@ from memlens.index.history import VERDICTS, history_mark
 from memlens.index.verdicts import Example, Verdicts
 from memlens.models.memory_model import MemoryModel
 
-pytestmark = pytest.mark.parametrize("valued", ["gpt2"], indirect=True)
+pytestmark = pytest.mark.parametrize("scanned", ["gpt2"], indirect=True)
 LAST = EXPERIMENTS["last-layer"]
 SAMPLE = 60
 

@@ -1,4 +1,4 @@
-"""An index of each of four kinds of model: plain, gated, parallel and with a post-norm."""
+"""Values are made anew in every test, so each has an index of its own."""
 
 from __future__ import annotations
 
@@ -9,25 +9,6 @@ import pytest
 
 import memlens
 from memlens.models.memory_model import MemoryModel
-from memlens.testing import tiny_model, tiny_tokenizer
-
-FAMILIES = ("gpt2", "llama", "gpt_neox", "gemma2")
-TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
-Rain fell on the hills, and the rivers rose. Rain fell on the city. A
-In 1990 a café opened near the river; it was the first of its kind, and the people of the city read the news.
-The end of the war came in the spring, as the papers of the day had said it would. The river
-"""
-
-
-@pytest.fixture(scope="session", params=FAMILIES)
-def scanned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MemoryModel]:
-    """A scanned index folder, to be copied and not changed, and its model."""
-    family = request.param
-    folder = tmp_path_factory.mktemp(family)
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer(adds_bos=family == "llama"))
-    memlens.scan(model, folder / "text.txt", out=folder / "index", top=7)
-    return folder / "index", model
 
 
 @pytest.fixture
