@@ -149,6 +149,10 @@ class Sentence:
     tokens: list[int]
     ends: list[int]
 
+    def until(self, position: int) -> str:
+        """The text of the prefix that ends there."""
+        return self.text[: self.ends[position]]
+
 
 def read_held_out(index: memlens.Index, model: MemoryModel, sources: Sequence[str], most: int) -> list[Sentence]:
     """Sentences of the text that were not scanned, each once, cut to what the model reads at once."""
@@ -196,17 +200,23 @@ def highest_places(
 
         with model.watch(keep, sorted({memory.layer for memory in memories})):
             model.run_body(fed)
-    return {
-        memory: [place for place in sorted(places, key=lambda one: (-one[0], *one[1:])) if place[0] > 0][:count]
-        for memory, places in found.items()
-    }
+    return {memory: list(islice(_in_order(model, sentences, places), count)) for memory, places in found.items()}
+
+
+def _in_order(model: MemoryModel, sentences: Sequence[Sentence], places: Sequence[Place]) -> Iterator[Place]:
+    """Highest first, without those whose text would be read as other tokens: a token may end within a letter."""
+    for place in sorted(places, key=lambda one: (-one[0], *one[1:])):
+        sentence, position = sentences[place[1]], place[2]
+        read = model.tokenizer.encode([sentence.until(position)])[0].ids
+        if place[0] > 0 and read == sentence.tokens[: position + 1]:
+            yield place
 
 
 def measure(model: MemoryModel, candidate: Candidate, sentences: Sequence[Sentence], place: Place) -> Measured:
     """The token's probability after the prefix with and without the memory, and without each of the controls."""
     coefficient, number, position = place
     sentence = sentences[number]
-    prompt = sentence.text[: sentence.ends[position]]
+    prompt = sentence.until(position)
     seen = memlens.trace(model, prompt, token=candidate.token, top=CONTROLS + 1)
     large = [one.memory for one in seen.layers[candidate.memory.layer].by_size if one.memory != candidate.memory]
     effects = memlens.silence_each(model, prompt, [candidate.memory, *large[:CONTROLS]], token=candidate.token)

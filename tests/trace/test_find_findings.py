@@ -147,3 +147,20 @@ def test_an_index_without_patterns_is_refused_in_one_line(
     code = load_script().main([str(bare.folder), "--held-out", str(text)])
     out, err = capsys.readouterr()
     assert code == 2 and out == "" and err.startswith("find_findings: ") and err.count("\n") == 1
+
+
+def test_a_prompt_is_never_cut_within_a_letter(made: dict[str, Path]) -> None:
+    """Silencing is measured on the prompt as text; if that were other tokens, another prefix would be measured."""
+    script, model = load_script(), memlens.load(made["model"])
+    (encoded,) = model.tokenizer.encode(["A 東 river"])
+    sentence = script.Sentence("A 東 river", encoded.ids, encoded.ends)
+    memories = [MemoryId(layer, memory) for layer in range(3) for memory in range(40)]
+    places = [
+        place for found in script.highest_places(model, [sentence], memories, 9).values() for _, _, place in found
+    ]
+    own = [
+        at
+        for at in range(len(encoded.ids))
+        if model.tokenizer.encode([sentence.until(at)])[0].ids == encoded.ids[: at + 1]
+    ]
+    assert 1 < len(own) < len(encoded.ids) and places and set(places) <= set(own)
