@@ -7,9 +7,8 @@ JOBS ?= 2
 
 .PHONY: demo test check format clean chromium
 
-# The first look stands in for the demo as long as the package holds no bundled model.
 demo: $(INSTALLED)
-	@if test -d src/memlens/bundled/model; then $(BIN)/memlens demo; else $(BIN)/python examples/first_look.py; fi
+	$(BIN)/memlens demo
 
 test: $(INSTALLED) chromium
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile

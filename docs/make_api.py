@@ -25,9 +25,11 @@ HEAD = """# Python API
 
 This page is made from the docstrings: `python docs/make_api.py` writes it, a test checks that it is up to date.
 
-The verbs are those of the command line, with the same option names. Everything named here is `memlens.NAME` and is
-imported when it is first used, so `import memlens` costs nothing. Every error that memlens raises on purpose is a
-`memlens.MemlensError`, with a message of one line: what was given, what is wrong, what to do.
+Verbs that compute are functions, with the option names of the command line: analyze, scan, merge, check, values,
+patterns, experiment, report, trace, compare, demo. What `show` and `search` print is read from an `Index`: `facts`,
+`triggers`, `table` and `sql`. Everything named here is `memlens.NAME` and is imported when it is first used, so
+`import memlens` costs nothing. Every error that memlens raises on purpose is a `memlens.MemlensError`, with a message
+of one line: what was given, what is wrong, what to do.
 """
 # What `**options` of a verb stands for.
 SETTINGS = {"Options of a scan": ScanSettings, "Options of patterns": PatternSettings}

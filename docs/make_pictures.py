@@ -22,7 +22,7 @@ from typing import Any
 PICTURES = Path(__file__).with_name("pictures")
 PARTS = ("claims", "patterns", "local-edits", "agreement", "refinement", "composition", "cases")
 PAGES = ("overview", "memory")
-WIDTH, HEIGHT, ROOM = 1180, 800, 16
+WIDTH, HEIGHT, ROOM = 1180, 800, 10
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def write_text(articles: Path, out: Path, every: int = EVERY) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True, help="a folder outside the repository; 200 MB")
+    parser.add_argument("--work", type=Path, required=True, help="a folder elsewhere; 500 MB with the index")
     parser.add_argument("--articles", type=Path, required=True, help="what training/clean.py wrote")
     given = parser.parse_args()
     if not given.articles.is_file():

@@ -1,7 +1,7 @@
 """memlens: the feed-forward layers of a transformer language model, read as key-value memories.
 
     index = memlens.scan("gpt2", "my-texts/", out="gpt2-index")
-    index.triggers("L5N894")
+    index.triggers("L5N94")
     memlens.analyze("gpt2", "my-texts/", out="gpt2-index")       # that, and everything else, with a report
     memlens.trace("gpt2-index", "The capital of France is")      # one prompt, live
 
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memlens.analyze import analyze
-    from memlens.api import check, compare, experiment, merge, open_index, report, scan, values
+    from memlens.api import check, compare, experiment, merge, open_index, patterns, report, scan, values
+    from memlens.demo import demo
     from memlens.errors import MemlensError
     from memlens.index.reader import Index
     from memlens.memory import MemoryId, Prefix, Trigger
@@ -49,6 +50,7 @@ _WHERE = {
     "analyze": "memlens.analyze",
     "check": "memlens.api",
     "compare": "memlens.api",
+    "demo": "memlens.demo",
     "experiment": "memlens.api",
     "generate": "memlens.trace.generation",
     "in_common": "memlens.trace.common",
@@ -57,6 +59,7 @@ _WHERE = {
     "load": "memlens.models",
     "merge": "memlens.api",
     "open_index": "memlens.api",
+    "patterns": "memlens.api",
     "promoting": "memlens.trace.groups",
     "report": "memlens.api",
     "save_changed": "memlens.trace.value_changes",
@@ -81,6 +84,7 @@ __all__ = [
     "analyze",
     "check",
     "compare",
+    "demo",
     "experiment",
     "generate",
     "in_common",
@@ -89,6 +93,7 @@ __all__ = [
     "load",
     "merge",
     "open_index",
+    "patterns",
     "promoting",
     "report",
     "save_changed",

@@ -1,10 +1,11 @@
-"""The verbs of the command line as Python functions, with the same option names.
+"""Verbs of the command line as Python functions, with the same option names.
 
     memlens.scan(model, corpus, out="index", top=50)      memlens.open_index("index")
     memlens.values("index")                               memlens.experiment("index", ["agreement", "rank"])
+    memlens.patterns("index")
     memlens.report("index", out="report.html")            memlens.compare("base-index", "tuned-index")
 
-An index is an Index or its folder. `analyze`, which does all of these in turn, has a module of its own.
+An index is an Index or its folder. `analyze`, which does all of these in turn, and `demo` have modules of their own.
 
 This module only wires parts together; it computes nothing and prints nothing.
 """
@@ -158,6 +159,18 @@ def values(
     where = {} if mapper is None else {"mapper": mapper}
     with use_threads(_threads(threads, executor)):
         compute_values(opened, _model_or_name(model), top=top, reading=reading, progress=progress, **where)
+    return opened
+
+
+def patterns(index: Index | Source, *, progress: Progress = no_progress, **options: Any) -> Index:
+    """What the triggers of every memory have in common, and a name for each memory, as tables of the index.
+
+    `options` are those of PatternSettings: top, rate, background, seed.
+    """
+    from memlens.patterns import compute_patterns
+
+    opened = _opened(index)
+    compute_patterns(opened, progress=progress, **options)
     return opened
 
 

@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def shown(models: dict[str, Path], text: Path, tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def bundled(models: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command takes the tiny model and text for the bundled ones."""
-    monkeypatch.setattr("memlens.demo.demo", partial(demo, models["gated"], text, **OPTIONS))
+    monkeypatch.setattr(import_module("memlens.demo"), "demo", partial(demo, models["gated"], text, **OPTIONS))
 
 
 def tables(folder: Path) -> dict[str, str]:
@@ -144,7 +145,7 @@ def test_the_command_stops_with_130(run: Run, tmp_path: Path, monkeypatch: pytes
     def interrupt(**options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("memlens.demo.demo", interrupt)
+    monkeypatch.setattr(import_module("memlens.demo"), "demo", interrupt)
     ran = run("demo", "-o", tmp_path / "index")
     assert ran.code == 130 and "run the same command again" in ran.err
 
@@ -170,3 +171,10 @@ def test_a_sample_that_no_experiment_can_have_is_refused_before_the_scan(
     with pytest.raises(memlens.MemlensError, match=r"local-edit|--sample is 0"):
         memlens.analyze(model, BUNDLED, out=tmp_path / "index", samples=samples)
     assert not (tmp_path / "index").exists()
+
+
+def test_the_bundled_model_on_bundled_text_has_five_findings(tmp_path: Path) -> None:
+    """The real thing, with less text and smaller samples."""
+    found = demo(out=tmp_path / "index", max_tokens=6000, prefixes=40, edited=1, threads=1)
+    assert found.index.manifest["model"]["name"] == "bundled" and len(found.index.layers) == 16
+    assert len(found.findings) == 5 and found.report.is_file()

@@ -19,8 +19,8 @@ The end of the war came in the spring, as the papers of the day had said it woul
 
 @pytest.fixture
 def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model called gpt2 that has a memory L5N894, and a folder of texts."""
-    save_tiny(tmp_path / "gpt2", "gpt2", n_layer=6, n_inner=900)
+    """A folder with a model called gpt2 whose memory L5N94 the texts beside it fire."""
+    save_tiny(tmp_path / "gpt2", "gpt2", n_layer=6, n_inner=900, seed=1)
     (tmp_path / "my-texts").mkdir()
     (tmp_path / "my-texts" / "text.txt").write_text(TEXT, encoding="utf-8")
     monkeypatch.chdir(tmp_path)

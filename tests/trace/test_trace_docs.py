@@ -27,7 +27,7 @@ def with_own_tokens(code: str) -> str:
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a model called gpt2 that has a memory L5N894, and an index of it with values."""
+    """A folder with a model called gpt2 that has a memory L5N94, and an index of it with values."""
     save_tiny(tmp_path / "gpt2", "gpt2", n_layer=6, n_inner=900, n_positions=64)
     (tmp_path / "text.txt").write_text("The river runs to the sea. Rain fell on the hills.\n")
     memlens.scan(tmp_path / "gpt2", tmp_path / "text.txt", out=tmp_path / "gpt2-index", top=3, threads=1)

@@ -72,10 +72,10 @@ def patterns(
     if explainer is not None:
         _explain(screen, opened, explainer, explainer_model, memory or [], seed)
         return
-    from memlens.patterns import compute_patterns
+    from memlens import api
 
     with ScanProgress(screen) as progress:
-        compute_patterns(opened, progress=progress, top=top, rate=rate, background=background, seed=seed)
+        api.patterns(opened, progress=progress, top=top, rate=rate, background=background, seed=seed)
     _summarize(screen, opened)
 
 

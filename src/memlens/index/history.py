@@ -16,7 +16,7 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -112,7 +112,7 @@ class History:
     def _append(
         self, database: sqlite3.Connection, kind: str, annotator: str, place: Mapping[str, Any], content: Any
     ) -> None:
-        time = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
         own = {"key": uuid4().hex, "time": time, "kind": kind, "annotator": annotator, "content": content}
         self._insert(database, "INSERT", {**own, **place})
 

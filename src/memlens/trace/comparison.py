@@ -64,9 +64,9 @@ def intervene(
 ) -> Comparison:
     """Trace with and without the edits. `token` None: the one that the model predicts without them.
 
-        memlens.intervene("gpt2", "The capital of France is", "L5N894=0").kl
+        memlens.intervene("gpt2", "The capital of France is", "L5N94=0").kl
 
-    The intervention may be given as its edits, in words or not: `["L5N894=0", Edit(layer=3, factor=2.0)]`.
+    The intervention may be given as its edits, in words or not: `["L5N94=0", Edit(layer=3, factor=2.0)]`.
     """
     check_top(top)
     intervention = Intervention.of(intervention)

@@ -52,7 +52,7 @@ def generate(
 ) -> Continuation:
     """`count` tokens more. Temperature 0 takes the most likely token; above, tokens are drawn, by the seed alone.
 
-    memlens.generate("gpt2", "The capital of France is", 20, "L5N894=0").text
+    memlens.generate("gpt2", "The capital of France is", 20, "L5N94=0").text
     """
     check_count(count, "tokens cannot be generated")
     if check_number(temperature, "the temperature") < 0:

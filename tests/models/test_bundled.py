@@ -1,0 +1,50 @@
+"""The model that comes with memlens is what its recipe says, fits into a package, and has learned its language."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from importlib.resources import files
+from itertools import islice
+
+import pytest
+import torch
+
+import memlens
+from memlens.corpus import CorpusSettings, read_units
+from memlens.models.memory_model import MemoryModel
+
+FOLDER = files("memlens") / "bundled" / "model"
+
+
+@pytest.fixture(scope="module")
+def model() -> MemoryModel:
+    return memlens.load("bundled")
+
+
+def test_its_shape_is_the_paper_s_in_small(model: MemoryModel) -> None:
+    assert len(model.layers) == 16 and {layer.memories for layer in model.layers} == {512}
+    assert {(layer.activation, layer.gated) for layer in model.layers} == {("relu", False)}
+    assert (model.width, model.vocabulary) == (128, 16384)
+
+
+def test_its_weights_are_small_plain_and_readable_by_all() -> None:
+    weights = FOLDER / "model.safetensors"
+    assert weights.stat().st_size <= 12_000_000 and weights.stat().st_mode & 0o444 == 0o444
+    assert not [path.name for path in FOLDER.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
+
+
+def test_it_predicts_text_that_it_never_saw_better_than_frequencies_do(model: MemoryModel) -> None:
+    """The frequencies are of the very text that is predicted, so they have an advantage."""
+    texts = [unit.text for unit in islice(read_units(CorpusSettings(("bundled",))), 0, None, 20)]
+    sentences = [encoded.ids for encoded in model.tokenizer.encode(texts)]
+    counts = Counter(token for sentence in sentences for token in sentence)
+    total = sum(counts.values())
+    by_frequency = -sum(count * math.log(count / total) for count in counts.values()) / total
+    loss = 0.0
+    for sentence in sentences:
+        tokens = torch.tensor([[model.tokenizer.bos, *sentence]])
+        with torch.no_grad():
+            scores = model.network(tokens).logits[0, :-1]
+        loss += float(torch.nn.functional.cross_entropy(scores, tokens[0, 1:], reduction="sum"))
+    assert len(sentences) >= 150 and loss / total < by_frequency - 0.25
