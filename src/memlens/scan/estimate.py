@@ -19,6 +19,7 @@ from memlens.scan.settings import ScanSettings
 from memlens.scan.state import ScanState
 
 _LENGTH = 32  # tokens of a probe sentence, about an ordinary sentence's
+_ENOUGH = 512  # tokens of which matrix products are about as fast as they get
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,9 @@ def _measure(model: MemoryModel, settings: ScanSettings, state: ScanState, secon
     most = max(1, settings.batch_tokens // (length + 1))
     scanner.scan_window(0, [WindowSentence(0, draw.integers(0, used, length))])  # loads the compiled pass
     rows, number, sentence = 1, 1, 1
-    best_rate, tokens = 0.0, 0
+    best_rate, tokens, goes_on = 0.0, 0, True
     deadline = time.monotonic() + seconds
-    while number < 2 or time.monotonic() < deadline:
+    while goes_on or time.monotonic() < deadline:
         window = [WindowSentence(sentence + i, draw.integers(0, used, length)) for i in range(rows)]
         began = time.monotonic()
         scanner.scan_window(number, window)
@@ -95,7 +96,9 @@ def _measure(model: MemoryModel, settings: ScanSettings, state: ScanState, secon
         best_rate = max(best_rate, rows * length / took)  # the first, small windows tell too little of the speed
         tokens += rows * length
         sentence, number = sentence + rows, number + 1
-        if took < seconds / 8:  # a model that needs longer for one sentence is measured on that
+        # One sentence is far slower than many together; only a model that needs seconds for it is measured on that.
+        goes_on = rows < min(most, _ENOUGH // length) and took < seconds
+        if goes_on or took < seconds / 8:
             rows = min(rows * 4, most)
     return best_rate, tokens
 
