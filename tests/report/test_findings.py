@@ -68,25 +68,28 @@ def test_the_memory_that_is_right_is_the_one_with_the_largest_share(bare: memlen
     assert f"follows {agree[best]} of its {followed[best]} strongest triggers" in told.title
 
 
-def test_the_clearest_memory_is_the_one_with_the_most_confident_subject(full: memlens.Index) -> None:
-    top = {(row["layer"], row["memory"]): row["tokens"][0] for row in rows_of(full, "values")}
+def test_the_clearest_memory_promotes_most_words_of_the_sentences_that_fire_it(full: memlens.Index) -> None:
+    values = {(row["layer"], row["memory"]): row["tokens"][:10] for row in rows_of(full, "values")}
+    sentences = {row["sentence"]: set(row["tokens"]) for row in rows_of(full, "corpus")}
     places = {
-        (row["layer"], row["memory"], row["rank"]): row["position"]
-        for row in rows_of(full, "triggers")
-        if row["end"] == "top"
+        (row["layer"], row["memory"], row["rank"]): row for row in rows_of(full, "triggers") if row["end"] == "top"
     }
     material, found = Material(full), []
     for row in rows_of(full, "patterns"):
         name = row["layer"], row["memory"]
-        positions = [places[(*name, rank)] for rank in row["prefixes"] if (*name, rank) in places]
-        if positions:
-            order = (row["kind"] != "semantic", not median(positions) >= 5, -row["confidence"], *name, row["pattern"])
-            found.append((order, row["description"], material.is_word(top[name])))
-    words = [one for one in found if one[2]] or found
-    order, description, _ = min(words)
-    assert len(found) > 3
-    assert only(full, "memory").title.startswith(f"L{order[3]}N{order[4]} knows ")
-    assert only(full, "memory").title.endswith(visible(description))
+        triggers = [places[(*name, rank)] for rank in row["prefixes"] if (*name, rank) in places]
+        if triggers:
+            read = set.union(*(sentences[trigger["sentence"]] for trigger in triggers))
+            said = [token for token in values[name] if token in read and material.is_word(token)]
+            is_phrase = median(trigger["position"] for trigger in triggers) >= 5
+            order = (row["kind"] != "semantic", len(row["prefixes"]) < 10, not is_phrase, -len(said))
+            found.append(((*order, -row["confidence"], *name, row["pattern"]), row["description"]))
+    order, description = min(found)
+    told = only(full, "memory")
+    assert len({one[0][:4] for one in found}) > 1, "nothing to choose between"
+    assert told.title.startswith(f"L{order[5]}N{order[6]} knows ")
+    assert told.title.endswith(visible(description).removeprefix("about: "))
+    assert (order[3] == 0) == (not any("are words of those sentences" in line for line in told.lines))
 
 
 def test_the_rarest_memory_fires_on_the_fewest_prefixes(bare: memlens.Index) -> None:

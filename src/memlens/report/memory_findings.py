@@ -17,7 +17,8 @@ from memlens.report.text import tail, visible
 from memlens.report.told import Finder, Material, Told
 
 _TRIGGERS, _TOKENS, _ROOM = 3, 6, 64
-_CANDIDATES, _PHRASE = 2000, 5
+_CANDIDATES, _PHRASE, _PROMOTED = 1000, 5, 10
+_COMMON = 10  # triggers with a pattern that is worth telling
 _LEAST = 5  # triggers of a memory that is worth telling
 
 
@@ -38,38 +39,44 @@ def _promotes(index: Index, tokens: Sequence[int]) -> str:
 
 
 def clearest(material: Material) -> Told | None:
-    """The memory with the clearest subject whose value promotes a word; without subjects, the clearest wording.
+    """The memory with a clear subject whose value promotes most words of it; without subjects, the same of a wording.
 
-    Subjects that are read off whole phrases go first: a list of single first words is no subject to a reader.
+    Words of the subject are those of the sentences that have it in common. Subjects of many triggers go first, and
+    those that are read off whole phrases: a list of single first words is no subject to a reader.
     """
     index = material.index
     if not (index.has("patterns") and index.has("values")):
         return None
     rows = index.sql(
         """WITH clear AS (
-               SELECT * FROM {patterns}
-               ORDER BY kind = 'semantic' DESC, confidence DESC, layer, memory, pattern LIMIT $1
+               SELECT *, kind = 'semantic' AS is_subject, len(prefixes) >= $1 AS is_common FROM {patterns}
+               ORDER BY is_subject DESC, is_common DESC, confidence DESC, layer, memory, pattern LIMIT $2
            ),
            read AS (
-               SELECT layer, memory, pattern, median(t.position) >= $2 AS is_phrase
-               FROM clear JOIN {triggers} t USING (layer, memory)
+               SELECT layer, memory, pattern, median(t.position) >= $3 AS is_phrase,
+                      list_distinct(flatten(list(list_intersect(c.tokens, v.tokens[1:$4])))) AS said
+               FROM clear JOIN {triggers} t USING (layer, memory) JOIN {corpus} c USING (sentence)
+               JOIN {values} v USING (layer, memory)
                WHERE t."end" = 'top' AND list_contains(prefixes, t.rank) GROUP BY layer, memory, pattern
            )
-           SELECT layer, memory, kind, description, prefixes, v.tokens
+           SELECT layer, memory, is_subject, is_common, is_phrase, description, prefixes, v.tokens, said
            FROM clear JOIN read USING (layer, memory, pattern) JOIN {values} v USING (layer, memory)
-           ORDER BY kind = 'semantic' DESC, is_phrase DESC, confidence DESC, layer, memory, pattern""",
-        [_CANDIDATES, _PHRASE],
+           ORDER BY confidence DESC, layer, memory, pattern""",
+        [_COMMON, _CANDIDATES, _PHRASE, _PROMOTED],
     )
-    row = material.first_word(rows, lambda row: row["tokens"][0])
-    if row is None:
+    if not rows:
         return None
-    name = _name(row)
-    ranks = set(row["prefixes"])
+    for row in rows:
+        row["said"] = [token for token in row["tokens"] if token in row["said"] and material.is_word(token)]
+    row = max(rows, key=lambda row: (row["is_subject"], row["is_common"], row["is_phrase"], len(row["said"])))
+    name, ranks = _name(row), set(row["prefixes"])
     triggers = [trigger for trigger in index.triggers(name) if trigger.rank in ranks]
     what = f"{len(ranks)} of its strongest triggers have that in common:"
-    lines = (what, *_trigger_lines(triggers), _promotes(index, row["tokens"]))
-    kind = "a subject" if row["kind"] == "semantic" else "a wording"
-    title = f"{name} knows {kind}: {visible(row['description'])}"
+    said = ", ".join(_quoted(index.vocabulary[token]) for token in row["said"])
+    also = [f"of its first {_PROMOTED} tokens, these are words of those sentences: {said}"] if said else []
+    lines = (what, *_trigger_lines(triggers), _promotes(index, row["tokens"]), *also)
+    kind = "a subject" if row["is_subject"] else "a wording"
+    title = f"{name} knows {kind}: {visible(row['description']).removeprefix('about: ')}"
     return Told("memory", title, lines, material.command("show", str(name)))
 
 
