@@ -4,10 +4,11 @@
 
 Of an index with values and patterns it takes the memories whose triggers have patterns and are followed by tokens that
 the value promotes, those first whose patterns and tokens hold for most triggers. Each is then looked for in held-out
-text: the prefixes that drive it highest, one a sentence, none of a sentence that was scanned. There it is silenced, and
-the probability of the token that it is said to promote is measured with and without it, beside the same for the ten
-memories of its layer that are largest at that very place. Those with the clearest effect are printed first, each with
-commands that repeat what is said. Nothing is left out: a memory whose effect has the wrong sign is printed as such.
+text: the prefixes that drive it highest, one a sentence and each once, none of a sentence that was scanned. There it is
+silenced, and the probability of the token that it is said to promote is measured with and without it, beside the same
+for the ten memories of its layer that are largest at that very place. Those with the clearest effect are printed first,
+each with commands that repeat what is said. Nothing is left out: a memory whose effect has the wrong sign is printed as
+such.
 """
 
 from __future__ import annotations
@@ -204,11 +205,14 @@ def highest_places(
 
 
 def _in_order(model: MemoryModel, sentences: Sequence[Sentence], places: Sequence[Place]) -> Iterator[Place]:
-    """Highest first, without those whose text would be read as other tokens: a token may end within a letter."""
+    """Highest first, equal prompts once, none that would be read as other tokens: a token may end within a letter."""
+    taken: set[str] = set()
     for place in sorted(places, key=lambda one: (-one[0], *one[1:])):
         sentence, position = sentences[place[1]], place[2]
-        read = model.tokenizer.encode([sentence.until(position)])[0].ids
-        if place[0] > 0 and read == sentence.tokens[: position + 1]:
+        prompt = sentence.until(position)
+        is_read = model.tokenizer.encode([prompt])[0].ids == sentence.tokens[: position + 1]
+        if place[0] > 0 and is_read and prompt not in taken:
+            taken.add(prompt)
             yield place
 
 

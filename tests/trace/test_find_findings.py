@@ -164,3 +164,13 @@ def test_a_prompt_is_never_cut_within_a_letter(made: dict[str, Path]) -> None:
         if model.tokenizer.encode([sentence.until(at)])[0].ids == encoded.ids[: at + 1]
     ]
     assert 1 < len(own) < len(encoded.ids) and places and set(places) <= set(own)
+
+
+def test_equal_prompts_are_measured_once(made: dict[str, Path]) -> None:
+    script, model = load_script(), memlens.load(made["model"])
+    texts = ["The river of", "The river runs", "The river", "A river"]
+    encoded = zip(texts, model.tokenizer.encode(texts), strict=True)
+    sentences = [script.Sentence(text, one.ids, one.ends) for text, one in encoded]
+    places = script.highest_places(model, sentences, [PLANTED], 9)[PLANTED]
+    prompts = [sentences[number].until(position) for _, number, position in places]
+    assert sorted(prompts) == ["A river", "The river"]
