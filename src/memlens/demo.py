@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 FOLDER = "memlens-demo"
 FINDINGS = ("memory", "settling", "right", "depth", "composition")
 INSTEAD = ("dead", "rarest", "wanted", "claim-last-token", "claim-residual")  # where one of the five has no ground
-PREFIXES, EDITED = 1000, 4  # prefixes of section 5; memories a layer whose triggers are edited
+PREFIXES, EDITED = 1000, 8  # prefixes of section 5; memories a layer whose triggers are edited
 
 
 @dataclass(frozen=True)

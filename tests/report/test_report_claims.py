@@ -10,7 +10,7 @@ import pytest
 from memlens.experiments.shares import share_difference, wilson
 from memlens.report.claims import CLAIMS, judge_all
 from memlens.report.depth import depth, third
-from memlens.report.evidence import ABSENT, APPEARS, UNCLEAR, Evidence
+from memlens.report.evidence import ABSENT, APPEARS, UNCLEAR, Evidence, decimal
 from memlens.report.published import published
 
 Row = dict[str, Any]
@@ -254,3 +254,11 @@ def test_differences_of_the_same_memories_and_prefixes_count_where_the_table_has
     assert verdict("last-token", doubtful) == UNCLEAR
     rows = [row | {"gain_low": 0.02, "gain_high": 0.3} for row in SHOWN["refinement"][UNCLEAR]]
     assert verdict("refinement", rows) == APPEARS
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0.0, "0"), (0.296, "0.3"), (0.00014, "0.00014"), (4.5e-6, "0.0000045"), (1.94e-28, "1.9e-28"), (-2e-9, "-2e-9")],
+)
+def test_a_number_is_written_so_that_nobody_counts_zeros(value: float, written: str) -> None:
+    assert decimal(value) == written

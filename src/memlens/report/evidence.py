@@ -62,5 +62,7 @@ def span(low: float, high: float) -> str:
 
 
 def decimal(value: float) -> str:
-    """Two significant digits without an exponent."""
+    """Two significant digits, without an exponent as long as nobody has to count zeros."""
+    if value and abs(value) < 1e-6:
+        return np.format_float_scientific(value, precision=1, trim="-", exp_digits=1)
     return np.format_float_positional(value, precision=2, fractional=False, trim="-")
