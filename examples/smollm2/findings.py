@@ -1,4 +1,4 @@
-"""Print what an index has to tell as Markdown, each finding with the command that shows it.
+"""Print what an index has to tell as Markdown: the table of claims, then findings, each with the command that shows it.
 
     python examples/smollm2/findings.py INDEX
 
@@ -9,20 +9,31 @@ import sys
 
 import memlens
 from memlens.report.findings import find_all
-from memlens.report.told import Told
+from memlens.report.told import Material, Told
+
+
+def claims(index: memlens.Index) -> str:
+    """The report's table: what the paper says, and whether this model shows it."""
+    lines = ["| the paper's claim | published | this model | interval or spread | verdict |", "| --- " * 5 + "|"]
+    for claim, finding in Material(index).claims.values():
+        cells = (claim.text, claim.published, finding.yours, finding.interval or "–", f"**{finding.verdict}**")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def as_markdown(number: int, told: Told) -> str:
     """Lines that begin with spaces are text of the corpus; they belong to the line above."""
     lines = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in told.lines]
-    return "\n".join([f"## {number}. {told.title}", "", *lines, "", "```", told.command, "```", ""])
+    return "\n".join([f"### {number}. {told.title}", "", *lines, "", "```", told.command, "```", ""])
 
 
 def main() -> None:
     if len(sys.argv) != 2:
         sys.exit("usage: python examples/smollm2/findings.py INDEX")
     try:
-        for number, told in enumerate(find_all(memlens.open_index(sys.argv[1])), 1):
+        index = memlens.open_index(sys.argv[1])
+        print(claims(index))
+        for number, told in enumerate(find_all(index), 1):
             print(as_markdown(number, told))
     except memlens.MemlensError as error:
         sys.exit(f"findings: {error}")

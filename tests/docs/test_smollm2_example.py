@@ -68,7 +68,8 @@ def test_findings_come_as_markdown_with_their_commands(tmp_path: Path) -> None:
     )
     ran = run("findings.py", index.folder)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("## 1. ") and f"```\nmemlens report {index.folder}\n```" in ran.stdout
+    assert ran.stdout.startswith("| the paper's claim |") and "\n### 1. " in ran.stdout
+    assert f"```\nmemlens report {index.folder}\n```" in ran.stdout
 
 
 def test_findings_of_no_index_are_one_line(tmp_path: Path) -> None:
