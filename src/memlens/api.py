@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -167,9 +167,13 @@ def patterns(index: Index | Source, *, progress: Progress = no_progress, **optio
 
     `options` are those of PatternSettings: top, rate, background, seed.
     """
-    from memlens.patterns import compute_patterns
+    from memlens.patterns import PatternSettings, compute_patterns
 
     opened = _opened(index)
+    known = [field.name for field in fields(PatternSettings)]
+    for name in options:
+        if name not in known:
+            raise SettingError(f"patterns has no option '{name}'; known: {', '.join(known)}")
     compute_patterns(opened, progress=progress, **options)
     return opened
 

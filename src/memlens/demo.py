@@ -16,6 +16,7 @@ from memlens.analyze import Stage, StageWatcher, analyze
 from memlens.corpus.settings import BUNDLED
 from memlens.errors import ModelNotFound
 from memlens.index.build import Progress, no_progress
+from memlens.index.layout import is_complete
 from memlens.index.reader import Index
 
 if TYPE_CHECKING:
@@ -61,13 +62,29 @@ def demo(
     watcher: StageWatcher | None = None,
     **options: Any,
 ) -> Demo:
-    """All stages in the folder `out`, and five findings; `options` are further ones of `scan`."""
+    """All stages in the folder `out`, and five findings; `options` are further ones of `scan`.
+
+    Larger samples that the folder holds already are kept.
+    """
+    prefixes, edited = _at_least(out, prefixes, edited)
     samples = {"local-edits": edited}
     made = analyze(
         _load(model), corpus, out=out, sample=prefixes, samples=samples, threads=threads, progress=progress,
         watcher=watcher, **options,
     )  # fmt: skip
     return Demo(made.index, made.report, made.stages, tuple(_five(made.index)), _smaller(prefixes, samples))
+
+
+def _at_least(out: api.Source, prefixes: int, edited: int) -> tuple[int, int]:
+    """The samples, or those in the folder where they are larger: somebody may have waited for them."""
+    from memlens.experiments import find_experiments
+
+    if not is_complete(Path(out)):
+        return prefixes, edited
+    noted = api.open_index(out).manifest.get("experiments", {})
+    counts = {one.name: noted.get(one.name, {}).get("sample") or 0 for one in find_experiments(["all"])}
+    on_prefixes = [counts[one.name] for one in find_experiments(["all"]) if one.on_prefixes]
+    return max(prefixes, *on_prefixes), max(edited, counts["local-edits"])
 
 
 def _load(model: Any) -> MemoryModel:

@@ -178,3 +178,14 @@ def test_the_bundled_model_on_bundled_text_has_five_findings(tmp_path: Path) -> 
     found = demo(out=tmp_path / "index", max_tokens=6000, prefixes=40, edited=1, threads=1)
     assert found.index.manifest["model"]["name"] == "bundled" and len(found.index.layers) == 16
     assert len(found.findings) == 5 and found.report.is_file()
+
+
+def test_larger_samples_that_are_there_are_kept(
+    shown: Demo, models: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(shown.index.folder, tmp_path / "index")
+    memlens.experiment(tmp_path / "index", ["local-edits"], sample=3, threads=1)
+    again = demo(models["gated"], text, out=tmp_path / "index", **OPTIONS)
+    noted = again.index.manifest["experiments"]
+    assert noted["local-edits"]["sample"] == 3 and noted["refinement"]["sample"] == 30
+    assert dict(outcomes(again))["experiments"] == "kept"

@@ -150,7 +150,9 @@ def test_where_predictions_settle_is_read_off_the_table(full: memlens.Index) -> 
     told = only(full, "settling")
     assert told.title == "The prediction settles layer by layer"
     assert "0.0% in layer 0" in told.lines[0] and "75.0% in layer 15" in told.lines[0]
-    assert told.lines[1] == "layer 10 is the first that begins with half of its predictions made"
+    assert (
+        told.lines[1] == "layer 10 is the first that begins with more than half of its predictions made, beyond doubt"
+    )
     assert "verdict: appears" in told.lines
 
 
@@ -158,21 +160,25 @@ def test_a_trend_that_does_not_appear_is_told_as_not_appearing(full: memlens.Ind
     write_rows(full, "refinement", refinement([0.3] * 16))
     told = only(full, "settling")
     assert told.title == "Not here: The prediction settles layer by layer"
-    assert told.lines[1] == "no layer begins with half of its predictions made"
+    assert told.lines[1] == "no layer begins with more than half of its predictions made, beyond doubt"
     assert "verdict: does not appear" in told.lines
 
 
 def test_the_share_of_compositions_is_the_mean_over_layers(full: memlens.Index) -> None:
-    rows = [{"layer": n, "prefixes": 100, "zero": n, "rate": n / 100, "zero_active": n} for n in range(16)]
+    rows = [
+        {"layer": n, "prefixes": 100, "zero": n, "rate": n / 100, "zero_active": n, "rate_active": n / 50}
+        for n in range(16)
+    ]
     write_rows(full, "composition", rows)
     assert only(full, "composition").title.startswith("7.5% of what layers predict")
+    assert only(full, "composition").lines[0] == "of none of those that fire: 15.0%"
 
 
 def test_what_is_no_word_is_passed_over_only_while_there_are_words(bare: memlens.Index) -> None:
     material = Material(bare)
-    material.__dict__["_frequent"] = {2}
-    bare.__dict__["vocabulary"] = [" river", ",", " the", "ing", " 1990", " sea"]
-    assert [material.is_word(token) for token in range(6)] == [True, False, False, False, False, True]
+    material.__dict__["_frequent"], material.__dict__["_read"] = {2}, set(range(6))
+    bare.__dict__["vocabulary"] = [" river", ",", " the", "ing", " 1990", " sea", " Antar"]
+    assert [material.is_word(token) for token in range(7)] == [True, False, False, False, False, True, False]
     rows: list[dict[str, Any]] = [{"token": token} for token in (1, 2, 5, 0)]
     assert material.first_word(rows, lambda row: row["token"]) == {"token": 5}
     assert material.first_word(rows[:2], lambda row: row["token"]) == {"token": 1}
@@ -181,7 +187,7 @@ def test_what_is_no_word_is_passed_over_only_while_there_are_words(bare: memlens
 
 def test_a_vocabulary_without_spaces_has_words_too(bare: memlens.Index) -> None:
     material = Material(bare)
-    material.__dict__["_frequent"] = set()
+    material.__dict__["_frequent"], material.__dict__["_read"] = set(), {0, 1, 2}
     bare.__dict__["vocabulary"] = ["river", ",", "sea"]
     assert [material.is_word(token) for token in range(3)] == [True, False, True]
 

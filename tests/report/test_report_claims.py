@@ -252,8 +252,10 @@ def test_differences_of_the_same_memories_and_prefixes_count_where_the_table_has
     assert verdict("last-token", wide) == UNCLEAR and verdict("last-token", paired) == APPEARS
     doubtful = [row | {"beside_last_low": -0.1} for row in SHOWN["last-token"][APPEARS]]
     assert verdict("last-token", doubtful) == UNCLEAR
-    rows = [row | {"gain_low": 0.02, "gain_high": 0.3} for row in SHOWN["refinement"][UNCLEAR]]
+    rows = [row | {"gain_low": 0.12, "gain_high": 0.3} for row in SHOWN["refinement"][UNCLEAR]]
     assert verdict("refinement", rows) == APPEARS
+    small = [row | {"gain_low": 0.02} for row in rows]
+    assert verdict("refinement", small) == UNCLEAR  # there, but perhaps too small to count
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ def demo(
         str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the index to.")
     ] = "memlens-demo",
     serve: Annotated[bool, typer.Option("--serve", help="Open the workbench on it afterwards.")] = False,
+    port: Annotated[int, typer.Option(metavar="N", help="With --serve; 0 takes any that is free.")] = 8000,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -51,7 +52,7 @@ def demo(
     if serve:
         from memlens.cli.serve import serve as open_workbench
 
-        open_workbench(str(found.index.folder), model="bundled", quiet=quiet, verbose=verbose)
+        open_workbench(str(found.index.folder), model="bundled", port=port, quiet=quiet, verbose=verbose)
 
 
 def _line(stage: Stage) -> str:

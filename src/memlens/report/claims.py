@@ -30,14 +30,14 @@ class Claim:
     judge: Callable[[Evidence], Finding]
 
 
-_BY_DIFFERENCE = "Appears if the 95% interval of the difference lies above 0; does not if it ends below {least}."
+_BY_DIFFERENCE = "Appears if the 95% interval of the difference lies above {least}; does not if it ends below that."
 _ENOUGH = f" Layers with fewer than {judgements.FEWEST} {{observed}} do not count."
 _ENOUGH_MEMORIES, _ENOUGH_PREFIXES = (_ENOUGH.format(observed=observed) for observed in ("memories", "prefixes"))
 
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "patterns",
-        "Lower layers hold shallow patterns, upper layers semantic ones",
+        "Upper layers hold fewer shallow and more semantic patterns than lower ones",
         "shallow in layers 0–8, semantic in 9–15",
         "patterns",
         "Figure 2",
@@ -82,8 +82,8 @@ CLAIMS: tuple[Claim, ...] = (
         "median 9,611 in layer 0, 5,139 in layer 15",
         "rank",
         "Figure 5",
-        "Mean of the layers' median ranks, lower third minus upper third. Appears if the 95% interval lies above 0; "
-        "does not if it ends below a tenth of the lower third's rank. Without intervals: appears from a tenth on."
+        "Mean of the layers' median ranks, lower third minus upper third. Appears if the 95% interval lies above "
+        "a tenth of the lower third's rank; does not if it ends below that. Without intervals: appears from a tenth on."
         + _ENOUGH_MEMORIES,
         judgements.rank_improves,
     ),
@@ -133,7 +133,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "composition",
         "In every layer at least 68% of outputs match no single memory",
-        "67% to 96%",
+        "67% to 96% (68% in the text)",
         "composition",
         "Figure 8",
         "Appears if the 95% interval of every layer reaches 68% and stays above one half; does not if that of any "

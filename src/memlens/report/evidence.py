@@ -43,10 +43,10 @@ class Finding:
 
 
 def judge_difference(low: float, high: float, least: float) -> str:
-    """The one rule for "more here than there": too small to count, certainly there, or neither."""
+    """The one rule for "more here than there": certainly too small to count, certainly not, or neither."""
     if high < least:
         return ABSENT
-    return APPEARS if low > 0 else UNCLEAR
+    return APPEARS if low >= least else UNCLEAR
 
 
 def percent(share: float, digits: int = 1) -> str:

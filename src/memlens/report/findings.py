@@ -80,11 +80,11 @@ def _settling(material: Material) -> Told | None:
         few = [rows[place * (len(rows) - 1) // 3] for place in range(4)] if len(rows) > 4 else rows
         shares = ", ".join(f"{percent(row['rate'])} in layer {row['layer']}" for row in few)
         yield f"the final token is already on top of the residual for {shares}"
-        half = next((row["layer"] for row in rows if row["rate"] >= 0.5), None)
+        half = next((row["layer"] for row in rows if (row.get("low") or row["rate"]) >= 0.5), None)
         yield (
-            "no layer begins with half of its predictions made"
+            "no layer begins with more than half of its predictions made, beyond doubt"
             if half is None
-            else f"layer {half} is the first that begins with half of its predictions made"
+            else f"layer {half} is the first that begins with more than half of its predictions made, beyond doubt"
         )
 
     return _renamed("settling", _told_by("refinement", when)(material))
@@ -111,7 +111,13 @@ def _composition(material: Material) -> Told | None:
         return None
     mean = sum(row["rate"] for row in rows) / len(rows)
     title = f"{percent(mean)} of what layers predict is the prediction of none of their memories"
-    return _renamed("composition", _told_by("composition")(material), title)
+
+    def of_active(material: Material) -> Iterable[str]:
+        active = [row["rate_active"] for row in rows if row.get("rate_active") is not None]
+        if active:
+            yield f"of none of those that fire: {percent(sum(active) / len(active))}"
+
+    return _renamed("composition", _told_by("composition", of_active)(material), title)
 
 
 def _dead(material: Material) -> Told | None:

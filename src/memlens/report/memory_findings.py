@@ -38,6 +38,10 @@ def _promotes(index: Index, tokens: Sequence[int]) -> str:
     return "promotes " + ", ".join(_quoted(index.vocabulary[token]) for token in tokens[:_TOKENS])
 
 
+def _fires(frequency: float) -> str:
+    return f"it fires, more or less, on {frequency:.1%} of all prefixes"
+
+
 def clearest(material: Material) -> Told | None:
     """The memory with a clear subject whose value promotes most words of it; without subjects, the same of a wording.
 
@@ -59,8 +63,9 @@ def clearest(material: Material) -> Told | None:
                JOIN {values} v USING (layer, memory)
                WHERE t."end" = 'top' AND list_contains(prefixes, t.rank) GROUP BY layer, memory, pattern
            )
-           SELECT layer, memory, is_subject, is_common, is_phrase, description, prefixes, v.tokens, said
+           SELECT layer, memory, is_subject, is_common, is_phrase, description, prefixes, v.tokens, said, m.frequency
            FROM clear JOIN read USING (layer, memory, pattern) JOIN {values} v USING (layer, memory)
+           JOIN {memories} m USING (layer, memory)
            ORDER BY confidence DESC, layer, memory, pattern""",
         [_COMMON, _CANDIDATES, _PHRASE, _PROMOTED],
     )
@@ -70,11 +75,13 @@ def clearest(material: Material) -> Told | None:
         row["said"] = [token for token in row["tokens"] if token in row["said"] and material.is_word(token)]
     row = max(rows, key=lambda row: (row["is_subject"], row["is_common"], row["is_phrase"], len(row["said"])))
     name, ranks = _name(row), set(row["prefixes"])
-    triggers = [trigger for trigger in index.triggers(name) if trigger.rank in ranks]
-    what = f"{len(ranks)} of its strongest triggers have that in common:"
+    listed = index.triggers(name)
+    triggers = [trigger for trigger in listed if trigger.rank in ranks]
+    looked_at = min(len(listed), index.manifest.get("patterns", {}).get("top", len(listed)))
+    what = f"{len(ranks)} of its {looked_at} strongest triggers have that in common:"
     said = ", ".join(_quoted(index.vocabulary[token]) for token in row["said"])
     also = [f"of its first {_PROMOTED} tokens, these are words of those sentences: {said}"] if said else []
-    lines = (what, *_trigger_lines(triggers), _promotes(index, row["tokens"]), *also)
+    lines = (what, *_trigger_lines(triggers), _promotes(index, row["tokens"]), *also, _fires(row["frequency"]))
     kind = "a subject" if row["is_subject"] else "a wording"
     title = f"{name} knows {kind}: {visible(row['description']).removeprefix('about: ')}"
     return Told("memory", title, lines, material.command("show", str(name)))
@@ -154,10 +161,11 @@ def changed(material: Material) -> Told | None:
     before, after = _quoted(row["residual_text"]), _quoted(row["output_text"])
     lines = (
         f"  {tail(row['text'], _ROOM)}",
-        f"the residual says {before}, the model says {after}; {name} pushed most, by {row['pushes'][0]:.2f} logits",
+        f"the residual says {before}, the model says {after}; {name} did most for it: it lifted {after} over {before} "
+        f"by {row['pushes'][0]:.2f} logits",
     )
     title = f"The last layer changed its mind from {before} to {after}"
-    return Told("changed", title, lines, material.command("trace", row["text"], "--token", row["output_text"]))
+    return Told("changed", title, lines, material.command_of("last-layer"))
 
 
 def forbids(material: Material) -> Told | None:

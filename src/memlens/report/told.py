@@ -56,15 +56,22 @@ class Material:
         return frequent_tokens(self.index)
 
     @cached_property
+    def _read(self) -> Collection[int]:
+        """Tokens that the corpus contains: values promote half-words, too, that a model has hardly ever seen."""
+        rows = self.index.sql("SELECT DISTINCT unnest(tokens) AS token FROM {corpus}")
+        return {row["token"] for row in rows}
+
+    @cached_property
     def _marks_words(self) -> bool:
         """Does a space in front tell a word's first piece from the others?"""
         return any(text[:1] == " " and text.strip() for text in self.index.vocabulary)
 
     def is_word(self, token: int) -> bool:
-        """Is the token the beginning of a word, and none of the corpus's most frequent tokens?"""
+        """Is the token the beginning of a word of the corpus, and none of its most frequent ones?"""
         text = self.index.vocabulary[token]
         begins = text[:1] == " " or not self._marks_words
-        return begins and len(text.strip()) >= 3 and text.strip().isalpha() and token not in self._frequent
+        looks_so = begins and len(text.strip()) >= 3 and text.strip().isalpha()
+        return looks_so and token not in self._frequent and token in self._read
 
     def first_word(self, rows: Sequence[Row], token_of: Callable[[Row], int]) -> Row | None:
         """The first row whose token is a word; the first of all where no row has one, None where there is none."""
