@@ -92,6 +92,7 @@ def analyze(
     experiments on prefixes, `samples` of single experiments by name ({"local-edits": 10}; the others keep their own),
     `seed` of scan, patterns and experiments; `options` are the further ones of `scan` (top=50, layers=...).
     """
+    folder = api.folder_of(out)
     _refuse_wrong(seed, tokens, sample, samples or {}, stop_words)
     text = None if validation is None else api.corpus_settings(validation, unit, column)
     if text is not None:
@@ -99,7 +100,7 @@ def analyze(
     loaded = api.load(model, tokenizer=tokenizer, device=device, dtype=dtype)
     if reading is not None:
         loaded.lens.checked_reading(reading)
-    work = _Work(loaded, Path(out), threads, progress)
+    work = _Work(loaded, folder, threads, progress)
     drawn = _Drawn(seed, sample, samples or {}, stop_words, text)
     todo: dict[str, Callable[[], Stage]] = {
         "scan": lambda: work.scan(corpus, resume=resume, unit=unit, column=column, seed=seed, **options),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -29,7 +29,7 @@ from memlens.models import load
 from memlens.scan.done import Share
 from memlens.scan.estimate import usable_cores
 from memlens.scan.running import HowToRun
-from memlens.scan.settings import ScanSettings, parse_layers
+from memlens.scan.settings import ScanSettings, parse_layers, refuse_unknown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,20 +89,21 @@ def scan(
     with what the folder was begun with. With `executor` "ray" workers run on a Ray cluster. `shard` "3/16" does the
     third of sixteen parts, to be joined by `merge`. `layer_budget`: at most so many layers in one pass.
     """
+    folder = folder_of(out)
     chosen = parse_layers(layers) if isinstance(layers, str) else tuple(layers) if layers is not None else None
     run = HowToRun(executor, workers, threads, ray_address, gpus_per_worker)
     share = None if shard is None else Share.parse(shard)
-    recorded = recorded_threads(Path(out)) if threads is None and resume else None
+    recorded = recorded_threads(folder) if threads is None and resume else None
     settings = ScanSettings.with_preset(preset, layers=chosen, threads=threads or recorded, **options)
     sources = corpus_settings(corpus, unit, column)
     mapped = {} if device_map is None else {"device_map": device_map}
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
-    split = run.split(loaded, settings, sources, recorded, is_complete(Path(out)) and resume)
+    split = run.split(loaded, settings, sources, recorded, is_complete(folder) and resume)
     build_index(
         loaded,
         sources,
         replace(settings, threads=split.threads),
-        Path(out),
+        folder,
         resume=resume,
         progress=progress,
         executor=run.make_executor(split),
@@ -110,15 +111,16 @@ def scan(
         layer_budget=layer_budget,
         device_map=device_map,
     )
-    return Index(Path(out)) if share is None else open_shard(Path(out))
+    return Index(folder) if share is None else open_shard(folder)
 
 
 def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress: Progress = no_progress) -> Index:
     """Join the parts that `scan(shard=...)` has made, given in any order, into one index."""
     if not parts:
         raise SettingError("no parts were given; name the folders that `memlens scan --shard` has made")
-    merge_shards([Path(part) for part in parts], Path(out), resume=resume, progress=progress)
-    return Index(Path(out))
+    folder = folder_of(out)
+    merge_shards([Path(part) for part in parts], folder, resume=resume, progress=progress)
+    return Index(folder)
 
 
 def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
@@ -170,10 +172,7 @@ def patterns(index: Index | Source, *, progress: Progress = no_progress, **optio
     from memlens.patterns import PatternSettings, compute_patterns
 
     opened = _opened(index)
-    known = [field.name for field in fields(PatternSettings)]
-    for name in options:
-        if name not in known:
-            raise SettingError(f"patterns has no option '{name}'; known: {', '.join(known)}")
+    refuse_unknown("patterns", PatternSettings, options)
     compute_patterns(opened, progress=progress, **options)
     return opened
 
@@ -264,6 +263,13 @@ def compare(
     from memlens.compare import compare_indexes
 
     return compare_indexes(_opened(a), _opened(b), by=by, layers=layers, top=top, alike=alike)
+
+
+def folder_of(out: Source) -> Path:
+    """Where to write; an empty name would be the folder one stands in."""
+    if not os.fspath(out):
+        raise SettingError("-o is empty; name a folder for the index")
+    return Path(out)
 
 
 def corpus_settings(corpus: Source | Sequence[Source], unit: str = "sentence", column: str = "text") -> CorpusSettings:

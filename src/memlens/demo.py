@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from memlens import api
 from memlens.analyze import Stage, StageWatcher, analyze
 from memlens.corpus.settings import BUNDLED
-from memlens.errors import ModelNotFound
+from memlens.errors import ModelNotFound, SettingError
 from memlens.index.build import Progress, no_progress
 from memlens.index.layout import is_complete
 from memlens.index.reader import Index
@@ -66,7 +66,10 @@ def demo(
 
     Larger samples that the folder holds already are kept.
     """
-    prefixes, edited = _at_least(out, prefixes, edited)
+    if taken := {"sample", "samples"} & options.keys():
+        raise SettingError(f"a demo has no {min(taken)}; say prefixes= and edited=")
+    if options.get("resume", True):
+        prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
     samples = {"local-edits": edited}
     made = analyze(
         _load(model), corpus, out=out, sample=prefixes, samples=samples, threads=threads, progress=progress,
@@ -75,13 +78,13 @@ def demo(
     return Demo(made.index, made.report, made.stages, tuple(_five(made.index)), _smaller(prefixes, samples))
 
 
-def _at_least(out: api.Source, prefixes: int, edited: int) -> tuple[int, int]:
+def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
     """The samples, or those in the folder where they are larger: somebody may have waited for them."""
     from memlens.experiments import find_experiments
 
-    if not is_complete(Path(out)):
+    if not is_complete(folder):
         return prefixes, edited
-    noted = api.open_index(out).manifest.get("experiments", {})
+    noted = api.open_index(folder).manifest.get("experiments", {})
     counts = {one.name: noted.get(one.name, {}).get("sample") or 0 for one in find_experiments(["all"])}
     on_prefixes = [counts[one.name] for one in find_experiments(["all"]) if one.on_prefixes]
     return max(prefixes, *on_prefixes), max(edited, counts["local-edits"])

@@ -189,3 +189,22 @@ def test_larger_samples_that_are_there_are_kept(
     noted = again.index.manifest["experiments"]
     assert noted["local-edits"]["sample"] == 3 and noted["refinement"]["sample"] == 30
     assert dict(outcomes(again))["experiments"] == "kept"
+
+
+def test_what_a_demo_cannot_be_told_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memlens.errors import SettingError
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingError, match="no sample; say prefixes="):
+        demo(out="index", sample=5)
+    for verb in (["demo"], ["scan", "bundled", "bundled"], ["analyze", "bundled", "bundled"]):
+        assert is_refused(run(*verb, "-o", ""), "-o is empty")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fresh_begins_anew_with_its_own_samples(
+    shown: Demo, models: dict[str, Path], text: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(shown.index.folder, tmp_path / "index")
+    again = demo(models["gated"], text, out=tmp_path / "index", resume=False, **OPTIONS | {"edited": 1})
+    assert again.index.manifest["experiments"]["local-edits"]["sample"] == 1

@@ -10,6 +10,7 @@ import typer
 
 from memlens.cli.options import Json, Quiet, Verbose
 from memlens.cli.progress import ScanProgress
+from memlens.cli.scan import Resume
 from memlens.cli.screen import Screen
 from memlens.cli.text import duration, visible
 from memlens.errors import SettingError
@@ -25,6 +26,7 @@ def demo(
     ] = "memlens-demo",
     serve: Annotated[bool, typer.Option("--serve", help="Open the workbench on it afterwards.")] = False,
     port: Annotated[int, typer.Option(metavar="N", help="With --serve; 0 takes any that is free.")] = 8000,
+    resume: Resume = True,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -44,7 +46,7 @@ def demo(
             def ended(self, stage: Stage) -> None:
                 screen.note(_line(stage))
 
-        found = run(out=out, progress=progress, watcher=Watcher())
+        found = run(out=out, resume=resume, progress=progress, watcher=Watcher())
     if as_json:
         screen.json(_as_json(found))
     else:

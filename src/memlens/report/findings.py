@@ -80,7 +80,7 @@ def _settling(material: Material) -> Told | None:
         few = [rows[place * (len(rows) - 1) // 3] for place in range(4)] if len(rows) > 4 else rows
         shares = ", ".join(f"{percent(row['rate'])} in layer {row['layer']}" for row in few)
         yield f"the final token is already on top of the residual for {shares}"
-        half = next((row["layer"] for row in rows if (row.get("low") or row["rate"]) >= 0.5), None)
+        half = next((row["layer"] for row in rows if row["low" if "low" in row else "rate"] >= 0.5), None)
         yield (
             "no layer begins with more than half of its predictions made, beyond doubt"
             if half is None

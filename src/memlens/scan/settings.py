@@ -5,6 +5,7 @@ This module knows nothing of models or files; whether a layer exists is checked 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -72,15 +73,20 @@ class ScanSettings:
         """The preset's values, overruled by what is given explicitly; None means not given."""
         if preset is not None and preset not in PRESETS:
             raise SettingError(f"--preset is '{preset}'; choose one of: {', '.join(PRESETS)}")
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(given) - known)
-        if unknown:
-            raise SettingError(f"unknown scan option '{unknown[0]}'; known: {', '.join(sorted(known))}")
+        refuse_unknown("scan", cls, given)
         explicit = {name: value for name, value in given.items() if value is not None}
         return cls(**{**(PRESETS[preset] if preset else {}), "preset": preset, **explicit})
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def refuse_unknown(verb: str, settings: type, given: Mapping[str, Any]) -> None:
+    """Options of a verb are the fields of its settings."""
+    known = {field.name for field in fields(settings)}
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise SettingError(f"unknown {verb} option '{unknown[0]}'; known: {', '.join(sorted(known))}")
 
 
 def _option(name: str) -> str:
