@@ -73,7 +73,7 @@ def theirs(sentences):
 
 def test_every_filled_entry_is_a_trigger_of_the_same_sentence_position_and_coefficient(ours, theirs, sentences):
     assert sum(len(entries) for entries in theirs.values()) == 20_433
-    shared = 0
+    shared = ties = 0
     for memory in ours.keys() | theirs.keys():
         assert len(ours[memory]) == len(theirs[memory])  # unfilled slots are absent
         for mine, other in ((ours[memory], theirs[memory]), (theirs[memory], ours[memory])):
@@ -84,7 +84,11 @@ def test_every_filled_entry_is_a_trigger_of_the_same_sentence_position_and_coeff
                     shared += 1
                 else:
                     assert_is_tie_at_the_end(position, coefficient, sentences[sentence], other, sentences)
-    assert shared // 2 == 20_107
+                    ties += 1
+    # Last bits, which differ between processors, decide which of two tied places is listed: every entry is accounted
+    # for, and nearly all are the same on both sides.
+    assert (shared + ties) // 2 == 20_433
+    assert shared // 2 > 0.98 * 20_433
 
 
 def assert_is_tie_at_the_end(position, coefficient, tokens, other, sentences):
