@@ -20,14 +20,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import memlens
-from memlens.experiments.aggregate import run_pass
 from memlens.experiments.layer_look import LayerLook
-from memlens.experiments.prefix_passes import chunk_rows, run_chunks
+from memlens.experiments.prefix_pass import chunk_rows, run_chunks, run_pass
 from memlens.experiments.prefixes import Prefixes, SampledSentence
 from memlens.experiments.unembedding import Unembedding
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.values.blocks import thread_pool
+from memlens.vocab.kernels import thread_pool
 
 
 def build() -> MemoryModel:

@@ -23,8 +23,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from memlens.corpus import CorpusSettings, read_units
-from memlens.index.files import checksum, write_json
+from memlens.corpus.sentences import read_units
+from memlens.corpus.settings import CorpusSettings
+from memlens.files import checksum, write_json, write_table
 from memlens.index.layout import (
     CORPUS,
     CORPUS_SCHEMA,
@@ -35,10 +36,9 @@ from memlens.index.layout import (
     VOCABULARY,
     VOCABULARY_SCHEMA,
 )
-from memlens.index.parquet import write_table
 from memlens.index.reader import Index
-from memlens.patterns import compute_patterns
-from memlens.scan.estimate import usable_cores
+from memlens.pattern.table import compute_patterns
+from memlens.scanner.autotune import usable_cores
 
 TOP = 25
 PIECE = re.compile(r" ?\w+| ?[^\w\s]|\s")

@@ -41,7 +41,7 @@ def save_model(folder: Path, layers: int, width: int) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from memlens.models.quiet import quiet_transformers
+    from memlens.models.huggingface import quiet_transformers
     from memlens.testing import tiny_tokenizer
 
     torch.manual_seed(0)

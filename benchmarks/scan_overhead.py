@@ -26,12 +26,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import memlens
-from memlens.corpus import cut_batches
-from memlens.corpus.batches import Batch
+from memlens.corpus.batches import Batch, cut_batches
 from memlens.models.memory_model import MemoryModel
-from memlens.scan.scanner import Scanner, WindowSentence
-from memlens.scan.settings import ScanSettings
-from memlens.scan.state import ScanState
+from memlens.scanner.scanner import Scanner, WindowSentence
+from memlens.scanner.settings import ScanSettings
+from memlens.scanner.state import ScanState
 from memlens.testing import tiny_model, tiny_tokenizer
 
 SHAPES = {

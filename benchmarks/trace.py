@@ -21,9 +21,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import memlens
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_tokenizer
-from memlens.trace.prompt import Prompt
-from memlens.trace.result import Trace
-from memlens.trace.tracing import trace_prompt
+from memlens.tracer.prompt import Prompt
+from memlens.tracer.result import Trace
+from memlens.tracer.trace import trace_prompt
 
 
 def build() -> MemoryModel:

@@ -19,10 +19,10 @@ from tempfile import TemporaryDirectory
 import torch
 
 import memlens
-from memlens.index.parquet import write_table
+from memlens.files import write_table
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.values.table import KEYS_SCHEMA, VALUES_SCHEMA, folded_keys, key_tables, value_tables
+from memlens.vocab.table import KEYS_SCHEMA, VALUES_SCHEMA, folded_keys, key_tables, value_tables
 
 LAYER_MEMORIES, WIDTH, VOCABULARY, BLOCK = 3072, 768, 50_257, 512
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from memlens.corpus import CorpusSettings, read_units
-from memlens.index.files import checksum, write_json
+from memlens.corpus.sentences import read_units
+from memlens.corpus.settings import CorpusSettings
+from memlens.files import checksum, write_json, write_table
 from memlens.index.layout import (
     CORPUS,
     CORPUS_SCHEMA,
@@ -29,10 +30,9 @@ from memlens.index.layout import (
     VOCABULARY,
     VOCABULARY_SCHEMA,
 )
-from memlens.index.parquet import write_table
 from memlens.index.reader import Index
-from memlens.patterns.table import NAMES_SCHEMA, PATTERNS_SCHEMA
-from memlens.values.table import KEYS_SCHEMA, VALUES_SCHEMA
+from memlens.pattern.table import NAMES_SCHEMA, PATTERNS_SCHEMA
+from memlens.vocab.table import KEYS_SCHEMA, VALUES_SCHEMA
 
 PIECE = re.compile(r" ?\w+| ?[^\w\s]|\s")
 EDGES = [*(-(2.0**power) for power in range(5, -11, -1)), *(2.0**power for power in range(-10, 6))]

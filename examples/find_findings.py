@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 import memlens
-from memlens.corpus import CorpusSettings, read_units
+from memlens.corpus.sentences import read_units
+from memlens.corpus.settings import CorpusSettings
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 

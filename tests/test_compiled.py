@@ -15,8 +15,8 @@ try:
     numba.njit(cache=True)(lambda: 1)
 except RuntimeError:
     print("no cache")
-import memlens.patterns.find, memlens.values.rows, memlens.scan.blocks  # and with them every compiled part
-from memlens.patterns.significance import binomial_tail
+import memlens.pattern.find, memlens.vocab.kernels, memlens.scanner.kernels  # and with them every compiled part
+from memlens.stats import binomial_tail
 print(binomial_tail(2, 2, 0.5))
 """
 

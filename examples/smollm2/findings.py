@@ -8,8 +8,8 @@ The raw material of docs/gallery.md. Works on any index; what its tables do not 
 import sys
 
 import memlens
-from memlens.report.findings import find_all
-from memlens.report.told import Material, Told
+from memlens.reports.findings import find_all
+from memlens.reports.memory_findings import Material, Told
 
 
 def claims(index: memlens.Index) -> str:

@@ -10,64 +10,57 @@ The public names below are imported when first used, so that `import memlens` co
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memlens.analyze import analyze
     from memlens.api import check, compare, experiment, merge, open_index, patterns, report, scan, values
-    from memlens.demo import demo
     from memlens.errors import MemlensError
     from memlens.index.reader import Index
     from memlens.memory import MemoryId, Prefix, Trigger
-    from memlens.models import load
+    from memlens.models.load import load
     from memlens.models.memory_model import MemoryModel
-    from memlens.trace.attribution import silence_each
-    from memlens.trace.common import in_common
-    from memlens.trace.comparison import intervene
-    from memlens.trace.edits import Edit
-    from memlens.trace.generation import generate
-    from memlens.trace.groups import promoting
-    from memlens.trace.integrated import integrate
-    from memlens.trace.intervention import Intervention
-    from memlens.trace.tracing import trace
-    from memlens.trace.value_changes import ValueChange, save_changed, side_effects, trying
+    from memlens.pipeline import analyze, demo
+    from memlens.tracer.attribution import in_common, integrate, silence_each
+    from memlens.tracer.generate import generate
+    from memlens.tracer.intervene import intervene, promoting
+    from memlens.tracer.intervention import Edit, Intervention
+    from memlens.tracer.trace import trace
+    from memlens.tracer.value_changes import ValueChange, save_changed, side_effects, trying
 
 __version__ = "0.1.0"
 
 _WHERE = {
-    "Edit": "memlens.trace.edits",
+    "Edit": "memlens.tracer.intervention",
     "Index": "memlens.index.reader",
-    "Intervention": "memlens.trace.intervention",
+    "Intervention": "memlens.tracer.intervention",
     "MemlensError": "memlens.errors",
     "MemoryId": "memlens.memory",
     "MemoryModel": "memlens.models.memory_model",
     "Prefix": "memlens.memory",
     "Trigger": "memlens.memory",
-    "ValueChange": "memlens.trace.value_changes",
-    "analyze": "memlens.analyze",
+    "ValueChange": "memlens.tracer.value_changes",
+    "analyze": "memlens.pipeline",
     "check": "memlens.api",
     "compare": "memlens.api",
-    "demo": "memlens.demo",
+    "demo": "memlens.pipeline",
     "experiment": "memlens.api",
-    "generate": "memlens.trace.generation",
-    "in_common": "memlens.trace.common",
-    "integrate": "memlens.trace.integrated",
-    "intervene": "memlens.trace.comparison",
-    "load": "memlens.models",
+    "generate": "memlens.tracer.generate",
+    "in_common": "memlens.tracer.attribution",
+    "integrate": "memlens.tracer.attribution",
+    "intervene": "memlens.tracer.intervene",
+    "load": "memlens.models.load",
     "merge": "memlens.api",
     "open_index": "memlens.api",
     "patterns": "memlens.api",
-    "promoting": "memlens.trace.groups",
+    "promoting": "memlens.tracer.intervene",
     "report": "memlens.api",
-    "save_changed": "memlens.trace.value_changes",
+    "save_changed": "memlens.tracer.value_changes",
     "scan": "memlens.api",
-    "side_effects": "memlens.trace.value_changes",
-    "silence_each": "memlens.trace.attribution",
-    "trace": "memlens.trace.tracing",
-    "trying": "memlens.trace.value_changes",
+    "side_effects": "memlens.tracer.value_changes",
+    "silence_each": "memlens.tracer.attribution",
+    "trace": "memlens.tracer.trace",
+    "trying": "memlens.tracer.value_changes",
     "values": "memlens.api",
 }
 
@@ -114,14 +107,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
-
-
-class _Memlens(ModuleType):
-    """A verb keeps its name where a folder has the same one: the import system may not bind `scan/` over `scan()`."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _WHERE and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Memlens

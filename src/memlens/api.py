@@ -18,23 +18,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from memlens.corpus import CorpusSettings
+from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError
-from memlens.index.build import Progress, build_index, no_progress
+from memlens.index.build import build_index
 from memlens.index.layout import REPORT, is_complete
 from memlens.index.reader import Index
 from memlens.index.shards import Shard, merge_shards, open_shard
 from memlens.index.staging import recorded_threads
-from memlens.models import load
-from memlens.scan.done import Share
-from memlens.scan.estimate import usable_cores
-from memlens.scan.running import HowToRun
-from memlens.scan.settings import ScanSettings, parse_layers, refuse_unknown
+from memlens.models.load import load
+from memlens.parallel import Progress, no_progress
+from memlens.scanner.autotune import HowToRun, usable_cores
+from memlens.scanner.settings import ScanSettings, parse_layers, refuse_unknown
+from memlens.scanner.state import Share
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from memlens.compare import Comparison
+    from memlens.comparison.overlap import Comparison
     from memlens.index.check import Check
     from memlens.models.memory_model import MemoryModel
 
@@ -153,8 +153,8 @@ def values(
     the one that was scanned, or where it is now; None takes it from where it was. With `executor` "ray" a Ray cluster
     works on the layers.
     """
-    from memlens.values.blocks import use_threads
-    from memlens.values.table import compute_values
+    from memlens.vocab.kernels import use_threads
+    from memlens.vocab.table import compute_values
 
     opened = _opened(index)
     mapper = HowToRun(executor, None, threads, ray_address, gpus_per_worker).mapper()
@@ -169,7 +169,8 @@ def patterns(index: Index | Source, *, progress: Progress = no_progress, **optio
 
     `options` are those of PatternSettings: top, rate, background, seed.
     """
-    from memlens.patterns import PatternSettings, compute_patterns
+    from memlens.pattern.table import compute_patterns
+    from memlens.pattern.words import PatternSettings
 
     opened = _opened(index)
     refuse_unknown("patterns", PatternSettings, options)
@@ -202,9 +203,8 @@ def experiment(
     cannot have is refused if it was named and left out if only "all" asked for it; `skipped` is told name and reason.
     With `executor` "ray" the pass over prefixes, of which section 5 is made, runs on a Ray cluster.
     """
-    from memlens.experiments import run
-    from memlens.experiments.elsewhere import pass_over_prefixes
-    from memlens.values.blocks import use_threads
+    from memlens.experiments.run import pass_over_prefixes, run
+    from memlens.vocab.kernels import use_threads
 
     options: dict[str, Any] = {} if stop_words is None else {"stop_words": stop_words}
     if validation is not None:
@@ -237,7 +237,7 @@ def report(
 
     `out` None is report.html in the index folder. `assets` is a folder for SVG, PDF and CSV of each chart.
     """
-    from memlens.report import make_report
+    from memlens.reports.report import make_report
 
     opened = _opened(index)
     page = opened.folder / REPORT if out is None else Path(out)
@@ -260,7 +260,7 @@ def compare(
     `layers` ("3:5", or a pair) matches each memory of a's layer with its best counterpart in b's; without it memories
     of the same name are compared. `top`: how many to list; `alike`: those that changed least first.
     """
-    from memlens.compare import compare_indexes
+    from memlens.comparison.compare import compare_indexes
 
     return compare_indexes(_opened(a), _opened(b), by=by, layers=layers, top=top, alike=alike)
 

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from memlens.models.quiet import quiet_transformers
+from memlens.models.huggingface import quiet_transformers
 
 LAYERS, WIDTH, MEMORIES, VOCABULARY, CONTEXT = 3, 24, 40, 97, 32
 

@@ -10,8 +10,8 @@ import pytest
 from cli_helpers import Ran
 
 from memlens import api
-from memlens.analyze import Analysis, analyze
 from memlens.cli import main
+from memlens.pipeline import Analysis, analyze
 from memlens.testing import save_tiny
 
 TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.

@@ -11,8 +11,8 @@ import pytest
 from cli_helpers import Run, checksums, is_refused
 
 import memlens
-from memlens.analyze import STAGES, Analysis, StageWatcher
-from memlens.experiments import EXPERIMENTS
+from memlens.experiments.registry import EXPERIMENTS
+from memlens.pipeline import STAGES, Analysis, StageWatcher
 
 OPTIONS: dict[str, Any] = {"top": 7, "tokens": 9, "sample": 30, "threads": 1}
 

@@ -14,11 +14,10 @@ import pytest
 from cli_helpers import Run, checksums, is_refused
 
 import memlens
-from memlens.analyze import STAGES, StageWatcher
 from memlens.cli import main
 from memlens.corpus.settings import BUNDLED
-from memlens.demo import FINDINGS, Demo, demo
-from memlens.experiments import EXPERIMENTS
+from memlens.experiments.registry import EXPERIMENTS
+from memlens.pipeline import FINDINGS, STAGES, Demo, StageWatcher, demo
 from memlens.testing import save_tiny
 
 OPTIONS: dict[str, Any] = {"prefixes": 30, "edited": 2, "threads": 1, "top": 7}
@@ -151,7 +150,7 @@ def test_the_command_stops_with_130(run: Run, tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_a_bundled_model_one_line_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memlens.models.loading._BUNDLED", tmp_path / "nothing")
+    monkeypatch.setattr("memlens.models.load._BUNDLED", tmp_path / "nothing")
     assert is_refused(run("demo", "-o", tmp_path / "index"), "no bundled model", "memlens analyze")
     assert not (tmp_path / "index").exists()
 

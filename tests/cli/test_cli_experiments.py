@@ -10,9 +10,9 @@ import pytest
 from cli_helpers import Run, checksums, is_refused
 
 import memlens
-from memlens.analyze import Analysis
-from memlens.experiments import EXPERIMENTS
+from memlens.experiments.registry import EXPERIMENTS
 from memlens.index.reader import Index
+from memlens.pipeline import Analysis
 
 
 @pytest.fixture

@@ -14,10 +14,11 @@ from cli_helpers import Run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlens.cli import outcome, text
+from memlens import text
+from memlens.cli import app as outcome
 from memlens.cli.app import VERBS, make_app
 from memlens.index.reader import Index
-from memlens.models import load
+from memlens.models.load import load
 from memlens.testing import save_tiny
 
 EVIL = "The \x1b[31mred\x1b[0m river\tran [bold]fast[/bold] to\x07 the \u202esea \x9b5m :smile: <b>now</b>."

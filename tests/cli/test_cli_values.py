@@ -13,7 +13,7 @@ from cli_helpers import Run, checksums, is_refused
 from safetensors.torch import load_file, save_file
 
 import memlens
-from memlens.cli import text as cli_text
+from memlens import text as cli_text
 from memlens.index.reader import Index
 
 

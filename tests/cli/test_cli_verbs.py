@@ -12,12 +12,12 @@ import pytest
 from cli_helpers import Run, checksums, triggers_by_end
 
 from memlens import api
-from memlens.cli.progress import ScanProgress
+from memlens.cli.screen import ScanProgress
 from memlens.index.reader import Index
 from memlens.index.staging import recorded_threads
 from memlens.memory import MemoryId
-from memlens.models import load
 from memlens.models.info import describe
+from memlens.models.load import load
 
 
 def every_memory(index: Index) -> list[MemoryId]:

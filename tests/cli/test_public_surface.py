@@ -29,12 +29,12 @@ def test_the_public_names_are_these_and_all_can_be_had() -> None:
 
 
 def test_verbs_stay_functions_when_the_folder_of_the_same_name_is_imported() -> None:
-    import memlens.analyze
-    import memlens.compare.comparing
-    import memlens.report.make
-    import memlens.scan.settings
-    import memlens.trace.tracing
-    import memlens.values.table  # each binds a name that the verb must keep
+    import memlens.comparison.compare
+    import memlens.pipeline
+    import memlens.reports.report
+    import memlens.scanner.settings
+    import memlens.tracer.trace
+    import memlens.vocab.table
 
     for verb in (memlens.scan, memlens.values, memlens.report, memlens.compare):
         assert callable(verb) and verb.__module__ == "memlens.api"

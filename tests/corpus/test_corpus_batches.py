@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlens.corpus import cut_batches, fill_share
+from memlens.corpus.batches import cut_batches, fill_share
 from memlens.errors import SettingError
 
 Window = list[tuple[int, np.ndarray]]

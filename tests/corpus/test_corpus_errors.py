@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memlens.corpus import CorpusSettings, HubSpec, corpus_fingerprint, read_passages, read_units
 from memlens.corpus.readers import DOCUMENT_LIMIT
+from memlens.corpus.sentences import corpus_fingerprint, read_passages, read_units
+from memlens.corpus.settings import CorpusSettings, HubSpec
 from memlens.errors import CorpusError, SettingError
 
 

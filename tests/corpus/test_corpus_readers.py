@@ -17,9 +17,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from memlens.corpus import CorpusSettings, Passage, corpus_fingerprint, read_passages, read_units
-from memlens.corpus.streams import _split_lines
-from memlens.corpus.units import cut_sentences
+from memlens.corpus.files import _split_lines
+from memlens.corpus.readers import Passage
+from memlens.corpus.sentences import corpus_fingerprint, cut_sentences, read_passages, read_units
+from memlens.corpus.settings import CorpusSettings
 
 TEXT = "The first paragraph. It has two sentences.\n\n  A second one, by Mr. Smith.  \n"
 SENTENCES = ["The first paragraph.", "It has two sentences.", "A second one, by Mr. Smith."]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlens.corpus import find_repeats, fresh_from, repeated_sentences
+from memlens.corpus.sentences import find_repeats, fresh_from, repeated_sentences
 
 Sentences = list[list[int]]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlens.corpus import Sentence, TextUnit, tokenize_units
+from memlens.corpus.sentences import Sentence, TextUnit, tokenize_units
 from memlens.errors import SettingError
 
 

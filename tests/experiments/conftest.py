@@ -9,7 +9,7 @@ import pytest
 
 import memlens
 from memlens.models.memory_model import MemoryModel
-from memlens.values import compute_values
+from memlens.vocab.table import compute_values
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from memlens.experiments.bootstrap import generator, paired_interval, rate_interval
-from memlens.experiments.shares import share_difference, wilson
+from memlens.stats import generator, paired_interval, rate_interval, share_difference, wilson
 
 
 @pytest.mark.parametrize(("hits", "count"), [(0, 1), (0, 600), (7, 7), (600, 600)])

@@ -9,7 +9,8 @@ import pytest
 
 import memlens
 from memlens.errors import IndexFolderError, ModelError, SettingError, UnknownName
-from memlens.experiments import EXPERIMENTS, find_experiments, is_made, run
+from memlens.experiments.registry import EXPERIMENTS, find_experiments
+from memlens.experiments.run import is_made, run
 from memlens.testing import tiny_model, tiny_tokenizer
 
 SECTION4 = ("agreement", "rank", "predictive-values", "local-edits")
@@ -117,7 +118,7 @@ def test_a_layer_in_which_nothing_fires_has_empty_numbers(tmp_path):
     (tmp_path / "text.txt").write_text("A\n")
     model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
     index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index")
-    from memlens.values import compute_values
+    from memlens.vocab.table import compute_values
 
     compute_values(index, model)
     made = run(index, SECTION4, model)

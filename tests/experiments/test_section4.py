@@ -7,9 +7,11 @@ import pytest
 import torch
 
 import memlens
-from memlens.experiments import bootstrap, local_edits, predictive_values, run
+from memlens import stats as bootstrap
+from memlens.experiments import local_edits, predictive_values
+from memlens.experiments.run import run
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.values import compute_values
+from memlens.vocab.table import compute_values
 
 
 def memories_of(index, model, layer):

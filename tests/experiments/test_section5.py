@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import memlens
-from memlens.corpus import CorpusSettings
+from memlens.corpus.settings import CorpusSettings
 from memlens.errors import CorpusError, IndexFolderError, SettingError
-from memlens.experiments import run
-from memlens.experiments.aggregate import look_at_prefixes
+from memlens.experiments.prefix_pass import look_at_prefixes
 from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_validation
-from memlens.experiments.stop_words import stop_targets, word_at
+from memlens.experiments.run import run
+from memlens.experiments.targets import stop_targets, word_at
 from memlens.models.memory_model import MemoryModel
 
 Fresh = tuple[memlens.Index, MemoryModel]
@@ -294,7 +294,7 @@ def test_wrong_input_is_refused_with_what_to_do(fresh: Fresh, tmp_path: Any) -> 
 
 def test_an_index_without_the_last_layer_has_no_last_layer_experiment(tmp_path: Any) -> None:
     from memlens.testing import tiny_model, tiny_tokenizer
-    from memlens.values import compute_values
+    from memlens.vocab.table import compute_values
 
     (tmp_path / "text.txt").write_text("The river runs to the sea. Rain fell on the hills.", encoding="utf-8")
     model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
@@ -321,7 +321,7 @@ def test_every_experiment_draws_a_chart(fresh: Fresh) -> None:
 
 @one_family
 def test_composition_reads_values_as_the_values_table_does(fresh: Fresh) -> None:
-    from memlens.values import compute_values
+    from memlens.vocab.table import compute_values
 
     index, model = fresh
     folded = run(index, "composition", model, sample=SAMPLE)["composition"].to_pylist()

@@ -13,8 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 import memlens
 from memlens.errors import ModelError
-from memlens.experiments.top_tokens import find_top_
-from memlens.experiments.unembedding import Unembedding
+from memlens.experiments.unembedding import Unembedding, find_top_
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
 

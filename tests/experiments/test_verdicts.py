@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import memlens
+from memlens.annotations.files import export_verdicts, import_verdicts
+from memlens.annotations.labels import Annotations, Example, Verdicts
+from memlens.annotations.store import VERDICTS, history_mark
 from memlens.errors import MemlensError, SettingError, UnknownName
-from memlens.experiments import EXPERIMENTS, is_made, is_outdated, run
 from memlens.experiments.last_layer import summarize_verdicts
-from memlens.experiments.verdict_files import export_verdicts, import_verdicts
-from memlens.index.annotations import Annotations
-from memlens.index.history import VERDICTS, history_mark
-from memlens.index.verdicts import Example, Verdicts
+from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.run import is_made, is_outdated, run
 from memlens.models.memory_model import MemoryModel
 
 pytestmark = pytest.mark.parametrize("scanned", ["gpt2"], indirect=True)

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import memlens
-from memlens.experiments.aggregate import Aggregate, look_at_prefixes
+from memlens.experiments.prefix_pass import Aggregate, look_at_prefixes
 from memlens.experiments.prefixes import Prefixes
-from memlens.values import compute_values
+from memlens.vocab.table import compute_values
 
 FIXTURE = Path(__file__).parent / "fixture"
 Golden = tuple[Aggregate, list[dict[str, Any]]]

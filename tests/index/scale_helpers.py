@@ -24,9 +24,9 @@ from pathlib import Path
 from memlens.corpus import CorpusSettings
 from memlens.index.build import build_index
 from memlens.models import load
-from memlens.scan.running import HowToRun
-from memlens.scan.settings import ScanSettings
-from memlens.scan.split import Split
+from memlens.scanner.autotune import HowToRun
+from memlens.scanner.settings import ScanSettings
+from memlens.scanner.autotune import Split
 model, out, workers, seconds, *texts = sys.argv[1:]
 executor = HowToRun(workers=int(workers)).make_executor(Split(int(workers), 1))
 tell = lambda *step: print(*step, flush=True)
@@ -55,7 +55,7 @@ def children_of(process: int) -> list[int]:
             command = status.with_name("cmdline").read_bytes()
         except OSError:
             continue  # it has ended
-        if int(fields[1]) == process and fields[0] != "Z" and b"memlens.scan.worker_process" in command:
+        if int(fields[1]) == process and fields[0] != "Z" and b"memlens.scanner.local" in command:
             found.append(int(status.parent.name))
     return found
 

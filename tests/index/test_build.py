@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import memlens
-from memlens.corpus import CorpusSettings
+from memlens.corpus.settings import CorpusSettings
 from memlens.errors import CorpusError, IndexFolderError, ModelError, SettingError, UnknownName
 from memlens.index.build import build_index
 from memlens.models.memory_model import MemoryModel
-from memlens.scan.settings import ScanSettings
+from memlens.scanner.settings import ScanSettings
 from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 
 BUNDLED = Path(memlens.__file__).parent / "bundled" / "corpus"
@@ -33,7 +33,7 @@ from pathlib import Path
 from memlens.corpus import CorpusSettings
 from memlens.index.build import build_index
 from memlens.models import load
-from memlens.scan.settings import ScanSettings
+from memlens.scanner.settings import ScanSettings
 model, out, *texts = sys.argv[1:]
 settings = ScanSettings(top=7, batch_tokens=40)
 tell = lambda *step: print(step, flush=True)

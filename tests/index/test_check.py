@@ -14,10 +14,9 @@ from scale_helpers import TABLES
 
 import memlens
 from memlens.errors import IndexFolderError
+from memlens.files import checksum, is_sealed, read_json, write_sealed
 from memlens.index.check import DAMAGED, NOT_NOTED, OUTDATED
-from memlens.index.files import checksum, is_sealed, read_json, write_sealed
-from memlens.index.layout import SCHEMA_VERSION, TRIGGERS_SCHEMA
-from memlens.index.migration import migrated
+from memlens.index.layout import SCHEMA_VERSION, TRIGGERS_SCHEMA, migrated
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ import pytest
 from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
 
 import memlens
+from memlens import files
 from memlens.errors import IndexFolderError
-from memlens.index import files
 
 # Loads everything once, then forks a scan for each line it is sent, so that many can be killed in a short time.
 NURSERY = """
@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 from memlens.corpus import CorpusSettings
 from memlens.index.build import build_index
 from memlens.models import load
-from memlens.scan.settings import ScanSettings
+from memlens.scanner.settings import ScanSettings
 model, out, *texts = sys.argv[1:]
 loaded = load(model, prove=False)
 for line in sys.stdin:

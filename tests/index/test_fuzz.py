@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from scale_helpers import OPTIONS, TEXTS
 
 import memlens
-from memlens.corpus import CorpusSettings, corpus_fingerprint, read_units, tokenize_units
+from memlens.corpus.sentences import corpus_fingerprint, read_units, tokenize_units
+from memlens.corpus.settings import CorpusSettings
 from memlens.errors import MemlensError
-from memlens.index.summary import summarize
+from memlens.index.reader import summarize
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.trace.intervention import Intervention
+from memlens.tracer.intervention import Intervention
 
 QUICK = settings(
     max_examples=60,

@@ -12,14 +12,13 @@ import pytest
 
 import memlens
 from memlens.cli import main
-from memlens.index import neuronpedia
+from memlens.index import export as neuronpedia
 from memlens.index.export import FORMATS
-from memlens.index.reader import Index
-from memlens.index.trigger_list import trigger_of
+from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId, Trigger
-from memlens.patterns import compute_patterns
+from memlens.pattern.table import compute_patterns
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.values import compute_values
+from memlens.vocab.table import compute_values
 
 TEXT = """The river runs to the sea. The press was free in the city of Paris. In 1990 a café opened near the river.
 A <script>alert("river")</script> ran. Rain fell on the hills, and the rivers rose as the papers had said.
@@ -67,7 +66,7 @@ def test_every_memory_is_there_with_its_own_triggers(index: Index) -> None:
 
 
 def test_statistics_and_both_ends_of_the_value_are_the_indexs(index: Index) -> None:
-    from memlens.values import read_value
+    from memlens.vocab.read import read_value
 
     for line in exported(index)[::17]:
         facts = index.facts(f"L{line['layer'].removesuffix('-memlens')}N{line['index']}")

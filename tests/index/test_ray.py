@@ -15,15 +15,14 @@ import pytest
 from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
 
 import memlens
-from memlens.corpus import CorpusSettings
+from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError, WorkerError
 from memlens.index.build import build_index
-from memlens.scan.on_ray import RayWorkers
-from memlens.scan.ray_worker import RayOrder, RayWorker, merge_states, pack_window, unpack_window
-from memlens.scan.recipe import ModelRecipe
-from memlens.scan.scanner import WindowSentence
-from memlens.scan.settings import ScanSettings
-from memlens.scan.state import ScanState, shapes_of
+from memlens.scanner.executors import ModelRecipe
+from memlens.scanner.ray import RayOrder, RayWorker, RayWorkers, merge_states, pack_window, unpack_window
+from memlens.scanner.scanner import WindowSentence
+from memlens.scanner.settings import ScanSettings
+from memlens.scanner.state import ScanState, shapes_of
 from memlens.testing import tiny_model, tiny_tokenizer
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -71,7 +70,7 @@ def test_a_stopped_ray_scan_is_continued_by_one_process(
 def test_a_driver_that_fails_has_kept_what_was_handed_over(
     cluster: Any, small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memlens.scan import work
+    from memlens.scanner import scanner as work
 
     monkeypatch.setattr(work, "_SAVE_SHARE", 0)
     parts = tmp_path / "partial" / "parts"
@@ -110,9 +109,10 @@ def test_values_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: Any, alo
 def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(
     memory_model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memlens.experiments import aggregate, prefix_passes
+    from memlens.experiments import prefix_pass as aggregate
+    from memlens.experiments import prefix_pass as prefix_passes
     from memlens.experiments.prefixes import Prefixes
-    from memlens.scan.mapping import Here
+    from memlens.scanner.mapper import Here
 
     draw = np.random.default_rng(3)
     sentences = [draw.integers(0, 97, draw.integers(2, 20)) for _ in range(60)]
@@ -131,7 +131,7 @@ def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(
 def test_a_node_removed_mid_run_costs_no_result(
     cluster: Any, small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memlens.scan import work
+    from memlens.scanner import scanner as work
 
     monkeypatch.setattr(work, "_SAVE_SHARE", 0)  # hand over all the time, so that some is in flight when the node goes
     removed: list[int] = []
@@ -161,7 +161,7 @@ def test_a_node_without_the_model_says_so_and_works_with_a_copy(memory_model: An
     assert worker.start(recipe) is False
     assert worker.start(recipe.as_copy(memory_model)) is True
     window = [WindowSentence(i, np.arange(3 + i) % 97, 0) for i in range(5)]
-    from memlens.scan.done import Piece
+    from memlens.scanner.state import Piece
 
     assert worker.scan(Piece(0, 0, 1), pack_window(window)) == 3 + 4 + 5 + 6 + 7
     assert worker.hand_over()["counts"].tolist() == [25, 25]

@@ -15,8 +15,8 @@ from scale_helpers import OPTIONS, TEXTS, children_of, interrupting_after, is_al
 
 import memlens
 from memlens.errors import IndexFolderError, ModelError, SettingError, WorkerError
-from memlens.scan import ledger
-from memlens.scan.split import Split, choose_split, fastest
+from memlens.scanner import executors as ledger
+from memlens.scanner.autotune import Split, choose_split, fastest
 from memlens.testing import tiny_model, tiny_tokenizer
 
 
@@ -195,7 +195,7 @@ def test_the_default_is_one_process_where_a_scan_is_short() -> None:
 
 
 def test_what_was_asked_for_is_kept_and_the_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlens.scan import split
+    from memlens.scanner import autotune as split
 
     monkeypatch.setattr(split, "usable_cores", lambda: 8)
     model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(), prove=False)

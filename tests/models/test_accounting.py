@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import memlens
-from memlens.models.accounting import Accounting
-from memlens.models.memory_model import MemoryModel
-from memlens.models.positions import Positions, record_positions
+from memlens.models.decompose import Accounting
+from memlens.models.memory_model import MemoryModel, Positions, record_positions
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
 
 TOKENS = torch.tensor([[5, 17, 80, 3, 44, 9], [60, 2, 33, 71, 12, 90]])

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from memlens.errors import ModelError, SettingError, UnknownName, UnsupportedModel
-from memlens.models import adaptive_network, load
-from memlens.models.word_tokenizer import WordTokenizer, read_dictionary
+from memlens.models import fairseq_network as adaptive_network
+from memlens.models.fairseq import WordTokenizer, read_dictionary
+from memlens.models.load import load
 
 LAYERS, WIDTH, MEMORIES, HEADS, FACTOR = 3, 12, 20, 3, 2
 ENDS = (11, 23, 37)

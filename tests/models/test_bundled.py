@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import memlens
-from memlens.corpus import CorpusSettings, read_units
+from memlens.corpus.sentences import read_units
+from memlens.corpus.settings import CorpusSettings
 from memlens.models.memory_model import MemoryModel
 
 FOLDER = files("memlens") / "bundled" / "model"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from memlens.models import load
 from memlens.models.families import FAMILIES as KNOWN
+from memlens.models.load import load
 from memlens.testing import CONTEXT, FAMILIES, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model, tiny_tokenizer
 
 GATED = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "stablelm"}

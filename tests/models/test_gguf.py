@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memlens.errors import ModelError
-from memlens.models import load
+from memlens.models.load import load
 from memlens.testing import CONTEXT, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])

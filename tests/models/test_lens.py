@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from memlens.errors import SettingError
-from memlens.models import load
+from memlens.models.load import load
 from memlens.testing import LAYERS, WIDTH, tiny_model
 
 

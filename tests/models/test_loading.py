@@ -13,7 +13,8 @@ from transformers import AutoConfig, AutoModel, GPT2ForSequenceClassification, G
 from transformers.utils import logging
 
 from memlens.errors import ModelError, ModelNotFound, SettingError, UnsupportedModel
-from memlens.models import load, loading
+from memlens.models import load as loading
+from memlens.models.load import load
 from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5]])

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from memlens.errors import ModelError, SettingError, UnknownName
-from memlens.models import describe, load
+from memlens.models.info import describe
+from memlens.models.load import load
 from memlens.testing import CONTEXT, LAYERS, tiny_model, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])

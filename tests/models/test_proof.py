@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from memlens.errors import ModelError, UnsupportedModel
-from memlens.models import families, load, prove
-from memlens.models.norm import Norm
+from memlens.models import families
+from memlens.models.lens import Norm
+from memlens.models.load import load
+from memlens.models.proof import prove
 from memlens.testing import FAMILIES, tiny_model
 
 

@@ -8,10 +8,10 @@ import pytest
 
 import memlens
 from memlens.errors import SettingError
-from memlens.models.sizes import sizes_before_loading
-from memlens.scan.estimate import memory_before_loading
-from memlens.scan.settings import ScanSettings
-from memlens.scan.state import ScanState
+from memlens.models.info import sizes_before_loading
+from memlens.scanner.autotune import memory_before_loading
+from memlens.scanner.settings import ScanSettings
+from memlens.scanner.state import ScanState
 from memlens.testing import save_tiny
 
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlens.errors import CorpusError, ModelError, UnknownName
-from memlens.models import Tokenizer
+from memlens.models.tokenizer import Tokenizer
 from memlens.testing import VOCABULARY, tiny_tokenizer
 
 BYTES = Tokenizer(tiny_tokenizer())

@@ -20,9 +20,9 @@ from own_server import serving
 import memlens
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
-from memlens.patterns.table import compute_patterns
+from memlens.pattern.table import compute_patterns
 from memlens.testing import save_tiny
-from memlens.values import compute_values
+from memlens.vocab.table import compute_values
 from memlens.web.app import create_app
 from memlens.web.security import Access
 from memlens.web.workbench import Workbench
@@ -65,7 +65,8 @@ def index_folder(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -
 
 def bundled_sentences(count: int) -> list[str]:
     """The first lines of the corpus that comes with memlens."""
-    from memlens.corpus import CorpusSettings, read_units
+    from memlens.corpus.sentences import read_units
+    from memlens.corpus.settings import CorpusSettings
 
     return [unit.text for unit in islice(read_units(CorpusSettings(("bundled",))), count)]
 

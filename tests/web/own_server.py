@@ -11,8 +11,7 @@ from typing import Any
 import uvicorn
 
 from memlens.index.reader import Index
-from memlens.web.app import create_app
-from memlens.web.serving import listen
+from memlens.web.app import create_app, listen
 from memlens.web.workbench import Workbench
 
 

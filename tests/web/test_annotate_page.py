@@ -12,11 +12,11 @@ import pytest
 from fastapi.testclient import TestClient
 from own_server import without_labels
 
+from memlens.annotations.labels import Annotations, LabelledPattern, Sample
 from memlens.errors import SettingError
-from memlens.index.annotations import Annotations, LabelledPattern, Sample
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.web.labelling import patterns_of_form
+from memlens.web.pages.annotate import patterns_of_form
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 RIVER = {"description": "the river", "kind": "semantic", "prefixes": [0, 1, 2]}
@@ -62,7 +62,7 @@ def test_looking_makes_no_file(own_index: Index, client_of: Callable[..., TestCl
 
 
 def test_a_sample_is_drawn_as_the_command_draws_it(own_index: Index, client_of: Callable[..., TestClient]) -> None:
-    from memlens.patterns.study import draw_sample
+    from memlens.annotations.study import draw_sample
 
     client = client_of(without_labels(own_index))
     answer = post_form(client, "/annotate/sample", [("per_layer", "2"), ("top", "7"), ("seed", "3")])

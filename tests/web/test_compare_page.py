@@ -12,10 +12,10 @@ import pytest
 from fastapi.testclient import TestClient
 
 import memlens
-from memlens.compare import compare_indexes
+from memlens.comparison.compare import compare_indexes
 from memlens.index.reader import Index
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.values import compute_values
+from memlens.vocab.table import compute_values
 
 
 @pytest.fixture(scope="session")

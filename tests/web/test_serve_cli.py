@@ -57,7 +57,7 @@ def test_what_cannot_be_served_is_one_line(
 
 
 def test_a_port_that_is_taken_is_one_line(index_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from memlens.web.serving import listen
+    from memlens.web.app import listen
 
     with listen("127.0.0.1", 0) as taken:
         assert main(["serve", str(index_folder), "--port", str(taken.getsockname()[1])]) == 2

@@ -14,8 +14,9 @@ from fastapi.testclient import TestClient
 import memlens
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.trace import intervene, trace
-from memlens.web.prompt_grid import MOST_TOKENS, last_of_each, read_grid
+from memlens.tracer.intervene import intervene
+from memlens.tracer.trace import trace
+from memlens.web.pages.trace import MOST_TOKENS, last_of_each, read_grid
 
 PROMPT = "The river runs to the sea"
 

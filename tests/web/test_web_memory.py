@@ -11,14 +11,15 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from memlens.index.annotations import Annotations, LabelledPattern
+from memlens.annotations.labels import Annotations, LabelledPattern
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
-from memlens.patterns import memory_patterns, related_memories
-from memlens.trace import intervene
-from memlens.values.looking import read_value
-from memlens.web.histogram import draw_histogram
+from memlens.pattern.related import related_memories
+from memlens.pattern.table import memory_patterns
+from memlens.tracer.intervene import intervene
+from memlens.vocab.read import read_value
+from memlens.web.statistics import draw_histogram
 
 
 def test_json_is_what_the_index_says(client: TestClient, index: Index) -> None:

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from web_helpers import fewer_patterns
 
 from memlens.index.reader import Index
-from memlens.web.map import NOTHING, draw_map
+from memlens.web.pages.overview import NOTHING, draw_map
 from memlens.web.served_index import ServedIndex
 from memlens.web.statistics import CLASSES, Statistics, read_statistics
 

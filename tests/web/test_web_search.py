@@ -17,12 +17,10 @@ import memlens
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.index.search import PatternSearch, search_patterns, search_triggers
-from memlens.values.search import search_values
-from memlens.web.pattern_text import find_patterns
+from memlens.vocab.search import search_values
+from memlens.web.search_arrays import find_patterns, find_tokens, find_triggers
 from memlens.web.served_index import ServedIndex
 from memlens.web.statistics import Statistics, read_statistics
-from memlens.web.trigger_text import find_triggers
-from memlens.web.value_tokens import find_tokens
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from web_helpers import fewer_patterns
 
 from memlens.errors import IndexFolderError
 from memlens.index.reader import Index
-from memlens.values.looking import read_value
+from memlens.vocab.read import read_value
 from memlens.web.served_index import ServedIndex
 
 

@@ -21,7 +21,6 @@ from memlens.cli.options import (
     Validation,
     Verbose,
 )
-from memlens.cli.progress import ScanProgress
 from memlens.cli.scan import (
     BatchTokens,
     Bos,
@@ -39,11 +38,11 @@ from memlens.cli.scan import (
     Top,
     Unit,
 )
-from memlens.cli.screen import Screen
-from memlens.cli.text import curve, duration, visible
+from memlens.cli.screen import ScanProgress, Screen
+from memlens.text import curve, duration, visible
 
 if TYPE_CHECKING:
-    from memlens.analyze import Analysis, Stage
+    from memlens.pipeline import Analysis, Stage
 
 _NAMED = 4  # experiments that are named one by one
 
@@ -81,8 +80,8 @@ def analyze(
     """Do everything: scan, values, patterns, experiments and report. Interrupted, it continues."""
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
-        from memlens.analyze import STAGES, StageWatcher
-        from memlens.analyze import analyze as run
+        from memlens.pipeline import STAGES, StageWatcher
+        from memlens.pipeline import analyze as run
 
         class Watcher(StageWatcher):
             def begins(self, number: int, name: str) -> None:
@@ -141,7 +140,7 @@ def _line(stage: Stage) -> str:
 
 
 def _as_json(analysis: Analysis) -> dict[str, Any]:
-    from memlens.index.summary import summarize
+    from memlens.index.reader import summarize
 
     stages = [
         asdict(stage) | {"skipped": [{"name": name, "reason": reason} for name, reason in stage.skipped]}
@@ -160,9 +159,8 @@ def _print(screen: Screen, analysis: Analysis) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from memlens.cli.experiment_picture import by_layer, headline
-    from memlens.cli.pictures import PICTURES
-    from memlens.report.published import published
+    from memlens.cli.experiment_tables import PICTURES, by_layer, headline
+    from memlens.reports.published import published
 
     index = analysis.index
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)

@@ -6,10 +6,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
-from memlens.cli.progress import ScanProgress
-from memlens.cli.screen import Screen
-from memlens.cli.text import visible
+from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import IndexFolderError
+from memlens.text import visible
 
 if TYPE_CHECKING:
     from memlens.index.check import Check

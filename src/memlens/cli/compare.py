@@ -8,13 +8,13 @@ import typer
 
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
-from memlens.cli.text import cut_left, cut_right, number, percent, quoted, visible
+from memlens.text import cut_left, cut_right, number, percent, quoted, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from memlens.compare import Change, Comparison, Side
+    from memlens.comparison.overlap import Change, Comparison, Side
 
 _TOKEN_WIDTH, _TOKENS = 14, 6
 _GAP, _LEAST_WIDTH, _NARROW, _WIDE = 2, 10, 76, 110  # columns of a terminal
@@ -38,7 +38,7 @@ def compare(
     verbose: Verbose = False,
 ) -> None:
     """Show which memories changed most: their triggers, values or patterns."""
-    from memlens.compare import compare_indexes
+    from memlens.comparison.compare import compare_indexes
     from memlens.index.reader import Index
 
     screen = Screen(as_json, quiet, verbose)

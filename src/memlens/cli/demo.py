@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memlens.cli.options import Json, Quiet, Verbose
-from memlens.cli.progress import ScanProgress
 from memlens.cli.scan import Resume
-from memlens.cli.screen import Screen
-from memlens.cli.text import duration, visible
+from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
+from memlens.text import duration, visible
 
 if TYPE_CHECKING:
-    from memlens.analyze import Stage
-    from memlens.demo import Demo, SmallerSample
+    from memlens.pipeline import Demo, SmallerSample, Stage
 
 
 def demo(
@@ -36,8 +34,8 @@ def demo(
         raise SettingError("--serve does not end and --json is for machines; leave one of them out")
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
-        from memlens.analyze import STAGES, StageWatcher
-        from memlens.demo import demo as run
+        from memlens.pipeline import STAGES, StageWatcher
+        from memlens.pipeline import demo as run
 
         class Watcher(StageWatcher):
             def begins(self, number: int, name: str) -> None:

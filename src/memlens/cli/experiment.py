@@ -18,15 +18,14 @@ from memlens.cli.options import (
     Validation,
     Verbose,
 )
-from memlens.cli.progress import ScanProgress
 from memlens.cli.scan import Column, Executor, GpusPerWorker, RayAddress, Unit
-from memlens.cli.screen import Screen
-from memlens.cli.text import visible
+from memlens.cli.screen import ScanProgress, Screen
+from memlens.text import visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from memlens.experiments import Experiment
+    from memlens.experiments.registry import Experiment
     from memlens.index.reader import Index
 
 
@@ -61,7 +60,7 @@ def experiment(
     skipped: dict[str, str] = {}
     with ScanProgress(screen) as progress:
         from memlens import api
-        from memlens.experiments import find_experiments
+        from memlens.experiments.registry import find_experiments
 
         chosen = find_experiments(names)
         made = api.experiment(
@@ -85,7 +84,7 @@ def experiment(
     if as_json:
         screen.json(_as_json(opened, run, made, skipped))
     else:
-        from memlens.cli.experiment_picture import print_experiment
+        from memlens.cli.experiment_tables import print_experiment
 
         for number, one in enumerate(run):
             if number:
@@ -97,7 +96,7 @@ def experiment(
 
 
 def _as_json(index: Index, run: list[Experiment], made: dict[str, pa.Table], skipped: dict[str, str]) -> dict[str, Any]:
-    from memlens.experiments import origin
+    from memlens.experiments.run import origin
 
     noted = index.manifest["experiments"]
     return {
@@ -153,7 +152,7 @@ def _list(screen: Screen, index: Index) -> None:
 
 
 def _state(index: Index, experiment: Experiment) -> str:
-    from memlens.experiments import is_outdated
+    from memlens.experiments.run import is_outdated
 
     if not index.has(f"experiments/{experiment.name}"):
         return "not made"

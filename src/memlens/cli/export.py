@@ -10,8 +10,8 @@ import typer
 
 from memlens.cli.options import IndexFolder, Quiet, Verbose
 from memlens.cli.screen import Screen
-from memlens.cli.text import visible
 from memlens.errors import SettingError
+from memlens.text import visible
 
 _UNITS = {"jsonl": "memories", "csv": "triggers", "neuronpedia": "memories"}
 
@@ -31,8 +31,8 @@ def export(
     verbose: Verbose = False,
 ) -> None:
     """Write all memories and triggers as JSON Lines or CSV, or as Neuronpedia's features."""
+    from memlens.files import replacing
     from memlens.index.export import FORMATS
-    from memlens.index.files import replacing
     from memlens.index.reader import Index
 
     screen = Screen(False, quiet, verbose)

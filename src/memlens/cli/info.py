@@ -9,15 +9,15 @@ import typer
 
 from memlens.cli.options import Device, Dtype, Json, Model, Quiet, Threads, Verbose
 from memlens.cli.screen import Screen
-from memlens.cli.text import duration, size, visible
+from memlens.text import duration, size, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from memlens.models.info import ModelInfo
     from memlens.models.proof import Proof
-    from memlens.scan.estimate import ScanEstimate
-    from memlens.scan.settings import ScanSettings
+    from memlens.scanner.autotune import ScanEstimate
+    from memlens.scanner.settings import ScanSettings
 
 # What each check of models/proof.py compares, in the paper's letters.
 _CHECKS = {
@@ -46,10 +46,10 @@ def info(
 ) -> None:
     """Show a model as memories, with proof, and what a scan takes here."""
     screen = Screen(as_json, quiet, verbose)
-    from memlens.models import load
     from memlens.models.info import describe
-    from memlens.scan.estimate import estimate_scan, usable_cores
-    from memlens.scan.settings import ScanSettings
+    from memlens.models.load import load
+    from memlens.scanner.autotune import estimate_scan, usable_cores
+    from memlens.scanner.settings import ScanSettings
 
     settings = ScanSettings(threads=usable_cores() if threads is None else threads)
     if estimate:
@@ -66,9 +66,8 @@ def info(
 
 def _say_beforehand(screen: Screen, model: str, dtype: str, settings: ScanSettings) -> None:
     """What a scan will take in memory, before anything is loaded."""
-    from memlens.models.sizes import sizes_before_loading
-    from memlens.scan.estimate import memory_before_loading
-    from memlens.scan.split import free_memory
+    from memlens.models.info import sizes_before_loading
+    from memlens.scanner.autotune import free_memory, memory_before_loading
 
     sizes = sizes_before_loading(model)
     if sizes is None:

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from memlens.cli.options import Json, Quiet, Verbose
-from memlens.cli.progress import ScanProgress
 from memlens.cli.scan import Out, Resume, print_index
-from memlens.cli.screen import Screen
+from memlens.cli.screen import ScanProgress, Screen
 
 
 def merge(

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
-from memlens.cli.progress import ScanProgress
-from memlens.cli.screen import Screen
-from memlens.cli.text import visible
+from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
+from memlens.text import visible
 
 if TYPE_CHECKING:
     from memlens.index.reader import Index
@@ -100,8 +99,7 @@ def _summarize(screen: Screen, index: Index) -> None:
 
 
 def _browse(screen: Screen, index: Index, related: str | None, shared: bool, limit: int) -> None:
-    from memlens.patterns.duplicates import duplicates
-    from memlens.patterns.related import related_memories, shared_patterns
+    from memlens.pattern.related import duplicates, related_memories, shared_patterns
 
     if related is not None:
         found = related_memories(index, related, limit)
@@ -129,7 +127,7 @@ def _browse(screen: Screen, index: Index, related: str | None, shared: bool, lim
 
 
 def _explain(screen: Screen, index: Index, url: str, model: str, memories: list[str], seed: int) -> None:
-    from memlens.patterns.explainer import Explainer, propose
+    from memlens.pattern.explainer import Explainer, propose
 
     if not memories:
         raise SettingError("say which memories to explain with --memory L3N512 (may be repeated)")

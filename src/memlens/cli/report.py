@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
-from memlens.cli.progress import ScanProgress
-from memlens.cli.screen import Screen
-from memlens.cli.text import size, visible
+from memlens.cli.screen import ScanProgress, Screen
+from memlens.text import size, visible
 
 
 def report(

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from memlens.cli.options import RUN, Device, Dtype, Json, Model, Quiet, Threads, Verbose
-from memlens.cli.progress import ScanProgress
-from memlens.cli.screen import Screen
+from memlens.cli.screen import ScanProgress, Screen
 
 if TYPE_CHECKING:
     from memlens.index.reader import Index
@@ -222,7 +221,7 @@ def scan(
 
 def print_index(screen: Screen, index: Index) -> None:
     """What was read and found, as the command was asked to say it."""
-    from memlens.index.summary import summarize
+    from memlens.index.reader import summarize
 
     summary = summarize(index)
     if screen.as_json:
@@ -232,7 +231,7 @@ def print_index(screen: Screen, index: Index) -> None:
 
 
 def _print_shard(screen: Screen, shard: Shard) -> None:
-    from memlens.cli.text import visible
+    from memlens.text import visible
 
     if screen.as_json:
         counts = shard.content["counts"]
@@ -247,7 +246,7 @@ def _print_summary(screen: Screen, summary: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from memlens.cli.text import visible
+    from memlens.text import visible
 
     table = Table.grid(padding=(0, 2))
     rows = {

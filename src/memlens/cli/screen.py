@@ -2,6 +2,10 @@
 
 Colour and the terminal's width are used on a terminal only; elsewhere lines are whole and plain. NO_COLOR is honoured.
 This module knows nothing of memories.
+
+How far a long command is, drawn on stderr while it runs; silent where stderr is not a terminal.
+
+Knows the names of the stages that the library reports, and nothing else of them.
 """
 
 from __future__ import annotations
@@ -9,12 +13,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import IO, Any
+import time
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from memlens.finite import finite
+from memlens.text import finite
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _ENDLESS = 100_000  # columns, where nobody looks at a terminal
 
@@ -76,4 +85,104 @@ def _console(stream: IO[str]) -> Console:
         markup=False,
         highlight=False,
         emoji=False,
+    )
+
+
+_REDRAW = 0.1  # seconds
+_WORDS = {
+    "model": "reading the model",
+    "corpus": "reading the corpus",
+    "scan": "scanning",
+    "check": "checking files",
+    "tables": "writing tables",
+    "values": "reading values",
+    "keys": "reading keys",
+    "words": "reading words",
+    "shallow": "comparing wordings",
+    "topics": "comparing subjects",
+    "patterns": "counting patterns",
+    "prefixes": "reading prefixes",
+    "local-edits": "editing prefixes",
+    "report": "writing the report",
+    "assets": "drawing charts",
+}
+_COUNTED = {
+    "values": "memories",
+    "shallow": "memories",
+    "topics": "memories",
+    "keys": "memories",
+    "prefixes": "prefixes",
+    "local-edits": "prefixes",
+}
+
+
+class ScanProgress:
+    """A progress function for anything that takes long, with a bar where somebody can see it."""
+
+    def __init__(self, screen: Screen, first: str = "model") -> None:
+        self.screen, self.first = screen, first
+        self.stages: list[str] = []  # as they were reached
+        self.heading = ""  # stands before the words of a stage
+        self._bar: Progress | None = None
+        self._drawn = 0.0
+        self._began, self._first = 0.0, 0  # when the stage began, and at which count
+
+    def __enter__(self) -> ScanProgress:
+        if self.screen.shows_progress:
+            self._bar = _make_bar(self.screen)
+            self._bar.start()
+        self(self.first, 0, None)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        now = time.monotonic()
+        is_new = not self.stages or self.stages[-1] != stage
+        if is_new:
+            self._begin(stage, done, total, now)
+        if self._bar is None or (now - self._drawn < _REDRAW and done != total and not is_new):
+            return
+        self._drawn = now
+        task = self._bar.task_ids[0]
+        self._bar.update(task, completed=done, total=total, counts=self._counts(stage, done, now))
+
+    def _begin(self, stage: str, done: int, total: int | None, now: float) -> None:
+        self.stages.append(stage)
+        self._began, self._first = now, done
+        if stage == "scan" and done:
+            self.screen.note(f"continuing an interrupted scan at {done / max(total or 0, 1):.0%}")
+        words = self.heading + _WORDS.get(stage, stage)
+        self.screen.detail(words + " …")
+        if self._bar is not None:
+            for task in self._bar.task_ids:
+                self._bar.remove_task(task)
+            self._bar.add_task(words, total=total, completed=done, counts="")
+
+    def _counts(self, stage: str, done: int, now: float) -> str:
+        if stage == "corpus":
+            return f"{done:,} sentences"
+        if stage in _COUNTED:
+            return f"{done:,} {_COUNTED[stage]}"
+        if stage != "scan" or done <= self._first:
+            return ""
+        return f"{(done - self._first) / max(now - self._began, 1e-6):,.0f} tokens/s"
+
+
+def _make_bar(screen: Screen) -> Progress:
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(show_speed=False),
+        TextColumn("{task.fields[counts]}"),
+        TimeRemainingColumn(compact=True),
+        console=screen.err,
+        transient=True,
     )

@@ -1,4 +1,7 @@
-"""`memlens search`: memories by what is in their triggers, what their values promote, or what their patterns are."""
+"""`memlens search --in values`: which memories promote a token, or push it down.
+
+`memlens search`: memories by what is in their triggers, what their values promote, or what their patterns are.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,74 @@ import typer
 
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
-from memlens.cli.text import visible
 from memlens.errors import SettingError
+from memlens.text import cut_right, number, quoted, visible
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from memlens.index.reader import Index
     from memlens.index.search import PatternSearch, TriggerSearch
+    from memlens.vocab.search import Promotion
+
+_TAKEN = 36  # columns of a table line beside its tokens
+_TOKENS_SHOWN = 12
+
+
+def search_in_values(screen: Screen, index: Index, query: list[str], substring: bool, bottom: bool, limit: int) -> None:
+    from memlens.vocab.search import search_values
+
+    if limit < 1:
+        raise SettingError(f"--limit is {limit}; it must be 1 or more")
+    mode, end = "substring" if substring else "token", "bottom" if bottom else "top"
+    everything = search_values(index, query, mode, end=end, limit=None)
+    found = everything[:limit]
+    if screen.as_json:
+        told = {"query": query, "in": "values", "mode": mode, "end": end, "total": len(everything)}
+        screen.json(told | {"memories": [_as_json(one) for one in found]})
+        return
+    if not found:
+        listed = index.manifest["values"]["top"]
+        texts = " or ".join(f"'{visible(text)}'" for text in query)
+        screen.note(f"no value has {texts} among the {listed} tokens at its {end}")
+        return
+    screen.result(_table(screen, found, bottom))
+    if len(everything) > len(found):
+        screen.note(f"{len(found)} of {len(everything):,} are listed; see more with --limit")
+
+
+def _as_json(one: Promotion) -> dict[str, Any]:
+    return {
+        "name": str(one.memory),
+        "layer": one.memory.layer,
+        "memory": one.memory.memory,
+        "p": one.p,
+        "rank": one.rank,
+        "found": [{"token": t.token, "text": t.text, "rank": t.rank, "p": t.p} for t in one.found],
+    }
+
+
+def _table(screen: Screen, found: list[Promotion], bottom: bool) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    room = max(min(screen.out.width, 160) - _TAKEN, 20)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    table.add_column("memory", style="bold")
+    table.add_column("p", justify="right")
+    table.add_column("place", justify="right")
+    table.add_column("pushes down" if bottom else "promotes", no_wrap=True)
+    for one in found:
+        tokens = "  ".join(
+            quoted(token.text, 20) + (f" {number(token.p)}" if len(one.found) > 1 else "")
+            for token in one.found[:_TOKENS_SHOWN]
+        )
+        if len(one.found) > _TOKENS_SHOWN:
+            tokens += f"  and {len(one.found) - _TOKENS_SHOWN} more"
+        style = "red" if bottom else "green"
+        table.add_row(str(one.memory), number(one.p), str(one.rank + 1), Text(cut_right(tokens, room), style))
+    return table
+
 
 # Where to look. A new place is a name here and a branch in `search`.
 _PLACES = ("triggers", "values", "patterns")
@@ -73,8 +138,6 @@ def search(
         _search_in_patterns(screen, opened, " ".join(query), substring, limit)
         return
     if place == "values":
-        from memlens.cli.value_search import search_in_values
-
         search_in_values(screen, opened, query, substring, bottom, limit)
         return
     _search_in_triggers(screen, opened, query, limit, ends=ends, ignore_case=ignore_case)
@@ -87,7 +150,7 @@ def _search_in_triggers(screen: Screen, index: Index, query: list[str], limit: i
         raise SettingError(f"{len(query)} texts were given to look for in triggers; put one text in quotes")
     result = search_triggers(index, query[0], limit=limit, **options)
     if screen.as_json:
-        screen.json(_as_json(query[0], result))
+        screen.json(_search_as_json(query[0], result))
     else:
         _print(screen, index, query[0], result)
 
@@ -123,7 +186,7 @@ def _print_patterns(screen: Screen, result: PatternSearch) -> None:
         screen.note(f"{len(result.found)} of {result.total:,} are listed; see more with --limit")
 
 
-def _as_json(query: str, result: TriggerSearch) -> dict[str, Any]:
+def _search_as_json(query: str, result: TriggerSearch) -> dict[str, Any]:
     return {
         "query": query,
         "total": result.total,
@@ -145,7 +208,7 @@ def _as_json(query: str, result: TriggerSearch) -> dict[str, Any]:
 
 
 def _print(screen: Screen, index: Index, query: str, result: TriggerSearch) -> None:
-    from memlens.cli.trigger_table import match_table
+    from memlens.cli.tables import match_table
 
     if not result.found:
         screen.note(f"no memory has '{visible(query)}' in its triggers")

@@ -27,7 +27,7 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Browse, search and trace in the browser, on this machine."""
-    from memlens.web.serving import serve as serve_workbench
+    from memlens.web.app import serve as serve_workbench
     from memlens.web.workbench import Workbench
 
     screen = Screen(False, quiet, verbose)

@@ -9,12 +9,12 @@ import typer
 
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
-from memlens.cli.text import number, sparkline, visible
+from memlens.text import number, sparkline, visible
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from memlens.cli.pattern_table import MemoryPatterns
+    from memlens.cli.tables import MemoryPatterns
     from memlens.index.reader import Index, MemoryFacts
 
 _ENDS = ("top", "bottom")
@@ -33,7 +33,7 @@ def show(
     verbose: Verbose = False,
 ) -> None:
     """Show one memory: what triggers it, what that has in common, and what it promotes."""
-    from memlens.cli.pattern_table import print_patterns, print_related, read_patterns
+    from memlens.cli.tables import print_patterns, print_related, read_patterns
     from memlens.index.reader import Index
 
     screen = Screen(as_json, quiet, verbose)
@@ -57,9 +57,8 @@ def show(
 
 
 def _as_json(index: Index, facts: MemoryFacts, ends: tuple[str, ...], top: int | None) -> dict[str, Any]:
-    from memlens.cli.pattern_table import patterns_json, read_patterns
-    from memlens.cli.value_table import value_json
-    from memlens.values.looking import read_value
+    from memlens.cli.tables import patterns_json, read_patterns, value_json
+    from memlens.vocab.read import read_value
 
     patterns = read_patterns(index, facts.id)
     numbers = {name: value for name, value in asdict(facts).items() if name != "id"}
@@ -122,8 +121,8 @@ def _histogram(facts: MemoryFacts, edges: list[float]) -> Text:
 
 
 def _print_value(screen: Screen, index: Index, facts: MemoryFacts, count: int) -> None:
-    from memlens.cli.value_table import print_value
-    from memlens.values.looking import read_value
+    from memlens.cli.tables import print_value
+    from memlens.vocab.read import read_value
 
     value = read_value(index, facts.id)
     if value is None:
@@ -141,7 +140,7 @@ def _print_triggers(
     patterns: MemoryPatterns | None,
     is_only: bool,
 ) -> None:
-    from memlens.cli.trigger_table import trigger_table
+    from memlens.cli.tables import trigger_table
 
     triggers = index.triggers(facts.id, end)
     if not triggers:

@@ -15,7 +15,9 @@ from memlens.errors import SettingError
 if TYPE_CHECKING:
     from memlens.index.reader import Index
     from memlens.models.memory_model import MemoryModel
-    from memlens.trace import Comparison, Continuation, Intervention
+    from memlens.tracer.generate import Continuation
+    from memlens.tracer.intervene import Comparison
+    from memlens.tracer.intervention import Intervention
 
 _EDITS, _TEXT = "Changing memories", "Going on with the text"
 
@@ -74,7 +76,7 @@ def trace(
         raise SettingError(f"there is nothing to save in {save}; say what to change with --set")
     if not generate and (temperature != 0 or seed != 0):
         raise SettingError("--temperature and --seed say how a text goes on, but there is no --generate")
-    from memlens.trace.opening import open_model
+    from memlens.tracer.prompt import open_model
 
     loaded, index = open_model(model, where=where, device=device, dtype=dtype)
     if intervention is not None and (as_json or save is not None or file is not None):
@@ -97,7 +99,7 @@ def trace(
 
 def _intervention(sets: list[str], at: list[int] | None, file: Path | None) -> Intervention | None:
     """What --file and then --set say; None where nothing is changed."""
-    from memlens.trace.intervention import Intervention
+    from memlens.tracer.intervention import Intervention
 
     if at and not sets:
         raise SettingError("--at says where --set holds, but there is no --set")
@@ -113,7 +115,8 @@ def _look(
     model: MemoryModel, index: Index | None, prompt: str, intervention: Intervention | None, **options: Any
 ) -> Any:
     """A Trace, or a Comparison where something is changed."""
-    from memlens.trace import intervene, trace
+    from memlens.tracer.intervene import intervene
+    from memlens.tracer.trace import trace
 
     if intervention is None:
         return trace(model, prompt, index=index, **options)
@@ -126,7 +129,7 @@ def _continue(
     model: MemoryModel, prompt: str, count: int, intervention: Intervention | None, temperature: float, seed: int
 ) -> list[Continuation]:
     """Without the edits and, if there are any, with them."""
-    from memlens.trace import generate
+    from memlens.tracer.generate import generate
 
     if not count:
         return []

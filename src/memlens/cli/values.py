@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Reading, Threads, Verbose
-from memlens.cli.progress import ScanProgress
 from memlens.cli.scan import Executor, GpusPerWorker, RayAddress
-from memlens.cli.screen import Screen
-from memlens.cli.text import number, percent, quoted, visible
+from memlens.cli.screen import ScanProgress, Screen
+from memlens.text import number, percent, quoted, visible
 
 
 def values(
@@ -33,7 +32,7 @@ def values(
     opened = Index(index)
     with ScanProgress(screen) as progress:
         from memlens import api
-        from memlens.values.looking import summarize_values
+        from memlens.vocab.read import summarize_values
 
         api.values(
             opened,

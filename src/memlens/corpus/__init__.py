@@ -12,33 +12,3 @@
 
 Knows nothing of models, coefficients and indexes; pyarrow, sentencex and datasets are imported when first needed.
 """
-
-from __future__ import annotations
-
-from memlens.corpus.batches import Batch, cut_batches, fill_share
-from memlens.corpus.fingerprint import corpus_fingerprint
-from memlens.corpus.readers import Passage
-from memlens.corpus.repeats import Repeats, find_repeats, fresh_from, repeated_sentences
-from memlens.corpus.sentences import Encoded, Sentence, tokenize_units
-from memlens.corpus.settings import CorpusSettings, HubSpec
-from memlens.corpus.units import TextUnit, read_passages, read_units
-
-__all__ = [
-    "Batch",
-    "CorpusSettings",
-    "Encoded",
-    "HubSpec",
-    "Passage",
-    "Repeats",
-    "Sentence",
-    "TextUnit",
-    "corpus_fingerprint",
-    "cut_batches",
-    "fill_share",
-    "find_repeats",
-    "fresh_from",
-    "read_passages",
-    "read_units",
-    "repeated_sentences",
-    "tokenize_units",
-]

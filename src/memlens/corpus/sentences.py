@@ -1,17 +1,112 @@
-"""Units of text become sentences of tokens, each with an id that stays the same for one corpus and its settings.
+"""Passages of a whole corpus, and the units they are cut into.
+
+    sentence   each line of a passage cut by sentencex; a line break always ends a sentence, in every kind of file
+    line       each line
+    document   a .txt file, a .jsonl record, a .parquet row
+    block:N    documents too: only a tokenizer can count to N, so `tokenize_units` cuts them
+
+Every unit is stripped of surrounding whitespace; blank ones are passed over. This module knows nothing of tokens.
+
+Units of text become sentences of tokens, each with an id that stays the same for one corpus and its settings.
 
 "Sentence" is whatever is scanned in one piece, also where the unit is a line, a document or a block. This module
 knows nothing of models: it is handed a function that encodes texts.
+
+Which prefixes of a sentence were seen before, in a sentence of lower id.
+
+Prefixes nest: if the first n tokens were seen before, so were all shorter prefixes. So one number a sentence says it
+all, `fresh_from`: the longest token prefix it shares with any sentence of lower id. Positions from there on are new.
+This module knows nothing of text; sorting is the caller's work, since a corpus may not fit in memory.
+
+One number for a corpus and how it is cut: equal for the same text wherever it lies, different after any change.
+
+This module reads bytes as they are on disk; it knows nothing of what they say.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from memlens.corpus.units import TextUnit
+import numpy as np
+
+from memlens.corpus.files import CHUNK, SourceFile, list_files, open_raw, unreadable
+from memlens.corpus.readers import (
+    Passage,
+    hub_fingerprint,
+    read_hub,
+    read_jsonl,
+    read_paragraphs,
+    read_parquet,
+    read_pieces,
+    read_whole,
+)
+from memlens.corpus.settings import CorpusSettings, HubSpec, is_hub_source
 from memlens.errors import SettingError
+
+_LINE_END = re.compile(r"\r\n|\r|\n")  # not str.splitlines, which also cuts at form feeds and U+2028
+
+_WIDE_SPACE = re.compile(r"[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")  # spaces of several bytes
+
+
+@dataclass(frozen=True)
+class TextUnit:
+    """One sentence, line or document, and the passage it comes from."""
+
+    text: str
+    source: str
+
+
+def read_passages(settings: CorpusSettings) -> Iterator[Passage]:
+    """Every passage: sources as given, folders in sorted order, a chunk of one file in memory at a time."""
+    for source in settings.sources:
+        if is_hub_source(source):
+            yield from read_hub(HubSpec.parse(source), settings.column)
+        else:
+            for file in list_files(source):
+                yield from _read_file(file, settings)
+
+
+def _read_file(file: SourceFile, settings: CorpusSettings) -> Iterator[Passage]:
+    if file.kind == ".jsonl":
+        return read_jsonl(file, settings.column)
+    if file.kind == ".parquet":
+        return read_parquet(file, settings.column)
+    if settings.block:
+        return read_pieces(file)
+    return read_whole(file) if settings.unit == "document" else read_paragraphs(file)
+
+
+def read_units(settings: CorpusSettings) -> Iterator[TextUnit]:
+    """Every unit, in reading order."""
+    if settings.unit == "document" or settings.block:
+        for passage in read_passages(settings):
+            yield TextUnit(passage.text, passage.source)
+        return
+    for passage in read_passages(settings):
+        for line in _LINE_END.split(passage.text):
+            for text in cut_sentences(line, settings.language) if settings.unit == "sentence" else (line,):
+                if text := text.strip():
+                    yield TextUnit(text, passage.source)
+
+
+def cut_sentences(line: str, language: str) -> Iterator[str]:
+    """The line's sentences; joined they are the line.
+
+    sentencex 1.0 panics where a wide space stands between a capital letter and a full stop, so it is shown plain
+    spaces in their place, and the line is cut at the lengths it finds.
+    """
+    from sentencex import segment
+
+    begin = 0
+    for sentence in segment(language, _WIDE_SPACE.sub(" ", line)):
+        yield line[begin : begin + len(sentence)]
+        begin += len(sentence)
+
 
 _BATCH_CHARACTERS = 4 << 20  # a batch of long documents is encoded before it fills the memory
 
@@ -137,3 +232,91 @@ def cut_blocks(unit: TextUnit, encoded: Encoded, block: int) -> Iterator[_Part]:
         finish = len(unit.text) if is_last else ends[-1]
         yield _Part(unit.text[begin:finish], tokens, [end - begin for end in ends], unit.source)
         begin = finish
+
+
+@dataclass(frozen=True)
+class Repeats:
+    fresh_from: np.ndarray  # int32 [sentences]; positions >= fresh_from are new
+    repeated: np.ndarray  # bool [sentences]; an earlier sentence has exactly the same tokens
+
+
+def fresh_from(sorted_sentences: Iterable[tuple[int, Sequence[int] | np.ndarray]], count: int) -> np.ndarray:
+    return find_repeats(sorted_sentences, count).fresh_from
+
+
+def repeated_sentences(sorted_sentences: Iterable[tuple[int, Sequence[int] | np.ndarray]], count: int) -> np.ndarray:
+    return find_repeats(sorted_sentences, count).repeated
+
+
+def find_repeats(sorted_sentences: Iterable[tuple[int, Sequence[int] | np.ndarray]], count: int) -> Repeats:
+    """One pass over (id, tokens) in lexicographic order of tokens, then id.
+
+    In sorted order, what two sentences share is the least that any two neighbours between them share. So the best
+    earlier sentence is the nearest one of lower id to the left or to the right. The stack holds the ids, rising, that
+    still await their nearest lower id to the right; beside each stands what it shares with the one below it.
+    """
+    fresh = np.zeros(count, dtype=np.int32)
+    repeated = np.zeros(count, dtype=bool)
+    ids: list[int] = []
+    links: list[int] = []
+    previous = np.empty(0, dtype=np.int64)
+    previous_id = -1
+    for sentence, given in sorted_sentences:
+        tokens = np.asarray(given)
+        shared = _shared_prefix(previous, tokens)
+        is_same = shared == len(previous) == len(tokens) and previous_id >= 0
+        _check_order(previous, tokens, shared, is_same and previous_id >= sentence)
+        repeated[sentence] = is_same  # equal sentences are neighbours, the lowest id first
+        if not shared:
+            ids.clear()
+            links.clear()
+        while ids and ids[-1] > sentence:
+            fresh[ids[-1]] = max(fresh[ids[-1]], shared)
+            ids.pop()
+            shared = min(shared, links.pop())
+        if ids:
+            fresh[sentence] = shared
+        ids.append(sentence)
+        links.append(shared if len(ids) > 1 else 0)
+        previous, previous_id = tokens, sentence
+    return Repeats(fresh, repeated)
+
+
+def _shared_prefix(left: np.ndarray, right: np.ndarray) -> int:
+    shorter = min(len(left), len(right))
+    if not shorter or left[0] != right[0]:  # most neighbours of different first words end here
+        return 0
+    differs = left[:shorter] != right[:shorter]
+    at = int(differs.argmax())
+    return at if differs[at] else shorter
+
+
+def _check_order(left: np.ndarray, right: np.ndarray, shared: int, wrong_id: bool) -> None:
+    """Unsorted sentences would give wrong answers silently; this is a caller's mistake, not a person's."""
+    wrong_tokens = shared < len(left) and (shared == len(right) or left[shared] > right[shared])
+    if wrong_tokens or wrong_id:
+        raise ValueError("sentences must come sorted by tokens, then by id")
+
+
+def corpus_fingerprint(settings: CorpusSettings) -> str:
+    """sha256 over the files' names and bytes in reading order, and over unit, column and language."""
+    entries: list[list[str]] = [["settings", settings.unit, settings.column, settings.language]]
+    for source in settings.sources:
+        if is_hub_source(source):
+            spec = HubSpec.parse(source)
+            entries.append(["hub", str(spec), hub_fingerprint(spec)])
+        else:
+            entries.extend(["file", file.name, _digest(file)] for file in list_files(source))
+    # JSON keeps the borders between the parts, so that no two corpora are written alike
+    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+def _digest(file: SourceFile) -> str:
+    digest = hashlib.sha256()
+    with open_raw(file) as stream:
+        try:
+            while chunk := stream.read(CHUNK):
+                digest.update(chunk)
+        except OSError as problem:
+            raise unreadable(file, problem) from None
+    return digest.hexdigest()

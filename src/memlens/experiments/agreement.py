@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memlens.experiments.bootstrap import generator, rate_interval
 from memlens.experiments.charts import by_layer
 from memlens.experiments.targets import Targets, read_targets
-from memlens.index.build import Progress, no_progress
 from memlens.index.reader import Index
+from memlens.parallel import Progress, no_progress
+from memlens.stats import generator, rate_interval
 
 SCHEMA = pa.schema(
     [

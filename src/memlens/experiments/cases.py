@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlens.experiments.aggregate import Aggregate, on_prefixes
 from memlens.experiments.charts import HEIGHT, WIDTH
-from memlens.models.cases import split_cases
+from memlens.experiments.prefix_pass import Aggregate, on_prefixes
+from memlens.models.lens import split_cases
 
 # told apart by people who see few colours, too
 COLOURS = {

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlens.experiments.aggregate import Aggregate, on_prefixes
-from memlens.experiments.bootstrap import generator, rate_interval
 from memlens.experiments.charts import by_layer
+from memlens.experiments.prefix_pass import Aggregate, on_prefixes
+from memlens.stats import generator, rate_interval
 
 SHORT = 5  # tokens
 SCHEMA = pa.schema(

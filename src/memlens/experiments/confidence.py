@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memlens.experiments.aggregate import Aggregate, on_prefixes, quartiles
-from memlens.experiments.bootstrap import generator, interval
 from memlens.experiments.charts import quartiles_by_layer
+from memlens.experiments.prefix_pass import Aggregate, on_prefixes, quartiles
+from memlens.stats import generator, interval
 
 SCHEMA = pa.schema(
     [

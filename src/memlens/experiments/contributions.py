@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memlens.experiments.aggregate import Aggregate, on_prefixes
-from memlens.experiments.bootstrap import generator, interval
 from memlens.experiments.charts import HEIGHT, WIDTH
+from memlens.experiments.prefix_pass import Aggregate, on_prefixes
+from memlens.stats import generator, interval
 
 _PARTS = {"ffn": "ffn_above", "attention": "attention_above", "top1": "top1", "top10": "top10", "top100": "top100"}
 SCHEMA = pa.schema(

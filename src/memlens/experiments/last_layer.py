@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from memlens.annotations.labels import CHOICES, Example, Verdicts
+from memlens.annotations.store import has_annotations
 from memlens.errors import IndexFolderError
-from memlens.experiments.aggregate import Aggregate, on_prefixes
-from memlens.experiments.bootstrap import draw, generator
 from memlens.experiments.charts import HEIGHT, WIDTH
-from memlens.index.history import has_annotations
+from memlens.experiments.prefix_pass import Aggregate, on_prefixes
 from memlens.index.reader import Index
-from memlens.index.verdicts import CHOICES, Example, Verdicts
 from memlens.models.memory_model import MemoryModel
+from memlens.stats import draw, generator
 
 EXAMPLES = 100
 SCHEMA = pa.schema(

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlens.experiments.unembedding import Unembedding
-from memlens.models.accounting import Accounting
-from memlens.models.memory_model import MemoryModel
-from memlens.models.norm import at_least_float32
-from memlens.models.positions import Positions
+from memlens.models.decompose import Accounting
+from memlens.models.lens import at_least_float32
+from memlens.models.memory_model import MemoryModel, Positions
 
 TOP_MEMORIES = (1, 10, 100)  # how many of the strongest memories are added up
 LISTED = 10  # memories that are named where a composition happens

@@ -15,13 +15,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlens.experiments.bootstrap import RESAMPLES, draw, generator
+from memlens.annotations.labels import Annotations
+from memlens.annotations.store import has_annotations
 from memlens.experiments.charts import HEIGHT, WIDTH
-from memlens.experiments.shares import wilson
-from memlens.index.annotations import Annotations
-from memlens.index.build import Progress, no_progress
-from memlens.index.history import has_annotations
 from memlens.index.reader import Index
+from memlens.parallel import Progress, no_progress
+from memlens.stats import RESAMPLES, draw, generator, wilson
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
 # told apart by people who see few colours, too

@@ -17,13 +17,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlens.experiments.bootstrap import generator, rate_interval
 from memlens.experiments.charts import HEIGHT, WIDTH
 from memlens.experiments.targets import read_targets
-from memlens.index.build import Progress, no_progress
 from memlens.index.reader import Index
-from memlens.values.next_tokens import read_next_tokens
-from memlens.values.table import default_reading
+from memlens.parallel import Progress, no_progress
+from memlens.stats import generator, rate_interval
+from memlens.vocab.table import default_reading, read_next_tokens
 
 TRIGGERS, BINS = 50, 8
 

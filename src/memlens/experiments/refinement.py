@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memlens.experiments.aggregate import Aggregate, on_prefixes
-from memlens.experiments.bootstrap import generator, paired_interval, rate_interval
 from memlens.experiments.charts import by_layer
+from memlens.experiments.prefix_pass import Aggregate, on_prefixes
+from memlens.stats import generator, paired_interval, rate_interval
 
 SCHEMA = pa.schema(
     [

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from memlens.annotations.store import EVENTS, VERDICTS
 from memlens.errors import IndexFolderError, UnknownName
-from memlens.index.history import EVENTS, VERDICTS
 from memlens.index.reader import Index
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memlens.experiments.aggregate import Aggregate, on_prefixes
 from memlens.experiments.charts import HEIGHT, WIDTH
+from memlens.experiments.prefix_pass import Aggregate, on_prefixes
 from memlens.memory import MemoryId
 
 _DRAWN = 25

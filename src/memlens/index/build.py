@@ -1,4 +1,8 @@
-"""From a model and a corpus to a complete index, in stages that can be stopped at any moment and continued.
+"""What a scan is of: its plan, which must be equal for work to be continued or joined, and the sentences to be scanned.
+
+This module knows the model, the corpus and the settings; where work runs and what is kept is somebody else's business.
+
+From a model and a corpus to a complete index, in stages that can be stopped at any moment and continued.
 
     plan      partial/plan.json: which model, corpus and settings this scan is of
     corpus    partial/corpus.parquet and the flat arrays beside it
@@ -16,26 +20,95 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from memlens.corpus import CorpusSettings
+from memlens.corpus.sentences import Sentence, corpus_fingerprint, read_units, tokenize_units
+from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError
+from memlens.files import explain_os_errors, only_writer, write_sealed
 from memlens.index import shards, staging
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.files import explain_os_errors, only_writer, write_sealed
-from memlens.index.layout import LOCK, MANIFEST, PARTIAL, PARTS
-from memlens.index.manifest import make_manifest, model_facts
+from memlens.index.layout import LOCK, MANIFEST, PARTIAL, PARTS, SCHEMA_VERSION, make_manifest, model_facts
 from memlens.index.parts import JoinedParts, PartFolder, wait_for_orphans
-from memlens.index.planning import corpus_stage, longest_sentence, make_plan
-from memlens.index.progress import Progress, no_progress
-from memlens.index.stopping import Stopper, stop_on_signal
 from memlens.index.tables import write_scan_tables, write_vocabulary
 from memlens.models.memory_model import MemoryModel
-from memlens.scan.alone import Alone
-from memlens.scan.done import Share, pieces_left
-from memlens.scan.recipe import ModelRecipe
-from memlens.scan.scanner import bos_to_feed, plan_window
-from memlens.scan.settings import ScanSettings, choose_layers
-from memlens.scan.state import LayerShape, shapes_of
-from memlens.scan.work import SAVE_SECONDS, Executor, ScanJob
+from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
+from memlens.scanner.executors import ModelRecipe
+from memlens.scanner.scanner import SAVE_SECONDS, Alone, Executor, ScanJob, bos_to_feed, plan_window
+from memlens.scanner.settings import WINDOW, ScanSettings, choose_layers
+from memlens.scanner.state import LayerShape, Share, pieces_left, shapes_of
+
+
+def longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
+    """How many own tokens a sentence may have, BOS not counted."""
+    bos = bos_to_feed(model, settings)
+    if settings.bos == "yes" and bos is None:
+        raise SettingError(f"--bos is yes, but the tokenizer of {model.name} has no BOS token; use --bos auto or no")
+    if bos is not None and bos >= model.vocabulary:
+        raise SettingError(f"BOS is token {bos}, but {model.name} has only {model.vocabulary}; use --bos no")
+    if settings.bos_prefix and bos is None:
+        advice = "leave the preset out" if model.tokenizer.bos is None else "add --bos yes"
+        raise SettingError(f"the preset needs BOS in front of a sentence, which {model.name} is not fed: {advice}")
+    room = None if model.context is None else model.context - (bos is not None)
+    if settings.max_length is None or room is None:
+        return settings.max_length or room
+    return min(settings.max_length, room)
+
+
+def make_plan(
+    model: MemoryModel,
+    corpus: CorpusSettings,
+    settings: ScanSettings,
+    layers: tuple[int, ...],
+    share: Share | None = None,
+) -> dict[str, Any]:
+    """What must be equal for a scan to be continued; JSON only."""
+    plan = {
+        "schema": SCHEMA_VERSION,
+        "model": model.fingerprint(),
+        "corpus": corpus_fingerprint(corpus),
+        "settings": {**settings.to_json(), "layers": list(layers)},
+        "window": WINDOW,
+    }
+    return plan if share is None else {**plan, "shard": str(share)}
+
+
+def corpus_stage(
+    model: MemoryModel,
+    corpus: CorpusSettings,
+    settings: ScanSettings,
+    max_length: int | None,
+    partial: Path,
+    progress: Progress,
+    stopper: Stopper,
+) -> CorpusStore:
+    if CorpusStore.exists(partial):
+        store = CorpusStore(partial)
+        store.refuse_damage()
+        return store
+
+    def report(sentences: int) -> None:
+        progress("corpus", sentences, None)
+        stopper.check()
+
+    sentences = tokenize_units(
+        read_units(corpus),
+        model.tokenizer.encode,
+        max_length=max_length,
+        max_tokens=settings.max_tokens,
+        block=corpus.block,
+    )
+    return CorpusStore.create(partial, _checked(sentences, model), settings.dedup, report)
+
+
+def _checked(sentences: Iterator[Sentence], model: MemoryModel) -> Iterator[Sentence]:
+    """Refuse tokens that the model has no embedding for, before they fail deep inside it."""
+    for sentence in sentences:
+        if max(sentence.tokens) >= model.vocabulary:
+            raise SettingError(
+                f"the tokenizer gives token {max(sentence.tokens)} at {sentence.source}, but {model.name} has only "
+                f"{model.vocabulary}; use the tokenizer that belongs to the model"
+            )
+        yield sentence
+
 
 __all__ = ["Progress", "build_index", "no_progress"]
 

@@ -24,21 +24,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlens.corpus import Sentence, find_repeats
+from memlens.corpus.sentences import Sentence, find_repeats
 from memlens.errors import CorpusError, IndexFolderError
-from memlens.index.files import (
+from memlens.files import (
     explain_os_errors,
     facts_of,
     has_size,
     is_as_noted,
     read_sealed,
+    reader_of,
     replacing,
     write_sealed,
 )
 from memlens.index.layout import CORPUS, CORPUS_SCHEMA
-from memlens.index.parquet import reader_of
-from memlens.scan.scanner import WindowSentence
-from memlens.scan.settings import WINDOW
+from memlens.scanner.scanner import WindowSentence
+from memlens.scanner.settings import WINDOW
 
 BATCHES = "batches.npz"
 FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")

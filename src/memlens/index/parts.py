@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.errors import IndexFolderError
-from memlens.index.files import attached, explain_os_errors, is_free, replacing
+from memlens.files import attached, explain_os_errors, is_free, replacing
 from memlens.index.layout import WORKERS
-from memlens.scan.done import Done
-from memlens.scan.layer import LayerScan
-from memlens.scan.settings import ScanSettings
-from memlens.scan.state import LayerShape, ScanState, layers_in, restore_layer_
+from memlens.scanner.layer import LayerScan
+from memlens.scanner.settings import ScanSettings
+from memlens.scanner.state import Done, LayerShape, ScanState, layers_in, restore_layer_
 
 _REPLACES = "replaces"
 _MANY = 16  # parts; more are joined before work goes on

@@ -1,7 +1,11 @@
-"""Index: a complete index folder, opened for reading. Needs neither the model nor the original corpus.
+"""A memory's triggers as a list that a notebook shows as a table. Made from rows of an index; reads nothing itself.
+
+Index: a complete index folder, opened for reading. Needs neither the model nor the original corpus.
 
 Tables are read lazily with DuckDB, one row group or column at a time, so that an index of a million memories opens as
 fast as a small one. This module knows the tables of a scan; what other stages add is read through `table` and `sql`.
+
+An index in a few numbers: what was read, what was found. Reads the manifest and the statistics, no text.
 """
 
 from __future__ import annotations
@@ -18,25 +22,52 @@ import duckdb
 import pyarrow as pa
 
 from memlens.errors import IndexFolderError, ModelError, UnknownName
-from memlens.index.files import (
+from memlens.files import (
     explain_os_errors,
     facts_of,
+    fill_table,
     is_as_noted,
     is_sealed,
     only_writer,
     read_json,
+    reader_of,
     replacing,
     write_sealed,
 )
-from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD
-from memlens.index.migration import migrated
-from memlens.index.parquet import fill_table, reader_of
-from memlens.index.shape import refuse_misshapen
-from memlens.index.trigger_list import TriggerList, trigger_of
-from memlens.memory import MemoryId
+from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD, migrated, refuse_misshapen
+from memlens.memory import MemoryId, Prefix, Trigger
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
+
+_MARK = "background:#ffe08a;color:#000;border-radius:2px"
+_CELL = "text-align:right;white-space:pre-wrap"
+
+
+class TriggerList(list[Trigger]):
+    """Triggers, best first; in everything but its look in a notebook a plain list."""
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{trigger.rank}</td><td>{trigger.coefficient:.4g}</td>"
+            f'<td style="{_CELL}">{escape(trigger.before)}<span style="{_MARK}">{escape(trigger.token)}</span></td>'
+            f'<td style="text-align:left;white-space:pre-wrap;opacity:.6">{escape(trigger.after[:40])}</td></tr>'
+            for trigger in self
+        )
+        head = "<tr><th>rank</th><th>coefficient</th><th>prefix</th><th>what follows</th></tr>"
+        return f"<table>{head}{rows}</table>"
+
+
+def trigger_of(row: dict[str, Any], sentence: dict[str, Any]) -> Trigger:
+    """A row of a trigger table and the row of its sentence, as one trigger; position -1 is BOS alone."""
+    text, ends, position = sentence["text"], sentence["ends"], row["position"]
+    begin = ends[position - 1] if position > 0 else 0
+    end = ends[position] if position >= 0 else 0
+    prefix = Prefix(row["sentence"], position)
+    return Trigger(
+        row["rank"], row["coefficient"], prefix, text[:begin], text[begin:end], text[end:], row["next_token"]
+    )
+
 
 _ROWS_AT_ONCE = 1024
 _MADE_BY = {
@@ -215,7 +246,7 @@ class Index:
 
     def load_model(self, model: str | None = None, **options: Any) -> MemoryModel:
         """The model this index was made from, from where it was then or from `model`; refused if it has changed."""
-        from memlens.models import load
+        from memlens.models.load import load
 
         source = model or self.manifest["model"]["source"]
         if not source:
@@ -301,3 +332,31 @@ def _why_not_an_index(folder: Path) -> str:
 
 def _ranges(layers: Sequence[int]) -> str:
     return f"layers {', '.join(str(layer) for layer in layers)}" if len(layers) > 1 else f"layer {layers[0]}"
+
+
+_COUNTED = ("sentences", "tokens", "prefixes", "repeated_prefixes", "cut_sentences", "cut_tokens")
+
+
+def summarize(index: Index) -> dict[str, Any]:
+    """Counts of an index, ready for JSON; `dead` counts by layer the memories without any trigger."""
+    model, counts = index.manifest["model"], index.manifest["counts"]
+    missing = [name for name in _COUNTED if not isinstance(counts.get(name), int)]
+    if missing:
+        raise IndexFolderError(f"{index.folder / MANIFEST} is damaged: it does not count '{missing[0]}'; scan again")
+    rows = index.sql(
+        "SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead FROM {memories} GROUP BY ALL ORDER BY layer"
+    )
+    return {
+        "index": str(index.folder),
+        "model": model["name"],
+        "layers": list(index.layers),
+        "memories": sum(row["memories"] for row in rows),
+        "dead": {str(row["layer"]): row["dead"] for row in rows},
+        "sentences": counts["sentences"],
+        "tokens": counts["tokens"],
+        "prefixes": counts["prefixes"],
+        "repeated_prefixes": counts["repeated_prefixes"],
+        "cut_sentences": counts["cut_sentences"],
+        "cut_tokens": counts["cut_tokens"],
+        "settings": index.manifest["plan"]["settings"],
+    }

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memlens.errors import SettingError
-from memlens.index.reader import Index
-from memlens.index.trigger_list import trigger_of
+from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId, Trigger
 
 

@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from memlens.errors import IndexFolderError, SettingError
-from memlens.index import staging
-from memlens.index.corpus_store import BATCHES, FLAT, CorpusStore, read_batches
-from memlens.index.files import (
+from memlens.files import (
     checksum,
     explain_os_errors,
     facts_of,
@@ -31,12 +29,13 @@ from memlens.index.files import (
     replacing,
     write_sealed,
 )
+from memlens.index import staging
+from memlens.index.corpus_store import BATCHES, FLAT, CorpusStore, read_batches
 from memlens.index.layout import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY
 from memlens.index.parts import JoinedParts, PartFolder, wait_for_orphans
-from memlens.index.progress import Progress, no_progress
-from memlens.scan.done import Share
-from memlens.scan.settings import ScanSettings
-from memlens.scan.state import LayerShape
+from memlens.parallel import Progress, no_progress
+from memlens.scanner.settings import ScanSettings
+from memlens.scanner.state import LayerShape, Share
 
 _OF_THE_FIRST = (CORPUS, VOCABULARY, *FLAT)  # the same in all shards, so one keeps them
 

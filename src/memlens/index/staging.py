@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from memlens.errors import IndexFolderError
+from memlens.files import explain_os_errors, has_size, read_json, sync_folder, write_json
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.files import explain_os_errors, has_size, read_json, sync_folder, write_json
 from memlens.index.layout import (
     ANNOTATIONS,
     DERIVED_TABLES,
@@ -26,8 +26,8 @@ from memlens.index.layout import (
     SHARD,
     foreign_entries,
     is_complete,
+    refuse_misshapen,
 )
-from memlens.index.shape import refuse_misshapen
 
 
 def recorded_threads(folder: Path) -> int | None:

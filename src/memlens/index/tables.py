@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlens.files import write_table
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import (
     MEMORIES,
@@ -25,11 +26,10 @@ from memlens.index.layout import (
     VOCABULARY,
     VOCABULARY_SCHEMA,
 )
-from memlens.index.parquet import write_table
 from memlens.index.parts import JoinedParts
 from memlens.models.tokenizer import Tokenizer
-from memlens.scan.layer import UNIT, LayerScan
-from memlens.scan.sample import EXAMPLES
+from memlens.scanner.layer import UNIT, LayerScan
+from memlens.scanner.sample import EXAMPLES
 
 _MEMORIES_A_GROUP = 1024
 _ORDINARY_KEPT = 5

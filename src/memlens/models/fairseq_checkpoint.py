@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
-from memlens.models.adaptive_network import ACTIVATIONS, AdaptiveTransformer, Shape, Tail
+from memlens.models.fairseq_network import ACTIVATIONS, AdaptiveTransformer, Shape, Tail
 
 Settings = Mapping[str, Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memlens.models.norm import Norm
+from memlens.models.lens import Norm
 
 
 @dataclass(frozen=True, eq=False)

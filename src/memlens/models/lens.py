@@ -1,21 +1,101 @@
-"""From a state or a value to scores over the vocabulary.
+"""A normalisation layer of a model, taken apart into what reading memories needs: centring, gain, bias.
+
+The module that the checkpoint runs stays the authority (`norm(states)` calls it); `by_formula` states the same in
+plain arithmetic, and the proof at load time compares the two, so that a gain read wrongly cannot go unnoticed.
+This module does not know where in a model a norm sits.
+
+From a state or a value to scores over the vocabulary.
 
 A state (r, y or o) is read as the model itself would read it: final norm, output embedding E, its bias. A value is a
 direction, not a state, so it is read through the linear part only: `folded` is (v * gain) E, v centred first where the
 final norm is a LayerNorm, and a post-norm's gain folded in before that; `raw` is v E. No bias in either.
 The lens knows neither tokens' texts nor memories.
+
+The cases of Fig 11: whose token a layer's output has: the residual's, the feed-forward block's, both's or neither's.
+
+residual o == r != y; ffn o == y != r; agreement o == r == y; composition: three different tokens; reversal: r == y, but
+o differs, which linear logits cannot do, but a final norm or an adaptive softmax between can. All by top().
+This module knows top tokens only, not how they were found.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from memlens.errors import SettingError
-from memlens.models.norm import Norm, at_least_float32
+
+NormKind = Literal["layer", "rms", "rms+1"]
+"""layer: centred, gain and bias; rms: gain only; rms+1: the gain is one plus the stored weight (Gemma)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Norm:
+    """One normalisation layer and how its stored weight is meant."""
+
+    module: nn.Module
+    kind: NormKind
+
+    def __call__(self, states: Tensor) -> Tensor:
+        output: Tensor = self.module(states)
+        return output
+
+    @property
+    def centres(self) -> bool:
+        """Is the mean over the width taken off first?"""
+        return self.kind == "layer"
+
+    @property
+    def label(self) -> str:
+        return "LayerNorm" if self.kind == "layer" else "RMSNorm"
+
+    @property
+    def gain(self) -> Tensor | None:
+        """What each coordinate is multiplied with, [d], at least float32; None where the norm has no gain."""
+        weight: Tensor | None = getattr(self.module, "weight", None)
+        if weight is None:
+            return None
+        gain = at_least_float32(weight.detach())
+        return gain + 1 if self.kind == "rms+1" else gain
+
+    @property
+    def bias(self) -> Tensor | None:
+        """What is added at the end, [d], at least float32; None where nothing is."""
+        bias: Tensor | None = getattr(self.module, "bias", None)
+        return None if bias is None else at_least_float32(bias.detach())
+
+    @property
+    def epsilon(self) -> float:
+        for name in ("eps", "variance_epsilon"):
+            if hasattr(self.module, name):
+                return float(getattr(self.module, name))
+        raise AttributeError(f"{type(self.module).__name__} does not say its epsilon")
+
+    def folded(self, vectors: Tensor) -> Tensor:
+        """The linear part of the norm on `vectors` [n, d]: centred for a LayerNorm, times the gain; no bias."""
+        if self.centres:
+            vectors = vectors - vectors.mean(-1, keepdim=True)
+        gain = self.gain
+        return vectors if gain is None else vectors * gain.to(vectors.device)
+
+    def by_formula(self, states: Tensor) -> Tensor:
+        """The whole norm in plain arithmetic, at least float32."""
+        states = at_least_float32(states)
+        if self.centres:
+            states = states - states.mean(-1, keepdim=True)
+        states = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + self.epsilon)
+        gain, bias = self.gain, self.bias
+        states = states if gain is None else states * gain
+        return states if bias is None else states + bias
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The same numbers in float32, or as they are where they are finer; no copy where none is needed."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class Lens:
@@ -125,3 +205,19 @@ class Lens:
                 f"'{reading}' is not a way to read values of this model; use {' or '.join(self.readings)}"
             )
         return reading
+
+
+def split_cases(r: Any, y: Any, o: Any) -> dict[str, Any]:
+    """Which case holds for the top tokens of r, y and o: single tokens, or arrays of them. Exactly one always does."""
+    return {
+        "residual": (o == r) & (o != y),
+        "ffn": (o == y) & (o != r),
+        "agreement": (o == r) & (o == y),
+        "composition": (o != r) & (o != y) & (r != y),
+        "reversal": (o != r) & (r == y),
+    }
+
+
+def case_of(r: int, y: int, o: int) -> str:
+    """The name of the case for one layer at one position."""
+    return next(case for case, holds in split_cases(r, y, o).items() if holds)

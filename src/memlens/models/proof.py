@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
 from memlens.models.feed_forward import FeedForward
+from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
-from memlens.models.norm import at_least_float32
 
 _SEQUENCES, _LENGTH, _SEED = 2, 7, 2021
 # deviation allowed, as a share of the largest number at the same position

@@ -2,11 +2,14 @@
 
 An unknown name is 404, a request that cannot work 422, one that needs a model which is not there 409. Whatever else
 goes wrong is a bug and answers 500. Knows every page by its router and nothing of what they show.
+
+serve(): the workbench on an address of this machine, until it is stopped. Knows sockets and uvicorn.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from anyio.to_thread import current_default_thread_limiter
@@ -16,12 +19,11 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from memlens import __version__
-from memlens.errors import MemlensError
-from memlens.web import assets
-from memlens.web.app_errors import status_of
-from memlens.web.charts import experiment_tables
+from memlens.errors import MemlensError, SettingError
+from memlens.web import rendering
 from memlens.web.pages import annotate, compare, memory, overview, search, trace
-from memlens.web.rendering import Json, page
+from memlens.web.pages.overview import experiment_tables
+from memlens.web.rendering import Json, page, status_of
 from memlens.web.security import Access, Guard
 from memlens.web.workbench import Workbench
 
@@ -38,7 +40,7 @@ def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:
         current_default_thread_limiter().total_tokens = _THREADS
         workbench.start()
         if experiment_tables(workbench.index):
-            assets.prepare_charts()
+            rendering.prepare_charts()
         yield
 
     app = FastAPI(
@@ -53,7 +55,7 @@ def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:
         openapi_url="/api/openapi.json",
     )
     app.state.workbench = workbench
-    app.include_router(assets.router)
+    app.include_router(rendering.router)
     for module in PAGES:
         app.include_router(module.router)
     app.add_exception_handler(MemlensError, _refused)
@@ -88,3 +90,43 @@ def _say(request: Request, status: int, line: str, headers: object = None) -> Re
     answer = page(request, "problem.html", status, title="Not found" if status == 404 else "Sorry", line=line)
     answer.headers.update(kept or {})
     return answer
+
+
+def serve(workbench: Workbench, host: str, port: int, opened: Callable[[str, Access], None], log: str) -> None:
+    """Answer until interrupted; `opened` is told the address as soon as it is taken."""
+    import uvicorn
+
+    access = Access.to(host)
+    listener = listen(host, port)
+    with listener:
+        shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        query = "" if access.token is None else f"?token={access.token}"
+        opened(f"http://{shown}:{listener.getsockname()[1]}/{query}", access)
+        config = uvicorn.Config(
+            create_app(workbench, access), log_level=log, access_log=log == "info", server_header=False, lifespan="on"
+        )
+        try:
+            uvicorn.Server(config).run(sockets=[listener])
+        finally:
+            workbench.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any that is free. An address that cannot be had is refused with one line."""
+    if not 0 <= port <= 65535:
+        raise SettingError(f"--port is {port}; choose 1 to 65535, or 0 for any that is free")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise SettingError(f"--host is '{host}', which is no address of this machine; try 127.0.0.1") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise SettingError(
+            f"{host} port {port} cannot be had ({error.strerror}); choose another with --port, or 0 for any"
+        ) from error
+    return listener

@@ -52,7 +52,7 @@ def shade_triggers(index: Index, model: MemoryModel, name: MemoryId, end: str) -
     import numpy as np
     import torch
 
-    from memlens.corpus import cut_batches
+    from memlens.corpus.batches import cut_batches
 
     triggers = index.triggers(name, end)
     sentences = index.sentences(sorted({trigger.prefix.sentence for trigger in triggers}))
@@ -86,7 +86,7 @@ def shade_triggers(index: Index, model: MemoryModel, name: MemoryId, end: str) -
 
 def silence(index: Index, model: MemoryModel, name: MemoryId, prompt: str, change: str, top: int = 8) -> Silenced:
     """`change` is what follows the `=` in `memlens trace --set`: 0 silences, 3.5 sets, x2 scales."""
-    from memlens.trace import intervene
+    from memlens.tracer.intervene import intervene
 
     compared = intervene(model, prompt, f"{name}={change}", top=top)
     return Silenced(

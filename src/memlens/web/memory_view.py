@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
+from memlens.annotations.labels import Annotations, Label
+from memlens.annotations.store import EVENTS, history_mark
 from memlens.errors import IndexFolderError
-from memlens.index.annotations import Annotations, Label
-from memlens.index.history import EVENTS, history_mark
 from memlens.memory import MemoryId, Trigger
-from memlens.values.looking import MemoryValue, TokenNumber, read_value
+from memlens.vocab.read import MemoryValue, TokenNumber, read_value
 from memlens.web.served_index import ServedIndex
 
 ENDS = ("top", "bottom")
@@ -136,7 +136,7 @@ def read_memory(
 
 def read_related(index: ServedIndex, name: str | MemoryId, limit: int = 12) -> list[RelatedView]:
     """Memories with the same triggers, patterns or promoted tokens, the most alike first."""
-    from memlens.patterns import related_memories
+    from memlens.pattern.related import related_memories
 
     found = related_memories(index, name, limit)
     summaries = read_summaries(index, [one.memory for one in found])
@@ -196,7 +196,7 @@ def _label(label: Label) -> LabelView:
 def _patterns(index: ServedIndex, name: MemoryId) -> tuple[str | None, list[PatternView] | None]:
     if not (index.has("patterns") and index.has("names")):
         return None, None
-    from memlens.patterns import memory_name, memory_patterns
+    from memlens.pattern.table import memory_name, memory_patterns
 
     named = memory_name(index, name)
     rows = memory_patterns(index, name)

@@ -1,4 +1,12 @@
-"""Templates, and what a page needs to be drawn: every page goes through `page`, every part of a request through Bench.
+"""Which HTTP status an error of memlens is: an unknown name 404, what is not there yet 409, any other request 422.
+
+Styles and scripts: the files of static/, by name and no other way, and the chart library of the report.
+
+Who looks, as far as they have said: the name under which this browser labels, kept in a cookie.
+
+There are no accounts: this keeps people from seeing others' labels too soon by accident, not by intent.
+
+Templates, and what a page needs to be drawn: every page goes through `page`, every part of a request through Bench.
 
 Text passes through autoescape; a character that cannot be shown or sent is replaced. Knows Jinja and HTTP answers;
 knows no page.
@@ -6,24 +14,112 @@ knows no page.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
 from functools import cache
+from importlib.resources import files
 from string import ascii_lowercase
+from threading import Lock, Thread
 from typing import Annotated, Any
+from urllib.parse import quote, unquote
 
-from fastapi import Depends, Request
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from jinja2 import Environment
 from markupsafe import Markup, escape
 from pydantic import BaseModel
 
 from memlens import __version__
-from memlens.finite import finite
-from memlens.report.templating import template_environment
-from memlens.report.text import head, tail
+from memlens.errors import IndexFolderError, ModelError, UnknownName
+from memlens.reports.report import template_environment
+from memlens.reports.style import css_variables
+from memlens.text import finite, head, tail
+from memlens.web.security import cookie_name, read_cookies
 from memlens.web.workbench import Workbench
+
+_STATUS = {UnknownName: 404, ModelError: 409, IndexFolderError: 409}
+
+
+def status_of(error: Exception) -> int:
+    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 422)
+
+
+router = APIRouter(include_in_schema=False)
+
+_MAKING = Lock()  # it is made once, however many ask at the same time
+_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+@cache
+def static_files() -> dict[str, tuple[bytes, str, str]]:
+    """Name -> content, media type, tag. Read once: no name from a request ever becomes a path."""
+    found = {}
+    for entry in files("memlens.web").joinpath("static").iterdir():
+        kind = _KINDS.get("." + entry.name.rpartition(".")[2])
+        if kind:
+            content = entry.read_bytes()
+            if entry.name == "style.css":
+                content = css_variables().encode() + content
+            found[entry.name] = (content, kind, _tag(content))
+    return found
+
+
+@router.get("/static/{name}")
+def static(request: Request, name: str) -> Response:
+    if name == "vega.js":
+        return _answer(request, *_vega())
+    if name not in static_files():
+        raise HTTPException(404)
+    return _answer(request, *static_files()[name])
+
+
+def _vega() -> tuple[bytes, str, str]:
+    with _MAKING:
+        return _made_vega()
+
+
+@cache
+def _made_vega() -> tuple[bytes, str, str]:
+    from memlens.reports.style import vega_bundle
+
+    content = vega_bundle().encode()
+    return content, "text/javascript", _tag(content)
+
+
+def prepare_charts() -> None:
+    """Make the chart library, in the background: the very first time it takes some seconds."""
+    Thread(target=_vega, name="memlens charts", daemon=True).start()
+
+
+def _tag(content: bytes) -> str:
+    return f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+
+
+def _answer(request: Request, content: bytes, kind: str, tag: str) -> Response:
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers={"etag": tag})
+    return Response(content, media_type=kind, headers={"etag": tag})
+
+
+_COOKIE = "memlens-annotator"
+_SECONDS = 365 * 24 * 3600  # a study may take weeks
+
+
+def the_viewer(request: Request) -> str | None:
+    """None for somebody who has not begun to label."""
+    return unquote(read_cookies(request.headers).get(cookie_name(_COOKIE, request.headers), "")) or None
+
+
+Viewer = Annotated[str | None, Depends(the_viewer)]
+
+
+def remember_viewer(request: Request, answer: Response, annotator: str) -> Response:
+    """The same answer; from here on this browser's pages are for this person."""
+    name, value = cookie_name(_COOKIE, request.headers), quote(annotator, safe="", errors="replace")
+    answer.set_cookie(name, value, max_age=_SECONDS, httponly=True, samesite="lax", path="/")
+    return answer
 
 
 def the_workbench(request: Request) -> Workbench:

@@ -18,7 +18,7 @@ import duckdb
 import pyarrow as pa
 
 from memlens.errors import IndexFolderError, MemlensError
-from memlens.index.parquet import reader_of
+from memlens.files import reader_of
 from memlens.index.reader import Index, TableNames
 
 T = TypeVar("T")

@@ -1,7 +1,11 @@
-"""Every memory in a few numbers, as columns in memory: what the map is coloured by and what a search is filtered by.
+"""A memory's histogram as plain numbers for an SVG: bars, and the few coefficients that are written below them.
+
+Every memory in a few numbers, as columns in memory: what the map is coloured by and what a search is filtered by.
 
 A million memories are some tens of megabytes. Read once from the tables that are there; what they do not hold is
 missing here. Knows tables; knows neither pages nor colours.
+
+The index layer by layer in a few numbers: what the overview says without a picture.
 """
 
 from __future__ import annotations
@@ -12,10 +16,66 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.web.served_index import ServedIndex
+
+_WIDTH, _HEIGHT = 320.0, 72.0
+
+
+@dataclass(frozen=True)
+class Bar:
+    x: float
+    y: float
+    width: float
+    height: float
+    told: str
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Bars by bin; bins double in width outwards, so equal bars on the screen are no equal ranges."""
+
+    width: float
+    height: float
+    bars: list[Bar]
+    marks: list[tuple[float, str]]  # where, and which coefficient
+
+
+def draw_histogram(counts: list[int], edges: list[float]) -> Histogram | None:
+    """The filled part; None without a sample. Heights are square roots: rare bins are the interesting ones."""
+    filled = [number for number, count in enumerate(counts) if count]
+    if not filled or len(counts) != len(edges) + 1:
+        return None
+    first, last = filled[0], filled[-1]
+    width = _WIDTH / (last - first + 1)
+    most, total = max(counts), sum(counts)
+    bars = []
+    for place, number in enumerate(range(first, last + 1)):
+        height = _HEIGHT * (counts[number] / most) ** 0.5
+        told = f"{_range(number, edges)}: {counts[number]:,} of {total:,}"
+        bars.append(Bar(place * width, _HEIGHT - height, max(width - 1.5, 0.5), height, told))
+    inner = [(place + 1, edges[number]) for place, number in enumerate(range(first, last))]
+    step = max(1, -(-len(inner) // 6))
+    marks = [(place * width - 0.75, _number(edge)) for place, edge in inner[::step]]
+    return Histogram(_WIDTH, _HEIGHT, bars, marks)
+
+
+def _range(number: int, edges: list[float]) -> str:
+    if number == 0:
+        return f"below {_number(edges[0])}"
+    if number == len(edges):
+        return f"{_number(edges[-1])} and above"
+    return f"{_number(edges[number - 1])} to {_number(edges[number])}"
+
+
+def _number(edge: float) -> str:
+    """Short: bins end at powers of two."""
+    text = f"{edge:g}" if abs(edge) >= 0.01 or edge == 0 else f"{edge:.0e}".replace("e-0", "e-")
+    return text.replace("-", "−", 1) if edge < 0 else text
+
 
 TABLES = ("memories", "values", "patterns")
 CLASSES = ("none", "shallow", "semantic", "both")  # of patterns; a memory's class is its place here
@@ -114,3 +174,58 @@ def _placed(count: int, rows: NDArray[np.int64], values: NDArray[Any], missing: 
     column = np.full(count, missing, values.dtype)
     column[rows] = values
     return column
+
+
+_DEAD_NAMED = 24
+
+
+class LayerView(BaseModel):
+    """One layer; what its tables do not say is null."""
+
+    layer: int
+    memories: int
+    dead: int
+    median_max: float | None
+    mean_frequency: float | None
+    median_max_p: float | None
+    agreement: float | None
+    with_pattern: float | None
+    strongest: str
+    dead_memories: list[str]
+
+
+def read_layers(index: ServedIndex) -> list[LayerView]:
+    """All layers of the index, made once."""
+    return index.remember(TABLES, ("layers",), lambda: _layers(read_statistics(index)))
+
+
+def _layers(statistics: Statistics) -> list[LayerView]:
+    return [_layer(statistics, layer) for layer in statistics.layers]
+
+
+def _layer(statistics: Statistics, layer: int) -> LayerView:
+    rows = statistics.rows_of_layer(layer)
+    numbers = {name: column[rows] for name, column in statistics.numbers.items()}
+    kinds = {name: column[rows] for name, column in statistics.categories.items()}
+    dead = np.flatnonzero(kinds["dead"])
+    agreement = kinds.get("agreement")
+    known = 0 if agreement is None else int((agreement > 0).sum())
+    highest = np.where(np.isfinite(numbers["max"]), numbers["max"], -np.inf)
+    return LayerView(
+        layer=layer,
+        memories=rows.stop - rows.start,
+        dead=len(dead),
+        median_max=_or_none(np.median(numbers["max"])),
+        mean_frequency=_or_none(numbers["frequency"].mean()),
+        median_max_p=_or_none(np.median(numbers["max_p"])) if "max_p" in numbers else None,
+        agreement=None
+        if agreement is None or not known
+        else float((agreement == AGREEMENTS.index("yes")).sum()) / known,
+        with_pattern=float((kinds["class"] > 0).mean()) if "class" in kinds else None,
+        strongest=str(MemoryId(layer, int(highest.argmax()))),
+        dead_memories=[str(MemoryId(layer, int(memory))) for memory in dead[:_DEAD_NAMED]],
+    )
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from memlens.errors import MemlensError, ModelError
 from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
+from memlens.web.search_arrays import prepare_triggers, prepare_values
 from memlens.web.served_index import ServedIndex
 from memlens.web.statistics import read_statistics
-from memlens.web.trigger_text import prepare_triggers
-from memlens.web.value_tokens import prepare_values
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
@@ -49,7 +48,7 @@ class Workbench:
 
     @property
     def annotations_path(self) -> Path:
-        """Where people's labels are, or will be; opened through memlens.index.annotations only."""
+        """Where people's labels are, or will be; opened through memlens.annotations.labels only."""
         return self.index.folder / ANNOTATIONS
 
     # The model

@@ -10,12 +10,11 @@ from fastapi.responses import HTMLResponse, Response
 from pydantic import BaseModel, Field
 
 from memlens.errors import MemlensError, SettingError
-from memlens.web.app_errors import status_of
-from memlens.web.rendering import MODEL_PROBLEMS, Bench, page
+from memlens.web.rendering import MODEL_PROBLEMS, Bench, page, status_of
 from memlens.web.workbench import Workbench
 
 if TYPE_CHECKING:
-    from memlens.compare import Comparison
+    from memlens.comparison.overlap import Comparison
 
 router = APIRouter(tags=["compare"])
 
@@ -135,7 +134,7 @@ def read_comparison(
 
 def _compare(bench: Workbench, by: str, layers: str, order: str, top: int) -> Comparison:
     """Computed once for as long as the tables are the same."""
-    from memlens.compare import compare_indexes
+    from memlens.comparison.compare import compare_indexes
 
     if bench.other is None and not layers:
         raise SettingError("there is one index only; name two of its layers, or serve with --compare INDEX")
@@ -159,7 +158,7 @@ def _first_pair(bench: Workbench) -> str:
 
 def _numbers(pair: str) -> tuple[int, int] | None:
     """The pair for the form; what is none is none."""
-    from memlens.compare.comparing import parse_pair
+    from memlens.comparison.compare import parse_pair
 
     try:
         return parse_pair(pair) if pair else None

@@ -9,12 +9,11 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from memlens.memory import MemoryId
-from memlens.web.histogram import draw_histogram
 from memlens.web.live import Shaded, Silenced, shade_triggers, silence
 from memlens.web.memory_view import MemoryView, RelatedView, read_memory, read_related
-from memlens.web.rendering import MODEL_PROBLEMS, PROBLEMS, Bench, page
+from memlens.web.rendering import MODEL_PROBLEMS, PROBLEMS, Bench, Viewer, page
 from memlens.web.served_index import ServedIndex
-from memlens.web.viewer import Viewer
+from memlens.web.statistics import draw_histogram
 
 router = APIRouter(tags=["memory"])
 

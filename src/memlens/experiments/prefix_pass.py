@@ -1,0 +1,331 @@
+"""Forward passes over sampled prefixes: sentences in, what every layer did at the sampled positions out.
+
+Sentences are fed up to their last sampled position, in batches; what is kept comes out in chunks of one size, as many
+as one block of unembedding takes. This module knows nothing of what is looked at.
+
+One pass over a sample of prefixes, from which all experiments of section 5 are read.
+
+    experiments/prefixes.parquet        one row a prefix: where it is, its text, its target, the final token
+    experiments/prefix-layers.parquet   one row a prefix and layer: tops of r, y and o, active memories, contributions
+
+The two tables are kept in the index and used again as long as sample, seed, corpus and values are the same. How the
+model is run is in prefix_passes, what is computed at a position in layer_look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+
+from memlens.corpus.batches import cut_batches
+from memlens.corpus.sentences import corpus_fingerprint
+from memlens.corpus.settings import CorpusSettings
+from memlens.experiments.layer_look import Columns, LayerLook
+from memlens.experiments.prefixes import (
+    LAYERS_SCHEMA,
+    PREFIXES_SCHEMA,
+    SAMPLE,
+    Prefixes,
+    joined,
+    layer_table,
+    prefix_table,
+    sample_prefixes,
+    sample_validation,
+)
+from memlens.experiments.targets import stop_targets
+from memlens.experiments.unembedding import TRIED, Unembedding, rows_at_once
+from memlens.index.layout import EXPERIMENTS
+from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel, Positions, record_positions
+from memlens.parallel import Progress, no_progress
+from memlens.scanner.mapper import Mapper
+from memlens.vocab.kernels import thread_pool
+
+_BATCH_TOKENS = 2048
+_CHUNK_BYTES = 256 << 20  # states and coefficients of one chunk; a smaller chunk is taken where a model is large
+
+
+def chunk_rows(model: MemoryModel, rows: int) -> int:
+    a_prefix = sum(4 * (3 * model.width + block.memories) for block in model.layers)
+    return max(1, min(rows, _CHUNK_BYTES // a_prefix))
+
+
+def run_chunks(
+    model: MemoryModel, prefixes: Prefixes, layers: set[int], rows: int
+) -> Iterator[tuple[NDArray[np.int64], Positions]]:
+    """Which prefixes, and what the model did at them; all chunks but the last have the same size."""
+    waiting: list[Positions] = []
+    numbers = np.zeros(0, np.int64)
+    for batch_numbers, positions in _passes(model, prefixes, layers):
+        waiting.append(positions)
+        numbers = np.concatenate([numbers, batch_numbers])
+        if len(numbers) < rows:
+            continue
+        joined = Positions.join(waiting)
+        whole = len(numbers) - len(numbers) % rows
+        for first in range(0, whole, rows):
+            yield numbers[first : first + rows], joined[first : first + rows]
+        waiting, numbers = [joined[whole:].copy()], numbers[whole:]
+        del joined
+    if len(numbers):
+        yield numbers, Positions.join(waiting)
+
+
+def run_chunk(
+    model: MemoryModel, prefixes: Prefixes, layers: set[int], rows: int, number: int
+) -> tuple[NDArray[np.int64], Positions]:
+    """Chunk `number` of those that run_chunks gives, by itself: only the batches that it lies in are run."""
+    first, last, done = number * rows, (number + 1) * rows, 0
+    numbers, positions = [], []
+    for planned in _planned(prefixes):
+        begin, done = done, done + len(planned.numbers)
+        if done > first and begin < last:
+            part = slice(max(first - begin, 0), min(last, done) - begin)
+            numbers.append(planned.numbers[part])
+            positions.append(_run(model, planned, layers)[part])
+    return np.concatenate(numbers), Positions.join(positions)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """One forward pass: which prefixes, and where they are in its flattened tokens [batch, pos]."""
+
+    numbers: NDArray[np.int64]
+    places: list[int]
+    tokens: NDArray[np.int64]
+
+
+def _passes(model: MemoryModel, prefixes: Prefixes, layers: set[int]) -> Iterator[tuple[NDArray[np.int64], Positions]]:
+    """One forward pass after another."""
+    for planned in _planned(prefixes):
+        yield planned.numbers, _run(model, planned, layers)
+
+
+def _run(model: MemoryModel, planned: _Planned, layers: set[int]) -> Positions:
+    return record_positions(model, torch.from_numpy(planned.tokens), torch.tensor(planned.places), layers)
+
+
+def _planned(prefixes: Prefixes) -> Iterator[_Planned]:
+    """The forward passes in their order; sentences end at their last sampled position."""
+    ends = np.full(len(prefixes.sentences), -1, np.int64)
+    np.maximum.at(ends, prefixes.rows, prefixes.positions)
+    fed = [(row, sentence.tokens[: ends[row] + 1]) for row, sentence in enumerate(prefixes.sentences)]
+    of_sentence: list[list[int]] = [[] for _ in fed]
+    for number, row in enumerate(prefixes.rows.tolist()):
+        of_sentence[row].append(number)
+    shift = 0 if prefixes.bos is None else 1
+    for batch in cut_batches(fed, _BATCH_TOKENS, prefixes.bos):
+        numbers, places = [], []
+        for line, row in enumerate(batch.sentences.tolist()):
+            for number in of_sentence[row]:
+                numbers.append(number)
+                places.append(line * batch.tokens.shape[1] + shift + int(prefixes.positions[number]))
+        yield _Planned(np.array(numbers, np.int64), places, batch.tokens)
+
+
+PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregate:
+    """The tables of one pass, by prefix and by layer and prefix, and where the prefixes came from."""
+
+    prefixes: pa.Table
+    layers: pa.Table
+    vocabulary: list[str]  # the text of every token
+    memories: Mapping[int, int]  # layer -> how many
+    last_layer: int  # of the model, whether it was scanned or not
+    notes: Mapping[str, Any]
+
+    def by_layer(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Layer by layer its columns [prefixes] as arrays, lists as lists."""
+        for layer in self.memories:
+            rows = self.layers.filter(pc.equal(self.layers.column("layer"), layer))
+            yield layer, {name: _plain(rows.column(name)) for name in rows.column_names}
+
+    def column(self, name: str) -> Any:
+        """One column of the table of prefixes."""
+        return _plain(self.prefixes.column(name))
+
+
+def quartiles(numbers: NDArray[np.float64]) -> dict[str, float]:
+    """q1, median and q3, linear between neighbours."""
+    return dict(zip(("q1", "median", "q3"), np.percentile(numbers, [25, 50, 75]).tolist(), strict=True))
+
+
+def on_prefixes(compute: Callable[[Aggregate, int], pa.Table]) -> Callable[..., pa.Table]:
+    """An experiment of what the pass has seen (and of a seed) as one that the registry can run on an index."""
+
+    @wraps(compute)
+    def run(
+        index: Index,
+        model: MemoryModel,
+        *,
+        seed: int = 0,
+        sample: int = SAMPLE,
+        validation: CorpusSettings | None = None,
+        stop_words: str = "en",
+        progress: Progress = no_progress,
+    ) -> pa.Table:
+        seen = aggregate(
+            index, model, sample=sample, seed=seed, validation=validation, stop_words=stop_words, progress=progress
+        )
+        return compute(seen, seed)
+
+    return run
+
+
+def aggregate(
+    index: Index,
+    model: MemoryModel,
+    *,
+    sample: int = SAMPLE,
+    seed: int = 0,
+    validation: CorpusSettings | None = None,
+    stop_words: str = "en",
+    progress: Progress = no_progress,
+    where: Mapper | None = None,
+) -> Aggregate:
+    """The pass over a random sample, from the index where this very one was made before.
+
+    `where` says where chunks of prefixes are worked on; None is here. The bytes are the same everywhere.
+    """
+    index.path("values")  # says which command is missing
+    wanted = {
+        "sample": sample,
+        "seed": seed,
+        "validation": None if validation is None else corpus_fingerprint(validation),
+        "stop_words": stop_words,
+        "values": index.manifest["files"]["values.parquet"]["sha256"],
+    }
+    noted = index.manifest.get("aggregate", {})
+    if index.has(PREFIXES) and index.has(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
+        return _result(index, model, index.table(PREFIXES), index.table(LAYERS), noted)
+    index.check_model(model)
+    prefixes = (
+        sample_prefixes(index, sample, seed)
+        if validation is None
+        else sample_validation(index, model, validation, sample, seed)
+    )
+    stops = stop_targets(index, prefixes, stop_words)
+    made = look_at_prefixes(index, model, prefixes, stops, progress, where)
+    notes = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin, "threads": torch.get_num_threads()}
+    tables = {PREFIXES: (PREFIXES_SCHEMA, [made.prefixes]), LAYERS: (LAYERS_SCHEMA, [made.layers])}
+    index.write(tables, lambda: {"aggregate": notes})
+    return _result(index, model, made.prefixes, made.layers, notes)
+
+
+def look_at_prefixes(
+    index: Index,
+    model: MemoryModel,
+    prefixes: Prefixes,
+    stops: list[bool | None] | None = None,
+    progress: Progress = no_progress,
+    where: Mapper | None = None,
+) -> Aggregate:
+    """The pass over any prefixes, with the values of the index; nothing is written."""
+    whole, layers = run_pass(model, prefixes, _promoted_tokens(index), progress, where)
+    return _result(
+        index,
+        model,
+        prefix_table(prefixes, stops, whole),
+        pa.concat_tables(layer_table(layer, columns) for layer, columns in layers.items()),
+        {"prefixes": len(prefixes), "origin": prefixes.origin},
+    )
+
+
+def run_pass(
+    model: MemoryModel,
+    prefixes: Prefixes,
+    promoted: Mapping[int, NDArray[np.int32]],  # layer -> [memories], the top token of each value
+    progress: Progress = no_progress,
+    where: Mapper | None = None,
+) -> tuple[Columns, dict[int, Columns]]:
+    """The pass itself: columns with an entry a prefix, and the same for each layer."""
+    whole: list[Columns] = []
+    layers: dict[int, list[Columns]] = {layer: [] for layer in promoted}
+    order: list[NDArray[np.int64]] = []
+    done = 0
+    progress("prefixes", 0, len(prefixes))
+    for numbers, of_prefix, of_layers in _looks(model, prefixes, promoted, where):
+        whole.append(of_prefix)
+        for layer, columns in of_layers.items():
+            layers[layer].append(columns)
+        order.append(numbers)
+        done += len(numbers)
+        progress("prefixes", done, len(prefixes))
+    back = np.argsort(np.concatenate(order))  # from the order of batches to that of the sample
+    return joined(whole, back), {layer: joined(parts, back) for layer, parts in layers.items()}
+
+
+_Look = tuple[NDArray[np.int64], Columns, dict[int, Columns]]  # which prefixes, by prefix, by layer and prefix
+
+
+def _looks(
+    model: MemoryModel, prefixes: Prefixes, promoted: Mapping[int, NDArray[np.int32]], where: Mapper | None
+) -> Iterator[_Look]:
+    """What was seen at the prefixes, chunk by chunk."""
+    if where is not None:
+        work = ChunkWork(prefixes, dict(promoted))
+        yield from where.map(work, range(work.chunks(model)))
+        return
+    with torch.inference_mode(), thread_pool() as pool:
+        unembedding = Unembedding(model.lens, pool, torch.get_num_threads())
+        look = LayerLook(model, promoted, unembedding)
+        for numbers, positions in run_chunks(model, prefixes, set(promoted), chunk_rows(model, unembedding.rows)):
+            yield numbers, *look.look(positions)
+
+
+class ChunkWork:
+    """The pass over one chunk of prefixes by itself, wherever the model is. Can be pickled."""
+
+    def __init__(self, prefixes: Prefixes, promoted: dict[int, NDArray[np.int32]]) -> None:
+        self.prefixes, self.promoted = prefixes, promoted
+        self._look: LayerLook | None = None  # made once a worker
+
+    def chunks(self, model: MemoryModel) -> int:
+        return -(-len(self.prefixes) // self._rows(model))
+
+    def __call__(self, model: MemoryModel, number: int) -> _Look:
+        rows, layers = self._rows(model), set(self.promoted)
+        with torch.inference_mode(), thread_pool() as pool:
+            if self._look is None:
+                self._look = LayerLook(model, self.promoted, Unembedding(model.lens, None, torch.get_num_threads()))
+                # Whether sums stand for scores is tried on the first states, which must be the same for every worker.
+                self._look.look(run_chunk(model, self.prefixes, layers, min(rows, TRIED), 0)[1])
+            self._look.unembedding.use_pool(pool)
+            numbers, positions = run_chunk(model, self.prefixes, layers, rows, number)
+            return numbers, *self._look.look(positions)
+
+    def _rows(self, model: MemoryModel) -> int:
+        return chunk_rows(model, rows_at_once(model.lens))
+
+
+def _promoted_tokens(index: Index) -> dict[int, NDArray[np.int32]]:
+    """layer -> [memories]: the top token of each value, as the values table has it."""
+    table = index.table("values", ["layer", "memory", "argmax"]).sort_by(
+        [("layer", "ascending"), ("memory", "ascending")]
+    )
+    layer, argmax = table.column("layer").to_numpy(), table.column("argmax").to_numpy()
+    return {number: argmax[layer == number] for number in index.layers}
+
+
+def _result(
+    index: Index, model: MemoryModel, prefixes: pa.Table, layers: pa.Table, notes: Mapping[str, Any]
+) -> Aggregate:
+    memories = {layer: index.memories(layer) for layer in index.layers}
+    return Aggregate(prefixes, layers, index.vocabulary, memories, len(model.layers) - 1, notes)
+
+
+def _plain(column: pa.ChunkedArray) -> Any:
+    if column.null_count or pa.types.is_nested(column.type) or pa.types.is_string(column.type):
+        return column.to_pylist()
+    return column.to_numpy()

@@ -1,0 +1,201 @@
+"""Run experiments and keep their tables in the index: INDEX/experiments/NAME.parquet.
+
+The same index, model and seed give the same bytes. This module knows the registry, not what an experiment computes.
+
+The pass over prefixes on another executor, before the experiments that are made of it run here.
+
+The pass is kept in the index and used again as long as it is the same one, so experiments need not know where it ran.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from memlens.annotations.store import history_mark
+from memlens.corpus.sentences import corpus_fingerprint
+from memlens.corpus.settings import CorpusSettings
+from memlens.errors import IndexFolderError, SettingError
+from memlens.experiments.prefix_pass import aggregate
+from memlens.experiments.prefixes import SAMPLE
+from memlens.experiments.registry import Experiment, find_experiments
+from memlens.index.layout import EXPERIMENTS as FOLDER
+from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
+from memlens.parallel import Progress, no_progress
+from memlens.scanner.mapper import Mapper
+from memlens.vocab.table import checked_model
+
+STOP_WORDS = "en"
+_ORIGIN = "origin"  # where the prefixes of an experiment come from, in words
+_OF_THE_PASS = ("validation", "stop_words")  # options of the pass over prefixes, see aggregate
+
+
+def run(
+    index: Index,
+    names: str | Sequence[str] = "all",
+    model: MemoryModel | str | None = None,
+    *,
+    seed: int = 0,
+    sample: int | None = None,
+    progress: Progress = no_progress,
+    skipped: Callable[[str, str], None] | None = None,
+    **options: Any,
+) -> dict[str, pa.Table]:
+    """Compute and keep the tables of experiments; they come back by name.
+
+    `model` (the one that was scanned, or where it is) is loaded only where an experiment uses it. `sample` None is each
+    experiment's own default; a number counts for the experiments that were named and for those on prefixes, so that
+    with `all` the others keep their defaults (their samples count other things). `options` go to the experiments that
+    name them in the registry. What this index cannot have is refused before anything is computed; where only `all`
+    asked for it, it is left out and `skipped` told its name and the reason (without values `all` is refused, too: next
+    to nothing would be left).
+    """
+    asked = [names] if isinstance(names, str) else list(names)
+    chosen = _possible(index, find_experiments(asked), asked, skipped)
+    _refuse_wrong(chosen, seed, sample, options)
+    loaded = checked_model(index, model) if any(experiment.uses_model for experiment in chosen) else None
+    made: dict[str, pa.Table] = {}
+    for experiment in chosen:
+        takes_sample = experiment.on_prefixes or experiment.name in asked
+        size = sample if sample is not None and takes_sample else experiment.sample
+        own = {name: value for name, value in options.items() if name in experiment.options}
+        tables = {
+            name: compute(index, loaded, seed=seed, sample=size, progress=progress, **own)
+            for name, compute, _chart in experiment.tables()
+        }
+        # After the pass over prefixes the manifest says which text and stop words it was made with; the next pass will
+        # overwrite that, so each experiment keeps its own.
+        seen = index.manifest["aggregate"] if experiment.on_prefixes else {}
+        passed = {name: seen[name] for name in _OF_THE_PASS if name in experiment.options}
+        origin = {_ORIGIN: seen[_ORIGIN]} if experiment.on_prefixes else {}
+        made |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed}, origin)
+    return made
+
+
+def is_made(
+    index: Index,
+    experiment: Experiment,
+    *,
+    seed: int = 0,
+    sample: int | None = None,
+    validation: CorpusSettings | None = None,
+    stop_words: str = STOP_WORDS,
+) -> bool:
+    """Does the index hold this very experiment, whole, and made from the tables it has now?"""
+    if experiment.obstacle(index) is not None:
+        return False
+    given = {
+        "validation": None if validation is None else corpus_fingerprint(validation),
+        "stop_words": stop_words,
+    }
+    settings = {
+        "seed": seed,
+        "sample": experiment.sample if sample is None else sample,
+        **{name: given[name] for name in _OF_THE_PASS if name in experiment.options},
+    }
+    noted = dict(index.manifest.get("experiments", {}).get(experiment.name, {}))
+    noted.pop(_ORIGIN, None)  # words for what the settings say
+    whole = all(index.is_whole(f"{FOLDER}/{name}") for name in experiment.table_names)
+    return whole and noted == _note(index, experiment, settings)
+
+
+def is_outdated(index: Index, experiment: Experiment) -> bool:
+    """Has something that the experiment's tables were made from changed since?"""
+    noted = index.manifest.get("experiments", {}).get(experiment.name, {})
+    return bool(noted) and noted.get("from", {}) != _sources(index, experiment)
+
+
+def origin(index: Index, experiment: Experiment) -> str:
+    """Where the prefixes of an experiment's tables come from, in words; empty for one that is not on prefixes."""
+    noted = index.manifest.get("experiments", {}).get(experiment.name, {})
+    if not experiment.on_prefixes or "seed" not in noted:
+        return ""
+    text = "another corpus" if noted.get("validation") else "the scanned corpus"
+    return str(noted.get(_ORIGIN) or f"up to {noted['sample']:,} random prefixes of {text}, seed {noted['seed']}")
+
+
+def _possible(
+    index: Index,
+    chosen: Sequence[Experiment],
+    asked: Sequence[str],
+    skipped: Callable[[str, str], None] | None,
+) -> list[Experiment]:
+    """The experiments that this index can have; one that was asked for by its own name is refused otherwise."""
+    possible = []
+    for experiment in chosen:
+        reason = experiment.obstacle(index)
+        if reason is None:
+            possible.append(experiment)
+        elif experiment.name in asked or ("values" in experiment.needs and not index.has("values")):
+            raise IndexFolderError(reason)
+        elif skipped is not None:
+            skipped(experiment.name, reason)
+    return possible
+
+
+def _refuse_wrong(chosen: Sequence[Experiment], seed: int, sample: int | None, options: Mapping[str, Any]) -> None:
+    if seed < 0:
+        raise SettingError(f"--seed is {seed}; it must be 0 or more")
+    if sample is not None and sample < 1:
+        raise SettingError(f"--sample is {sample}; it must be 1 or more")
+    known = {option for experiment in chosen for option in experiment.options}
+    for name in sorted(set(options) - known):
+        raise SettingError(f"none of the chosen experiments takes the option '{name}'; leave it out")
+
+
+def _keep(
+    index: Index,
+    experiment: Experiment,
+    tables: Mapping[str, pa.Table],
+    settings: Mapping[str, Any],
+    origin: Mapping[str, str],
+) -> dict[str, pa.Table]:
+    """Write an experiment's tables; what they were made with goes into the files and the manifest.
+
+    The origin goes into the manifest alone: it names files, and where they lie must not change a table's bytes.
+    """
+    note = _note(index, experiment, settings)
+    metadata = {"memlens": json.dumps(note, sort_keys=True)}
+    noted = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
+    written = {f"{FOLDER}/{name}": (table.schema, [table]) for name, table in noted.items()}
+    entry = {experiment.name: {**note, **origin}}
+    index.write(written, lambda: {"experiments": {**index.manifest.get("experiments", {}), **entry}})
+    return noted
+
+
+def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With the checksum of what it was made from, a table that is older than the values can be told."""
+    return {**settings, "from": _sources(index, experiment)}
+
+
+def _sources(index: Index, experiment: Experiment) -> dict[str, str]:
+    """Checksums of the tables that an experiment is made from, and of what people have said."""
+    files = index.manifest["files"]
+    used = {table: files[name]["sha256"] for table in experiment.needs if (name := f"{table}.parquet") in files}
+    mark = history_mark(index, experiment.people) if experiment.people else None
+    return used if mark is None else used | {experiment.people: mark}
+
+
+def pass_over_prefixes(
+    index: Index,
+    names: str | Sequence[str],
+    model: MemoryModel | str | None,
+    mapper: Callable[[MemoryModel], Mapper],
+    seed: int,
+    sample: int | None,
+    options: Mapping[str, Any],
+    progress: Progress,
+) -> MemoryModel | str | None:
+    """Make the pass that the named experiments will ask for, if any does; the model comes back, loaded if need be."""
+    chosen = find_experiments([names] if isinstance(names, str) else list(names))
+    wanted = [one for one in chosen if one.on_prefixes and one.obstacle(index) is None]
+    if not wanted or seed < 0 or (sample is not None and sample < 1):  # what is wrong, the experiments will say
+        return model
+    loaded = checked_model(index, model)
+    size = sample or wanted[0].sample or SAMPLE
+    aggregate(index, loaded, sample=size, seed=seed, progress=progress, where=mapper(loaded), **options)
+    return loaded

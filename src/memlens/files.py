@@ -1,0 +1,204 @@
+"""How files come into being: written beside, synced, renamed; so that a name always means a whole file.
+
+Also the lock that keeps two writers out of one folder. This module knows nothing of what the files hold.
+
+Parquet files: written in parts as row groups, and named so that nothing in a path is taken for anything else.
+
+This module knows the file format and two libraries' habits; it knows no table.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from memlens.errors import IndexFolderError, MemlensError
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full; free some space and run the same command again",
+    errno.EDQUOT: "the disk quota is used up; free some space and run the same command again",
+    errno.EFBIG: "the file would be larger than allowed here; choose another folder with -o",
+    errno.EROFS: "the disk is read-only; choose another folder with -o",
+    errno.EACCES: "writing there is not permitted; choose another folder with -o",
+    errno.EPERM: "writing there is not permitted; choose another folder with -o",
+    errno.ENOTDIR: "a part of that path is a file; choose another folder with -o",
+    errno.EEXIST: "a file of that name is in the way; choose another folder with -o",
+}
+
+
+@contextmanager
+def explain_os_errors(path: Path) -> Iterator[None]:
+    """An error of the disk becomes one line that says what to do."""
+    try:
+        yield
+    except (MemlensError, BlockingIOError):  # the latter is no trouble: somebody else holds a lock
+        raise
+    except OSError as error:
+        # Libraries that write for us may lose the number; then their own words are all there is.
+        advice = _ADVICE.get(error.errno or 0, error.strerror or str(error).splitlines()[0])
+        raise IndexFolderError(f"cannot write {path}: {advice}") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Write to the path that is given; on success it is synced and takes the place of `path`, else it is removed."""
+    beside = path.with_name(path.name + ".part")
+    with explain_os_errors(path):
+        try:
+            yield beside
+            with beside.open("rb") as handle:
+                os.fsync(handle.fileno())
+            beside.replace(path)
+            sync_folder(path.parent)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    with replacing(path) as beside:
+        beside.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise IndexFolderError(f"cannot read {path}: {error.strerror or error}; is it an index folder?") from error
+    except ValueError as error:
+        raise IndexFolderError(f"{path} is damaged (not JSON); scan again with --fresh") from error
+    if not isinstance(content, dict):
+        raise IndexFolderError(f"{path} is damaged (not a JSON object); scan again with --fresh")
+    return content
+
+
+_SEAL = "seal"  # a checksum of all else in the document
+
+
+def write_sealed(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON document that shows if it was changed afterwards."""
+    write_json(path, {**content, _SEAL: _seal_of(content)})
+
+
+def is_sealed(content: dict[str, Any]) -> bool:
+    """Is the document as it was written? One that never was sealed counts as it is."""
+    return not has_seal(content) or content[_SEAL] == _seal_of(content)
+
+
+def has_seal(content: dict[str, Any]) -> bool:
+    return _SEAL in content
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """A document that was written sealed; refused if it is not as it was written."""
+    content = read_json(path)
+    if not has_seal(content) or not is_sealed(content):
+        raise IndexFolderError(f"{path} is damaged; start over with --fresh")
+    return content
+
+
+def _seal_of(content: dict[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != _SEAL}
+    as_read = json.loads(json.dumps(rest))  # numbers that are names have become text, which sorts in another way
+    return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+
+
+def checksum(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as handle:
+        while chunk := handle.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """By which a file is known again."""
+    return {"bytes": path.stat().st_size, "sha256": checksum(path)}
+
+
+def has_size(path: Path, facts: Any) -> bool:
+    """Is a file of that size there? A quick look, where reading all of it would take long."""
+    return isinstance(facts, dict) and path.is_file() and path.stat().st_size == facts.get("bytes")
+
+
+def is_as_noted(path: Path, facts: Any) -> bool:
+    """Is the file there, byte for byte?"""
+    return has_size(path, facts) and checksum(path) == facts.get("sha256")
+
+
+@contextmanager
+def only_writer(lock: Path) -> Iterator[None]:
+    """Hold the folder's lock; a second writer is refused at once. The system frees it when the process ends."""
+    with explain_os_errors(lock):
+        handle = lock.open("a")
+    with handle:
+        try:
+            with explain_os_errors(lock):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise IndexFolderError(
+                f"another memlens process is writing to {lock.parent}; wait for it or choose another folder with -o"
+            ) from error
+        yield
+
+
+@contextmanager
+def attached(lock: Path) -> Iterator[None]:
+    """Hold a lock together with others; it is free again when the last of them has ended, in whatever way."""
+    with explain_os_errors(lock):
+        handle = lock.open("a")
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        yield
+
+
+def is_free(lock: Path) -> bool:
+    """Is nobody attached to the lock?"""
+    if not lock.exists():
+        return True
+    with lock.open("a") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+def fill_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:
+    """Write parts as row groups to a new file."""
+    import pyarrow.parquet as pq
+
+    # Absolute, since a relative path with a colon would be taken for an address.
+    with closing(pq.ParquetWriter(path.absolute(), schema, compression="zstd")) as writer:
+        for part in parts:
+            writer.write_table(part)
+
+
+def write_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:
+    """The same beside and renamed."""
+    with replacing(path) as beside:
+        fill_table(beside, schema, parts)
+
+
+def reader_of(path: Path) -> str:
+    """DuckDB's SQL for reading this very file: no wildcards, no columns made up from folder names like layer=3."""
+    plain = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path.absolute()))
+    quoted = plain.replace("'", "''")
+    return f"read_parquet('{quoted}', hive_partitioning = false)"

@@ -1,0 +1,143 @@
+"""Where a token's logit came from: an exact sum over embedding, attention, memories and biases.
+
+The last state is a sum of parts, and the final norm would be linear if its scale did not depend on the state. So the
+scale is frozen at the very state that is read: then the logit is the sum over all parts of part . direction, plus a
+constant that no part can change. A post-norm between memories and stream is frozen in the same way. The sum is the
+model's own logit before soft-capping; of an adaptive softmax, the word's score and that of its band's class, before
+they are normalised: the lens says what its logit is.
+A logit means something only beside the others, so a direction can also be taken relative to the vocabulary's mean.
+This module knows a model and what was recorded of a pass; where the positions come from it does not know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from memlens.models.feed_forward import FeedForward
+from memlens.models.lens import Lens, Norm, at_least_float32
+from memlens.models.memory_model import MemoryModel, Positions
+
+
+@dataclass(frozen=True, eq=False)
+class Account:
+    """The logits of n tokens, taken apart: logit = embedding + constant + sum over layers of attention + ffn."""
+
+    embedding: Tensor  # [n]
+    attention: Tensor  # [layers, n]
+    ffn: Tensor  # [layers, n]; memories and the block's biases together
+    constant: Tensor  # [n]; biases of the final norm and of the output embedding
+
+    @property
+    def logit(self) -> Tensor:
+        return self.embedding + self.attention.sum(0) + self.ffn.sum(0) + self.constant
+
+
+class Accounting:
+    """The algebra for one model; keeps its output embedding once it was needed, which some models make anew."""
+
+    def __init__(self, model: MemoryModel) -> None:
+        self._model = model
+        self._lens: Lens = model.lens
+
+    @cached_property
+    def _embedding(self) -> Tensor:
+        return self._lens.embedding  # [vocabulary, d]
+
+    @cached_property
+    def _mean(self) -> Tensor:
+        every = torch.arange(self._lens.vocabulary, device=self._model.device)
+        return self._lens.logit_rows(every).mean(0)  # [d]
+
+    def direction(self, tokens: Tensor, states: Tensor, relative: bool = False) -> Tensor:
+        """[n, d]: part . direction is what a part of a state [n, d] adds to the logit of its token [n].
+
+        relative: to the logit less the mean of all logits, which no common shift of them can change.
+        """
+        rows = self._lens.logit_rows(tokens)
+        if relative:
+            rows = rows - self._mean
+        norm = self._lens.final_norm
+        return rows if norm is None else _backwards(norm, rows, states)
+
+    def constant(self, tokens: Tensor, relative: bool = False) -> Tensor:
+        """[n]: what is in the logit of each token whatever the state is."""
+        rows = self._lens.logit_rows(tokens)
+        if relative:
+            rows = rows - self._mean
+        constant = rows.new_zeros(len(rows))
+        norm = self._lens.final_norm
+        if norm is not None and norm.bias is not None:
+            constant = constant + rows @ norm.bias
+        bias = self._lens.bias
+        if bias is not None:
+            bias = at_least_float32(bias)
+            constant = constant + bias[tokens] - (bias.mean() if relative else 0)
+        return constant
+
+    def memories(self, layer: int, coefficients: Tensor, direction: Tensor) -> Tensor:
+        """[n, memories]: what each memory added along the direction [n, d]; m [n, memories] of that layer."""
+        block = self._model.layers[layer]
+        inward = self._before_post_norm(block, coefficients, direction)
+        return (inward @ at_least_float32(block.values).T).mul_(coefficients)
+
+    def block_bias(self, layer: int, coefficients: Tensor, direction: Tensor) -> Tensor:
+        """[n]: what the block's own biases added; with all memories it is what the block added."""
+        block = self._model.layers[layer]
+        total = direction.new_zeros(len(direction))
+        if block.value_bias is not None:
+            inward = self._before_post_norm(block, coefficients, direction)
+            total = total + inward @ at_least_float32(block.value_bias)
+        if block.post_norm is not None and block.post_norm.bias is not None:
+            total = total + direction @ block.post_norm.bias
+        return total
+
+    def cosine(self, tokens: Tensor, others: Tensor) -> Tensor:
+        """[n]: how alike the output embeddings of two tokens are, from -1 to 1."""
+        return torch.cosine_similarity(self._embedding[tokens], self._embedding[others], dim=-1)
+
+    def account(self, positions: Positions, tokens: Tensor, relative: bool = False) -> Account:
+        """The logit that the model itself gives to each position's token [n], in parts."""
+        layers = range(len(self._model.layers))
+        direction = self.direction(tokens, positions.o[layers[-1]], relative)
+        return Account(
+            embedding=_dot(positions.embedding, direction),
+            attention=torch.stack([_dot(positions.attention(layer), direction) for layer in layers]),
+            ffn=torch.stack([_dot(positions.y[layer], direction) for layer in layers]),
+            constant=self.constant(tokens, relative),
+        )
+
+    @staticmethod
+    def _before_post_norm(block: FeedForward, coefficients: Tensor, direction: Tensor) -> Tensor:
+        """The direction as it is met before the block's post-norm, frozen at what the block put out."""
+        if block.post_norm is None:
+            return direction
+        output = coefficients @ at_least_float32(block.values)
+        if block.value_bias is not None:
+            output = output + at_least_float32(block.value_bias)
+        return _backwards(block.post_norm, direction, output)
+
+
+def norm_scale(norm: Norm, states: Tensor) -> Tensor:
+    """[n, 1]: what a norm divides each state [n, d] by."""
+    if norm.centres:
+        states = states - states.mean(-1, keepdim=True)
+    return torch.sqrt(states.square().mean(-1, keepdim=True) + norm.epsilon)
+
+
+def _backwards(norm: Norm, direction: Tensor, states: Tensor) -> Tensor:
+    """Norm(x) . direction, without the norm's bias, is x . this; the scale is that of `states`. All [n, d]."""
+    gain = norm.gain
+    if gain is not None:
+        direction = direction * gain
+    if norm.centres:
+        # taking the mean off one side of a product is the same as taking it off the other
+        direction = direction - direction.mean(-1, keepdim=True)
+    return direction / norm_scale(norm, states)
+
+
+def _dot(left: Tensor, right: Tensor) -> Tensor:
+    return (left * right).sum(-1)

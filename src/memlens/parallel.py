@@ -1,0 +1,71 @@
+"""Compiled loops, progress of long work, and stopping at a good moment.
+
+While inside `stop_on_signal`, the first Ctrl-C (or TERM) only sets a flag, which long work checks where its state is
+whole; a second one interrupts at once. Outside of the main thread signals cannot be handled, and nothing changes.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+from typing import Any, Protocol
+
+
+def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """The function as machine code, made when it is first called with arguments of new types.
+
+    `@compiled`, or with options of numba's, `@compiled(inline="always")`.
+    """
+    if function is None:
+        return partial(compiled, **options)
+    from numba import njit
+
+    try:
+        return njit(nogil=True, cache=True, **options)(function)
+    except RuntimeError:  # neither the package's folder nor the home folder can be written to
+        return njit(nogil=True, **options)(function)
+
+
+class Progress(Protocol):
+    """Told how far a stage is; `total` is None while nobody can know."""
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None: ...
+
+
+def no_progress(stage: str, done: int, total: int | None) -> None:
+    """For callers who do not look."""
+
+
+class Stopper:
+    """Has somebody asked to stop?"""
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def ask(self, number: int, frame: FrameType | None) -> None:
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.stopped = True
+
+    def check(self) -> None:
+        """Stop here, if asked to."""
+        if self.stopped:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Stopper]:
+    stopper = Stopper()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopper
+        return
+    before = {number: signal.signal(number, stopper.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stopper
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

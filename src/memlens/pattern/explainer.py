@@ -1,0 +1,169 @@
+"""Optional: descriptions proposed by a language model behind an OpenAI-compatible endpoint, and a test of each.
+
+Nothing here is ever needed or called on its own: a person names the endpoint. The prefixes of the memories in question
+are sent there; a key is taken from the environment variable MEMLENS_EXPLAINER_KEY if it is set. The model sees half of
+a memory's triggers and proposes one line. It is then shown the other half, mixed with random prefixes of the corpus,
+in a new conversation with only that line, and says which of them it fits. The score is the balanced accuracy of that
+detection: 0.5 is what guessing gives. A proposal says who made it and is never written among the patterns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from memlens.errors import SettingError
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.pattern.features import sample_prefixes
+
+KEY_VARIABLE = "MEMLENS_EXPLAINER_KEY"
+TOP = 24  # triggers: half to describe, half to be told from others
+_CHARACTERS = 300  # of a prefix, from its end
+_SECONDS = 120.0
+
+_DESCRIBE = (
+    "Each line below is the beginning of a sentence, up to one point. One unit of a language model reacts strongly "
+    "at the end of every line. In at most fifteen words, say what these lines have in common: how they end, or what "
+    "they are about. Answer with that description only.\n\n"
+)
+_DETECT = (
+    "Below are numbered beginnings of sentences. Which of them fit this description: {description}\n"
+    "Answer with a JSON list of their numbers only, like [1, 4]; [] if none fits.\n\n"
+)
+
+
+@dataclass(frozen=True)
+class Explainer:
+    """Whom to ask."""
+
+    url: str  # the base, like http://localhost:8080/v1
+    model: str = "default"
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:  # a port that is none, half a bracket
+            usable = False
+        if not usable:
+            raise SettingError(f"--explainer is '{self.url}'; give an address like http://localhost:8080/v1")
+
+    def ask(self, prompt: str) -> str:
+        """One question, one answer, in a conversation of its own."""
+        body = {"model": self.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0}
+        headers = {"Content-Type": "application/json"}
+        key = os.environ.get(KEY_VARIABLE)
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        address = self.url.rstrip("/") + "/chat/completions"
+        try:
+            request = urllib.request.Request(address, json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+                content = json.loads(answer.read())
+        except urllib.error.HTTPError as error:
+            raise SettingError(
+                f"{address} answers {error.code} {error.reason}; check the address, key and model"
+            ) from error
+        except (OSError, ValueError, RecursionError, HTTPException) as error:
+            reason = str(getattr(error, "reason", error)).splitlines()[:1]
+            raise SettingError(f"{address} gives no usable answer ({''.join(reason)}); is it running?") from error
+        return _message(content, address)
+
+
+def _message(content: Any, address: str) -> str:
+    try:
+        text = content["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        text = None
+    if not isinstance(text, str) or not text.strip():
+        raise SettingError(f"{address} answers without a message; is it an OpenAI-compatible endpoint?")
+    return text
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a language model says a memory's triggers have in common, and how well that tells them from others."""
+
+    memory: MemoryId
+    description: str
+    by: str
+    score: float | None  # balanced accuracy on held-out triggers and random prefixes; None where none could be held out
+    held_out: int
+
+    @property
+    def score_text(self) -> str:
+        return "not tested" if self.score is None else f"{self.score:.2f} on {self.held_out} held-out triggers"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "memory": str(self.memory),
+            "description": self.description,
+            "proposal": True,
+            "by": self.by,
+            "detection": self.score,
+            "held_out": self.held_out,
+        }
+
+
+def propose(index: Index, memory: str | MemoryId, explainer: Explainer, seed: int = 0) -> Proposal:
+    """Ask for a description from half of the triggers and test it on the other half."""
+    name = index.check(memory)
+    texts = [_end(trigger.text) for trigger in index.triggers(name, limit=TOP)]
+    if len(texts) < 3:
+        raise SettingError(f"{name} has {len(texts)} triggers; a description needs at least 3")
+    shown, held_out = texts[::2], texts[1::2]
+    answer = explainer.ask(_DESCRIBE + "\n".join(shown))
+    description = " ".join(answer.split())[:200]
+    random = np.random.default_rng([seed, 11, name.layer, name.memory])
+    others = _random_texts(index, len(held_out), random, set(texts))
+    score = _detection(explainer, description, held_out, others, random) if others else None
+    return Proposal(name, description, f"{explainer.model} at {urlsplit(explainer.url).netloc}", score, len(held_out))
+
+
+def _detection(
+    explainer: Explainer, description: str, triggers: Sequence[str], others: Sequence[str], random: np.random.Generator
+) -> float:
+    mixed = [(text, True) for text in triggers] + [(text, False) for text in others]
+    order = random.permutation(len(mixed)).tolist()
+    lines = "\n".join(f"{number}. {mixed[place][0]}" for number, place in enumerate(order, 1))
+    chosen = _numbers(explainer.ask(_DETECT.format(description=description) + lines))
+    hits = [number in chosen for number in range(1, len(order) + 1)]
+    is_trigger = [mixed[place][1] for place in order]
+    found = sum(hit and own for hit, own in zip(hits, is_trigger, strict=True)) / len(triggers)
+    spared = sum(not hit and not own for hit, own in zip(hits, is_trigger, strict=True)) / len(others)
+    return (found + spared) / 2
+
+
+def _numbers(answer: str) -> set[int]:
+    """The numbers of the last list in the answer; an answer without a list chooses none."""
+    lists: list[str] = re.findall(r"\[([\d,\s]*)\]", answer)
+    return {int(number) for number in re.findall(r"\d+", lists[-1])} if lists else set()
+
+
+def _random_texts(index: Index, count: int, random: np.random.Generator, without: set[str]) -> list[str]:
+    sentences, positions = sample_prefixes(index, 4 * count + 16, int(random.integers(1 << 31)))
+    order = random.permutation(len(sentences)).tolist()
+    rows = index.sentences(sorted(set(sentences.tolist())))
+    found: list[str] = []
+    for place in order:
+        row = rows[int(sentences[place])]
+        text = _end(row["text"][: row["ends"][positions[place]]])
+        if text not in without and text not in found:
+            found.append(text)
+    return found[:count]
+
+
+def _end(text: str) -> str:
+    """One line, its end kept."""
+    return " ".join(text.split())[-_CHARACTERS:]

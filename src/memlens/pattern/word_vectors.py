@@ -1,0 +1,257 @@
+"""Vectors of the corpus' own words: which words occur in the same stretches of text.
+
+Latent semantic analysis: stretches (a few sentences of one paragraph; more of one file) by words, each cell positive
+pointwise mutual information, reduced to DIMENSIONS by a randomised singular value decomposition. Computed from at most
+TOKENS of the corpus, without any model and without a forward pass. Words that are met in fewer than LEAST stretches
+have no vector (they would only remember where they stood), nor have numbers and signs. Knows the corpus, no memory.
+
+A prefix as a vector: the mean of its words' vectors, each weighted by its rarity, at unit length.
+
+Words count once a prefix; some may be left out. How many words a prefix has says how noisy its vector is: that is its
+size class. Compiled; knows prefixes and words as numbers only.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import numpy as np
+from numpy.typing import NDArray
+
+from memlens.index.reader import Index
+from memlens.parallel import compiled
+from memlens.pattern.features import sentence_lengths
+from memlens.pattern.words import WORD, PrefixWords, Words
+
+DIMENSIONS = 96
+LEAST = 3
+TOKENS = 3_000_000
+NEAR, WIDE = 4, 16  # sentences in a stretch of a paragraph, and of a file
+MOST_WORDS = 40_000
+_RUN = 64  # sentences in a row that are drawn together, so that paragraphs stay whole
+_FREQUENT = 1e-3  # of all words: weighs half (smooth inverse frequency)
+_POWERS = 3
+
+_QUERY = """
+SELECT regexp_extract_all(text, $word) AS words, source FROM read_parquet($path)
+WHERE (sentence // $run) % $every = $which ORDER BY sentence
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class WordVectors:
+    """A vector and a weight for every word that has them."""
+
+    rows: NDArray[np.int32]  # [words of Words]: the word's row below, -1 for none
+    numbers: NDArray[np.int64]  # [rows]: the word's number
+    vectors: NDArray[np.float32]  # [rows, dimensions], unit length, centred
+    weights: NDArray[np.float32]  # [rows]
+    shares: NDArray[np.float64]  # [rows]: of all words of the corpus
+
+
+def word_vectors(index: Index, words: Words, seed: int) -> WordVectors:
+    cells = _count_cells(index, words, seed)
+    chosen, weights, shares = _choose_words(cells, words)
+    rows = np.full(len(words.texts), -1, np.int32)
+    rows[chosen] = np.arange(len(chosen), dtype=np.int32)
+    matrix = _information(cells, rows, len(chosen))
+    vectors = _reduce(matrix, min(DIMENSIONS, max(len(chosen) // 4, 1)), seed)
+    vectors -= vectors.mean(0) if len(vectors) else 0
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+    return WordVectors(rows, chosen, vectors.astype(np.float32), weights, shares)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """How often each word is in each stretch."""
+
+    stretch: NDArray[np.int64]
+    word: NDArray[np.int64]
+    times: NDArray[np.int64]
+    stretches: int
+
+
+def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
+    _, lengths = sentence_lengths(index)
+    every = max(1, -(-int(lengths.sum()) // TOKENS))
+    which = int(np.random.default_rng([seed, 6]).integers(every))
+    near, wide = _Cutter(NEAR), _Cutter(WIDE)
+    found = [np.zeros(0, np.int64)]
+    path = str(index.path("corpus"))
+    with closing(duckdb.connect(config={"threads": 1})) as database:
+        parameters = {"word": WORD, "path": path, "run": _RUN, "every": every, "which": which}
+        for batch in database.sql(_QUERY, params=parameters).to_arrow_reader(8192):
+            lists = batch.column("words")
+            flat = lists.flatten().dictionary_encode()
+            spelled = words.add(flat.dictionary.to_pylist())
+            plain = np.asarray(words.plain, np.int64)[spelled][flat.indices.to_numpy(zero_copy_only=False)]
+            sources = batch.column("source").to_pylist()
+            sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
+            for number, cutter in enumerate((near, wide)):
+                names = sources if cutter is near else [source.rpartition(":")[0] for source in sources]
+                stretch = 2 * np.repeat(np.array([cutter.next(name) for name in names], np.int64), sizes) + number
+                found.append((stretch << 20) | plain)
+    keys, times = np.unique(np.concatenate(found), return_counts=True)
+    return _Cells(keys >> 20, keys & ((1 << 20) - 1), times, 2 * max(near.stretch, wide.stretch) + 2)
+
+
+class _Cutter:
+    """Numbers stretches: so many sentences in a row of one source."""
+
+    def __init__(self, sentences: int) -> None:
+        self.sentences, self.stretch, self.inside, self.source = sentences, -1, 0, ""
+
+    def next(self, source: str) -> int:
+        is_new = source != self.source or self.inside == self.sentences or self.stretch < 0
+        self.stretch, self.inside, self.source = self.stretch + is_new, 1 if is_new else self.inside + 1, source
+        return self.stretch
+
+
+def _choose_words(cells: _Cells, words: Words) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]]:
+    """Words in enough stretches, in few enough to tell something; the most frequent where they are too many."""
+    size = len(words.texts)
+    near = cells.stretch % 2 == 0  # the wide stretches hold the same words once more
+    stretches = np.bincount(cells.word[near], minlength=size)
+    times = np.bincount(cells.word[near], cells.times[near], minlength=size)
+    is_word = np.array([text.isalpha() and len(text) > 1 for text in words.texts])
+    common = max(len(np.unique(cells.stretch[near])) / 4, LEAST)
+    chosen = np.flatnonzero(is_word & (stretches >= LEAST) & (stretches <= common))
+    chosen = np.sort(chosen[np.argsort(-times[chosen], kind="stable")][:MOST_WORDS])
+    shares = times[chosen] / max(times.sum(), 1)
+    return chosen, (_FREQUENT / (_FREQUENT + shares)).astype(np.float32), shares
+
+
+@dataclass(frozen=True, eq=False)
+class _Sparse:
+    """Rows one after another: columns and values."""
+
+    offsets: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    values: NDArray[np.float64]
+    width: int
+
+
+def _information(cells: _Cells, rows: NDArray[np.int32], size: int) -> _Sparse:
+    """[stretches, words]: log of how much more often than chance, where positive, damped for repeats."""
+    column: NDArray[np.int64] = rows[cells.word].astype(np.int64)
+    kept = column >= 0
+    stretch, column, times = cells.stretch[kept], column[kept], cells.times[kept].astype(np.float64)
+    in_stretch = np.bincount(stretch, times, minlength=cells.stretches)
+    of_word = np.bincount(column, times, minlength=size)
+    expected = in_stretch[stretch] * of_word[column] / max(times.sum(), 1)
+    values = np.maximum(np.log(np.maximum(times, 1e-9) / expected), 0)
+    values /= np.sqrt(np.maximum(in_stretch[stretch], 1))  # a long stretch says less about each of its words
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(stretch, minlength=cells.stretches))])
+    return _Sparse(offsets.astype(np.int64), column, values, size)
+
+
+@compiled
+def _times(offsets: Any, columns: Any, values: Any, dense: Any) -> NDArray[np.float64]:
+    found = np.zeros((len(offsets) - 1, dense.shape[1]))
+    for row in range(len(offsets) - 1):
+        for place in range(offsets[row], offsets[row + 1]):
+            found[row] += values[place] * dense[columns[place]]
+    return found
+
+
+@compiled
+def _transposed_times(offsets: Any, columns: Any, values: Any, width: int, dense: Any) -> NDArray[np.float64]:
+    found = np.zeros((width, dense.shape[1]))
+    for row in range(len(offsets) - 1):
+        for place in range(offsets[row], offsets[row + 1]):
+            found[columns[place]] += values[place] * dense[row]
+    return found
+
+
+def _reduce(matrix: _Sparse, dimensions: int, seed: int) -> NDArray[np.float64]:
+    """The words in the space of the leading singular vectors, scaled by the square root of the singular values."""
+    if matrix.width == 0:
+        return np.zeros((0, 1))
+    parts = (matrix.offsets, matrix.columns, matrix.values)
+    size = min(dimensions + 8, matrix.width)
+    basis = np.random.default_rng([seed, 7]).standard_normal((matrix.width, size))
+    for _ in range(_POWERS):
+        basis, _ = np.linalg.qr(_transposed_times(*parts, matrix.width, _times(*parts, basis)))
+    projected = _times(*parts, basis)  # [stretches, size]
+    strengths, turns = np.linalg.eigh(projected.T @ projected)
+    order = np.argsort(-strengths)[:dimensions]
+    scale = np.maximum(strengths[order], 0) ** 0.25
+    vectors: NDArray[np.float64] = (basis @ turns[:, order]) * scale
+    return vectors
+
+
+SIZES = np.array([1, 2, 3, 5, 9, 17])  # words with a vector: a prefix is in the last class whose bound it reaches
+
+
+@dataclass(frozen=True, eq=False)
+class VectorWords:
+    """The words of prefixes that have a vector, each once a prefix."""
+
+    rows: NDArray[np.int32]  # rows of WordVectors
+    is_last: NDArray[np.bool_]  # does it stand nowhere but at the end?
+    offsets: NDArray[np.int64]  # [prefixes + 1]
+
+    @classmethod
+    def of(cls, prefixes: PrefixWords, vectors: WordVectors) -> VectorWords:
+        return cls(*_vector_words(prefixes.words, prefixes.offsets, vectors.rows))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@compiled
+def _vector_words(words: Any, offsets: Any, row_of: Any) -> tuple[Any, Any, Any]:
+    rows, is_last = np.empty(len(words), np.int32), np.empty(len(words), np.bool_)
+    found = np.zeros(len(offsets), np.int64)
+    count = 0
+    for prefix in range(len(offsets) - 1):
+        begin = count
+        for place in range(offsets[prefix], offsets[prefix + 1]):
+            row = row_of[words[place]]
+            is_new = row >= 0
+            for earlier in range(begin, count):
+                is_new &= rows[earlier] != row
+            if is_new:
+                rows[count], is_last[count] = row, place == offsets[prefix + 1] - 1
+                count += 1
+        found[prefix + 1] = count
+    return rows[:count].copy(), is_last[:count].copy(), found
+
+
+@compiled
+def prefix_vector_(
+    prefix: int, rows: Any, is_last: Any, offsets: Any, out: Any, drop_last: bool, vectors: Any, weights: Any,
+    vector: Any, used: Any, parts: Any,
+) -> int:  # fmt: skip
+    """Write the unit vector, its words and their coefficients; how many words it has comes back (0: no vector)."""
+    vector[:] = 0
+    count = 0
+    for place in range(offsets[prefix], offsets[prefix + 1]):
+        row = rows[place]
+        if drop_last and is_last[place]:
+            continue
+        is_out = False
+        for other in out:
+            is_out |= other == row
+        if not is_out:
+            used[count], parts[count] = row, weights[row]
+            vector += weights[row] * vectors[row]
+            count += 1
+    norm = np.sqrt((vector * vector).sum())
+    if norm < 1e-6:
+        return 0
+    vector /= norm
+    for i in range(count):
+        parts[i] /= norm
+    return count
+
+
+@compiled
+def size_class(count: int) -> int:
+    found = 0
+    while found + 1 < len(SIZES) and count >= SIZES[found + 1]:
+        found += 1
+    return found

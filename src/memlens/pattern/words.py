@@ -1,0 +1,227 @@
+"""What patterns are looked for with. Validated once, here.
+
+The top triggers of every memory as one matrix of prefix numbers. Reads the triggers table; knows no text.
+
+Prefixes as words: the text of each prefix cut into words and signs, as numbers.
+
+A word is a run of letters (with an apostrophe inside), a number (1,900.5; 1990s; 21st), one character of a script that
+is written without spaces, or a single sign. The last word of a prefix is what the prefix has of it: a model that reads
+pieces of words may stop inside one. Words are compared without capitals; how the last word is written is kept for
+shapes. Of a long prefix the last WINDOW words count. Knows the corpus of an index, but neither memories nor statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from memlens.errors import SettingError
+from memlens.index.reader import Index
+
+MOST_TRIGGERS = 64  # a set of prefixes is a word of so many bits
+
+
+@dataclass(frozen=True)
+class PatternSettings:
+    top: int = 25  # triggers of a memory that are looked at
+    rate: float = 0.01  # expected share of chance among all patterns of the model
+    background: int = 150_000  # random prefixes that triggers are compared with
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 3 <= self.top <= MOST_TRIGGERS:
+            raise SettingError(f"--top is {self.top}; a pattern needs 3 triggers and memlens looks at most at 64")
+        if not 0 < self.rate < 1:
+            raise SettingError(f"--rate is {self.rate}; it is a share of false discoveries between 0 and 1, like 0.01")
+        if self.background < 1000:
+            raise SettingError(f"--background is {self.background}; fewer than 1000 random prefixes tell nothing")
+        if self.seed < 0:
+            raise SettingError(f"--seed is {self.seed}; it must be 0 or more")
+
+
+@dataclass(frozen=True, eq=False)
+class TriggerRows:
+    """Memories that have triggers, and the distinct prefixes that are some memory's trigger."""
+
+    layer: NDArray[np.int32]  # [memories]
+    memory: NDArray[np.int32]  # [memories]
+    rows: NDArray[np.int64]  # [memories, t]: numbers of prefixes by rank, -1 for none
+    following: NDArray[np.int32]  # [memories, t]: next tokens, -1 for none
+    sentences: NDArray[np.int64]  # [prefixes]
+    positions: NDArray[np.int64]  # [prefixes]
+
+    @property
+    def filled(self) -> NDArray[np.int64]:
+        """How many triggers each memory has. [memories]"""
+        counts: NDArray[np.int64] = (self.rows >= 0).sum(1)
+        return counts
+
+    def one_a_sentence(self) -> NDArray[np.int64]:
+        """`rows` with only the best prefix of a sentence: two of one sentence are alike by nature."""
+        sentences = np.where(self.rows >= 0, self.sentences[np.maximum(self.rows, 0)], -1)
+        found = self.rows.copy()
+        for rank in range(1, found.shape[1]):
+            repeats = (sentences[:, :rank] == sentences[:, rank, None]).any(1)
+            found[repeats, rank] = -1
+        return found
+
+
+def read_trigger_rows(index: Index, top: int) -> TriggerRows:
+    columns = ["layer", "memory", "rank", "sentence", "position", "next_token"]
+    filters = [("end", "=", "top"), ("rank", "<", top)]
+    table = index.table("triggers", columns, filters)
+    layer, memory, rank, sentence, position = (table.column(name).to_numpy() for name in columns[:-1])
+    following = pc.fill_null(table.column("next_token"), -1).to_numpy()
+    names, owner = np.unique(layer.astype(np.int64) << 32 | memory.astype(np.int64), return_inverse=True)
+    places, prefix = np.unique(sentence.astype(np.int64) << 24 | (position.astype(np.int64) + 1), return_inverse=True)
+    width = max(int(rank.max(initial=-1)) + 1, 1)
+    rows = np.full((len(names), width), -1, np.int64)
+    rows[owner, rank] = prefix
+    next_tokens = np.full((len(names), width), -1, np.int32)
+    next_tokens[owner, rank] = following
+    return TriggerRows(
+        (names >> 32).astype(np.int32),
+        (names & 0xFFFFFFFF).astype(np.int32),
+        rows,
+        next_tokens,
+        places >> 24,
+        (places & 0xFFFFFF) - 1,
+    )
+
+
+WINDOW = 64
+UNKNOWN = 0  # a word beyond the room of the vocabulary; part of no pattern
+ROOM = 1 << 20  # words that can be told apart: three of them fit one 60-bit key
+_ROWS_AT_ONCE = 32_768
+_CHARACTERS = 16 * WINDOW  # of a long prefix, enough for its last words
+
+_ALONE = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}"
+_LETTER = rf"[^\P{{L}}{_ALONE}]|\p{{M}}"
+WORD = (
+    r"\p{N}+(?:[.,]\p{N}+)*\p{L}*"
+    rf"|[{_ALONE}]"
+    rf"|(?:{_LETTER})+(?:[\x{{27}}\x{{2019}}](?:{_LETTER})+|\p{{N}}+)*"
+    r"|[^\s\p{L}\p{M}\p{N}]"
+)
+_OPENING = r"(?:^|[\s(\[])[\x{22}\x{27}\x{60}\x{2018}\x{201C}\x{201E}\x{AB}]$"
+
+_QUERY = f"""
+WITH cut AS (
+    SELECT p.row, right(left(c.text, c.ends[p.position + 1]), {_CHARACTERS}) AS text
+    FROM prefixes p JOIN read_parquet($path) c ON p.sentence = c.sentence
+    WHERE c.sentence BETWEEN $first AND $last
+)
+SELECT row, regexp_extract_all(text, $word)[-{WINDOW}:] AS words, regexp_matches(rtrim(text), $opening) AS opens
+FROM cut ORDER BY row
+"""
+
+
+@dataclass
+class Words:
+    """Every word met so far; a number stands for one spelling without capitals."""
+
+    texts: list[str] = field(default_factory=lambda: [""])
+    _numbers: dict[str, int] = field(default_factory=lambda: {"": UNKNOWN})
+    spellings: list[str] = field(default_factory=lambda: [""])  # as written, each once
+    _spelling_numbers: dict[str, int] = field(default_factory=lambda: {"": 0})
+    plain: list[int] = field(default_factory=lambda: [UNKNOWN])  # of each spelling, its word
+
+    def add(self, spellings: list[str]) -> NDArray[np.int32]:
+        """The numbers of spellings, new ones learned."""
+        found = []
+        for spelling in spellings:
+            number = self._spelling_numbers.get(spelling)
+            if number is None:
+                number = self._spelling_numbers[spelling] = len(self.spellings)
+                self.spellings.append(spelling)
+                self.plain.append(self._word(spelling.lower().replace("’", "'")))
+            found.append(number)
+        return np.array(found, np.int32)
+
+    def _word(self, text: str) -> int:
+        number = self._numbers.get(text)
+        if number is None:
+            number = len(self.texts) if len(self.texts) < ROOM else UNKNOWN
+            if number != UNKNOWN:
+                self.texts.append(text)
+                self._numbers[text] = number
+        return number
+
+    def find(self, text: str) -> int:
+        return self._numbers.get(text, UNKNOWN)
+
+
+@dataclass(frozen=True, eq=False)
+class PrefixWords:
+    """Words of many prefixes, one after another."""
+
+    words: NDArray[np.int32]  # [all words]
+    offsets: NDArray[np.int64]  # [prefixes + 1]
+    last: NDArray[np.int32]  # [prefixes]: the last word's spelling
+    opens: NDArray[np.bool_]  # [prefixes]: ends with an opening quotation mark
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.last)
+
+
+def read_prefix_words(
+    index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
+) -> PrefixWords:
+    """Words of the given prefixes, in their order; position -1 (BOS alone) has none."""
+    order = np.lexsort((positions, sentences))
+    parts = list(_in_order(index, sentences[order], positions[order], words))
+    lengths, numbers, last, opens = (np.concatenate(column) for column in zip(*parts, strict=True))
+    begins = np.concatenate([[0], np.cumsum(lengths)])
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    offsets = np.concatenate([[0], np.cumsum(lengths[back])]).astype(np.int64)
+    # where each word of the result stands in what was read
+    source = np.repeat(begins[:-1][back] - offsets[:-1], lengths[back]) + np.arange(offsets[-1])
+    return PrefixWords(numbers[source], offsets, last[back], opens[back])
+
+
+def _in_order(
+    index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]]:
+    """Lengths, words, last spellings and quotes of sorted prefixes, chunk by chunk."""
+    yield (np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.bool_))
+    with closing(duckdb.connect()) as database:
+        for first in range(0, len(sentences), _ROWS_AT_ONCE):
+            own = slice(first, first + _ROWS_AT_ONCE)
+            rows = np.arange(len(sentences[own]))
+            prefixes = pa.table({"row": rows, "sentence": sentences[own], "position": positions[own]})
+            database.register("prefixes", prefixes)
+            parameters = {
+                "path": str(index.path("corpus")),
+                "first": int(sentences[own][0]),
+                "last": int(sentences[own][-1]),
+                "word": WORD,
+                "opening": _OPENING,
+            }
+            found = database.sql(_QUERY, params=parameters).to_arrow_table().combine_chunks()
+            yield _numbered(found, words)
+
+
+def _numbered(
+    found: pa.Table, words: Words
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+    lists = found.column("words").combine_chunks()
+    flat = lists.flatten().dictionary_encode()
+    spelling = words.add(flat.dictionary.to_pylist())[flat.indices.to_numpy(zero_copy_only=False).astype(np.int64)]
+    lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.cumsum(lengths)
+    last = np.zeros(len(lengths), np.int32)
+    last[lengths > 0] = spelling[ends[lengths > 0] - 1]
+    opens = found.column("opens").fill_null(False).to_numpy(zero_copy_only=False)
+    return lengths, np.asarray(words.plain, np.int32)[spelling], last, opens.astype(np.bool_)

@@ -1,0 +1,232 @@
+"""Where a layer sits, so that models of different depth share one axis.
+
+Relative depth is (layer + 1/2) / L: the middle of the layer's part of the stack. It is never 0 or 1, it exists for a
+model of one layer, and layers of two models that cover the same part of the stack lie at the same place.
+
+The few shapes that comparisons are drawn in: curves, quartile bands, stacked shares, bars; from plain rows.
+
+Every row has its relative depth; a curve of the paper lies dashed beside the reader's own, with other points. This
+module knows how a comparison looks, not what is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import altair as alt
+
+from memlens.reports.style import CATEGORIES, SHAPES, colour
+
+Row = dict[str, Any]
+
+FORMULA = "(layer + ½) / L"
+THIRDS = ("lower", "middle", "upper")
+
+
+def depth(layer: int, layers: int) -> float:
+    """Relative depth of a layer (from 0) of a model that has so many."""
+    return round((layer + 0.5) / layers, 6)
+
+
+def third(layer: int, layers: int) -> str:
+    """In which third of the stack the middle of the layer lies."""
+    return THIRDS[min(int(3 * (layer + 0.5) / layers), 2)]
+
+
+def in_third(rows: Iterable[Row], which: str, layers: int) -> list[Row]:
+    """The rows whose layer lies in that third."""
+    return [row for row in rows if third(row["layer"], layers) == which]
+
+
+def with_depth(rows: Iterable[Row], layers: int) -> list[Row]:
+    """The rows with their relative depth."""
+    return [{"depth": depth(row["layer"], layers), **row} for row in rows]
+
+
+ChartsRow = dict[str, Any]
+
+YOURS, PAPER = "this model", "the paper"
+
+_HUES = alt.Scale(domain=[YOURS, PAPER], range=[colour("yours"), colour("paper")])
+_SHAPES = alt.Scale(domain=[YOURS, PAPER], range=["circle", "square"])
+_DASHES = alt.Scale(domain=[YOURS, PAPER], range=[[1, 0], [6, 4]])
+_BASELINE_DASHES = [[8, 3, 2, 3], [2, 3]]
+_EDGES = (("low", ".1%"), ("high", ".1%"))
+_SMALL, _LARGE = 46, 170  # a point, and the one under the pointer
+
+
+def curves(
+    rows: list[ChartsRow],
+    title: str,
+    form: str,
+    layers: int,
+    *,
+    scale: alt.Scale | None = None,
+    x: alt.X | None = None,
+    baselines: Sequence[ChartsRow] = (),
+) -> Any:
+    """Lines by whose they are, with points, and whiskers where rows have `low` and `high`; thin ones for baselines."""
+    base = alt.Chart(alt.Data(values=rows))
+    x = x or _depth("depth", layers)
+    y = _y("value", form, scale)
+    hue = alt.Color("whose:N", scale=_HUES)
+    shown = [("whose", ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
+    return alt.layer(
+        *([_baselines(baselines, x)] if baselines else []),
+        _whiskers(base, x, hue),
+        base.mark_line().encode(x=x, y=y, color=hue, strokeDash=_dash(None)),
+        _points(base, x, "value", hue, alt.Shape("whose:N", scale=_SHAPES), ["whose"], shown, rows),
+        title=title,
+    )
+
+
+def bands(
+    rows: list[ChartsRow],
+    title: str,
+    form: str,
+    layers: int,
+    *,
+    scale: alt.Scale | None = None,
+    ticks: Sequence[float] | None = None,
+) -> Any:
+    """Medians as lines, the middle half of the observations as a band around them."""
+    base = alt.Chart(alt.Data(values=rows))
+    x = _depth("depth", layers)
+    hue = alt.Color("whose:N", scale=_HUES)
+    shown = [("whose", ""), ("layer", ","), ("q1", form), ("median", form), ("q3", form)]
+    return alt.layer(
+        base.mark_area(opacity=0.16).encode(x=x, y=_y("q3", form, scale, ticks), y2="q1:Q", color=hue),
+        base.mark_line().encode(x=x, y=alt.Y("median:Q"), color=hue, strokeDash=_dash(None)),
+        _points(base, x, "median", hue, alt.Shape("whose:N", scale=_SHAPES), ["whose"], shown, rows),
+        title=title,
+    )
+
+
+def grouped_curves(rows: list[ChartsRow], group: str, names: Sequence[str], title: str, form: str, layers: int) -> Any:
+    """Several curves: hue and shape by group, solid for this model, dashed for the paper."""
+    base = alt.Chart(alt.Data(values=rows))
+    x = _depth("depth", layers)
+    hue = alt.Color(f"{group}:N", scale=_category_hues(names))
+    forms = alt.Scale(domain=list(names), range=list(SHAPES[: len(names)]))
+    shown = [("whose", ""), (group, ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
+    stroke = alt.Legend(symbolType="stroke", symbolSize=500, symbolOffset=4, symbolStrokeColor=colour("soft"))
+    return alt.layer(
+        _whiskers(base, x, hue),
+        base.mark_line().encode(x=x, y=_y("value", form, None), color=hue, strokeDash=_dash(stroke)),
+        _points(base, x, "value", hue, alt.Shape(f"{group}:N", scale=forms), ["whose", group], shown, rows),
+        title=title,
+    )
+
+
+def stacked(rows: list[ChartsRow], group: str, hues: Mapping[str, str], title: str, layers: int) -> Any:
+    """Shares that add up to one, a bar a layer as wide as the layer's part of the stack; rows have `from` and `to`."""
+    scale = alt.Scale(domain=list(hues), range=[colour(hue) for hue in hues.values()])
+    legend = alt.Legend(columns=3, symbolType="square")
+    y = alt.Y("from:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=5))
+    return _rectangles(rows, title, layers).encode(
+        y=y,
+        y2="to:Q",
+        color=alt.Color(f"{group}:N", scale=scale, legend=legend),
+        tooltip=_tooltip([(group, ""), ("layer", ","), ("share", ".1%"), *_EDGES, ("count", ",")], rows),
+    )
+
+
+def bars(rows: list[ChartsRow], title: str, form: str, layers: int) -> Any:
+    """One bar a layer; rows have `value`."""
+    shown = [("layer", ","), ("value", form), ("dead", ","), ("memories", ",")]
+    return _rectangles([{**row, "zero": 0} for row in rows], title, layers).encode(
+        y=_y("value", form, None), y2="zero:Q", color=alt.value(colour("yours")), tooltip=_tooltip(shown, rows)
+    )
+
+
+def _rectangles(rows: list[ChartsRow], title: str, layers: int) -> Any:
+    half = 0.42 / layers
+    placed = [{**row, "left": row["depth"] - half, "right": row["depth"] + half} for row in rows]
+    chart = alt.Chart(alt.Data(values=placed), title=title).mark_rect()
+    return chart.encode(x=_depth("left", layers), x2="right:Q")
+
+
+def _depth(field: str, layers: int) -> alt.X:
+    return alt.X(
+        f"{field}:Q",
+        title=f"relative depth {FORMULA}, L = {layers}",
+        scale=alt.Scale(domain=[0, 1], nice=False),
+        axis=alt.Axis(values=[0, 0.25, 0.5, 0.75, 1], format=".2~f"),
+    )
+
+
+def _y(field: str, form: str, scale: alt.Scale | None, ticks: Sequence[float] | None = None) -> alt.Y:
+    where: dict[str, Any] = {"tickCount": 5} if ticks is None else {"values": list(ticks)}
+    return alt.Y(f"{field}:Q", title=None, axis=alt.Axis(format=form, **where), scale=scale or alt.Scale(zero=True))
+
+
+def _dash(legend: alt.Legend | None) -> Any:
+    """Dashed for the paper; without a legend it is no scale, which would take the other legends of `whose` with it."""
+    if legend is not None:
+        return alt.StrokeDash("whose:N", scale=_DASHES, legend=legend)
+    return alt.condition(f"datum.whose == '{PAPER}'", alt.value([6, 4]), alt.value([1, 0]))
+
+
+def _baselines(rows: Sequence[ChartsRow], x: alt.X) -> Any:
+    """Thin lines in the colour of secondary text, told apart by their dashes; rows have `baseline` and `value`."""
+    names = list(dict.fromkeys(row["baseline"] for row in rows))
+    dashes = alt.StrokeDash(
+        "baseline:N",
+        scale=alt.Scale(domain=names, range=_BASELINE_DASHES[: len(names)]),
+        legend=alt.Legend(symbolType="stroke", symbolSize=500, symbolOffset=4, symbolStrokeColor=colour("soft")),
+    )
+    # A single layer makes no line, but a point.
+    line = alt.Chart(alt.Data(values=list(rows))).mark_line(
+        color=colour("soft"), strokeWidth=1.5, point=alt.OverlayMarkDef(size=8, color=colour("soft"))
+    )
+    return line.encode(x=x, y=alt.Y("value:Q"), strokeDash=dashes)
+
+
+def _category_hues(names: Sequence[str]) -> alt.Scale:
+    return alt.Scale(domain=list(names), range=[colour(hue) for hue in CATEGORIES[: len(names)]])
+
+
+def _whiskers(base: Any, x: alt.X, hue: alt.Color) -> Any:
+    known = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5, opacity=0.6)
+    return known.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=hue)
+
+
+def _points(
+    base: Any,
+    x: alt.X,
+    field: str,
+    hue: alt.Color,
+    shape: alt.Shape,
+    by: list[str],
+    shown: Sequence[tuple[str, str]],
+    rows: list[ChartsRow],
+) -> Any:
+    """Points that grow under the pointer; a touch near one is enough."""
+    near = alt.selection_point(name="near", fields=["depth", *by], nearest=True, on="pointerover", empty=False)
+    return (
+        base.mark_point(strokeWidth=2, fill=colour("page"), opacity=1)
+        .encode(
+            x=x,
+            y=alt.Y(f"{field}:Q"),
+            color=hue,
+            shape=shape,
+            size=alt.condition(near, alt.value(_LARGE), alt.value(_SMALL)),
+            tooltip=_tooltip(shown, rows),
+        )
+        .add_params(near)
+    )
+
+
+def _tooltip(fields: Sequence[tuple[str, str]], rows: list[ChartsRow]) -> list[alt.Tooltip]:
+    """(field, format) of what rows have; an empty format is text."""
+    return [
+        alt.Tooltip(f"{field}:{'Q' if form else 'N'}", title=field, **({"format": form} if form else {}))
+        for field, form in fields
+        if any(row.get(field) is not None for row in rows)
+    ]
+
+
+def confidence_axis() -> alt.X:
+    """For rows with `max_p` in place of a depth."""
+    return alt.X("max_p:Q", title="highest probability of the value, max p", scale=alt.Scale(type="log"))

@@ -1,0 +1,315 @@
+"""Memories worth looking at: the most predictive values, the clearest patterns, the ones that never fire.
+
+Each gallery is a list of plain records for the template. Works from the index alone; a gallery whose table is missing
+is None, and the page names the command that makes it.
+
+Memories that are all but the same, as cards: by their triggers, and by the tokens that their values promote.
+
+Which are alike is decided in patterns/duplicates; here they are only chosen and put into words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memlens.annotations.labels import CHOICES, KINDS
+from memlens.index.reader import Index, trigger_of
+from memlens.memory import MemoryId, Trigger
+from memlens.pattern.related import TOKENS, DuplicateGroup, duplicate_groups, token_sets, trigger_sets
+from memlens.reports.sections import Row, Tables
+from memlens.text import head, tail, token
+from memlens.text import text_visible as visible
+
+SHOWN = 24
+_TRIGGERS, _TOKENS, _DEAD_NAMES = 4, 8, 12
+_CHANGES, _PUSHERS = 12, 3
+_BEFORE, _AFTER = 110, 24
+
+
+@dataclass(frozen=True)
+class Example:
+    """One trigger: the prefix with its last token apart, and what came next."""
+
+    before: str
+    token: str
+    next: str
+    rest: str
+    is_predicted: bool  # is the next token what the value promotes most?
+    coefficient: float
+
+
+@dataclass(frozen=True)
+class ValueCard:
+    memory: str
+    layer: int
+    max_p: float
+    token: str
+    precision: float | None
+    promoted: list[tuple[str, float]]
+    examples: list[Example]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A prediction that the last layer made of something else."""
+
+    text: str
+    before: str
+    after: str
+    cosine: float | None
+    memories: list[str]  # that pushed most
+    verdicts: str = ""  # how many people call the words related or distant
+
+
+@dataclass(frozen=True)
+class PatternCard:
+    memory: str
+    layer: int
+    kind: str
+    description: str
+    confidence: float | None
+    prefixes: int
+    examples: list[Example]
+
+
+@dataclass(frozen=True)
+class DeadLayer:
+    layer: int
+    memories: int
+    dead: int
+    names: list[str]  # the first few
+
+    @property
+    def share(self) -> float:
+        return self.dead / self.memories if self.memories else 0.0
+
+
+def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
+    """The most confident values, those that predict best first."""
+    rows = tables.rows("predictive-values")
+    if rows is None:
+        return None
+    rows = [row for row in rows if row["precision"]]
+    rows = sorted(rows, key=lambda row: (-row["precision"], -row["max_p"], row["layer"], row["memory"]))[:SHOWN]
+    promoted, triggers = _promoted(index, rows), triggers_of(index, _names(rows))
+    cards = []
+    for row in rows:
+        name = MemoryId(row["layer"], row["memory"])
+        # triggers that the value predicts first, so that a card shows what its precision means
+        ordered = sorted(triggers[name], key=lambda trigger: trigger.next_token != row["token"])
+        examples = [example_of(index, trigger, row["token"]) for trigger in ordered[:_TRIGGERS]]
+        cards.append(
+            ValueCard(
+                str(name),
+                row["layer"],
+                row["max_p"],
+                token(index.vocabulary[row["token"]]),
+                row["precision"],
+                promoted.get((row["layer"], row["memory"]), []),
+                examples,
+            )
+        )
+    return cards
+
+
+def triggers_of(index: Index, names: Sequence[MemoryId]) -> dict[MemoryId, list[Trigger]]:
+    """The top triggers of several memories, best first, in one look at each table."""
+    found: dict[MemoryId, list[Trigger]] = {name: [] for name in names}
+    if not names:
+        return found
+    wanted = ", ".join(f"({name.layer}, {name.memory})" for name in found)
+    triggers = index.sql(
+        f"SELECT * FROM {{triggers}} WHERE \"end\" = 'top' AND (layer, memory) IN ({wanted}) "
+        "ORDER BY layer, memory, rank"
+    )
+    sentences = index.sentences(sorted({row["sentence"] for row in triggers}))
+    for row in triggers:
+        found[MemoryId(row["layer"], row["memory"])].append(trigger_of(row, sentences[row["sentence"]]))
+    return found
+
+
+def _names(rows: list[Row]) -> list[MemoryId]:
+    return [MemoryId(row["layer"], row["memory"]) for row in rows]
+
+
+def _promoted(index: Index, rows: list[Row]) -> dict[tuple[int, int], list[tuple[str, float]]]:
+    if not rows or not index.has("values"):
+        return {}
+    wanted = ", ".join(f"({int(row['layer'])}, {int(row['memory'])})" for row in rows)
+    found = index.sql(
+        f"SELECT layer, memory, tokens[:{_TOKENS}] AS tokens, p[:{_TOKENS}] AS p FROM {{values}} "
+        f"WHERE (layer, memory) IN ({wanted})"
+    )
+    return {
+        (row["layer"], row["memory"]): [
+            (token(index.vocabulary[t]), p) for t, p in zip(row["tokens"], row["p"], strict=True)
+        ]
+        for row in found
+    }
+
+
+def last_layer_changes(tables: Tables) -> list[Change]:
+    """The first few of the sampled compositions of the last layer; empty where there is no table of them."""
+    needed = ("layer", "text", "residual_text", "output_text", "cosine", "memories")
+    table = tables.table("last-layer")
+    if table is None or not set(needed) <= set(table.column_names):
+        return []
+    return [
+        Change(
+            tail(row["text"] or "", _BEFORE),
+            token(row["residual_text"]),
+            token(row["output_text"]),
+            row["cosine"],
+            [str(MemoryId(row["layer"], memory)) for memory in (row["memories"] or [])[:_PUSHERS]],
+            ", ".join(f"{row[choice]} {choice}" for choice in CHOICES if row.get(choice)),
+        )
+        for row in table.slice(0, _CHANGES).to_pylist()
+    ]
+
+
+def clearest_patterns(index: Index) -> list[PatternCard] | None:
+    """The surest pattern of each kind, layer by layer, no pattern twice; of some layers where there are many."""
+    if not index.has("patterns"):
+        return None
+    rows = _chosen_patterns(index)
+    cards, triggers = [], triggers_of(index, _names(rows))
+    for row in rows:
+        name = MemoryId(row["layer"], row["memory"])
+        ranks = set(row["prefixes"] or ())
+        examples = [example_of(index, trigger, None) for trigger in triggers[name] if trigger.rank in ranks]
+        cards.append(
+            PatternCard(
+                str(name),
+                row["layer"],
+                row["kind"],
+                visible(str(row["description"] or row["pattern"])),
+                row["confidence"],
+                len(ranks),
+                examples[:_TRIGGERS],
+            )
+        )
+    return cards
+
+
+def _chosen_patterns(index: Index) -> list[Row]:
+    """Rows by layer, shallow before semantic. Among equally sure ones that which random prefixes have least."""
+    columns = index.sql("SELECT * FROM {patterns} LIMIT 1")
+    rarity = "share, " if columns and "share" in columns[0] else ""
+    most = SHOWN // len(KINDS)
+    layers = [index.layers[round(place * (len(index.layers) - 1) / (most - 1))] for place in range(most)]
+    candidates = index.sql(
+        f"""
+        SELECT * FROM {{patterns}} WHERE layer IN (SELECT unnest($1::INTEGER[]))
+        QUALIFY row_number() OVER (
+            PARTITION BY layer, kind, pattern
+            ORDER BY confidence DESC NULLS LAST, {rarity} len(prefixes) DESC, memory
+        ) = 1
+        ORDER BY layer, kind DESC, confidence DESC NULLS LAST, {rarity} len(prefixes) DESC, memory
+        """,
+        [sorted(set(layers))],
+    )
+    chosen: dict[tuple[int, str], Row] = {}
+    for row in candidates:
+        used = {(own["pattern"], own["kind"]) for own in chosen.values()}
+        place = (row["layer"], row["kind"])
+        if place not in chosen and (row["pattern"], row["kind"]) not in used:
+            chosen[place] = row
+    return list(chosen.values())
+
+
+def dead_memories(index: Index) -> list[DeadLayer]:
+    """By layer, the memories that no prefix of the corpus triggers."""
+    rows = index.sql(
+        f"""
+        SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead,
+               (list(memory ORDER BY memory) FILTER (dead))[:{_DEAD_NAMES}] AS names
+        FROM {{memories}} GROUP BY layer ORDER BY layer
+        """
+    )
+    return [
+        DeadLayer(
+            row["layer"],
+            row["memories"],
+            row["dead"],
+            [str(MemoryId(row["layer"], memory)) for memory in row["names"] or []],
+        )
+        for row in rows
+    ]
+
+
+def example_of(index: Index, trigger: Trigger, promoted: int | None) -> Example:
+    following: Any = trigger.next_token
+    shown = "" if following is None else index.vocabulary[following]
+    # An unknown token has a name that is not in the text; then the text itself is shown.
+    is_in_text = trigger.after.startswith(shown)
+    return Example(
+        tail(trigger.before, _BEFORE),
+        visible(trigger.token) or "∅",
+        visible(shown) if is_in_text else "",
+        head(trigger.after[len(shown) :] if is_in_text else trigger.after, _AFTER),
+        following is not None and following == promoted,
+        trigger.coefficient,
+    )
+
+
+ALIKE_TRIGGERS, ALIKE_TOKENS = 0.5, 0.8  # least Jaccard index: of 25 triggers 17 are equal, of 10 tokens 9
+_SHOWN, _NAMES, _EXAMPLES = 6, 12, 3
+
+
+@dataclass(frozen=True)
+class DuplicateCard:
+    memories: list[str]  # the first few
+    count: int
+    layers: int
+    least: float
+    examples: list[Example]  # triggers that the first two share
+    tokens: list[str]  # that the first promotes
+
+
+@dataclass(frozen=True)
+class DuplicateGallery:
+    """Groups of one kind: how many there are, and the largest."""
+
+    groups: int
+    memories: int
+    cards: list[DuplicateCard]
+
+
+def same_triggers(index: Index) -> DuplicateGallery:
+    groups = duplicate_groups(trigger_sets(index), ALIKE_TRIGGERS)
+    shown = groups[:_SHOWN]
+    triggers = triggers_of(index, [memory for group in shown for memory in group.memories[:2]])
+    cards = []
+    for group in shown:
+        one, other = group.memories[:2]
+        theirs = {trigger.prefix for trigger in triggers[other]}
+        shared = [trigger for trigger in triggers[one] if trigger.prefix in theirs][:_EXAMPLES]
+        cards.append(_card(group, [example_of(index, trigger, None) for trigger in shared], []))
+    return _gallery(groups, cards)
+
+
+def same_values(index: Index) -> DuplicateGallery | None:
+    """None where the index has no values."""
+    if not index.has("values"):
+        return None
+    groups = duplicate_groups(token_sets(index), ALIKE_TOKENS)
+    cards = [_card(group, [], _duplicates_promoted(index, group.memories[0])) for group in groups[:_SHOWN]]
+    return _gallery(groups, cards)
+
+
+def _duplicates_promoted(index: Index, memory: MemoryId) -> list[str]:
+    query = "SELECT tokens FROM {values} WHERE layer = $1 AND memory = $2"
+    (row,) = index.sql(query, [memory.layer, memory.memory])
+    return [token(index.vocabulary[number]) for number in row["tokens"][:TOKENS]]
+
+
+def _card(group: DuplicateGroup, examples: list[Example], tokens: list[str]) -> DuplicateCard:
+    names = [str(memory) for memory in group.memories[:_NAMES]]
+    layers = len({memory.layer for memory in group.memories})
+    return DuplicateCard(names, len(group.memories), layers, group.least, examples, tokens)
+
+
+def _gallery(groups: Sequence[DuplicateGroup], cards: list[DuplicateCard]) -> DuplicateGallery:
+    return DuplicateGallery(len(groups), sum(len(group.memories) for group in groups), cards)

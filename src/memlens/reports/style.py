@@ -1,0 +1,204 @@
+"""Vega, Vega-Lite and their embedder as one piece of JavaScript, made once and kept in the user's cache.
+
+Making it takes some seconds; it depends on nothing but the version of the library that holds it. A cache that cannot be
+written or that holds something else is done without. No network is needed.
+
+Colours, shapes and dashes of every chart, and how a chart becomes a specification that never varies.
+
+On the page colours are CSS variables, so that a chart follows the reader's light or dark screen and the printer; an
+exported file has the light ones. The hues are told apart by colour-blind people, and no two series differ by hue alone:
+shape or dash goes with it. Knows Altair and Vega-Lite; no experiment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+from memlens.errors import IndexFolderError
+from memlens.files import replacing
+
+_SNIPPET = "window.vegaEmbed = vegaEmbed;"
+
+
+def vega_bundle() -> str:
+    """JavaScript for a module script; afterwards `window.vegaEmbed` draws a chart."""
+    path = _cache_folder() / f"vega-{version('vl-convert-python')}.js"
+    kept = _read(path)
+    if kept is not None:
+        return kept
+    bundle: str = vl_convert.javascript_bundle(_SNIPPET)
+    bundle = bundle.replace("</script", "<\\/script")  # inside a page this would end the script
+    with suppress(OSError, IndexFolderError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as beside:
+            beside.write_bytes(_seal(bundle.encode()) + bundle.encode())
+    return bundle
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    # the specification of these variables says to ignore a relative path
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "memlens"
+
+
+def _seal(content: bytes) -> bytes:
+    """A first line from which a damaged or foreign file is known."""
+    return b"// " + hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def _read(path: Path) -> str | None:
+    try:
+        seal, _, content = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    return content.decode() if seal + b"\n" == _seal(content) else None
+
+
+Spec = dict[str, Any]
+
+# name -> (on a light page, on a dark one); report.css has the same names
+COLOURS: dict[str, tuple[str, str]] = {
+    "page": ("#fbfaf7", "#171614"),
+    "ink": ("#1c1b19", "#eceae4"),
+    "soft": ("#5f5b53", "#a8a49a"),
+    "line": ("#dedad1", "#3b3a36"),
+    "yours": ("#0067a5", "#62b6f0"),
+    "paper": ("#c4500c", "#f2a25c"),
+    "c1": ("#0067a5", "#62b6f0"),
+    "c2": ("#c4500c", "#f2a25c"),
+    "c3": ("#007d5c", "#4cc9a0"),
+    "c4": ("#a4407f", "#e59acb"),
+    "c5": ("#bdb8ac", "#5c5850"),
+}
+CATEGORIES = ("c1", "c2", "c3", "c4", "c5")
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
+
+PAGE_HEIGHT, ROW_HEIGHT, EXPORT_WIDTH = 280, 18, 560
+
+_COUNTED = re.compile(r"^(view|param)_\d+(?=$|_)")
+_DATA = ("data", "datasets")
+
+
+def colour(name: str) -> str:
+    """The colour as a page knows it."""
+    return f"var(--{name})"
+
+
+def page_config() -> Spec:
+    """Type, lines and space of every chart."""
+    ink, soft, line = colour("ink"), colour("soft"), colour("line")
+    return {
+        "font": FONT,
+        "background": "transparent",
+        "view": {"stroke": None},
+        "axis": {
+            "labelColor": soft,
+            "titleColor": soft,
+            "gridColor": line,
+            "domainColor": line,
+            "tickColor": line,
+            "domain": False,
+            "ticks": False,
+            "labelFontSize": 12,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "labelPadding": 6,
+            "titlePadding": 10,
+        },
+        "axisX": {"grid": False, "domain": True},
+        "legend": {
+            "orient": "top",
+            "title": None,
+            "direction": "horizontal",
+            "labelColor": ink,
+            "titleColor": soft,
+            "labelFontSize": 12,
+            "symbolSize": 90,
+            "symbolStrokeWidth": 2,
+            "symbolOpacity": 1,
+            "columnPadding": 16,
+            "rowPadding": 4,
+            "offset": 12,
+            "labelLimit": 300,
+            "layout": {"top": {"direction": "vertical", "anchor": "start", "margin": 4}},
+        },
+        "title": {"color": ink, "anchor": "start", "frame": "bounds", "fontSize": 13, "fontWeight": 600, "offset": 12},
+        "mark": {"color": colour("yours")},
+        "line": {"strokeWidth": 2},
+        "area": {"line": False},
+        "range": {"category": [colour(name) for name in CATEGORIES]},
+    }
+
+
+def page_spec(chart: Any) -> Spec:
+    """A chart (Altair's, or a specification) for the page: as wide as its column, in the page's colours."""
+    spec = _steady(chart if isinstance(chart, Mapping) else chart.to_dict())
+    spec["config"] = {**spec.get("config", {}), **page_config()}
+    if not {"hconcat", "vconcat", "concat", "facet", "repeat"} & spec.keys():
+        spec["width"] = "container"
+        spec["height"] = ROW_HEIGHT * _count_names_on_y(spec) or PAGE_HEIGHT
+        spec["autosize"] = {"type": "fit-x", "contains": "padding"}
+    return spec
+
+
+def export_spec(spec: Spec) -> Spec:
+    """The same chart for a file: of fixed size, in light colours, on white."""
+    text = json.dumps(spec)
+    for name, (light, _) in COLOURS.items():
+        text = text.replace(colour(name), light)
+    exported: Spec = json.loads(text)
+    if exported.get("width") == "container":
+        exported["width"] = EXPORT_WIDTH
+        exported.pop("autosize", None)
+    exported["config"] = {**exported["config"], "font": "sans-serif", "background": "white"}
+    return exported
+
+
+def _count_names_on_y(spec: Spec) -> int:
+    """How many rows a chart of names has; 0 for one of numbers. (A height by steps does not go with a fitted width.)"""
+    y = spec.get("encoding", {}).get("y", {})
+    if y.get("type") not in ("nominal", "ordinal"):
+        return 0
+    data = spec.get("data", {})
+    rows = data.get("values") or spec.get("datasets", {}).get(data.get("name"), ())
+    return len({row.get(y["field"]) for row in rows})
+
+
+def _steady(spec: Mapping[str, Any]) -> Spec:
+    """Altair 5 numbers views and selections over a whole process; here they count from 1 in every chart."""
+    names: dict[str, str] = {}
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, Mapping):
+            return {_renamed(key, names): value if key in _DATA else walk(value) for key, value in node.items()}
+        if isinstance(node, (list, tuple)):
+            return [walk(value) for value in node]
+        return _renamed(node, names) if isinstance(node, str) else node
+
+    steady: Spec = walk(spec)
+    return steady
+
+
+def _renamed(text: str, names: dict[str, str]) -> str:
+    found = _COUNTED.match(text)
+    if not found:
+        return text
+    new = names.setdefault(found[0], f"{found[1]}_{len(names) + 1}")
+    return new + text[found.end() :]
+
+
+def css_variables() -> str:
+    """The colours as CSS, light for paper and screens, dark for dark screens."""
+    light, dark = (" ".join(f"--{name}: {pair[which]};" for name, pair in COLOURS.items()) for which in (0, 1))
+    return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"

@@ -1,0 +1,322 @@
+"""How long a scan will take here and how much memory, from a probe of about a second.
+
+The probe is a real scan of random tokens, so it needs no corpus. This module knows nothing of files.
+
+How this machine's cores are best shared out: so many workers with so many threads each, found by a short probe.
+
+The probe runs bare forward passes on the loaded model, several at a time where several workers are tried, so that what
+they take from each other is measured, too. It is worth it only for long scans: starting workers costs seconds. This
+module starts no process and knows no file.
+
+Where a scan runs, as the person wants it: in this process, on local workers, or on a Ray cluster.
+
+Validated once, here; none of it changes the result but the number of threads. Knows the executors and nothing of work.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from memlens.corpus.files import list_files
+from memlens.corpus.settings import CorpusSettings, is_hub_source
+from memlens.errors import SettingError
+from memlens.models.info import ModelSizes
+from memlens.models.memory_model import MemoryModel
+from memlens.scanner.layer import LayerScan
+from memlens.scanner.local import MOST_WORKERS, LocalWorkers
+from memlens.scanner.mapper import Mapper
+from memlens.scanner.scanner import Alone, Executor, Scanner, WindowSentence
+from memlens.scanner.settings import ScanSettings
+from memlens.scanner.state import ScanState
+
+_LENGTH = 32  # tokens of a probe sentence, about an ordinary sentence's
+_ENOUGH = 512  # tokens of which matrix products are about as fast as they get
+
+
+@dataclass(frozen=True)
+class ScanEstimate:
+    """What a scan with these settings costs on this machine, about."""
+
+    threads: int
+    tokens_per_second: float
+    probe_tokens: int  # from how many tokens that was measured
+    weights_bytes: int
+    lists_bytes: int  # triggers, statistics and samples of all memories
+    batch_bytes: int  # coefficients and states of the layer at work
+
+    @property
+    def seconds_per_million(self) -> float:
+        return 1e6 / self.tokens_per_second
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weights_bytes + self.lists_bytes + self.batch_bytes
+
+
+def usable_cores() -> int:
+    """The cores this process may use; the default number of threads."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def estimate_scan(model: MemoryModel, settings: ScanSettings, seconds: float = 1.0) -> ScanEstimate:
+    """Scan random tokens for about so many seconds and work out what a real scan takes."""
+    if not model.has_tokenizer:
+        settings = replace(settings, bos="no")
+    state = ScanState.start(model, range(len(model.layers)), settings)
+    rate, tokens = _measure(model, settings, state, seconds)
+    return ScanEstimate(
+        threads=settings.threads,
+        tokens_per_second=rate,
+        probe_tokens=tokens,
+        weights_bytes=sum(weight.numel() * weight.element_size() for weight in model.network.parameters()),
+        lists_bytes=sum(array.nbytes for array in state.arrays().values()),
+        batch_bytes=_batch_bytes(model, settings),
+    )
+
+
+def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_number: int) -> dict[str, int]:
+    """Bytes of weights, lists and one batch, from a model's sizes alone."""
+    bottom = settings.bottom == "yes" or (settings.bottom == "auto" and sizes.gated)
+    two, one = (sum(a.nbytes for a in LayerScan(0, n, bottom, settings).arrays().values()) for n in (2, 1))
+    wide = (3 if sizes.gated else 2) * max(sizes.memories, default=0) + 8 * sizes.width
+    return {
+        "weights": sizes.parameters * bytes_a_number,
+        "lists": sum(sizes.memories) * (two - one),
+        "a batch": settings.batch_tokens * wide * bytes_a_number,
+    }
+
+
+def _measure(model: MemoryModel, settings: ScanSettings, state: ScanState, seconds: float) -> tuple[float, int]:
+    """Tokens a second and tokens seen, in windows that grow until one is a whole batch or the time is up."""
+    scanner = Scanner(model, settings, state)
+    draw = np.random.default_rng(settings.seed)
+    length = min(_LENGTH, (model.context or _LENGTH + 1) - 1) or 1
+    used = min(model.vocabulary, model.tokenizer.size) if model.has_tokenizer else model.vocabulary
+    most = max(1, settings.batch_tokens // (length + 1))
+    scanner.scan_window(0, [WindowSentence(0, draw.integers(0, used, length))])  # loads the compiled pass
+    rows, number, sentence = 1, 1, 1
+    best_rate, tokens, goes_on = 0.0, 0, True
+    deadline = time.monotonic() + seconds
+    while goes_on or time.monotonic() < deadline:
+        window = [WindowSentence(sentence + i, draw.integers(0, used, length)) for i in range(rows)]
+        began = time.monotonic()
+        scanner.scan_window(number, window)
+        took = max(time.monotonic() - began, 1e-9)
+        best_rate = max(best_rate, rows * length / took)  # the first, small windows tell too little of the speed
+        tokens += rows * length
+        sentence, number = sentence + rows, number + 1
+        # One sentence is far slower than many together; only a model that needs seconds for it is measured on that.
+        goes_on = rows < min(most, _ENOUGH // length) and took < seconds
+        if goes_on or took < seconds / 8:
+            rows = min(rows * 4, most)
+    return best_rate, tokens
+
+
+def _batch_bytes(model: MemoryModel, settings: ScanSettings) -> int:
+    """Coefficients before and after the activation (and the gate), and some states, of one layer at a time."""
+    widest = max(layer.memories for layer in model.layers)
+    wide = 3 if model.layers[0].gated else 2
+    return settings.batch_tokens * (wide * widest + 8 * model.width) * model.layers[0].values.element_size()
+
+
+WORTH_SECONDS = 120.0  # a scan that one process does faster than this has no workers by default
+_SPLIT_LENGTH, _ROWS = 32, 16  # of a probe batch, unless the model reads less
+_MARGIN = 1.05  # more workers take more memory: they must be faster by so much
+_SPARE = 0.8  # share of the free memory that workers may take
+_BYTES_A_TOKEN, _PACKED = 4, 4  # of plain text; and how much larger packed text is
+_SLOW = 1e10  # operations a second that any machine does
+_PROGRAM_BYTES = 700 << 20  # libraries and buffers of a process
+
+
+@dataclass(frozen=True)
+class Split:
+    """A way to share out the cores."""
+
+    workers: int
+    threads: int  # of each worker
+
+
+def choose_split(
+    model: MemoryModel,
+    tokens: int,
+    worker_bytes: int,
+    *,
+    workers: int | None = None,
+    threads: int | None = None,
+    seconds: float = 1.0,
+) -> Split:
+    """The split for a scan of about so many tokens; what is given stays, the rest is found.
+
+    `worker_bytes` is the memory that one more worker takes.
+    """
+    cores = usable_cores()
+    if workers is not None:
+        return Split(workers, threads or max(1, cores // workers))
+    if model.device.type != "cpu" or cores == 1:
+        return Split(1, threads or cores)
+    possible = [s for s in _splits(cores) if s.workers == 1 or s.workers * worker_bytes <= _SPARE * free_memory()]
+    possible = [split for split in possible if threads in (None, split.threads)] or [Split(1, threads or cores)]
+    together = Split(1, threads or cores)
+    if (len(possible) == 1 and possible[0].workers == 1) or _is_short_anywhere(model, tokens):
+        return together
+    began = time.monotonic()
+    rate = measure(model, together, seconds / (1 + len(possible)))
+    if tokens / rate < WORTH_SECONDS:
+        return together
+    left = seconds - (time.monotonic() - began)
+    return fastest(possible, lambda split: measure(model, split, left / len(possible)))
+
+
+def _is_short_anywhere(model: MemoryModel, tokens: int) -> bool:
+    """Would even a slow machine be done soon? Then not even the probe is worth it."""
+    operations = 2 * tokens * sum(weight.numel() for weight in model.network.parameters())
+    return operations / _SLOW < WORTH_SECONDS
+
+
+def fastest(possible: list[Split], rate: Callable[[Split], float]) -> Split:
+    """Of splits in the order of their workers the fastest; a little more speed is not worth more workers."""
+    best, best_rate = possible[0], rate(possible[0])
+    for split in possible[1:]:
+        found = rate(split)
+        if found > best_rate * _MARGIN:
+            best, best_rate = split, found
+    return best
+
+
+def _splits(cores: int) -> list[Split]:
+    """Ways that use every core, few workers first."""
+    return [Split(cores // threads, threads) for threads in range(cores, 0, -1) if cores % threads == 0]
+
+
+def measure(model: MemoryModel, split: Split, seconds: float) -> float:
+    """Tokens a second of the bare body under a split, all workers together."""
+    length = min(_SPLIT_LENGTH, model.context or _SPLIT_LENGTH)
+    tokens = torch.arange(_ROWS * length).reshape(_ROWS, length) % model.vocabulary
+    before = torch.get_num_threads()
+
+    def work(deadline: float) -> int:
+        torch.set_num_threads(split.threads)
+        passes = 0
+        while passes == 0 or time.monotonic() < deadline:
+            model.run_body(tokens)
+            passes += 1
+        return passes
+
+    try:
+        with ThreadPoolExecutor(split.workers) as pool:
+            list(pool.map(work, [0.0] * split.workers))  # the first pass makes threads and memory
+            began = time.monotonic()
+            passes = sum(pool.map(work, [began + max(seconds, 0.0)] * split.workers))
+            took = time.monotonic() - began
+    finally:
+        torch.set_num_threads(before)
+    return passes * tokens.numel() / max(took, 1e-9)
+
+
+def free_memory() -> int:
+    """Bytes that could be used now; a very large number where the system does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123 - not a file of ours
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 1 << 62
+
+
+def tokens_about(corpus: CorpusSettings, most: int | None) -> int:
+    """About how many tokens a corpus has, from the sizes of its files; one on the Hub counts as large."""
+    size = 0.0
+    for source in corpus.sources:
+        if is_hub_source(source):
+            size += 1e12
+            continue
+        for file in list_files(source):
+            size += file.path.stat().st_size * (_PACKED if file.compression or file.kind == ".parquet" else 1)
+    return int(min(size / _BYTES_A_TOKEN, most or size))
+
+
+def bytes_of_worker(model: MemoryModel, settings: ScanSettings) -> int:
+    """About the memory that one worker takes: weights, lists and samples, and the program itself."""
+    weights = sum(weight.numel() * weight.element_size() for weight in model.network.parameters())
+    memories = sum(block.memories for block in model.layers)
+    return weights + memories * (24 * settings.top + 600) + _PROGRAM_BYTES
+
+
+EXECUTORS = ("local", "ray")
+
+
+@dataclass(frozen=True)
+class HowToRun:
+    """The options of a scan that say where it runs; None where the person has not said."""
+
+    executor: str = "local"
+    workers: int | None = None
+    threads: int | None = None
+    ray_address: str | None = None
+    gpus_per_worker: float = 0
+
+    def __post_init__(self) -> None:
+        if self.executor not in EXECUTORS:
+            raise SettingError(f"--executor is '{self.executor}'; choose one of: {', '.join(EXECUTORS)}")
+        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
+            raise SettingError(f"--workers is {self.workers}; it must be 1 to {MOST_WORKERS:,}")
+        if self.threads is not None and self.threads < 1:
+            raise SettingError(f"--threads is {self.threads}; it must be 1 or more")
+        if not 0 <= self.gpus_per_worker <= 64:
+            raise SettingError(f"--gpus-per-worker is {self.gpus_per_worker}; it must be 0 to 64")
+        if self.executor != "ray":
+            for option, value in (("--ray-address", self.ray_address), ("--gpus-per-worker", self.gpus_per_worker)):
+                if value:
+                    raise SettingError(f"{option} counts for --executor ray only; add that or leave it out")
+
+    def split(
+        self,
+        model: MemoryModel,
+        settings: ScanSettings,
+        corpus: CorpusSettings,
+        recorded: int | None,
+        is_complete: bool,
+    ) -> Split:
+        """Workers and threads; of a scan that is continued the `recorded` threads count, to keep its bytes the same."""
+        if self.executor == "ray":
+            return Split(self.workers or 0, self.threads or recorded or 1)  # 0: as many as the cluster has room for
+        if is_complete or (self.threads is not None and self.workers is None):
+            return Split(1, self.threads or recorded or usable_cores())
+        return choose_split(
+            model,
+            0 if self.workers else tokens_about(corpus, settings.max_tokens),
+            bytes_of_worker(model, settings),
+            workers=self.workers,
+            threads=self.threads or recorded,
+        )
+
+    def mapper(self) -> Callable[[MemoryModel], Mapper] | None:
+        """Where sections 4 and 5 run, once the model is there; None in this process."""
+        if self.executor != "ray":
+            return None
+        from memlens.scanner.mapper import RayMapper
+
+        return lambda model: RayMapper(
+            model, self.workers or 0, self.threads or 1, self.ray_address, self.gpus_per_worker
+        )
+
+    def make_executor(self, split: Split) -> Executor:
+        if self.executor == "ray":
+            from memlens.scanner.ray import RayWorkers
+
+            return RayWorkers(split.workers, self.ray_address, self.gpus_per_worker)
+        return Alone() if split.workers == 1 else LocalWorkers(split.workers)

@@ -1,0 +1,185 @@
+"""A prompt as a model is fed it, and the names of its places and tokens, checked once, at the edge.
+
+Positions count the prompt's own tokens from 0, BOS not counted; from the end they are negative, -1 the last one. BOS is
+fed exactly when the checkpoint's own tokenizer puts it before a text. This module runs nothing.
+
+What a person may name as the model: a loaded one, whatever load() takes, or an index, whose own model is loaded.
+
+Every function of this part begins here, so that all accept the same. This module runs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlens.errors import CorpusError, ModelError, ModelNotFound, SettingError, UnknownName
+from memlens.index.layout import MANIFEST, PARTIAL
+from memlens.index.reader import Index
+from memlens.models.load import load
+from memlens.models.memory_model import MemoryModel
+from memlens.tracer.intervention import is_whole, short
+from memlens.tracer.names import check_index
+
+_MOST = 1000  # tokens or memories in one list
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text's own tokens, and the BOS token that is fed before them, if one is."""
+
+    text: str
+    tokens: tuple[int, ...]
+    bos: int | None
+    ends: tuple[int, ...] = ()  # where in the text each token ends
+
+    def until(self, position: int) -> str:
+        """The text up to a position, its token included."""
+        return self.text[: self.ends[position]] if self.ends else self.text
+
+    @property
+    def shift(self) -> int:
+        """Where the prompt's own position 0 lies in what is fed."""
+        return 0 if self.bos is None else 1
+
+    def fed(self, position: int | None = None) -> Tensor:
+        """[1, pos]: what the model is fed, up to a position or whole; attention is causal, so no more is needed."""
+        own = self.tokens if position is None else self.tokens[: position + 1]
+        return torch.tensor([[*([] if self.bos is None else [self.bos]), *own]])
+
+    def place(self, position: int) -> int:
+        """A position from 0, also for one that was given from the end."""
+        count = len(self.tokens)
+        if not is_whole(position):
+            raise SettingError(f"a position must be a whole number, not {short(position)}")
+        if not -count <= position < count:
+            raise SettingError(
+                f"position {position} is not in the prompt of {count} tokens; give 0 to {count - 1}, or -1 for the last"
+            )
+        return int(position) % count
+
+
+def read_prompt(model: MemoryModel, text: str, room: int = 0) -> Prompt:
+    """The prompt for a model, refused if it is empty or leaves less than `room` of the model's context."""
+    if not isinstance(text, str):
+        raise SettingError(f"a prompt must be a text, not {short(text)}")
+    tokenizer = model.tokenizer
+    try:
+        encoded = tokenizer.encode([text])[0]
+    except CorpusError as error:
+        raise SettingError(f"the prompt {short(text)} is not valid Unicode; write it in UTF-8") from error
+    tokens = tuple(encoded.ids)
+    if not tokens:
+        raise SettingError(f"the prompt {text[:40]!r} has no tokens; give at least one word")
+    if max(tokens) >= model.vocabulary:
+        raise ModelError(f"{model.name} has {model.vocabulary} tokens but its tokenizer made token {max(tokens)}")
+    prompt = Prompt(text, tokens, tokenizer.bos if tokenizer.adds_bos else None, tuple(encoded.ends))
+    needed = len(tokens) + prompt.shift + room
+    if model.context is not None and needed > model.context:
+        further = f" and {room} more" if room else ""
+        raise SettingError(
+            f"the prompt's {needed - room} tokens{further} are more than {model.name} reads at once "
+            f"({model.context}); shorten it"
+        )
+    return prompt
+
+
+def read_token(model: MemoryModel, token: str | int) -> int:
+    """A token by its text or number, refused if the model has none such."""
+    if isinstance(token, str):
+        token = model.tokenizer.id_of(token)
+    if not is_whole(token):
+        raise SettingError(f"a token must be a text or a whole number, not {short(token)}")
+    if not 0 <= token < model.vocabulary:
+        raise UnknownName(f"token {token} does not exist: {model.name} has tokens 0 to {model.vocabulary - 1}")
+    return int(token)
+
+
+def check_top(top: int) -> int:
+    if not is_whole(top) or not 1 <= top <= _MOST:
+        raise SettingError(f"--top is {short(top)}; it must be 1 or more, and at most {_MOST}")
+    return int(top)
+
+
+def check_count(count: Any, what: str) -> int:
+    if not is_whole(count) or count < 1:
+        raise SettingError(f"{short(count)} {what}; ask for 1 or more")
+    return int(count)
+
+
+def check_number(number: Any, name: str) -> float:
+    """A finite number, as it is."""
+    try:
+        if isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number):
+            return float(number)
+    except OverflowError:  # a whole number that no float holds
+        pass
+    raise SettingError(f"{name} is {short(number)}; it must be a finite number")
+
+
+Source = MemoryModel | Index | str | os.PathLike[str]
+"""MODEL or INDEX: a MemoryModel, a name or folder of a model, an Index or its folder."""
+
+
+def open_model(
+    model: Source | Any,
+    index: Index | str | os.PathLike[str] | None = None,
+    *,
+    where: str | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+) -> tuple[MemoryModel, Index | None]:
+    """The model, and the index that names its memories: the one given, or the one that stands for the model.
+
+    `where`: the place of an index's model, if it has moved. `dtype` None: float32, or what the index was made in.
+    """
+    opened = None if index is None else open_index(index)
+    own = _as_index(model)
+    if own is None:
+        if where is not None:
+            raise SettingError(f"--model says where an index's model is, but {model} is not an index; leave it out")
+        loaded = load(model, device=device, dtype=dtype or "float32")
+    else:
+        _refuse_other_dtype(own, dtype)
+        loaded = own.load_model(where, device=device)
+    if opened is not None:
+        check_index(loaded, opened)
+    return loaded, own if opened is None else opened
+
+
+def open_index(index: Index | str | os.PathLike[str]) -> Index:
+    """An index as it is, or by its folder."""
+    if isinstance(index, Index):
+        return index
+    if not isinstance(index, (str, os.PathLike)):
+        raise SettingError(f"{short(index)} is not an index; give an Index or the folder of one")
+    return Index(Path(index))
+
+
+def _as_index(model: Any) -> Index | None:
+    if isinstance(model, Index):
+        return model
+    if not isinstance(model, (str, os.PathLike)):
+        return None
+    folder = Path(model)
+    try:
+        is_index = bool(os.fspath(model)) and ((folder / MANIFEST).is_file() or (folder / PARTIAL).is_dir())
+    except OSError as error:
+        raise ModelNotFound(f"{short(os.fspath(model))} cannot be a model or an index ({error.strerror})") from error
+    return Index(folder) if is_index else None
+
+
+def _refuse_other_dtype(index: Index, dtype: str | None) -> None:
+    made_in = index.manifest["model"].get("dtype")
+    if dtype is not None and made_in is not None and dtype != made_in:
+        raise SettingError(
+            f"{index.folder} was made with the model in {made_in}, not {dtype}; leave --dtype out, "
+            "or trace the model without the index"
+        )

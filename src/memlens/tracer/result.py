@@ -1,0 +1,246 @@
+"""What a trace found, as plain frozen data: tokens, memories, layers, and the parts of one logit.
+
+Everything here can be printed, compared and written as JSON without the model. How it looks in a notebook is html.py's
+matter; this module computes nothing but sums.
+
+A trace, or two side by side, as a table for a notebook. Every text of a model or a prompt is escaped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from memlens.memory import MemoryId
+
+if TYPE_CHECKING:
+    from memlens.tracer.attribution import Attribution
+
+PLAIN_LOGIT = "the model's own logit"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token with its text."""
+
+    id: int
+    text: str
+
+
+@dataclass(frozen=True)
+class TokenShare(Token):
+    """A token and how likely it is in some distribution."""
+
+    p: float
+
+
+@dataclass(frozen=True)
+class TracedMemory:
+    """A memory that fired at the traced position.
+
+    `promotes` and `demotes` are what it really did: where the coefficient is negative the value's ends are swapped.
+    """
+
+    memory: MemoryId
+    coefficient: float
+    effect: float  # what it added to the traced token's logit, the final norm's scale taken as it was
+    size: float  # |m| * ||v||
+    promotes: tuple[Token, ...]
+    demotes: tuple[Token, ...]
+    trigger: str | None = None  # the prefix that drives it furthest to this side, from the index
+    patterns: tuple[str, ...] = ()  # what its top triggers have in common, from the index; none if it is negative here
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"memory": str(self.memory)}
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """What one layer did at the traced position. r, y and o are read as the model would read its last state."""
+
+    layer: int
+    residual: tuple[TokenShare, ...]  # top tokens of r
+    ffn: tuple[TokenShare, ...]  # of y
+    output: tuple[TokenShare, ...]  # of o
+    p: float  # of the traced token in o
+    case: str  # of Fig 11
+    by_effect: tuple[TracedMemory, ...]  # largest |effect| first; none that did not fire
+    by_size: tuple[TracedMemory, ...]  # largest |m| * ||v|| first
+    attention: float  # what attention added to the traced token's logit, its biases included
+    memories: float  # what all memories together added
+    bias: float  # what the block's own biases added
+
+    def to_json(self) -> dict[str, Any]:
+        memories = {name: [one.to_json() for one in getattr(self, name)] for name in ("by_effect", "by_size")}
+        return asdict(self) | memories
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One position of one prompt, and where the logit of one token at it came from."""
+
+    model: str
+    prompt: str
+    prefix: tuple[Token, ...]  # the prompt's tokens up to the traced position
+    position: int
+    token: TokenShare  # the traced token, as likely as the model takes it to be
+    rank: int  # 1 + tokens that are more likely
+    settled: int  # the first layer from which top(o) stays what the model predicts
+    embedding: float  # what the input embedding added to the logit
+    constant: float  # biases of the final norm and of the output embedding
+    layers: tuple[LayerTrace, ...]
+    text: str = ""  # the prompt up to the traced position
+    logit_is: str = PLAIN_LOGIT  # what is added up: not the same for every kind of output embedding
+
+    @property
+    def prediction(self) -> TokenShare:
+        """What the model itself takes to be most likely."""
+        return self.layers[-1].output[0]
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Where the logit came from; sums to it."""
+        return {
+            "embedding": self.embedding,
+            "attention": math.fsum(layer.attention for layer in self.layers),
+            "memories": math.fsum(layer.memories for layer in self.layers),
+            "block biases": math.fsum(layer.bias for layer in self.layers),
+            "output biases": self.constant,
+        }
+
+    @property
+    def logit(self) -> float:
+        """What the parts add up to; `logit_is` says what that is.
+
+        A plain model's own logit, before any soft-capping. Of an adaptive softmax, the word's score and, for a word of
+        a rarer band, that of the band's class as well: log p but for the normalisers of the head and of the band.
+        """
+        return math.fsum(self.parts.values())
+
+    @property
+    def is_plain_logit(self) -> bool:
+        return self.logit_is == PLAIN_LOGIT
+
+    @property
+    def logit_name(self) -> str:
+        """One word for it: only what the model itself compares between all tokens is a logit."""
+        return "logit" if self.logit_is.startswith(PLAIN_LOGIT) else "score"
+
+    @property
+    def memories(self) -> tuple[TracedMemory, ...]:
+        """The memories of all layers that did most to the traced token's logit, largest |effect| first."""
+        found = [memory for layer in self.layers for memory in layer.by_effect]
+        return tuple(sorted(found, key=lambda one: (-abs(one.effect), one.memory)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for json.dumps."""
+        return asdict(self) | {
+            "prediction": asdict(self.prediction),
+            "logit": self.logit,
+            "logit_is": self.logit_is,
+            "parts": self.parts,
+            "layers": [layer.to_json() for layer in self.layers],
+        }
+
+    def __repr__(self) -> str:
+        return (
+            f"<Trace of {self.token.text!r} after {self.text[-30:]!r}: p {self.token.p:.3g}, logit {self.logit:.4g}, "
+            f"prediction {self.prediction.text!r} settled in layer {self.settled}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return trace_html(self)
+
+
+_TOKENS, _MEMORIES, _TEXT = 3, 3, 60
+# isolated, so that a sign that turns writing round does not reach beyond its own text
+_CODE = '<code style="white-space:pre;unicode-bidi:isolate">{}</code>'
+# a caption would be broken to the width of its table, and some of these tables are narrow
+_TABLE = (
+    '<div style="margin:0.5em 0">{}</div><table style="text-align:left;border-spacing:1em 0.2em"><tr>{}</tr>{}</table>'
+)
+_NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+
+def trace_html(trace: Trace) -> str:
+    """Layers down, tokens across, then the memories that mattered most."""
+    rows = "".join(_layer(layer, layer.layer == trace.settled) for layer in trace.layers)
+    parts = ", ".join(f"{name} {value:+.3f}" for name, value in trace.parts.items() if value != 0)
+    caption = (
+        f"{_code(trace.token.text)} after {_prompt(trace.text)}: p {trace.token.p:.3g}, rank {trace.rank}<br>"
+        f"predicted: {_share(trace.prediction)}, settled in layer {trace.settled}<br>"
+        f"{trace.logit_name} {trace.logit:.3f} = {escape(parts)} ({escape(trace.logit_is)})"
+    )
+    head = _head("layer", "residual", "ffn", "output", "case", "memories")
+    return _TABLE.format(caption, head, rows) + _memories(trace.memories[:10], trace.logit_name)
+
+
+def pair_html(before: Trace, after: Trace, kl: float, edits: str) -> str:
+    """The top tokens before and after an intervention."""
+    shares = zip(before.layers[-1].output, after.layers[-1].output, strict=True)
+    rows = "".join(f"<tr><td>{_share(left)}</td><td>{_share(right)}</td></tr>" for left, right in shares)
+    caption = (
+        f"{_code(before.token.text)} after {_prompt(before.text)}, with {escape(edits)}<br>"
+        f"p {before.token.p:.3g} → {after.token.p:.3g}, "
+        f"{before.logit_name} {before.logit:.3f} → {after.logit:.3f}, KL {kl:.4g}"
+    )
+    return _TABLE.format(caption, _head("before", "after"), rows)
+
+
+def attribution_html(found: Attribution) -> str:
+    """The memories that an answer hangs on."""
+    rows = "".join(f"<tr><td>{memory}</td><td>{effect:+.4g}</td></tr>" for memory, effect in found.strongest())
+    gap = f", largest gap of a layer {found.gap:+.2g}" if found.gaps else ""
+    caption = f"{_code(found.token.text)} after {_prompt(found.prompt)}: p {found.p:.3g}, {escape(found.method)}{gap}"
+    return _TABLE.format(caption, _head("memory", "effect on p"), rows)
+
+
+def _head(*names: str) -> str:
+    return "".join(f"<th>{name}</th>" for name in names)
+
+
+def _layer(layer: LayerTrace, settles: bool) -> str:
+    memories = " ".join(f"{one.memory}&nbsp;{one.effect:+.2f}" for one in layer.by_effect[:_MEMORIES])
+    states = "".join(f"<td>{_shares(shares)}</td>" for shares in (layer.residual, layer.ffn, layer.output))
+    name = f"<b>{layer.layer}</b>" if settles else str(layer.layer)
+    return f"<tr><td>{name}</td>{states}<td>{escape(layer.case)}</td><td>{memories}</td></tr>"
+
+
+def _memories(memories: Sequence[TracedMemory], logit_name: str) -> str:
+    is_known = any(_known(one) for one in memories)
+    head = _head("memory", "m", "effect", "promotes", "demotes", *(["known as"] if is_known else []))
+    rows = "".join(
+        f"<tr><td>{one.memory}</td><td>{one.coefficient:.3g}</td><td>{one.effect:+.3f}</td>"
+        f"<td>{_tokens(one.promotes)}</td><td>{_tokens(one.demotes)}</td>"
+        + (f"<td>{escape(_known(one))}</td></tr>" if is_known else "</tr>")
+        for one in memories
+    )
+    return _TABLE.format(f"memories by their effect on the {logit_name}", head, rows)
+
+
+def _known(memory: TracedMemory) -> str:
+    return "; ".join(memory.patterns) or memory.trigger or ""
+
+
+def _shares(shares: Iterable[TokenShare]) -> str:
+    return " ".join(_share(share) for share in list(shares)[:_TOKENS])
+
+
+def _share(share: TokenShare) -> str:
+    return f"{_code(share.text)}&nbsp;{share.p:.2f}"
+
+
+def _tokens(tokens: Iterable[Token]) -> str:
+    return " ".join(_code(token.text) for token in list(tokens)[:_TOKENS])
+
+
+def _prompt(text: str) -> str:
+    return _code(text if len(text) <= _TEXT else f"…{text[-_TEXT:]}")
+
+
+def _code(text: str) -> str:
+    """A text with its own spaces kept and its line breaks seen."""
+    return _CODE.format(escape("".join(_NAMED.get(sign, sign) for sign in text)))

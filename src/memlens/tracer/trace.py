@@ -1,0 +1,265 @@
+"""States read as distributions: their top tokens, and how one token stands in each.
+
+All states of a trace are scored in one product, since a few rows cost as much as reading the whole output embedding.
+This module knows a lens and states, not where the states come from.
+
+trace(): one forward pass over a prompt, and what every layer did at one position of it.
+
+A memory's effect is coefficient x value along the direction in which the traced token's logit grows, with the scale of
+the final norm taken as it was; so all effects of a layer are one product, nothing is run again, and the parts add up to
+the logit. Interventions are hooks of the model: a trace within one shows what the edited model did.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memlens.errors import ModelError
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.models.decompose import Accounting
+from memlens.models.lens import at_least_float32, case_of
+from memlens.models.memory_model import MemoryModel, Positions, record_positions
+from memlens.tracer.names import Names, name_memories
+from memlens.tracer.prompt import Prompt, Source, check_top, open_model, read_prompt, read_token
+from memlens.tracer.result import LayerTrace, Token, TokenShare, Trace, TracedMemory
+from memlens.vocab.kernels import Ends, FloatArray, Softmax, find_ends, read_softmax, thread_pool
+
+
+class TokenTexts:
+    """The text of every token that was asked for, each looked up once."""
+
+    def __init__(self, model: MemoryModel) -> None:
+        self._read: Callable[[int], str] = model.tokenizer.token_text
+        self._known: dict[int, Token] = {}
+
+    def __call__(self, token: int) -> str:
+        return self.token(token).text
+
+    def token(self, token: int) -> Token:
+        found = self._known.get(token)
+        if found is None:
+            found = self._known[token] = Token(token, self._read(token))
+        return found
+
+    def tokens(self, ids: list[int]) -> tuple[Token, ...]:
+        return tuple(map(self.token, ids))
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """The distributions of n states."""
+
+    scores: NDArray[np.float32]  # [n, vocabulary], soft-capped where the model does that
+    ends: Ends
+    softmax: Softmax
+
+    def top(self, row: int) -> int:
+        return int(self.ends.top[row, 0])
+
+    def shares(self, row: int, texts: TokenTexts) -> tuple[TokenShare, ...]:
+        p = self._p(row, self.ends.top_scores[row])
+        ids = self.ends.top[row].tolist()
+        return tuple(TokenShare(token, texts(token), float(one)) for token, one in zip(ids, p, strict=True))
+
+    def p(self, row: int, token: int) -> float:
+        return float(self._p(row, self.scores[row, token : token + 1])[0])
+
+    def _p(self, row: int, scores: FloatArray) -> NDArray[np.float64]:
+        above = scores.astype(np.float64) - self.softmax.highest[row]
+        probabilities: NDArray[np.float64] = np.exp(above) / self.softmax.total[row]
+        return probabilities
+
+    def rank(self, row: int, token: int) -> int:
+        """1 + tokens with a strictly higher score."""
+        return 1 + int((self.scores[row] > self.scores[row, token]).sum())
+
+
+def read_states(model: MemoryModel, states: Tensor, top: int) -> Readings:
+    """The distributions of states [n, d], with the top tokens of each."""
+    logits = model.lens.capped(model.lens.state_logits(states))
+    scores = logits.to("cpu", torch.float32).contiguous().numpy()
+    if not np.isfinite(scores).all():
+        raise ModelError(
+            f"a state of {model.name} has scores that are NaN or infinite; a coefficient or value is too large, "
+            "or the dtype too small: try float32"
+        )
+    with thread_pool() as pool:
+        ends = find_ends(scores, min(top, scores.shape[1]), pool)
+        return Readings(scores, ends, read_softmax(scores, ends, np.full(len(scores), -1), pool))
+
+
+def log_probabilities(model: MemoryModel, states: Tensor) -> Tensor:
+    """log p [n, vocabulary] in float64, for states [n, d]: what is compared before and after a change."""
+    logits = model.lens.capped(model.lens.state_logits(states)).cpu().double()
+    if not torch.isfinite(logits).all():
+        raise ModelError(
+            f"a state of {model.name} has scores that are NaN or infinite; a coefficient or value is too large, "
+            "or the dtype too small: try float32"
+        )
+    return torch.log_softmax(logits, dim=-1)
+
+
+def divergence(before: Tensor, after: Tensor) -> Tensor:
+    """KL(before || after) in nats, [n], of log-probabilities [n, vocabulary]; never below 0."""
+    terms = before.exp() * (before - after)
+    return terms.sum(-1).clamp_min(0)
+
+
+def trace(
+    model: Source,
+    prompt: str,
+    position: int = -1,
+    token: str | int | None = None,
+    top: int = 10,
+    index: Index | str | os.PathLike[str] | None = None,
+) -> Trace:
+    """What every layer did at a position of the prompt, and where a token's logit came from.
+
+        memlens.trace("gpt2", "The capital of France is").memories[0]
+
+    `model`: a model or an index, whose model is loaded. `token`: text or number of the token whose logit is taken
+    apart; None for the one the model predicts. `top`: how many tokens and how many memories a layer to list. `index`:
+    of this model; adds triggers and patterns.
+    """
+    check_top(top)
+    loaded, opened = open_model(model, index)
+    read = read_prompt(loaded, prompt)
+    chosen = None if token is None else read_token(loaded, token)
+    return trace_prompt(loaded, read, read.place(position), chosen, top, opened).trace
+
+
+class Traced(NamedTuple):
+    """A trace, and the whole distribution that it ends with."""
+
+    trace: Trace
+    log_p: Tensor  # [vocabulary] float64
+
+
+def trace_prompt(
+    model: MemoryModel, prompt: Prompt, position: int, token: int | None, top: int, index: Index | None
+) -> Traced:
+    """The same for what is checked already; position from 0."""
+    tokens = prompt.fed(position)
+    positions = record_positions(model, tokens, torch.tensor([tokens.shape[1] - 1]))
+    tracing = _Tracing(model, prompt, position, positions, top)
+    log_p = torch.log_softmax(torch.from_numpy(tracing.readings.scores[-1]).double(), dim=-1)
+    return Traced(tracing.result(token, index), log_p)
+
+
+@dataclass(frozen=True, eq=False)
+class _Picked:
+    """The memories of a layer that are shown."""
+
+    by_effect: list[TracedMemory]  # without their names yet
+    by_size: list[TracedMemory]
+    total: float  # what all memories of the layer added
+
+
+class _Tracing:
+    """One recorded position on its way to a Trace."""
+
+    def __init__(self, model: MemoryModel, prompt: Prompt, position: int, positions: Positions, top: int) -> None:
+        self.model, self.prompt, self.position, self.positions, self.top = model, prompt, position, positions, top
+        self.texts = TokenTexts(model)
+        self.count = len(model.layers)
+        states = [store[layer] for layer in range(self.count) for store in (positions.r, positions.y, positions.o)]
+        self.readings: Readings = read_states(model, torch.cat(states), top)
+        self.accounting = Accounting(model)
+
+    def result(self, token: int | None, index: Index | None) -> Trace:
+        last = 3 * self.count - 1
+        final = self.readings.top(last)
+        chosen = final if token is None else token
+        row = torch.tensor([chosen], device=self.model.device)
+        direction = self.accounting.direction(row, self.positions.o[self.count - 1])  # [1, d]
+        picked = [self._pick(layer, direction) for layer in range(self.count)]
+        shown = sorted({one.memory for layer in picked for one in (*layer.by_effect, *layer.by_size)})
+        names = name_memories(self.model, shown, self.top, index)
+        return Trace(
+            model=self.model.name,
+            prompt=self.prompt.text,
+            prefix=self.texts.tokens(list(self.prompt.tokens[: self.position + 1])),
+            position=self.position,
+            token=TokenShare(chosen, self.texts(chosen), self.readings.p(last, chosen)),
+            rank=self.readings.rank(last, chosen),
+            settled=self._settled(final),
+            embedding=_dot(self.positions.embedding, direction),
+            constant=float(self.accounting.constant(row)[0]),
+            layers=tuple(self._layer(layer, chosen, direction, picked[layer], names) for layer in range(self.count)),
+            text=self.prompt.until(self.position),
+            logit_is=self.model.lens.logit_is,
+        )
+
+    def _settled(self, final: int) -> int:
+        layer = self.count - 1
+        while layer > 0 and self.readings.top(3 * (layer - 1) + 2) == final:
+            layer -= 1
+        return layer
+
+    def _pick(self, layer: int, direction: Tensor) -> _Picked:
+        m = self.positions.coefficients[layer]  # [1, memories]
+        effects = self.accounting.memories(layer, m, direction)[0]
+        sizes = m[0].abs() * _lengths(at_least_float32(self.model.layers[layer].values))
+        count = min(self.top, len(effects))
+
+        def listed(strengths: Tensor) -> list[TracedMemory]:
+            strongest = strengths.topk(count).indices
+            columns = (strongest, m[0][strongest], effects[strongest], sizes[strongest])
+            return [
+                TracedMemory(MemoryId(layer, memory), coefficient, effect, size, (), ())
+                for memory, coefficient, effect, size in zip(*(column.tolist() for column in columns), strict=True)
+                if coefficient != 0
+            ]
+
+        return _Picked(listed(effects.abs()), listed(sizes), float(effects.cpu().sum(dtype=torch.float64)))
+
+    def _layer(
+        self, layer: int, token: int, direction: Tensor, picked: _Picked, names: dict[MemoryId, Names]
+    ) -> LayerTrace:
+        residual, ffn, output = range(3 * layer, 3 * layer + 3)
+        top, shares = self.readings.top, self.readings.shares
+        shown = {one.memory: one for one in (*picked.by_effect, *picked.by_size)}
+        named = {memory: self._named(one, names[memory]) for memory, one in shown.items()}
+        return LayerTrace(
+            layer=layer,
+            residual=shares(residual, self.texts),
+            ffn=shares(ffn, self.texts),
+            output=shares(output, self.texts),
+            p=self.readings.p(output, token),
+            case=case_of(top(residual), top(ffn), top(output)),
+            by_effect=tuple(named[one.memory] for one in picked.by_effect),
+            by_size=tuple(named[one.memory] for one in picked.by_size),
+            attention=_dot(self.positions.attention(layer), direction),
+            memories=picked.total,
+            bias=float(self.accounting.block_bias(layer, self.positions.coefficients[layer], direction)[0]),
+        )
+
+    def _named(self, one: TracedMemory, names: Names) -> TracedMemory:
+        turned = names.turned(one.coefficient)
+        return replace(
+            one,
+            promotes=self.texts.tokens(turned.top),
+            demotes=self.texts.tokens(turned.bottom),
+            trigger=turned.triggers.get("top"),
+            patterns=turned.patterns,
+        )
+
+
+def _lengths(values: Tensor) -> Tensor:
+    """||v|| of every row, [memories]."""
+    # most families store values as columns, over which torch's norm is five times slower than a product
+    return values.norm(dim=1) if values.is_contiguous() else torch.linalg.vecdot(values, values).sqrt()
+
+
+def _dot(part: Tensor, direction: Tensor) -> float:
+    """What one part [1, d] adds to the logit; in float64, since large parts nearly cancel."""
+    return float((part.cpu().double() * direction.cpu().double()).sum())

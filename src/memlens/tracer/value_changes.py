@@ -1,0 +1,226 @@
+"""Values themselves changed: tried and undone, looked at for side effects, saved as a new checkpoint.
+
+    change = ValueChange.towards(model, "L3N512", " Rome", 2.0)
+    with trying(model, change): trace(model, prompt)
+    side_effects(model, change, probes)
+    save_changed(model, change, "edited-model")
+
+The weights are written in place and put back bit by bit, whatever happens within, so nothing is held twice.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlens.errors import SettingError
+from memlens.memory import MemoryId
+from memlens.models.lens import Norm, at_least_float32
+from memlens.models.memory_model import MemoryModel
+from memlens.tracer.intervention import as_memory, check_memory, short
+from memlens.tracer.prompt import Prompt, Source, check_number, open_model, read_prompt, read_token
+from memlens.tracer.result import Token
+from memlens.tracer.trace import divergence, log_probabilities
+
+
+@dataclass(frozen=True, eq=False)
+class ValueChange:
+    """A memory whose value becomes another.
+
+    ValueChange.towards(model, "L3N512", " Rome", 2.0); ValueChange.replaced(model, "L3N512", [0.0] * model.width)
+    """
+
+    memory: MemoryId
+    value: Tensor  # [d]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "memory", as_memory(self.memory))
+        object.__setattr__(self, "value", _as_value(self.memory, self.value))
+
+    @classmethod
+    def towards(cls, model: Source, memory: str | MemoryId, token: str | int, amount: float) -> ValueChange:
+        """The value with `amount` times the token's direction added: a vector of length 1, see `token_direction`."""
+        loaded, _ = open_model(model)
+        name = _checked(loaded, memory)
+        check_number(amount, f"the amount of a token's direction that is added to {name}")
+        direction = token_direction(loaded, name.layer, read_token(loaded, token))
+        change = cls(name, at_least_float32(loaded.layers[name.layer].values[name.memory]) + amount * direction)
+        change.check(loaded)
+        return change
+
+    @classmethod
+    def replaced(cls, model: Source, memory: str | MemoryId, value: Tensor | Sequence[float]) -> ValueChange:
+        """Another value altogether, [d]."""
+        loaded, _ = open_model(model)
+        change = cls(_checked(loaded, memory), _as_value(memory, value).detach().clone())
+        change.check(loaded)
+        return change
+
+    def check(self, model: MemoryModel) -> None:
+        """Refuse a memory that the model does not have, and a value that it cannot hold."""
+        check_memory(model, self.memory)
+        if tuple(self.value.shape) != (model.width,):
+            raise SettingError(
+                f"the new value of {self.memory} has shape {list(self.value.shape)}, not [{model.width}]"
+            )
+        if not torch.isfinite(self.value.to(model.dtype)).all():
+            kind = str(model.dtype).removeprefix("torch.")
+            raise SettingError(f"the new value of {self.memory} is not finite in {kind}; use smaller numbers")
+
+
+def token_direction(model: MemoryModel, layer: int, token: int) -> Tensor:
+    """[d], of length 1: the direction of a value in which the token's score rises fastest, norms' gains counted in."""
+    direction = model.lens.logit_rows(torch.tensor([token], device=model.device))[0]
+    for norm in (model.lens.final_norm, model.layers[layer].post_norm):
+        if norm is not None:
+            direction = _through(norm, direction)
+    length = direction.norm()
+    if not length > 0:
+        raise SettingError(f"token {token} has an output embedding of length 0, so it has no direction")
+    return direction / length
+
+
+@contextmanager
+def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> Iterator[None]:
+    """Within, the model has the changed values; after it, its own, bit by bit. It must be loaded: it is what changes.
+
+    with memlens.trying(model, change): memlens.trace(model, prompt)
+    """
+    if not isinstance(model, MemoryModel):
+        raise SettingError(f"{short(model)} is not loaded, so nothing can be tried on it; use memlens.load() first")
+    several = _checked_changes(model, changes)
+    kept = {one.memory: model.layers[one.memory.layer].values[one.memory.memory].clone() for one in several}
+    try:
+        for change in several:
+            _write_(model, change.memory, change.value)
+        yield
+    finally:
+        for memory, value in kept.items():
+            _write_(model, memory, value)
+
+
+@dataclass(frozen=True)
+class SideEffect:
+    """What changed for one probe prompt."""
+
+    prompt: str
+    before: Token  # the most likely next token
+    after: Token
+    kl: float  # KL(before || after) of the next token, in nats
+    mean_kl: float  # over all positions of the prompt
+    positions: int
+    changed: int  # positions whose most likely token changed
+
+    @property
+    def changes_prediction(self) -> bool:
+        return self.before.id != self.after.id
+
+
+def side_effects(
+    model: Source, changes: ValueChange | Iterable[ValueChange], prompts: str | Iterable[str]
+) -> list[SideEffect]:
+    """What the changes do to other prompts, the most affected first.
+
+    memlens.side_effects(model, change, ["The capital of Spain is", "Rain fell on"])
+    """
+    loaded, _ = open_model(model)
+    several = _checked_changes(loaded, changes)
+    texts: list[Any] = list(prompts) if _is_listed(prompts) else [prompts]
+    if not texts:
+        raise SettingError("no probe prompts were given; give some whose continuation should stay as it is")
+    found = []
+    for prompt in [read_prompt(loaded, text) for text in texts]:
+        # one at a time: whole distributions of all positions are compared
+        before = _all_positions(loaded, prompt)
+        with trying(loaded, several):
+            after = _all_positions(loaded, prompt)
+        found.append(_side_effect(loaded, prompt, before, after))
+    return sorted(found, key=lambda one: (-one.kl, one.prompt))
+
+
+def save_changed(model: Source, changes: ValueChange | Iterable[ValueChange], folder: str | os.PathLike[str]) -> Path:
+    """A new safetensors checkpoint with the changed values; the model itself stays as it is.
+
+    memlens.save_changed(model, change, "edited-model")
+    """
+    path = Path(folder)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise SettingError(f"{path} is there already and not an empty folder; choose another for the edited model")
+    loaded, _ = open_model(model)
+    with trying(loaded, changes):
+        try:
+            loaded.save(path)
+        except OSError as error:
+            raise SettingError(f"{path} cannot be written ({error.strerror}); choose another folder") from error
+    return path
+
+
+def _side_effect(model: MemoryModel, prompt: Prompt, before: Tensor, after: Tensor) -> SideEffect:
+    kl = divergence(before, after)  # [pos]
+    tops = before.argmax(-1), after.argmax(-1)
+    first, then = (int(top[-1]) for top in tops)
+    texts: Any = model.tokenizer.token_text
+    return SideEffect(
+        prompt=prompt.text,
+        before=Token(first, texts(first)),
+        after=Token(then, texts(then)),
+        kl=float(kl[-1]),
+        mean_kl=float(kl.mean()),
+        positions=len(kl),
+        changed=int((tops[0] != tops[1]).sum()),
+    )
+
+
+def _all_positions(model: MemoryModel, prompt: Prompt) -> Tensor:
+    """log p [pos, vocabulary] at the prompt's own positions."""
+    return log_probabilities(model, model.run_body(prompt.fed())[0, prompt.shift :])
+
+
+def _through(norm: Norm, direction: Tensor) -> Tensor:
+    """The direction before a norm whose linear part turns it into `direction`'s products: gain, then centring."""
+    direction = direction if norm.gain is None else direction * norm.gain
+    return direction - direction.mean() if norm.centres else direction
+
+
+def _write_(model: MemoryModel, memory: MemoryId, value: Tensor) -> None:
+    with torch.no_grad():
+        # `values` is a view of the checkpoint's own parameter, so this is what the network runs with
+        model.layers[memory.layer].values[memory.memory].copy_(value)
+
+
+def _checked(model: MemoryModel, memory: str | MemoryId) -> MemoryId:
+    name = as_memory(memory)
+    check_memory(model, name)
+    return name
+
+
+def _checked_changes(model: MemoryModel, changes: Any) -> list[ValueChange]:
+    """One change or several, each checked against the model."""
+    several = [changes] if isinstance(changes, ValueChange) else list(changes) if _is_listed(changes) else [changes]
+    for change in several:
+        if not isinstance(change, ValueChange):
+            raise SettingError(f"{short(change)} is not a ValueChange; make one with ValueChange.towards or .replaced")
+        change.check(model)
+    return several
+
+
+def _is_listed(given: Any) -> bool:
+    return isinstance(given, Iterable) and not isinstance(given, (str, bytes))
+
+
+def _as_value(memory: str | MemoryId, value: Any) -> Tensor:
+    """[d] of numbers, float32 or finer."""
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(f"the new value of {memory} is not a list of numbers but {short(value)}") from error
+    if tensor.is_complex():
+        raise SettingError(f"the new value of {memory} has complex numbers; give real ones")
+    return at_least_float32(tensor)

@@ -1,0 +1,263 @@
+"""Both ends, softmax, entropy and ranks of a block of vocabulary scores, in two looks at each row while it is warm.
+
+A block is row-major [rows, vocabulary], one row a value. The first look finds, without branches, the extremes of lanes
+(tokens that lie LANES apart). The k-th best lane bounds the k-th best token, so that only the few lanes that reach this
+bar are looked at again and little more than k scores are sorted; no row is ever sorted whole. The second look is the
+softmax. Order: higher score (at the bottom lower), then lower token id. Knows arrays only: no model, no file.
+
+Vocabulary scores in blocks of rows, so that no matrix [memories, vocabulary] ever exists.
+
+This module knows how large a block may be and on how many threads it is worked on; what is scored is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numba import uint64
+from numpy.typing import NDArray
+
+from memlens.errors import SettingError
+from memlens.models.lens import at_least_float32
+from memlens.parallel import compiled
+
+FloatArray = NDArray[np.floating[Any]]
+IntArray = NDArray[np.integer[Any]]
+KeyArray = NDArray[np.uint64]
+
+LANES = 1024  # while a list is no longer than this it has a bar; the extremes of all lanes fit the first-level cache
+_STEP = 64  # tokens added up side by side, so that a sum has the same bits whatever the width of vectors
+_GROUP = 32  # steps that are added in float32 before the sums go over to float64
+_LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
+_SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
+
+# exp(x) = 2^n exp(r): n = x / ln 2 rounded by adding 1.5 * 2^23, r what is left, exp(r) its series up to r^7. Written
+# out because the compiler turns it into vectors, which it does not do with the library's exp. Relative error < 1e-7.
+_LEAST = np.float32(-87.0)  # exp of less is below what float32 holds
+_LOG2_E, _ROUND = np.float32(1.44269504), np.float32(12582912.0)
+_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+_C2, _C3, _C4 = np.float32(1 / 2), np.float32(1 / 6), np.float32(1 / 24)
+_C5, _C6, _C7 = np.float32(1 / 120), np.float32(1 / 720), np.float32(1 / 5040)
+_ZERO, _ONE = np.float32(0), np.float32(1)
+
+
+class Ends(NamedTuple):
+    """The k highest and the k lowest tokens of each row, the extreme one first."""
+
+    top: IntArray  # [rows, k] int32
+    top_scores: FloatArray  # [rows, k] float32
+    bottom: IntArray  # [rows, k] int32
+    bottom_scores: FloatArray  # [rows, k] float32
+
+    @classmethod
+    def empty(cls, rows: int, k: int) -> Ends:
+        shape = (rows, k)
+        return cls(
+            np.empty(shape, np.int32),
+            np.empty(shape, np.float32),
+            np.empty(shape, np.int32),
+            np.empty(shape, np.float32),
+        )
+
+
+class Softmax(NamedTuple):
+    """The softmax of each row: p(token) = exp(score - highest) / total."""
+
+    highest: FloatArray  # [rows] float32
+    total: FloatArray  # [rows] float64
+    entropy: FloatArray  # [rows] float64, in nats
+    above: IntArray  # [rows] int64: tokens with a strictly higher score than the row's target; -1 without a target
+
+    def p(self, scores: FloatArray) -> NDArray[np.float64]:
+        """Probabilities of scores [rows, n] of the same rows."""
+        probabilities: NDArray[np.float64] = (
+            np.exp(scores.astype(np.float64) - self.highest[:, None]) / self.total[:, None]
+        )
+        return probabilities
+
+
+def find_ends(scores: FloatArray, k: int, pool: ThreadPoolExecutor | None = None) -> Ends:
+    """Both ends of every row of `scores` [rows, vocabulary] float32; k is at most the vocabulary."""
+    ends = Ends.empty(len(scores), k)
+    _in_pieces(pool, len(scores), lambda first, last: _find_ends_(scores, first, last, ends))
+    return ends
+
+
+def read_softmax(scores: FloatArray, ends: Ends, targets: IntArray, pool: ThreadPoolExecutor | None = None) -> Softmax:
+    """Softmax of every row, and how many tokens stand above its target ([rows], -1 for none)."""
+    rows = len(scores)
+    softmax = Softmax(ends.top_scores[:, 0].copy(), np.empty(rows), np.empty(rows), np.full(rows, -1, np.int64))
+    _in_pieces(pool, rows, lambda first, last: _read_softmax_(scores, first, last, targets, softmax))
+    return softmax
+
+
+def _in_pieces(pool: ThreadPoolExecutor | None, rows: int, work: Callable[[int, int], None]) -> None:
+    if pool is None:
+        work(0, rows)
+        return
+    edges = np.linspace(0, rows, pool._max_workers + 1).astype(int).tolist()
+    list(pool.map(work, edges[:-1], edges[1:]))
+
+
+@compiled
+def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
+    lanes = high.shape[0]
+    high[:], low[:] = row[:lanes], row[:lanes]
+    for first in range(lanes, row.shape[0], lanes):
+        part = row[first : min(first + lanes, row.shape[0])]
+        for c in range(part.shape[0]):
+            score = part[c]
+            high[c] = score if score > high[c] else high[c]
+            low[c] = score if score < low[c] else low[c]
+
+
+@compiled
+def _key(score: np.float32, token: int) -> int:
+    """One integer that is greater for a higher score, and of equal scores for the lower token; both zeros are one."""
+    bits = np.float32(score + _ZERO).view(np.uint32)
+    ordered = bits ^ _ALL if bits & _SIGN else bits | _SIGN
+    return (uint64(ordered) << _SHIFT) | (_LOW - uint64(token))
+
+
+@compiled
+def _find_end_(
+    row: FloatArray,
+    extremes: FloatArray,  # [lanes] of the row, times sign
+    sign: np.float32,
+    found: KeyArray,  # [vocabulary] to work in
+    tokens: IntArray,  # [k] out
+    scores: FloatArray,  # [k] out
+) -> None:
+    k, lanes = tokens.shape[0], extremes.shape[0]
+    bar = np.partition(extremes, lanes - k)[lanes - k] if k <= lanes else np.float32(-np.inf)
+    count = 0
+    for lane in range(lanes):
+        if extremes[lane] >= bar:
+            for token in range(lane, row.shape[0], lanes):
+                if sign * row[token] >= bar:
+                    found[count] = _key(sign * row[token], token)
+                    count += 1
+    best = found[:count]
+    best.sort()
+    for place in range(k):
+        tokens[place] = _LOW - (best[count - 1 - place] & _LOW)
+        scores[place] = row[tokens[place]]
+
+
+@compiled
+def _find_ends_(scores: FloatArray, first: int, last: int, ends: Ends) -> None:
+    lanes = min(LANES, scores.shape[1])
+    high, low = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
+    found = np.empty(scores.shape[1], np.uint64)
+    for r in range(first, last):
+        _lane_extremes_(scores[r], high, low)
+        _find_end_(scores[r], high, _ONE, found, ends.top[r], ends.top_scores[r])
+        _find_end_(scores[r], -low, -_ONE, found, ends.bottom[r], ends.bottom_scores[r])
+
+
+@compiled(inline="always")
+def _exp(x: np.float32) -> np.float32:
+    shifted = x * _LOG2_E + _ROUND
+    n = shifted - _ROUND
+    r = x - n * _LN2_HIGH - n * _LN2_LOW
+    series = ((((_C7 * r + _C6) * r + _C5) * r + _C4) * r + _C3) * r + _C2
+    power = (np.float32(shifted).view(np.int32) << np.int32(23)) + np.int32(0x3F800000)
+    return (series * r * r + r + _ONE) * np.int32(power).view(np.float32)
+
+
+@compiled
+def _add_step_(
+    part: FloatArray,
+    highest: np.float32,
+    target: np.float32,
+    total: FloatArray,
+    weighted: FloatArray,
+    above: FloatArray,
+) -> None:
+    for c in range(part.shape[0]):
+        score = part[c]
+        x = score - highest
+        x = x if x > _LEAST else _LEAST
+        e = _exp(x)
+        total[c] += e
+        weighted[c] += e * x
+        above[c] += _ONE if score > target else _ZERO
+
+
+@compiled
+def _read_softmax_(scores: FloatArray, first: int, last: int, targets: IntArray, softmax: Softmax) -> None:
+    total, weighted, above = np.empty(_STEP, np.float32), np.empty(_STEP, np.float32), np.empty(_STEP, np.float32)
+    vocabulary = scores.shape[1]
+    for r in range(first, last):
+        row, highest = scores[r], softmax.highest[r]
+        target = row[targets[r]] if targets[r] >= 0 else highest
+        all_total, all_weighted, all_above = 0.0, 0.0, np.int64(0)
+        for group in range(0, vocabulary, _STEP * _GROUP):
+            total[:], weighted[:], above[:] = 0, 0, 0
+            end = min(group + _STEP * _GROUP, vocabulary)
+            for step in range(group, end, _STEP):
+                _add_step_(row[step : min(step + _STEP, end)], highest, target, total, weighted, above)
+            for c in range(_STEP):
+                all_total += total[c]
+                all_weighted += weighted[c]
+                all_above += np.int64(above[c])
+        softmax.total[r] = all_total
+        softmax.entropy[r] = np.log(all_total) - all_weighted / all_total
+        if targets[r] >= 0:
+            softmax.above[r] = all_above
+
+
+_BLOCK_BYTES = 104 << 20  # large enough for the product to run at full speed; the same memory serves every block
+_LEAST_ROWS = 128  # with fewer, reading the whole embedding costs more than multiplying with it
+
+
+def rows_a_block(vocabulary: int) -> int:
+    """How many rows of float32 scores make one block."""
+    return max(_LEAST_ROWS, _BLOCK_BYTES // (4 * vocabulary))
+
+
+Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # vectors [rows, d], a place for the scores -> the scores
+
+
+def score_blocks(vectors: torch.Tensor, score: Score, vocabulary: int) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+    """Which rows, and their scores [rows, vocabulary], which are good until the next block is asked for."""
+    step = min(rows_a_block(vocabulary), len(vectors))
+    place = torch.empty(step, vocabulary, device=vectors.device, dtype=at_least_float32(vectors[:0]).dtype)
+    for first in range(0, len(vectors), step):
+        part = slice(first, min(first + step, len(vectors)))
+        yield part, _scored(vectors[part], score, place[: part.stop - part.start])
+
+
+@torch.inference_mode()
+def _scored(vectors: torch.Tensor, score: Score, place: torch.Tensor) -> NDArray[np.float32]:
+    scores: NDArray[np.float32] = score(vectors, place).to("cpu", torch.float32).contiguous().numpy()
+    return scores
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Let torch, and with it the compiled code, compute on so many threads; restored afterwards."""
+    if count < 1:
+        raise SettingError(f"--threads is {count}; it must be 1 or more")
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def thread_pool() -> Iterator[ThreadPoolExecutor | None]:
+    """As many threads for the compiled code as torch has; None for one."""
+    threads = torch.get_num_threads()
+    if threads == 1:
+        yield None
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        yield pool

@@ -1,0 +1,349 @@
+"""The token after each top trigger: what values are compared with.
+
+The last prefix of a sentence has no next token, and a memory that never fires has no trigger; both are -1 here and take
+no part in what is computed from next tokens. This module knows the triggers table, but no model.
+
+values.parquet and keys.parquet: what every value promotes, and which tokens every key matches on its own.
+
+p(v) is the softmax of the lens' scores of a value (see models/lens). A key k is read through the input embedding: with
+the linear part of the norm before the block folded in, the score of token e is e . centred(gain * k) for a LayerNorm
+and e . (gain * k) for an RMSNorm, plain e . k without a norm; of a gated block k is the gate's key. No bias, no
+position and no attention is in it: it is what the key would see if the token's embedding alone reached it.
+This module knows the tables' columns; how blocks are scored and rows looked at is in blocks and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from memlens.errors import ModelError, SettingError
+from memlens.index.reader import Index
+from memlens.models.feed_forward import FeedForward
+from memlens.models.lens import at_least_float32
+from memlens.models.memory_model import MemoryModel
+from memlens.parallel import Progress, no_progress
+from memlens.scanner.mapper import Here, Mapper
+from memlens.vocab.kernels import find_ends, read_softmax, score_blocks, thread_pool
+
+
+@dataclass(frozen=True, eq=False)
+class NextTokens:
+    """The next tokens of the top triggers of one layer's memories."""
+
+    layer: int
+    tokens: NDArray[np.int32]  # [memories, triggers]; -1 where there is no next token or no trigger
+    filled: NDArray[np.int64]  # [memories]: how many top triggers a memory has
+
+    @property
+    def targets(self) -> NDArray[np.int32]:
+        """The token after the top-1 trigger, -1 for none. [memories]"""
+        return self.tokens[:, 0]
+
+    @property
+    def without_trigger(self) -> NDArray[np.bool_]:
+        """Memories that have no top trigger. [memories]"""
+        return self.filled == 0
+
+    @property
+    def ended(self) -> NDArray[np.bool_]:
+        """Memories whose top-1 trigger is the last prefix of its sentence. [memories]"""
+        return (self.filled > 0) & (self.targets < 0)
+
+
+def read_next_tokens(index: Index, layer: int) -> NextTokens:
+    """All memories of a scanned layer."""
+    memories = index.memories(layer)
+    rows = index.table(
+        "triggers",
+        columns=["memory", "rank", "next_token"],
+        filters=[("layer", "=", layer), ("end", "=", "top")],
+    )
+    memory, rank = (rows.column(name).to_numpy() for name in ("memory", "rank"))
+    following: NDArray[Any] = rows.column("next_token").fill_null(-1).to_numpy()
+    tokens = np.full((memories, max(int(rank.max(initial=0)) + 1, 1)), -1, np.int32)
+    tokens[memory, rank] = following
+    return NextTokens(layer, tokens, np.bincount(memory, minlength=memories))
+
+
+_MEMORIES_A_GROUP = 1024
+_RAW_PRESETS = ("paper", "released")
+
+_TOKENS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
+VALUES_SCHEMA = pa.schema(
+    [
+        ("layer", pa.int32()),
+        ("memory", pa.int32()),
+        ("max_p", pa.float32()),
+        ("entropy", pa.float32()),  # nats
+        ("norm", pa.float32()),  # of the value as the checkpoint has it
+        ("argmax", pa.int32()),
+        ("target", pa.int32()),  # the token after the top-1 trigger; null where there is none
+        ("target_rank", pa.int32()),  # 1 + tokens with a strictly higher score
+        ("tokens", _TOKENS),
+        ("p", _NUMBERS),
+        ("bottom_tokens", _TOKENS),
+        ("bottom_p", _NUMBERS),
+        ("trigger_p", _NUMBERS),  # of each top trigger's next token, by rank; null where it has none
+    ]
+)
+KEYS_SCHEMA = pa.schema([("layer", pa.int32()), ("memory", pa.int32()), ("tokens", _TOKENS), ("scores", _NUMBERS)])
+
+
+def compute_values(
+    index: Index,
+    model: MemoryModel | str | None = None,
+    *,
+    top: int = 50,
+    reading: str | None = None,
+    progress: Progress = no_progress,
+    mapper: Callable[[MemoryModel], Mapper] = Here,
+) -> None:
+    """Write values.parquet and keys.parquet for every scanned layer.
+
+    `model` is the one that was scanned, or where it is; None takes it from where it was at the scan. `reading` defaults
+    to the model's own (folded where it has a final norm), but to raw for an index made with a preset of the paper.
+    `mapper` says where layers are worked on; for the same number of threads the bytes are the same everywhere.
+    """
+    if top < 1:
+        raise SettingError(f"--top is {top}; it must be 1 or more")
+    model = checked_model(index, model)
+    chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
+    notes = {"top": min(top, model.vocabulary), "reading": chosen, "threads": torch.get_num_threads()}
+    where = mapper(model)
+    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, where=where)
+    index.write({"values": values}, lambda: {"values": notes})
+    index.write({"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, where=where))}, dict)
+
+
+def values_are_made(index: Index, model: MemoryModel, *, top: int = 50, reading: str | None = None) -> bool:
+    """Does the index hold these very tables, whole?"""
+    chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
+    noted = index.manifest.get("values", {})
+    if (noted.get("top"), noted.get("reading")) != (min(top, model.vocabulary), chosen):
+        return False
+    if not (index.is_whole("values") and index.is_whole("keys")):
+        return False
+    # Keys are written after the values; an interruption between the two leaves those of an earlier call.
+    keys = index.sql("SELECT len(tokens) AS count FROM {keys} LIMIT 1")
+    return [row["count"] for row in keys] == [min(top, len(model.lens.input_embedding))]
+
+
+def checked_model(index: Index, model: MemoryModel | str | None) -> MemoryModel:
+    """The model that was scanned, loaded if need be; any other is refused."""
+    if model is None or isinstance(model, str):
+        return index.load_model(model)
+    index.check_model(model)
+    return model
+
+
+def default_reading(index: Index) -> str | None:
+    """raw for the presets of the paper, else None: the model's own default."""
+    return "raw" if index.manifest["plan"]["settings"].get("preset") in _RAW_PRESETS else None
+
+
+def value_tables(
+    index: Index,
+    model: MemoryModel,
+    top: int,
+    reading: str,
+    progress: Progress = no_progress,
+    layers: Sequence[int] | None = None,
+    where: Mapper | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of values.parquet in groups of memories, of some layers or all."""
+    layers = index.layers if layers is None else layers
+    told = _Told("values", sum(index.memories(layer) for layer in layers), progress)
+    items = (ValuesOfLayer(read_next_tokens(index, layer), top, reading) for layer in layers)
+    if where is None or isinstance(where, Here):  # then it can be told block by block
+        for item in items:
+            yield from item.tables(model, told)
+        return
+    for tables in where.map(ValuesOfLayer.run, items):
+        told(sum(table.num_rows for table in tables))
+        yield from tables
+
+
+class _Told:
+    """Adds up what was done, and tells it."""
+
+    def __init__(self, stage: str, total: int, progress: Progress = no_progress) -> None:
+        self.stage, self.total, self.progress, self.done = stage, total, progress, 0
+        progress(stage, 0, total)
+
+    def __call__(self, more: int) -> None:
+        self.done += more
+        self.progress(self.stage, self.done, self.total)
+
+
+@dataclass(frozen=True)
+class ValuesOfLayer:
+    """The work on the values of one layer; needs nothing but the model, so it can be done anywhere."""
+
+    following: NextTokens
+    top: int
+    reading: str
+
+    @staticmethod
+    def run(model: MemoryModel, item: ValuesOfLayer) -> list[pa.Table]:
+        return list(item.tables(model, _Told("values", 0)))
+
+    def tables(self, model: MemoryModel, told: Callable[[int], None]) -> Iterator[pa.Table]:
+        layer = self.following.layer
+        parts: list[dict[str, NDArray[Any]]] = []
+        values = model.layers[layer].values
+
+        def score(block: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+            return model.lens.value_scores(block, layer, self.reading, place)
+
+        with thread_pool() as pool:
+            for rows, scores in score_blocks(values, score, model.vocabulary):
+                parts.append(_look_at(scores, self.following, rows, min(self.top, model.vocabulary), pool))
+                count = len(scores)
+                del scores  # or two blocks would be in memory while the next is made
+                told(count)
+        columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
+        _refuse_not_finite(columns, layer)
+        yield from _value_rows(layer, columns, self.following)
+
+
+def _look_at(
+    scores: NDArray[np.float32], following: NextTokens, rows: slice, k: int, pool: Any
+) -> dict[str, NDArray[Any]]:
+    """Everything the table says about one block of values, as arrays with a row each."""
+    targets, next_tokens = following.targets[rows], following.tokens[rows]
+    ends = find_ends(scores, k, pool)
+    softmax = read_softmax(scores, ends, targets, pool)
+    trigger_scores = np.take_along_axis(scores, np.maximum(next_tokens, 0).astype(np.int64), axis=1)
+    return {
+        "entropy": softmax.entropy,
+        "target_rank": softmax.above + 1,
+        "tokens": ends.top,
+        "p": softmax.p(ends.top_scores),
+        "bottom_tokens": ends.bottom,
+        "bottom_p": softmax.p(ends.bottom_scores),
+        "trigger_p": softmax.p(trigger_scores),
+    }
+
+
+def _refuse_not_finite(columns: dict[str, NDArray[Any]], layer: int) -> None:
+    damaged = ~(np.isfinite(columns["entropy"]) & np.isfinite(columns["norm"]))
+    if damaged.any():
+        raise ModelError(
+            f"the value of memory L{layer}N{int(np.flatnonzero(damaged)[0])} has scores that are NaN or infinite; "
+            "the weights are damaged or the dtype is too small: try --dtype float32"
+        )
+
+
+def _value_rows(layer: int, columns: dict[str, NDArray[Any]], following: NextTokens) -> Iterator[pa.Table]:
+    for part in _groups(len(following.targets)):
+        own = {name: column[part] for name, column in columns.items()}
+        targets = following.targets[part]
+        table = {
+            "layer": np.full(len(targets), layer),
+            "memory": np.arange(part.start, part.stop),
+            "max_p": own["p"][:, 0],
+            "entropy": own["entropy"],
+            "norm": own["norm"],
+            "argmax": own["tokens"][:, 0],
+            "target": pa.array(targets, pa.int32(), mask=targets < 0),
+            "target_rank": pa.array(own["target_rank"], pa.int32(), mask=targets < 0),
+            "trigger_p": _ragged(own["trigger_p"], following.tokens[part] < 0, following.filled[part]),
+        }
+        for name in ("tokens", "p", "bottom_tokens", "bottom_p"):
+            table[name] = _lists(own[name])
+        yield pa.table({field.name: _cast(table[field.name], field.type) for field in VALUES_SCHEMA}, VALUES_SCHEMA)
+
+
+def key_tables(
+    index: Index,
+    model: MemoryModel,
+    top: int,
+    progress: Progress = no_progress,
+    layers: Sequence[int] | None = None,
+    where: Mapper | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of keys.parquet in groups of memories, of some layers or all."""
+    layers = index.layers if layers is None else layers
+    told = _Told("keys", sum(index.memories(layer) for layer in layers), progress)
+    items = (KeysOfLayer(layer, top) for layer in layers)
+    if where is None or isinstance(where, Here):
+        for item in items:
+            yield from item.tables(model, told)
+        return
+    for tables in where.map(KeysOfLayer.run, items):
+        told(sum(table.num_rows for table in tables))
+        yield from tables
+
+
+@dataclass(frozen=True)
+class KeysOfLayer:
+    """The work on the keys of one layer; needs nothing but the model."""
+
+    layer: int
+    top: int
+
+    @staticmethod
+    def run(model: MemoryModel, item: KeysOfLayer) -> list[pa.Table]:
+        return list(item.tables(model, _Told("keys", 0)))
+
+    def tables(self, model: MemoryModel, told: Callable[[int], None]) -> Iterator[pa.Table]:
+        embedding = model.lens.input_embedding  # [tokens, d]
+        k = min(self.top, len(embedding))
+        keys = folded_keys(model.layers[self.layer])
+        parts = []
+
+        def score(block: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+            return torch.matmul(block, embedding.T, out=place)
+
+        with thread_pool() as pool:
+            for _rows, scores in score_blocks(keys, score, len(embedding)):
+                parts.append(find_ends(scores, k, pool)[:2])
+                count = len(scores)
+                del scores
+                told(count)
+        tokens, best = (np.concatenate(column) for column in zip(*parts, strict=True))
+        for part in _groups(len(tokens)):
+            head = {"layer": np.full(part.stop - part.start, self.layer), "memory": np.arange(part.start, part.stop)}
+            yield pa.table(head | {"tokens": _lists(tokens[part]), "scores": _lists(best[part])}, KEYS_SCHEMA)
+
+
+def folded_keys(memories: FeedForward) -> torch.Tensor:
+    """[memories, d]: what a raw embedding is multiplied with to meet the keys through the norm's linear part."""
+    keys = at_least_float32(memories.keys)
+    norm = memories.input_norm
+    if norm is None:
+        return keys
+    keys = keys if norm.gain is None else keys * norm.gain
+    # Centring e before the product is the same as centring the other side of it.
+    return keys - keys.mean(-1, keepdim=True) if norm.centres else keys
+
+
+def _groups(memories: int) -> Iterator[slice]:
+    for first in range(0, memories, _MEMORIES_A_GROUP):
+        yield slice(first, min(first + _MEMORIES_A_GROUP, memories))
+
+
+def _cast(column: Any, kind: pa.DataType) -> Any:
+    return column if isinstance(column, pa.Array) else pa.array(column).cast(kind)
+
+
+def _lists(rows: NDArray[Any]) -> pa.Array:
+    """[rows, k] as a list column."""
+    kind = pa.int32() if rows.dtype.kind == "i" else pa.float32()
+    offsets = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(rows.reshape(-1)).cast(kind))
+
+
+def _ragged(rows: NDArray[Any], missing: NDArray[np.bool_], lengths: NDArray[np.int64]) -> pa.Array:
+    """The first `lengths` entries of each row as a list column; null where missing."""
+    kept = np.arange(rows.shape[1])[None, :] < lengths[:, None]
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(offsets, pa.array(rows[kept].astype(np.float32), pa.float32(), mask=missing[kept]))

@@ -1,0 +1,218 @@
+"""Comparing finds what looking at every pair of lists finds."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from importlib import import_module
+from itertools import product
+from typing import Any
+
+import pytest
+
+import memlens
+from memlens.comparison.compare import compare_indexes
+from memlens.comparison.overlap import Comparison
+from memlens.errors import IndexFolderError, SettingError, UnknownName
+from memlens.index.reader import Index, trigger_of
+from memlens.memory import MemoryId, Trigger
+
+Indexes = dict[str, Index]
+PAIRS = [("base", "tuned"), ("base", "moved"), ("gated", "gated tuned"), ("base", "base")]
+
+
+def every_memory(index: Index) -> list[MemoryId]:
+    return [MemoryId(layer, memory) for layer in index.layers for memory in range(index.memories(layer))]
+
+
+def triggers_of(index: Index) -> dict[MemoryId, list[tuple[str, Trigger]]]:
+    """(end, trigger) of every memory, worked out row by row."""
+    corpus = {row["sentence"]: row for row in index.table("corpus").to_pylist()}
+    found: dict[MemoryId, list[tuple[str, Trigger]]] = {name: [] for name in every_memory(index)}
+    for row in index.table("triggers").to_pylist():
+        trigger = trigger_of(row, corpus[row["sentence"]])
+        found[MemoryId(row["layer"], row["memory"])].append((row["end"], trigger))
+    return found
+
+
+def naive_lists(index: Index, by: str, depth: int) -> dict[MemoryId, dict[Any, float]]:
+    """Every memory's list; the first of equal keys counts."""
+    found: dict[MemoryId, dict[Any, float]] = {name: {} for name in every_memory(index)}
+    if by in ("prefixes", "endings"):
+        for name, triggers in triggers_of(index).items():
+            times: Counter[tuple[str, str]] = Counter()
+            for end, trigger in triggers:
+                times[end, trigger.token] += 1
+                ending = (end, trigger.token, times[end, trigger.token])
+                key = (end, trigger.text, trigger.prefix.position) if by == "prefixes" else ending
+                found[name].setdefault(key, abs(trigger.coefficient))
+        return found
+    for row in index.table(by).to_pylist():
+        own = found[MemoryId(row["layer"], row["memory"])]
+        if by == "values":
+            own.update(zip(row["tokens"][:depth], row["p"][:depth], strict=True))
+        else:
+            own[row["pattern"]] = row["confidence"]
+    return found
+
+
+def naive_overlap(a: dict[Any, float], b: dict[Any, float]) -> tuple[int, float, float]:
+    both, union = a.keys() & b.keys(), a.keys() | b.keys()
+    lesser = sum(min(a.get(key, 0), b.get(key, 0)) for key in union)
+    greater = sum(max(a.get(key, 0), b.get(key, 0)) for key in union)
+    return len(both), len(both) / len(union) if union else 1.0, lesser / greater if greater else 1.0
+
+
+def measure_of(by: str, pair: tuple[str, str]) -> str:
+    return by if by != "triggers" else "endings" if "moved" in pair else "prefixes"
+
+
+@pytest.mark.parametrize("by", ["triggers", "values", "patterns"])
+@pytest.mark.parametrize("pair", PAIRS, ids="-".join)
+def test_memories_of_one_name_are_compared_as_naively(indexes: Indexes, pair: tuple[str, str], by: str) -> None:
+    a, b = (indexes[name] for name in pair)
+    left, right = (naive_lists(index, measure_of(by, pair), 11 if a is b else 8) for index in (a, b))
+    naive = {name: naive_overlap(left[name], right[name]) for name in left}
+    order = sorted(naive, key=lambda name: (-(1 - naive[name][1]), round(naive[name][2], 9), name))
+    found = compare_indexes(a, b, by=by, top=1000)
+    assert [change.before.memory for change in found.changes] == order
+    for change in found.changes:
+        shared, jaccard, weighted = naive[change.before.memory]
+        mine = {"prefixes": change.triggers, "endings": change.endings}.get(measure_of(by, pair))
+        mine = mine or (change.values if by == "values" else change.patterns)
+        assert mine is not None and change.before.memory == change.after.memory
+        assert (mine.shared, mine.jaccard) == (shared, jaccard) and mine.weighted == pytest.approx(weighted)
+        assert change.change == 1 - jaccard
+    for layer in found.layers:
+        own = [1 - naive[name][1] for name in naive if name.layer == layer.layer]
+        assert (layer.memories, layer.matched) == (40, 40)
+        assert layer.mean_change == pytest.approx(sum(own) / 40)
+        assert (layer.unchanged, layer.replaced) == (own.count(0), own.count(1))
+    if (by == "triggers" and a is not b) or pair == ("base", "tuned"):
+        assert any(0 < change.change < 1 for change in found.changes)
+    if by == "values" and pair == ("base", "moved"):
+        assert all(change.change == 0 for change in found.changes)  # one model
+
+
+@pytest.mark.parametrize("by", ["triggers", "values", "patterns"])
+@pytest.mark.parametrize(
+    ("one", "other", "layers"), [("base", "base", (0, 2)), ("base", "tuned", (1, 1)), ("base", "base", (1, 1))]
+)
+def test_counterparts_are_the_best_of_all_pairs(
+    indexes: Indexes, one: str, other: str, layers: tuple[int, int], by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("memlens.comparison.overlap"), "_PAIRS_AT_ONCE", 97)  # many small parts
+    a, b = indexes[one], indexes[other]
+    left, right = (naive_lists(i, measure_of(by, ("", "")), 11 if a is b else 8) for i in (a, b))
+    best: dict[int, tuple[float, int]] = {}
+    for mine, theirs in product(range(40), range(40)):
+        jaccard = naive_overlap(left[MemoryId(layers[0], mine)], right[MemoryId(layers[1], theirs)])
+        if jaccard[0] and (a is not b or layers[0] != layers[1] or mine != theirs):
+            best[mine] = max(best.get(mine, (0.0, 0)), (jaccard[1], -theirs))
+    order = sorted(best, key=lambda mine: (best[mine][0], mine))
+    found = compare_indexes(a, b, by=by, layers=layers, top=1000)
+    pairs = [(c.before.memory.memory, c.after.memory.memory, 1 - c.change) for c in found.changes]
+    assert pairs == [(mine, -best[mine][1], pytest.approx(best[mine][0])) for mine in order]
+    assert found.matched == len(best) > 0 and found.memories == 40
+    alike = compare_indexes(a, b, by=by, layers=f"{layers[0]}:{layers[1]}", top=1, alike=True).changes
+    assert alike[0].change == pytest.approx(1 - max(jaccard for jaccard, _ in best.values()))
+
+
+def test_tokens_of_two_vocabularies_are_compared_by_text(indexes: Indexes) -> None:
+    a, b = indexes["base"], indexes["spaced"]
+    assert a.vocabulary != b.vocabulary
+    texts: list[dict[MemoryId, dict[str, float]]] = []
+    for index in (a, b):
+        texts.append({name: {} for name in every_memory(index)})
+        for row in index.table("values").to_pylist():
+            own = texts[-1][MemoryId(row["layer"], row["memory"])]
+            for token, p in zip(row["tokens"][:8], row["p"][:8], strict=True):
+                own.setdefault(index.vocabulary[token], p)
+    found = compare_indexes(a, b, by="values", top=1000)
+    for change in found.changes:
+        name = change.before.memory
+        shared, jaccard, weighted = naive_overlap(texts[0][name], texts[1][name])
+        assert change.values is not None and change.values.shared == shared and change.change == 1 - jaccard
+        assert change.values.weighted == pytest.approx(weighted)
+    assert found.measure == "tokens" and any(change.change < 1 for change in found.changes)
+
+
+def test_both_sides_are_what_the_indexes_say(indexes: Indexes) -> None:
+    a, b = indexes["base"], indexes["tuned"]
+    sides = {name: (change.before, change.after) for change in compare_indexes(a, b, top=120).changes
+             for name in [change.before.memory]}  # fmt: skip
+    for which, index in enumerate((a, b)):
+        for name, triggers in triggers_of(index).items():
+            first = [trigger for end, trigger in triggers if end == "top"][:3]
+            assert sides[name][which].triggers == tuple((trigger.before, trigger.token) for trigger in first)
+            assert sides[name][which].coefficient == (first[0].coefficient if first else None)
+        for row in index.table("values").to_pylist():
+            side = sides[MemoryId(row["layer"], row["memory"])][which]
+            assert side.promotes == tuple(index.vocabulary[token] for token in row["tokens"][:8])
+            assert side.max_p == row["max_p"]
+        kinds: dict[MemoryId, set[str]] = {name: set() for name in sides}
+        for row in index.table("patterns").to_pylist():
+            kinds[MemoryId(row["layer"], row["memory"])].add(row["kind"])
+        for name, own in kinds.items():
+            assert sides[name][which].kind == ("both" if len(own) == 2 else own.pop() if own else "none")
+
+
+def test_one_and_two_corpora_and_models_are_told_apart(indexes: Indexes) -> None:
+    def facts(found: Comparison) -> tuple[bool, bool, str]:
+        return found.same_model, found.same_corpus, found.measure
+
+    assert facts(memlens.compare(indexes["base"].folder, indexes["tuned"].folder)) == (False, True, "prefixes")
+    assert facts(memlens.compare(indexes["base"], indexes["moved"])) == (True, False, "endings")
+    assert facts(memlens.compare(indexes["base"], indexes["base"], by="values")) == (True, True, "tokens")
+
+
+def test_the_same_tables_give_the_same_result_in_any_cut(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = compare_indexes(indexes["gated"], indexes["gated tuned"], top=1000)
+    monkeypatch.setattr(import_module("memlens.comparison.compare"), "_MEMORIES_AT_ONCE", 7)
+    assert compare_indexes(indexes["gated"], indexes["gated tuned"], top=1000) == whole
+    assert json.loads(json.dumps(whole.to_json()))["changes"][0]["before"]["memory"].startswith("L")
+
+
+def test_long_prefixes_are_told_apart_by_their_digest(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
+    lists = import_module("memlens.comparison.overlap")  # memlens.compare itself is the verb
+    plain = compare_indexes(indexes["base"], indexes["tuned"], top=1000)
+    shorter = {name: query.replace(f"> {lists._LONGEST}", "> 3") for name, query in lists._ENTRIES.items()}
+    assert shorter["prefixes"] != lists._ENTRIES["prefixes"]
+    monkeypatch.setattr(lists, "_ENTRIES", shorter)
+    assert compare_indexes(indexes["base"], indexes["tuned"], top=1000).layers == plain.layers
+
+
+def test_other_shapes_are_refused_unless_matched_by_counterpart(indexes: Indexes) -> None:
+    with pytest.raises(SettingError, match=r"120 memories.*156 memories.*--layers 3:5"):
+        compare_indexes(indexes["base"], indexes["wide"])
+    found = compare_indexes(indexes["wide"], indexes["base"], layers="2:0")
+    assert found.memories == 52 and 0 < found.matched <= 52
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"by": "keys"}, SettingError, "choose one of: triggers, values, patterns"),
+        ({"top": 0}, SettingError, "1 or more"),
+        ({"layers": "3"}, SettingError, "like 3:5"),
+        ({"layers": "1:-1"}, SettingError, "like 3:5"),
+        ({"layers": "0:9"}, UnknownName, "layer 9 is not in this index"),
+        ({"layers": (7, 0)}, UnknownName, "layer 7 is not in this index"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(
+    indexes: Indexes, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words) as caught:
+        compare_indexes(indexes["base"], indexes["tuned"], **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_an_index_lacks_is_named_with_the_command_that_makes_it(indexes: Indexes) -> None:
+    for by in ("values", "patterns"):
+        with pytest.raises(IndexFolderError, match=f"no table '{by}'; run `memlens {by} "):
+            compare_indexes(indexes["base"], indexes["bare"], by=by)
+    found = compare_indexes(indexes["base"], indexes["bare"], top=1).changes[0]
+    assert found.values is None and found.patterns is None and found.after.kind is None
+    with pytest.raises(SettingError, match=r"read folded.*raw.*--reading"):
+        compare_indexes(indexes["base"], indexes["raw"], by="values")

@@ -1,0 +1,100 @@
+"""An index whose triggers are written down instead of scanned: any text, any memory, no model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from memlens.files import checksum, write_json, write_table
+from memlens.index.layout import (
+    CORPUS,
+    CORPUS_SCHEMA,
+    MANIFEST,
+    MEMORIES,
+    MEMORIES_SCHEMA,
+    ORDINARY,
+    ORDINARY_SCHEMA,
+    SCHEMA_VERSION,
+    TRIGGERS,
+    TRIGGERS_SCHEMA,
+    VOCABULARY,
+    VOCABULARY_SCHEMA,
+)
+from memlens.index.reader import Index
+
+PIECE = re.compile(r" ?\w+| ?[^\w\s]|\s")
+Place = tuple[int, int]  # sentence, position
+
+
+def pieces(text: str) -> list[str]:
+    """A text as tokens of whole words with the space before them."""
+    return PIECE.findall(text)
+
+
+def write_index(
+    folder: Path,
+    texts: Sequence[str],
+    triggers: Mapping[tuple[int, int], Sequence[Place]],
+    sources: Sequence[str] | None = None,
+    values: Mapping[tuple[int, int], Sequence[int]] | None = None,
+) -> Index:
+    """`triggers`: (layer, memory) -> prefixes, best first. Layers must be whole: memories 0 to n - 1 of each."""
+    folder.mkdir(parents=True)
+    cut = [pieces(text) for text in texts]
+    vocabulary = {piece: number for number, piece in enumerate(sorted({piece for own in cut for piece in own}))}
+    tokens = [[vocabulary[piece] for piece in own] for own in cut]
+    corpus = {
+        "sentence": list(range(len(texts))),
+        "text": list(texts),
+        "tokens": tokens,
+        "ends": [np.cumsum([len(piece) for piece in own]).tolist() for own in cut],
+        "source": list(sources) if sources else [f"text.txt:{i}" for i in range(len(texts))],
+        "cut": [0] * len(texts),
+    }
+    rows = [
+        {"layer": layer, "memory": memory, "end": "top", "rank": rank, "coefficient": 100.0 - rank, "sentence": s,
+         "position": p, "next_token": tokens[s][p + 1] if p + 1 < len(tokens[s]) else None}
+        for (layer, memory), places in sorted(triggers.items())
+        for rank, (s, p) in enumerate(places)
+    ]  # fmt: skip
+    facts = [
+        {"layer": layer, "memory": memory, "max": 100.0, "min": 0.0, "mean": 0.1, "frequency": 0.1,
+         "dead": not places, "histogram": [1]}
+        for (layer, memory), places in sorted(triggers.items())
+    ]  # fmt: skip
+    tables = {
+        CORPUS: pa.table(corpus, CORPUS_SCHEMA),
+        VOCABULARY: pa.table({"token": range(len(vocabulary)), "text": list(vocabulary)}, VOCABULARY_SCHEMA),
+        TRIGGERS: pa.Table.from_pylist(rows, TRIGGERS_SCHEMA),
+        MEMORIES: pa.Table.from_pylist(facts, MEMORIES_SCHEMA),
+        ORDINARY: ORDINARY_SCHEMA.empty_table(),
+    }
+    if values is not None:
+        from memlens.vocab.table import VALUES_SCHEMA
+
+        made = [
+            {"layer": layer, "memory": memory, "max_p": 0.5, "argmax": own[0], "tokens": list(own)}
+            for (layer, memory), own in sorted(values.items())
+        ]
+        tables["values.parquet"] = pa.Table.from_pylist(made, VALUES_SCHEMA)
+    for name, table in tables.items():
+        write_table(folder / name, table.schema, iter([table]))
+    layers = sorted({layer for layer, _ in triggers})
+    counts = {str(layer): sum(own == layer for own, _ in triggers) for layer in layers}
+    manifest = {
+        "schema": SCHEMA_VERSION,
+        "layers": layers,
+        "model": {"name": "by hand", "source": None, "memories": counts, "vocabulary": len(vocabulary)},
+        "counts": {"sentences": len(texts), "tokens": sum(map(len, tokens)), "prefixes": sum(map(len, tokens))},
+        "plan": {"settings": {}},
+        "histogram_edges": [],
+        "files": {
+            name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)} for name in tables
+        },
+    }
+    write_json(folder / MANIFEST, manifest)
+    return Index(folder)

@@ -1,0 +1,42 @@
+"""Tail probabilities, false discoveries, and what random prefixes share."""
+
+from __future__ import annotations
+
+from math import comb
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memlens.pattern.choose import tail
+from memlens.stats import binomial_tail, q_values, upper_share
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.floats(1e-6, 0.999))
+def test_the_tail_is_the_sum_of_its_terms(t: int, k: int, f: float) -> None:
+    k = min(k, t)
+    naive = sum(comb(t, j) * f**j * (1 - f) ** (t - j) for j in range(k, t + 1))
+    assert binomial_tail(k, t, f) == pytest.approx(naive, rel=1e-9)
+    assert tail(k, t, f) == pytest.approx(naive, rel=1e-9)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(0, 50), st.sampled_from([0.01, 0.05, 0.2]))
+def test_q_values_believe_what_benjamini_and_hochberg_believe(p: list[float], unlisted: int, rate: float) -> None:
+    hypotheses = len(p) + unlisted
+    ranked = sorted(p)
+    passing = [i for i, value in enumerate(ranked, 1) if value * hypotheses / i <= rate]
+    bar = ranked[max(passing) - 1] if passing else -1.0
+    believed = q_values(np.array(p), hypotheses) <= rate
+    assert believed.tolist() == [value <= bar for value in p]
+
+
+def test_chance_alone_is_hardly_ever_believed() -> None:
+    random = np.random.default_rng(0)
+    believed = [bool((q_values(random.uniform(size=500), 500) <= 0.05).any()) for _ in range(400)]
+    assert np.mean(believed) < 0.08
+
+
+def test_the_share_of_what_was_never_met_is_above_zero_and_falls_with_the_sample() -> None:
+    assert 0 < upper_share(np.array(0), 10_000) < upper_share(np.array(0), 100) < 1
+    assert upper_share(np.array(50), 100) > 0.5

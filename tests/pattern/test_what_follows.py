@@ -1,0 +1,48 @@
+"""What follows the triggers, what the value promotes, and one line that says both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from index_by_hand import pieces, write_index
+
+from memlens.index.reader import Index
+from memlens.pattern.table import compute_patterns, memory_name, prefix_patterns
+
+WORDS = ("stone", "glass", "paper", "cloth", "metal", "ivory", "amber")
+TEXTS = [
+    f"On day {n} the free press {'conference' if n < 30 else WORDS[n % 7]} was read by {n} people." for n in range(300)
+]
+VOCABULARY = sorted({piece for text in TEXTS for piece in pieces(text)})
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    places = {(0, 0): [(s, 5) for s in range(20)], (0, 1): [(s, 5) for s in range(40, 60)], (0, 2): []}
+    promoted = [VOCABULARY.index(" conference"), VOCABULARY.index(" people")]
+    made = write_index(tmp_path / "index", TEXTS, places, values={(0, 0): promoted, (0, 1): promoted, (0, 2): promoted})
+    compute_patterns(made, background=5000)
+    return made
+
+
+def test_a_name_says_what_it_fires_on_what_follows_and_what_it_promotes(index: Index) -> None:
+    row = memory_name(index, "L0N0")
+    assert row is not None
+    assert row["name"] == 'ends with "the free press" → followed by "conference"; promotes "conference", "people"'
+    assert [VOCABULARY[token] for token in row["follows"]] == [" conference"] and row["follows_times"] == [20]
+    assert row["agrees"] is True and row["covered"] == 20
+
+
+def test_tokens_that_follow_now_and_then_are_not_typical(index: Index) -> None:
+    row = memory_name(index, "L0N1")
+    assert row is not None and row["follows"] == [] and row["agrees"] is None
+    assert "followed by" not in row["name"] and "promotes" in row["name"]
+
+
+def test_a_memory_without_triggers_has_no_name(index: Index) -> None:
+    assert memory_name(index, "L0N2") is None
+
+
+def test_each_prefix_lists_the_patterns_it_contains(index: Index) -> None:
+    assert prefix_patterns(index, "L0N0") == {rank: ['ends with "the free press"'] for rank in range(20)}

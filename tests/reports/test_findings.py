@@ -1,0 +1,213 @@
+"""Findings: every sentence can be worked out again from the tables, and none says more than the verdict."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from statistics import median
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from report_tables import write_rows
+
+import memlens
+from memlens.cli import main
+from memlens.errors import UnknownName
+from memlens.reports.findings import find, find_all, finders
+from memlens.reports.memory_findings import Material, Told
+from memlens.text import text_visible as visible
+
+
+def only(index: memlens.Index, name: str) -> Told:
+    (told,) = find(index, name)
+    return told
+
+
+def rows_of(index: memlens.Index, table: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(index.folder / f"{table}.parquet").to_pylist()
+    return rows
+
+
+def test_an_index_with_every_table_tells_nearly_everything(full: memlens.Index) -> None:
+    told = [one.name for one in find_all(full)]
+    assert len(told) >= 12 and len(set(told)) == len(told)
+    assert {"memory", "settling", "right", "depth", "composition", "dead", "claim-last-token"} <= set(told)
+
+
+def test_without_experiments_only_what_scan_and_values_know_is_told(bare: memlens.Index) -> None:
+    assert {one.name for one in find_all(bare)} <= {"right", "rarest", "wanted", "twins", "below", "dead"}
+
+
+def test_an_unknown_finding_is_refused(bare: memlens.Index) -> None:
+    with pytest.raises(UnknownName, match="no finding 'weather'; known: memory, right"):
+        find(bare, "weather")
+
+
+def test_findings_come_in_the_order_they_were_asked_for(full: memlens.Index) -> None:
+    assert [one.name for one in find(full, "dead", "settling", "wanted")] == ["dead", "settling", "wanted"]
+
+
+def test_the_memory_that_is_right_is_the_one_with_the_largest_share(bare: memlens.Index) -> None:
+    top = {(row["layer"], row["memory"]): row["argmax"] for row in rows_of(bare, "values")}
+    followed: Counter[Any] = Counter()
+    agree: Counter[Any] = Counter()
+    for row in rows_of(bare, "triggers"):
+        name = row["layer"], row["memory"]
+        if row["end"] == "top" and row["next_token"] is not None:
+            followed[name] += 1
+            agree[name] += row["next_token"] == top[name]
+    many = {name: agree[name] / count for name, count in followed.items() if count >= 5 and agree[name]}
+    material = Material(bare)
+    words = {name: share for name, share in many.items() if material.is_word(top[name])} or many
+    assert len(words) > 1
+    told = only(bare, "right")
+    best = max(words, key=lambda name: (words[name], followed[name], -name[0], -name[1]))
+    assert told.title.startswith(f"L{best[0]}N{best[1]} promotes ")
+    assert f"follows {agree[best]} of its {followed[best]} strongest triggers" in told.title
+
+
+def test_the_clearest_memory_promotes_most_words_of_the_sentences_that_fire_it(full: memlens.Index) -> None:
+    values = {(row["layer"], row["memory"]): row["tokens"][:10] for row in rows_of(full, "values")}
+    sentences = {row["sentence"]: set(row["tokens"]) for row in rows_of(full, "corpus")}
+    places = {
+        (row["layer"], row["memory"], row["rank"]): row for row in rows_of(full, "triggers") if row["end"] == "top"
+    }
+    material, found = Material(full), []
+    for row in rows_of(full, "patterns"):
+        name = row["layer"], row["memory"]
+        triggers = [places[(*name, rank)] for rank in row["prefixes"] if (*name, rank) in places]
+        if triggers:
+            read = set.union(*(sentences[trigger["sentence"]] for trigger in triggers))
+            said = [token for token in values[name] if token in read and material.is_word(token)]
+            is_phrase = median(trigger["position"] for trigger in triggers) >= 5
+            order = (row["kind"] != "semantic", len(row["prefixes"]) < 10, not is_phrase, -len(said))
+            found.append(((*order, -row["confidence"], *name, row["pattern"]), row["description"]))
+    order, description = min(found)
+    told = only(full, "memory")
+    assert len({one[0][:4] for one in found}) > 1, "nothing to choose between"
+    assert told.title.startswith(f"L{order[5]}N{order[6]} knows ")
+    assert told.title.endswith(visible(description).removeprefix("about: "))
+    assert (order[3] == 0) == (not any("are words of those sentences" in line for line in told.lines))
+
+
+def test_the_rarest_memory_fires_on_the_fewest_prefixes(bare: memlens.Index) -> None:
+    filled = Counter((row["layer"], row["memory"]) for row in rows_of(bare, "triggers") if row["end"] == "top")
+    alive = [row for row in rows_of(bare, "memories") if filled[row["layer"], row["memory"]] >= 5]
+    rarest = min(alive, key=lambda row: (row["frequency"], row["layer"], row["memory"]))
+    assert only(bare, "rarest").title.startswith(f"L{rarest['layer']}N{rarest['memory']} waits: it fires on ")
+    assert f"{rarest['frequency']:.2%}" in only(bare, "rarest").title
+
+
+def test_the_token_of_most_values_is_counted(bare: memlens.Index) -> None:
+    times = Counter(row["argmax"] for row in rows_of(bare, "values"))
+    material = Material(bare)
+    words = [token for token in times if material.is_word(token)] or list(times)
+    best = min(words, key=lambda token: (-times[token], token))
+    assert only(bare, "wanted").title.endswith(f"is the top token of {times[best]:,} values")
+
+
+def test_the_command_about_a_token_lists_every_value_that_it_is_the_top_of(
+    bare: memlens.Index, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = only(bare, "wanted")
+    assert main([*shlex.split(told.command)[1:], "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["memories"]
+    assert told.title.endswith(f"of {sum(one['rank'] == 0 for one in listed):,} values")
+
+
+def test_the_command_about_the_right_memory_lists_every_trigger_that_was_counted(
+    bare: memlens.Index, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = only(bare, "right")
+    assert main([*shlex.split(told.command)[1:], "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    following = [one["next_token"] for one in shown["triggers"]["top"] if one["next_token"] is not None]
+    agree = sum(token == shown["value"]["promotes"][0]["token"] for token in following)
+    assert f"follows {agree} of its {len(following)} strongest triggers" in told.title
+
+
+def test_dead_memories_are_counted(bare: memlens.Index) -> None:
+    rows = rows_of(bare, "memories")
+    dead = [row for row in rows if row["dead"]]
+    title = only(bare, "dead").title
+    if dead:
+        assert title.startswith(f"{len(dead):,} of {len(rows):,} memories")
+    else:
+        assert title == f"Every one of {len(rows):,} memories fires somewhere in this corpus"
+
+
+def refinement(rates: list[float]) -> list[dict[str, Any]]:
+    return [
+        {"layer": layer, "prefixes": 1000, "match": round(1000 * rate), "rate": rate, "low": rate, "high": rate}
+        for layer, rate in enumerate(rates)
+    ]
+
+
+def test_where_predictions_settle_is_read_off_the_table(full: memlens.Index) -> None:
+    write_rows(full, "refinement", refinement([layer / 20 for layer in range(16)]))
+    told = only(full, "settling")
+    assert told.title == "The prediction settles layer by layer"
+    assert "0.0% in layer 0" in told.lines[0] and "75.0% in layer 15" in told.lines[0]
+    assert (
+        told.lines[1] == "layer 10 is the first that begins with more than half of its predictions made, beyond doubt"
+    )
+    assert "verdict: appears" in told.lines
+
+
+def test_a_trend_that_does_not_appear_is_told_as_not_appearing(full: memlens.Index) -> None:
+    write_rows(full, "refinement", refinement([0.3] * 16))
+    told = only(full, "settling")
+    assert told.title == "Not here: The prediction settles layer by layer"
+    assert told.lines[1] == "no layer begins with more than half of its predictions made, beyond doubt"
+    assert "verdict: does not appear" in told.lines
+
+
+def test_the_share_of_compositions_is_the_mean_over_layers(full: memlens.Index) -> None:
+    rows = [
+        {"layer": n, "prefixes": 100, "zero": n, "rate": n / 100, "zero_active": n, "rate_active": n / 50}
+        for n in range(16)
+    ]
+    write_rows(full, "composition", rows)
+    assert only(full, "composition").title.startswith("7.5% of what layers predict")
+    assert only(full, "composition").lines[0] == "of none of those that fire: 15.0%"
+
+
+def test_what_is_no_word_is_passed_over_only_while_there_are_words(bare: memlens.Index) -> None:
+    material = Material(bare)
+    material.__dict__["_frequent"], material.__dict__["_read"] = {2}, set(range(6))
+    bare.__dict__["vocabulary"] = [" river", ",", " the", "ing", " 1990", " sea", " Antar"]
+    assert [material.is_word(token) for token in range(7)] == [True, False, False, False, False, True, False]
+    rows: list[dict[str, Any]] = [{"token": token} for token in (1, 2, 5, 0)]
+    assert material.first_word(rows, lambda row: row["token"]) == {"token": 5}
+    assert material.first_word(rows[:2], lambda row: row["token"]) == {"token": 1}
+    assert material.first_word([], lambda row: row["token"]) is None
+
+
+def test_a_vocabulary_without_spaces_has_words_too(bare: memlens.Index) -> None:
+    material = Material(bare)
+    material.__dict__["_frequent"], material.__dict__["_read"] = set(), {0, 1, 2}
+    bare.__dict__["vocabulary"] = ["river", ",", "sea"]
+    assert [material.is_word(token) for token in range(3)] == [True, False, True]
+
+
+def test_commands_can_be_pasted_whatever_the_folder_is_called(full: memlens.Index) -> None:
+    folder = full.folder.with_name("an index; with $signs")
+    full.folder.rename(folder)
+    for told in find_all(memlens.open_index(folder)):
+        words = shlex.split(told.command)
+        assert words[0] == "memlens" and words[2] == str(folder)
+
+
+def test_the_commands_about_single_memories_run(bare: memlens.Index, capsys: pytest.CaptureFixture[str]) -> None:
+    ran = 0
+    for told in find(bare, "right", "rarest", "wanted", "dead"):
+        assert main(shlex.split(told.command)[1:]) == 0, told.command
+        ran += 1
+    assert ran >= 3 and capsys.readouterr().out
+
+
+def test_every_finder_has_a_name_of_its_own(full: memlens.Index) -> None:
+    for name in finders():
+        assert all(told.name == name for told in find(full, name))

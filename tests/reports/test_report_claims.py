@@ -1,0 +1,266 @@
+"""Each rule on tables made for it: the paper's own curves show every claim, and every verdict can occur."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from memlens.reports.charts import depth, third
+from memlens.reports.claims import CLAIMS, judge_all
+from memlens.reports.judgements import ABSENT, APPEARS, UNCLEAR, Evidence, decimal
+from memlens.reports.published import published
+from memlens.stats import share_difference, wilson
+
+Row = dict[str, Any]
+LAYERS = 16
+MEMORIES = dict.fromkeys(range(LAYERS), 4096)
+
+
+def verdict(slug: str, rows: list[Row], layers: int = LAYERS) -> str:
+    claim = next(claim for claim in CLAIMS if claim.slug == slug)
+    return claim.judge(Evidence({claim.needs: rows}, layers, dict.fromkeys(range(layers), 4096))).verdict
+
+
+def edits(last: Any, other: float = -0.1, width: float = 0.02) -> list[Row]:
+    return [
+        {"layer": layer, "edit": edit, "change": change, "low": change - width, "high": change + width}
+        for layer in range(LAYERS)
+        for edit, change in (("first", other), ("random", other), ("last", last(layer)))
+    ]
+
+
+def agreement(rate: Any, memories: int = 4096) -> list[Row]:
+    return [{"layer": layer, "memories": memories, "agree": round(rate(layer) * memories)} for layer in range(LAYERS)]
+
+
+def quartiles(median: Any, width: float = 0.02) -> list[Row]:
+    return [
+        {"layer": layer, "q1": median(layer) - width, "median": median(layer), "q3": median(layer) + width}
+        for layer in range(LAYERS)
+    ]
+
+
+def confident(layers: list[int], agrees: int = 0) -> list[Row]:
+    return [{"layer": layer, "precision": 0.1 if i < agrees else 0.0} for i, layer in enumerate(layers)]
+
+
+def counts(column: str, share: Any, prefixes: int) -> list[Row]:
+    return [{"layer": n, "prefixes": prefixes, column: round(share(n) * prefixes)} for n in range(LAYERS)]
+
+
+def cases(residual: int, composition: int, ffn: int) -> list[Row]:
+    row = {"residual": residual, "composition": composition, "ffn": ffn, "agreement": 0, "reversal": 0}
+    return [{"layer": layer} | row for layer in range(LAYERS)]
+
+
+def patterns(shallow: Any, memories: int) -> list[Row]:
+    return [
+        {"layer": n, "shallow": shallow(n), "semantic": 100 - shallow(n), "patterned_memories": memories}
+        for n in range(LAYERS)
+    ]
+
+
+def rising(layer: int) -> float:
+    return layer / LAYERS
+
+
+SHOWN: dict[str, dict[str, list[Row]]] = {
+    "patterns": {
+        APPEARS: patterns(lambda n: 90 - 5 * n, 100),
+        ABSENT: patterns(lambda n: 5 * n, 100),
+        UNCLEAR: patterns(lambda n: 60 - n, 4),
+    },
+    "last-token": {
+        APPEARS: edits(lambda n: -0.6),
+        ABSENT: edits(lambda n: -0.05),
+        UNCLEAR: edits(lambda n: -0.6, width=0.4),
+    },
+    "last-token-depth": {
+        APPEARS: edits(lambda n: -0.7 + 0.02 * n),
+        ABSENT: edits(lambda n: -0.5),
+        UNCLEAR: edits(lambda n: -0.5, width=0.5),
+    },
+    "agreement": {
+        APPEARS: agreement(lambda n: 0.03 * rising(n)),
+        ABSENT: agreement(lambda n: 0.01),
+        UNCLEAR: agreement(lambda n: 0.05, memories=40),
+    },
+    "rank": {
+        APPEARS: quartiles(lambda n: 9000 - 300 * n),
+        ABSENT: quartiles(lambda n: 9000 + 300 * n),
+        UNCLEAR: quartiles(lambda n: 9000 - 50 * n),
+    },
+    "confident-values": {
+        APPEARS: confident([15] * 90 + [0] * 10),
+        ABSENT: confident([0] * 90 + [15] * 10),
+        UNCLEAR: confident([15] * 5 + [0] * 4),
+    },
+    "predictive-values": {
+        APPEARS: confident([15] * 100, agrees=50),
+        ABSENT: confident([15] * 100, agrees=5),
+        UNCLEAR: confident([15] * 100, agrees=25),
+    },
+    "active": {
+        APPEARS: quartiles(lambda n: 0.3),
+        ABSENT: quartiles(lambda n: 0.7),
+        UNCLEAR: quartiles(lambda n: 0.3 if n < 11 else 0.7),
+    },
+    "active-middle": {
+        APPEARS: quartiles(lambda n: 0.5 if n < 5 else 0.2),
+        ABSENT: quartiles(lambda n: 0.3),
+        UNCLEAR: quartiles(lambda n: 0.5 if n < 5 else 0.48),
+    },
+    "composition": {
+        APPEARS: counts("zero", lambda n: 0.8, 4000),
+        ABSENT: counts("zero", lambda n: 0.8 if n else 0.5, 4000),
+        UNCLEAR: counts("zero", lambda n: 0.7, 10),
+    },
+    "refinement": {
+        APPEARS: counts("match", rising, 4000),
+        ABSENT: counts("match", lambda n: 0.5, 4000),
+        UNCLEAR: counts("match", lambda n: 0.5, 10),
+    },
+    "last-residual": {
+        APPEARS: counts("match", lambda n: 0.8, 4000),
+        ABSENT: counts("match", lambda n: 0.2, 4000),
+        UNCLEAR: counts("match", lambda n: 0.5, 4000),
+    },
+    "confidence": {
+        APPEARS: quartiles(lambda n: 0.1 + rising(n)),
+        ABSENT: quartiles(lambda n: 0.3),
+        UNCLEAR: quartiles(lambda n: 0.3 + 0.001 * n),
+    },
+    "residual": {
+        APPEARS: cases(800, 200, 0),
+        ABSENT: cases(100, 900, 0),
+        UNCLEAR: cases(5, 5, 0),
+    },
+    "changes": {
+        APPEARS: cases(100, 890, 10),
+        ABSENT: cases(100, 450, 450),
+        UNCLEAR: cases(9, 1, 0),
+    },
+}
+
+
+def test_every_claim_has_tables_for_every_verdict() -> None:
+    assert list(SHOWN) == [claim.slug for claim in CLAIMS]
+
+
+@pytest.mark.parametrize(("slug", "expected"), [(slug, v) for slug in SHOWN for v in (APPEARS, ABSENT, UNCLEAR)])
+def test_a_rule_gives_the_verdict_its_words_promise(slug: str, expected: str) -> None:
+    assert verdict(slug, SHOWN[slug][expected]) == expected
+
+
+def test_the_papers_own_curves_show_every_claim() -> None:
+    names = {claim.needs for claim in CLAIMS} - {"predictive-values"}
+    tables = {name: published(name) for name in names}
+    # The paper prints no intervals for edits; its plotted means are taken as they are.
+    tables["local-edits"] = [row | {"low": row["change"], "high": row["change"]} for row in tables["local-edits"]]
+    tables["predictive-values"] = confident([15] * 97 + [0] * 3, agrees=46)
+    found = {claim.slug: finding for claim, finding in judge_all(Evidence(tables, LAYERS, MEMORIES))}
+    assert {slug for slug, finding in found.items() if finding is None or finding.verdict != APPEARS} == set()
+
+
+def test_a_claim_without_its_table_is_not_judged() -> None:
+    judged = judge_all(Evidence({"rank": published("rank")}, LAYERS, MEMORIES))
+    assert [claim.slug for claim, finding in judged if finding] == ["rank"]
+
+
+@pytest.mark.parametrize("slug", list(SHOWN))
+def test_layers_that_were_not_measured_are_no_evidence(slug: str) -> None:
+    claim = next(claim for claim in CLAIMS if claim.slug == slug)
+    assert claim.judge(Evidence({claim.needs: []}, LAYERS, MEMORIES)).verdict == UNCLEAR
+
+
+@pytest.mark.parametrize("slug", ["last-token", "last-token-depth", "rank", "active", "active-middle", "confidence"])
+def test_layers_in_which_nothing_took_part_are_no_evidence(slug: str) -> None:
+    numbers = ("change", "low", "high", "q1", "median", "q3")
+    rows = SHOWN[slug][APPEARS]
+    empty = [{key: None if key in numbers else value for key, value in row.items()} for row in rows]
+    claim = next(claim for claim in CLAIMS if claim.slug == slug)
+    finding = claim.judge(Evidence({claim.needs: empty}, LAYERS, MEMORIES))
+    assert finding.verdict == UNCLEAR and "not measured" in finding.yours
+    assert verdict(slug, [*empty[3:6], *rows[:3], *rows[6:]]) == APPEARS  # the others still count
+
+
+@pytest.mark.parametrize("slug", ["last-token", "last-token-depth", "rank", "active", "active-middle", "confidence"])
+@pytest.mark.parametrize("expected", [APPEARS, ABSENT])
+def test_a_handful_of_observations_shows_nothing_however_clear_they_look(slug: str, expected: str) -> None:
+    observed = "prefixes" if slug in ("active", "active-middle", "confidence") else "memories"
+    few, enough = ([row | {observed: count} for row in SHOWN[slug][expected]] for count in (5, 6))
+    assert verdict(slug, few) == UNCLEAR and verdict(slug, enough) == expected
+
+
+@pytest.mark.parametrize("slug", ["refinement", "last-residual", "confidence"])
+@pytest.mark.parametrize("expected", [APPEARS, ABSENT])
+def test_without_the_models_last_layer_nobody_can_tell_how_it_ends(slug: str, expected: str) -> None:
+    rows = SHOWN[slug][expected]
+    assert verdict(slug, rows) == expected and verdict(slug, rows[:-1]) == UNCLEAR
+
+
+@pytest.mark.parametrize("slug", ["refinement", "confidence"])
+def test_without_the_first_layer_nobody_can_tell_where_it_began(slug: str) -> None:
+    assert verdict(slug, SHOWN[slug][ABSENT][1:]) == UNCLEAR
+
+
+def test_intervals_of_the_rank_count_where_the_table_has_them() -> None:
+    rows = [row | {"low": row["median"] - 9000, "high": row["median"] + 9000} for row in SHOWN["rank"][APPEARS]]
+    assert verdict("rank", rows) == UNCLEAR
+
+
+def test_depth_is_the_middle_of_a_layers_part() -> None:
+    assert [depth(layer, 4) for layer in range(4)] == [0.125, 0.375, 0.625, 0.875]
+    assert [third(layer, 6) for layer in range(6)] == ["lower", "lower", "middle", "middle", "upper", "upper"]
+    assert third(0, 1) == "middle"
+
+
+def test_intervals_of_shares_hold_what_they_promise() -> None:
+    low, high = wilson(46, 100)
+    assert (round(low, 3), round(high, 3)) == (0.366, 0.557)
+    assert wilson(0, 0) == (0.0, 1.0)
+    # Newcombe's own example: 56/70 against 48/80
+    low, high = share_difference(56, 70, 48, 80)
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+
+
+def test_layers_of_the_paper_are_quoted_from_zero() -> None:
+    said = {claim.slug: claim.published for claim in CLAIMS}
+    quoted = [int(n) for text in said.values() for n in re.findall(r"(?:layers? |in |–)(\d+)(?![\d,.%]| of)", text)]
+    assert quoted and max(quoted) == LAYERS - 1 and min(quoted) == 0
+    active, rank, last = (published(name) for name in ("active", "rank", "local-edits"))
+    assert said["active-middle"] == f"{active[0]['median']:.0%} in layer 0, {active[9]['median']:.0%} in layer 9"
+    assert said["rank"] == f"median {rank[0]['median']:,} in layer 0, {rank[15]['median']:,} in layer 15"
+    assert f"{-last[16]['change']:.0%} in layer 0" in said["last-token-depth"] and last[16]["edit"] == "last"
+
+
+def test_confident_values_must_beat_chance() -> None:
+    rows = SHOWN["predictive-values"][APPEARS]
+    assert verdict("predictive-values", [row | {"chance": 0.1} for row in rows]) == APPEARS
+    assert verdict("predictive-values", [row | {"chance": 0.45} for row in rows]) == UNCLEAR
+    assert verdict("predictive-values", [row | {"chance": 0.5} for row in rows]) == ABSENT
+    claim = next(claim for claim in CLAIMS if claim.slug == "predictive-values")
+    found = claim.judge(Evidence({claim.needs: [row | {"chance": 0.1} for row in rows]}, LAYERS, MEMORIES))
+    assert found.yours == "50 of 100 (by chance: 10.0)"
+
+
+def test_differences_of_the_same_memories_and_prefixes_count_where_the_table_has_them() -> None:
+    wide = SHOWN["last-token"][UNCLEAR]
+    paired = [row | {"beside_last_low": 0.1 if row["edit"] != "last" else 0.0} for row in wide]
+    assert verdict("last-token", wide) == UNCLEAR and verdict("last-token", paired) == APPEARS
+    doubtful = [row | {"beside_last_low": -0.1} for row in SHOWN["last-token"][APPEARS]]
+    assert verdict("last-token", doubtful) == UNCLEAR
+    rows = [row | {"gain_low": 0.12, "gain_high": 0.3} for row in SHOWN["refinement"][UNCLEAR]]
+    assert verdict("refinement", rows) == APPEARS
+    small = [row | {"gain_low": 0.02} for row in rows]
+    assert verdict("refinement", small) == UNCLEAR  # there, but perhaps too small to count
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0.0, "0"), (0.296, "0.3"), (0.00014, "0.00014"), (4.5e-6, "0.0000045"), (1.94e-28, "1.9e-28"), (-2e-9, "-2e-9")],
+)
+def test_a_number_is_written_so_that_nobody_counts_zeros(value: float, written: str) -> None:
+    assert decimal(value) == written

@@ -1,0 +1,89 @@
+"""What the experiments really write is what the report reads: their tables and charts make a page."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import memlens
+from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.run import run
+from memlens.pattern.table import compute_patterns
+from memlens.reports.figures import BASELINES, Model, draw_agreement
+from memlens.reports.report import make_report
+from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.vocab.table import compute_values
+
+TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
+Rain fell on the hills, and the rivers rose. Rain fell on the city. The people of the city read the news.
+"""
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> memlens.Index:
+    folder = tmp_path_factory.mktemp("measured")
+    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
+    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    index = memlens.scan(model, folder / "text.txt", out=folder / "index", top=5)
+    compute_values(index, model)
+    compute_patterns(index, background=1000)
+    run(index, "all", model, sample=30, seed=4)
+    return memlens.open_index(folder / "index")
+
+
+def test_every_experiment_is_on_the_page_with_its_recipe(measured: memlens.Index, tmp_path: Path) -> None:
+    text = make_report(measured, tmp_path / "report.html").read_text(encoding="utf-8")
+    for name in EXPERIMENTS:
+        assert f'<article id="{name}"' in text and f'<article id="how-{name}"' in text
+        size = 30 if EXPERIMENTS[name].on_prefixes else EXPERIMENTS[name].sample
+        sample = "" if size is None else f" --sample {size}"
+        assert f"memlens experiment INDEX {name}{sample} --seed 4" in text
+    assert "at most 1% are expected to be chance over the" in text
+    assert "30 random prefixes of the scanned corpus, seed 4" in text
+    assert "has changed since" not in text and "different passes" not in text
+    charts = json.loads(re.findall(r'id="charts">(.*?)</script>', text, re.DOTALL)[0])
+    assert set(EXPERIMENTS) - set(charts) == set()
+
+
+def test_a_chart_that_an_experiment_draws_itself_is_exported_too(measured: memlens.Index, tmp_path: Path) -> None:
+    make_report(measured, tmp_path / "report.html", tmp_path / "figures")
+    for name in ("last-layer", "contributions", "vetoes"):
+        svg = (tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert "var(--" not in svg and "<svg" in svg
+
+
+def test_working_tables_are_not_results(measured: memlens.Index, tmp_path: Path) -> None:
+    assert measured.has("experiments/prefix-layers")
+    text = make_report(measured, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "prefix-layers" not in text
+
+
+def test_tables_of_different_passes_say_so_and_each_where_it_comes_from(
+    measured: memlens.Index, tmp_path: Path
+) -> None:
+    index = memlens.open_index(shutil.copytree(measured.folder, tmp_path / "index"))
+    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    run(index, "cases", model, sample=20, seed=5)
+    text = make_report(index, tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.count("come from different passes") == 1 and "was measured on" not in text
+    for name, origin in (("cases", "20 random prefixes"), ("refinement", "30 random prefixes")):
+        recipe = text[text.index(f'<article id="how-{name}"') :].split("</article>")[0]
+        assert f"{origin} of the scanned corpus, seed {5 if name == 'cases' else 4}" in recipe
+
+
+def test_the_chart_of_agreement_has_both_baselines(measured: memlens.Index) -> None:
+    rows = measured.table("experiments/agreement").to_pylist()
+    spec = draw_agreement(rows, Model(len(measured.layers), 97))[0].spec
+    drawn = {
+        (row["baseline"], row["layer"]): row["value"]
+        for layer in spec["layer"]
+        for row in layer.get("data", {}).get("values", [])
+        if "baseline" in row
+    }
+    assert drawn == {(label, row["layer"]): row[column] for row in rows for column, label in BASELINES.items()} and len(
+        drawn
+    ) == 2 * len(rows)

@@ -1,0 +1,264 @@
+"""The page is whole, loads nothing, shows text as text, and names what is missing."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_tables import EVIL, like_the_paper, write_rows
+
+import memlens
+from memlens.errors import IndexFolderError, SettingError
+from memlens.pattern.related import duplicate_groups, token_sets, trigger_sets
+from memlens.reports.galleries import SHOWN, clearest_patterns, same_triggers, same_values
+from memlens.reports.report import make_report
+from memlens.reports.style import page_spec, vega_bundle
+from memlens.reports.topics import TOPICS
+from memlens.text import text_visible as visible
+from memlens.text import token
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Every element with its attributes and text; fails on a tag that is closed out of order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        (self.scripts if self.open and self.open[-1] in ("script", "style") else self.texts).append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def all(self, attribute: str) -> list[Any]:
+        return [attributes[attribute] for _, attributes in self.elements if attribute in attributes]
+
+
+@pytest.fixture(scope="module")
+def page(full_page: Path) -> Page:
+    return Page(full_page.read_text(encoding="utf-8"))
+
+
+def read(index: memlens.Index, tmp_path: Path) -> Page:
+    return Page(make_report(index, tmp_path / "report.html").read_text(encoding="utf-8"))
+
+
+def test_every_tag_is_closed_in_order_and_every_id_is_unique(page: Page) -> None:
+    ids = page.all("id")
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize("which", ["full", "bare"])
+def test_every_link_leads_to_a_place_on_the_page(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    page = read(request.getfixturevalue(which), tmp_path)
+    places = {f"#{name}" for name in page.all("id")}
+    assert page.all("href") and set(page.all("href")) <= places
+
+
+def test_nothing_is_loaded_and_no_handler_is_inline(page: Page) -> None:
+    assert not page.all("src") and not page.all("srcset")
+    assert {tag for tag, _ in page.elements} & {"link", "iframe", "object", "embed", "base", "form", "img"} == set()
+    assert not [name for _, attributes in page.elements for name in attributes if name.startswith("on")]
+    css = page.scripts[0]
+    assert "url(" not in css and "@import" not in css
+
+
+def test_only_the_scripts_of_the_page_may_run(page: Page) -> None:
+    policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None and "default-src 'none'" in policy and "unsafe-eval" not in policy
+    running = page.scripts[2:]  # after the style and the charts' data
+    hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in running]
+    assert re.findall(r"'sha256-([^']+)'", policy) == hashes
+
+
+def test_text_that_looks_like_html_is_shown_as_text(page: Page) -> None:
+    assert EVIL in page.text
+    assert [a.get("type") for tag, a in page.elements if tag == "script"] == ["application/json", "module", "module"]
+
+
+def test_text_that_cannot_be_shown_becomes_a_sign() -> None:
+    assert visible("a\x00b\ud800c\u202ed\ne") == "a\ufffdb\ufffdc\ufffdd⏎e"
+    assert (token(" Paris"), token("  "), token("")) == ("␣Paris", "␣␣", "∅")
+
+
+def test_broken_names_do_not_break_the_page(bare: memlens.Index, tmp_path: Path) -> None:
+    bare.manifest["model"]["name"] = "<img src=x onerror=alert(1)>\ud800\x00"
+    page = read(bare, tmp_path)
+    assert "<img src=x onerror=alert(1)>\ufffd\ufffd" in page.text
+
+
+def test_the_same_index_gives_the_same_bytes(full: memlens.Index, full_page: Path, tmp_path: Path) -> None:
+    again = make_report(full, tmp_path / "again.html").read_bytes()
+    assert again == full_page.read_bytes()  # of the same tables in another folder
+    assert str(tmp_path).encode() not in again
+
+
+def test_names_that_count_over_a_process_count_from_one_in_every_chart() -> None:
+    def chart(first: int) -> dict[str, Any]:
+        views = [f"view_{first}", f"view_{first + 1}"]
+        params = [{"name": f"param_{first + 7}", "select": "point", "views": views[:1]}]
+        return {"layer": [{"name": name} for name in views], "params": params, "data": {"values": ["view_9"]}}
+
+    assert page_spec(chart(3)) == page_spec(chart(40))
+    assert page_spec(chart(3))["params"][0]["views"] == [page_spec(chart(3))["layer"][0]["name"]] == ["view_1"]
+    assert page_spec(chart(3))["data"] == {"values": ["view_9"]}
+
+
+def test_missing_tables_are_named_with_the_command_that_makes_them(bare: memlens.Index, tmp_path: Path) -> None:
+    text = read(bare, tmp_path).text
+    for topic in TOPICS:
+        assert topic.title in text and topic.made_by in text
+    assert re.findall(r"(\d+) (?:appear|do not appear|cannot tell)\b", text) == ["0", "0", "0"]
+
+
+def test_any_subset_of_tables_is_shown(bare: memlens.Index, tmp_path: Path) -> None:
+    tables = like_the_paper(bare)
+    for name in ("rank", "cases"):
+        write_rows(bare, name, tables[name])
+    page = read(bare, tmp_path)
+    assert page.all("data-chart")[:3] == ["rank", "cases", "cases-paper"]
+    assert "memlens experiment INDEX agreement" in page.text
+    assert "memlens experiment INDEX rank --" not in page.text  # nothing is known of sample and seed here
+
+
+def test_a_table_that_nobody_describes_is_shown_under_its_name(bare: memlens.Index, tmp_path: Path) -> None:
+    write_rows(bare, "duplicates", [{"memory": "L0N1", "twin": "L0N2", "cosine": 0.99}])
+    page = read(bare, tmp_path)
+    assert "Table duplicates" in page.text and "L0N2" in page.text
+
+
+def test_every_chart_has_a_description_and_its_numbers(page: Page) -> None:
+    charts = [attributes for _, attributes in page.elements if "data-chart" in attributes]
+    specs = json.loads(page.scripts[1])
+    assert {chart["data-chart"] for chart in charts} == set(specs)
+    assert all(chart["role"] == "img" and len(chart["aria-label"] or "") > 20 for chart in charts)
+    articles = sum(tag == "figure" for tag, _ in page.elements)
+    assert sum(tag == "details" and a.get("class") == "numbers" for tag, a in page.elements) >= articles
+
+
+def test_a_table_without_a_column_of_the_contract_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
+    write_rows(bare, "rank", [{"layer": 0, "q1": 1.0, "q3": 2.0}])
+    with pytest.raises(IndexFolderError, match="no column 'median'; run `memlens experiment"):
+        make_report(bare, tmp_path / "report.html")
+
+
+def test_values_computed_anew_are_told(bare: memlens.Index, tmp_path: Path) -> None:
+    write_rows(bare, "rank", like_the_paper(bare)["rank"])
+    note = {"rank": {"seed": 3, "sample": 7, "from": {"values": "another"}}}
+    bare.write({}, lambda: {"experiments": note})
+    text = read(bare, tmp_path).text
+    assert "was made from has changed since" in text and "memlens experiment INDEX rank --sample 7 --seed 3" in text
+
+
+def test_assets_hold_each_chart_and_the_very_tables(full: memlens.Index, tmp_path: Path) -> None:
+    make_report(full, tmp_path / "report.html", tmp_path / "figures")
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    for name in page.all("data-chart"):
+        svg = (tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert svg.startswith("<svg") and "var(--" not in svg
+        assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    for path in (full.folder / "experiments").glob("*.parquet"):
+        assert from_csv(tmp_path / "figures" / f"{path.stem}.csv") == full.table(f"experiments/{path.stem}").to_pylist()
+
+
+def from_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="") as handle:
+        return [{name: _value(cell) for name, cell in row.items()} for row in csv.DictReader(handle)]
+
+
+def _value(cell: str) -> Any:
+    if cell in ("True", "False"):
+        return cell == "True"
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            continue
+    return cell or None
+
+
+def test_a_folder_in_place_of_the_page_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="is a folder; name a file"):
+        make_report(bare, tmp_path)
+
+
+def test_a_file_in_place_of_the_assets_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SettingError, match=r"--assets is .* a file"):
+        make_report(bare, tmp_path / "report.html", tmp_path / "file")
+
+
+def test_a_damaged_cache_is_made_again(bundle_cache: Path) -> None:
+    kept = next((bundle_cache / "memlens").iterdir())
+    whole = vega_bundle()
+    kept.write_text("// not this\nalert(1)")
+    assert vega_bundle() == whole
+
+
+def test_the_gallery_of_patterns_shows_the_surest_of_each_kind_and_none_twice(full: memlens.Index) -> None:
+    cards = clearest_patterns(full)
+    assert cards is not None and len(cards) == len({(card.layer, card.kind) for card in cards}) <= SHOWN
+    assert cards[0].layer == full.layers[0] and cards[-1].layer == full.layers[-1]
+    rows = full.table("patterns").to_pylist()
+    used: set[tuple[str, str]] = set()
+    for card in cards:
+        own = [row for row in rows if (row["layer"], row["kind"]) == (card.layer, card.kind)]
+        free = [row for row in own if (row["pattern"], row["kind"]) not in used]
+        best = max(free, key=lambda row: (row["confidence"], -row["memory"]))
+        assert card.memory == f"L{best['layer']}N{best['memory']}" and card.confidence == best["confidence"]
+        used.add((best["pattern"], best["kind"]))
+
+
+def test_duplicates_are_on_the_page_with_what_they_share(full: memlens.Index, tmp_path: Path) -> None:
+    page = read(full, tmp_path)
+    for gallery, named in ((same_triggers(full), trigger_sets(full)), (same_values(full), token_sets(full))):
+        assert gallery is not None
+        for card in gallery.cards:
+            assert card.count >= len(card.memories) > 1 and " ".join(card.memories) in page.text
+            first, second = (named[memlens.MemoryId.parse(name)] for name in card.memories[:2])
+            assert len(first & second) / len(first | second) >= card.least
+            assert bool(card.examples) != bool(card.tokens)
+    groups = duplicate_groups(trigger_sets(full), 0.5)
+    assert groups and f"{sum(len(g.memories) for g in groups):,} memories in {len(groups):,}" in page.text
+
+
+def test_what_people_say_stands_beside_the_hint(full: memlens.Index, tmp_path: Path) -> None:
+    row = {"layer": 15, "prefix": 0, "text": "The river", "residual_text": " runs", "output_text": EVIL, "cosine": 0.25,
+           "memories": [3], "related": 2, "distant": 1}  # fmt: skip
+    write_rows(full, "last-layer", [row, row | {"related": 0, "distant": 0}])
+    page = read(full, tmp_path)
+    assert "Here people judged 1 of 2: 0 distant, 1 related; mean cosine 0.25 where related." in page.text
+    assert "people: 2 related, 1 distant" in page.text and page.text.count("people: ") == 1
+
+
+def test_figure_two_has_a_panel_for_the_machine_the_paper_and_each_person(page: Page) -> None:
+    assert page.all("data-chart")[:3] == ["patterns", "patterns-paper", "patterns-people-0"]
+    spec = json.loads(page.scripts[1])["patterns"]
+    drawn = spec["data"]["values"]
+    assert {row["pattern"] for row in drawn} == {"shallow", "both", "semantic", "not covered"}
+    assert all(row["low"] - 1e-9 <= row["share"] <= row["high"] + 1e-9 for row in drawn)

@@ -1,0 +1,125 @@
+"""TopTriggers against ten naive lines, in any order, any split and any merge tree, with ties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memlens.errors import SettingError
+from memlens.scanner.layer import TopTriggers
+
+MEMORIES = 3
+
+
+def brute_force(rows: list[tuple[int, int, list[float]]], top: int, per_sentence: str, sign: int) -> list[list]:
+    """For each memory the (coefficient, sentence, position) triples in memlens' order."""
+    lists = []
+    for memory in range(MEMORIES):
+        found = sorted((-sign * m[memory], s, p) for s, p, m in rows if sign * m[memory] > 0)
+        if per_sentence == "best":
+            first: dict[int, tuple] = {}
+            for entry in found:
+                first.setdefault(entry[1], entry)
+            found = list(first.values())
+        lists.append([(-sign * score, s, p) for score, s, p in found[:top]])
+    return lists
+
+
+def as_lists(triggers: TopTriggers, end: str) -> list[list]:
+    found = triggers.result()[end]
+    return [
+        [
+            (float(found.coefficients[m, i]), int(found.sentences[m, i]), int(found.positions[m, i]))
+            for i in range(found.filled[m])
+        ]
+        for m in range(MEMORIES)
+    ]
+
+
+def fed(rows: list[tuple[int, int, list[float]]], top: int, per_sentence: str) -> TopTriggers:
+    triggers = TopTriggers(MEMORIES, top, per_sentence=per_sentence, bottom=True)
+    if rows:
+        sentences, positions, coefficients = (np.array(column) for column in zip(*rows, strict=True))
+        triggers.update(coefficients.astype(np.float32), sentences, positions)
+    return triggers
+
+
+# Few distinct values, so that ties abound; a prefix occurs once.
+prefixes = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 6)), unique=True, min_size=0, max_size=60)
+values = st.sampled_from([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 1.0, 2.0])
+
+
+@st.composite
+def corpora(draw: st.DrawFn) -> list[tuple[int, int, list[float]]]:
+    return [(s, p, [draw(values) for _ in range(MEMORIES)]) for s, p in draw(prefixes)]
+
+
+@given(corpora(), st.integers(1, 7), st.sampled_from(["best", "all"]))
+@settings(max_examples=150, deadline=None)
+def test_one_update_equals_brute_force(rows: list, top: int, per_sentence: str) -> None:
+    triggers = fed(rows, top, per_sentence)
+    assert as_lists(triggers, "top") == brute_force(rows, top, per_sentence, 1)
+    assert as_lists(triggers, "bottom") == brute_force(rows, top, per_sentence, -1)
+
+
+@given(corpora(), st.integers(1, 7), st.sampled_from(["best", "all"]), st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_any_order_split_and_merge_tree_gives_the_same(rows: list, top: int, per_sentence: str, random) -> None:
+    shuffled = list(rows)
+    random.shuffle(shuffled)
+    parts = []
+    while shuffled:  # splits cut sentences in two as well
+        size = random.randint(1, len(shuffled))
+        parts.append(fed(shuffled[:size], top, per_sentence))
+        shuffled = shuffled[size:]
+    while len(parts) > 1:
+        first = parts.pop(random.randrange(len(parts)))
+        parts[random.randrange(len(parts))].merge(first)
+    merged = parts[0] if parts else fed([], top, per_sentence)
+    whole = fed(rows, top, per_sentence)
+    for name, array in whole.arrays().items():
+        if not name.endswith("positions"):
+            np.testing.assert_array_equal(merged.arrays()[name], array, err_msg=name)
+    assert as_lists(merged, "top") == brute_force(rows, top, per_sentence, 1)
+    assert as_lists(merged, "bottom") == brute_force(rows, top, per_sentence, -1)
+
+
+@pytest.mark.parametrize("per_sentence", ["best", "all"])
+def test_many_updates_over_wide_blocks_equal_brute_force(per_sentence: str) -> None:
+    """Wider than one tile, more sentences than one group, lists that fill up and turn over."""
+    random = np.random.default_rng(7)
+    memories, top = 1500, 9
+    triggers = TopTriggers(memories, top, per_sentence=per_sentence, bottom=True)
+    sentences = np.repeat(np.arange(120), 5)
+    positions = np.tile(np.arange(5), 120)
+    coefficients = np.round(random.normal(size=(600, memories)), 1).astype(np.float32)
+    for part in np.array_split(random.permutation(600), 4):
+        triggers.update(coefficients[part], sentences[part], positions[part])
+    found = triggers.result()["top"]
+    for memory in range(0, memories, 37):
+        order = np.lexsort((positions, sentences, -coefficients[:, memory]))
+        expected, seen = [], set()
+        for row in order:
+            if coefficients[row, memory] > 0 and not (per_sentence == "best" and sentences[row] in seen):
+                expected.append((sentences[row], positions[row]))
+                seen.add(sentences[row])
+        got = list(zip(found.sentences[memory], found.positions[memory], strict=True))
+        assert got == expected[:top]
+
+
+def test_a_memory_that_never_fires_has_no_triggers() -> None:
+    triggers = fed([(0, 0, [0.0, -1.0, 1.0]), (0, 1, [0.0, 0.0, 0.0])], 5, "best")
+    assert [len(entries) for entries in as_lists(triggers, "top")] == [0, 0, 1]
+    assert [len(entries) for entries in as_lists(triggers, "bottom")] == [0, 1, 0]
+
+
+def test_parts_with_different_settings_do_not_merge() -> None:
+    with pytest.raises(SettingError, match="different settings"):
+        TopTriggers(3, 5).merge(TopTriggers(3, 6))
+
+
+def test_a_top_of_zero_is_refused() -> None:
+    with pytest.raises(SettingError, match="--top is 0"):
+        TopTriggers(3, 0)

@@ -1,0 +1,176 @@
+"""examples/find_findings.py finds the memory that was planted, and measures what intervening on it measures."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import memlens
+from memlens.memory import MemoryId
+from memlens.pattern.table import compute_patterns
+from memlens.testing import tiny_model, tiny_tokenizer
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "find_findings.py"
+WORDS = ("the city", "people read", "news of", "rain fell", "hills and", "a war", "the press", "in spring", "the day")
+PLANTED = MemoryId(1, 7)
+
+
+def load_script() -> ModuleType:
+    import sys
+
+    spec = importlib.util.spec_from_file_location("find_findings", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["find_findings"] = module  # dataclasses look their own module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def sentences(seed: int, count: int) -> str:
+    """Sentences of random words; " river" is in every third, and " of" follows it."""
+    draw = random.Random(seed)
+    lines = []
+    for number in range(count):
+        parts = draw.choices(WORDS, k=draw.randint(2, 4))
+        if number % 3 == 0:
+            parts.insert(draw.randint(1, len(parts)), "river of")
+        lines.append(" ".join(parts).capitalize() + ".")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint in which L1N7 fires on " river" alone and writes what " of" is read by, scanned and looked over."""
+    folder = tmp_path_factory.mktemp("findings")
+    network, tokenizer = tiny_model("gpt2", n_positions=64, tie_word_embeddings=False), tiny_tokenizer()
+    river, of = tokenizer.convert_tokens_to_ids(["Ġriver", "Ġof"])
+    with torch.no_grad():
+        network.transformer.wte.weight[:, 0] = 0.0
+        network.transformer.wte.weight[river] = torch.eye(24)[0] * 12
+        network.transformer.wpe.weight.zero_()
+        for block in network.transformer.h:
+            for parameter in (block.attn.c_proj.weight, block.attn.c_proj.bias, block.mlp.c_proj.weight):
+                parameter.mul_(0.05)
+            block.ln_2.weight.fill_(1.0)
+            block.ln_2.bias.zero_()
+        own = network.transformer.h[PLANTED.layer].mlp
+        own.c_fc.weight[:, PLANTED.memory] = torch.eye(24)[0] * 4
+        own.c_fc.bias[PLANTED.memory] = -10.0
+        own.c_proj.weight[PLANTED.memory] = network.lm_head.weight[of] * 2
+    network.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "scanned.txt").write_text(sentences(1, 450))
+    (folder / "held-out.txt").write_text(sentences(2, 120))
+    index = memlens.scan(folder / "model", folder / "scanned.txt", out=folder / "index", top=25, unit="line", threads=1)
+    memlens.values(index, top=10, threads=1)
+    compute_patterns(memlens.Index(index.folder))
+    return {name: folder / name for name in ("model", "index", "scanned.txt", "held-out.txt")}
+
+
+def run(made: dict[str, Path], capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = load_script().main([str(made["index"]), "--held-out", str(made["held-out.txt"]), *options])
+    return code, *capsys.readouterr()
+
+
+def test_the_planted_memory_is_found_and_measured(made: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(made, capsys, "--json", "--prompts", "6")
+    assert code == 0 and err == ""
+    found: list[dict[str, Any]] = json.loads(out)
+    first = found[0]
+    assert first["candidate"]["memory"] == {"layer": PLANTED.layer, "memory": PLANTED.memory}
+    assert first["candidate"]["text"] == " of" and "river" in first["candidate"]["patterns"][0]
+    assert len(first["measured"]) == 6 == first["fell"] and first["effect"] > 0
+    scanned = set(made["scanned.txt"].read_text().splitlines())
+    held_out = [line for line in made["held-out.txt"].read_text().splitlines() if line not in scanned]
+    model = memlens.load(made["model"])
+    for row in first["measured"]:
+        assert any(line.startswith(row["prompt"]) for line in held_out) and row["prompt"].endswith("river")
+        assert row["is_next"]
+        compared = memlens.intervene(model, row["prompt"], f"{PLANTED}=0", token=" of")
+        assert row["p"] == pytest.approx(compared.before.token.p, rel=1e-4)
+        assert row["p_without"] == pytest.approx(compared.after.token.p, rel=1e-4)
+        shown = {one.memory: one.coefficient for one in memlens.trace(model, row["prompt"], top=40).layers[1].by_size}
+        assert row["coefficient"] == pytest.approx(shown[PLANTED], rel=1e-4)
+    assert [one["effect"] for one in found] == sorted((one["effect"] for one in found), reverse=True)
+
+
+def test_the_page_has_commands_that_repeat_it(made: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    import shlex
+
+    from memlens.cli import main
+
+    code, out, _ = run(made, capsys, "--prompts", "3")
+    assert code == 0 and out.startswith(f"## {PLANTED}: ") and "held-out prompts: p of ' of' falls on 3" in out
+    commands = [line for line in out.splitlines() if line.startswith("memlens ")]
+    assert len(commands) >= 2
+    for command in commands[:2]:
+        assert main(shlex.split(command)[1:]) == 0
+
+
+@pytest.mark.parametrize("option", ["--count", "--prompts", "--sentences"])
+@pytest.mark.parametrize("number", ["0", "-1"])
+def test_none_and_less_are_refused(
+    made: dict[str, Path], capsys: pytest.CaptureFixture[str], option: str, number: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(made, capsys, option, number)
+    assert caught.value.code == 2 and f"invalid at_least_one value: '{number}'" in capsys.readouterr().err
+
+
+def test_a_prompt_that_begins_with_a_dash_is_repeated_by_its_command(made: dict[str, Path]) -> None:
+    import shlex
+
+    from memlens.cli import main
+
+    script = load_script()
+    candidate = script.Candidate(PLANTED, "", ["p"], 0, " of", 1, 1, 1, [])
+    finding = script.Finding(candidate, [script.Measured("-x river", 1.0, 0.5, 0.4, 0.0, True)])
+    page = script.as_markdown(memlens.open_index(made["index"]), finding)
+    (command,) = (line for line in page.splitlines() if line.startswith("memlens trace "))
+    assert main(shlex.split(command)[1:]) == 0
+
+
+def test_an_index_without_patterns_is_refused_in_one_line(
+    made: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = tmp_path / "t.txt"
+    text.write_text("The river runs.\n")
+    bare = memlens.scan(made["model"], text, out=tmp_path / "bare", top=3, threads=1)
+    code = load_script().main([str(bare.folder), "--held-out", str(text)])
+    out, err = capsys.readouterr()
+    assert code == 2 and out == "" and err.startswith("find_findings: ") and err.count("\n") == 1
+
+
+def test_a_prompt_is_never_cut_within_a_letter(made: dict[str, Path]) -> None:
+    """Silencing is measured on the prompt as text; if that were other tokens, another prefix would be measured."""
+    script, model = load_script(), memlens.load(made["model"])
+    (encoded,) = model.tokenizer.encode(["A 東 river"])
+    sentence = script.Sentence("A 東 river", encoded.ids, encoded.ends)
+    memories = [MemoryId(layer, memory) for layer in range(3) for memory in range(40)]
+    places = [
+        place for found in script.highest_places(model, [sentence], memories, 9).values() for _, _, place in found
+    ]
+    own = [
+        at
+        for at in range(len(encoded.ids))
+        if model.tokenizer.encode([sentence.until(at)])[0].ids == encoded.ids[: at + 1]
+    ]
+    assert 1 < len(own) < len(encoded.ids) and places and set(places) <= set(own)
+
+
+def test_equal_prompts_are_measured_once(made: dict[str, Path]) -> None:
+    script, model = load_script(), memlens.load(made["model"])
+    texts = ["The river of", "The river runs", "The river", "A river"]
+    encoded = zip(texts, model.tokenizer.encode(texts), strict=True)
+    sentences = [script.Sentence(text, one.ids, one.ends) for text, one in encoded]
+    places = script.highest_places(model, sentences, [PLANTED], 9)[PLANTED]
+    prompts = [sentences[number].until(position) for _, number, position in places]
+    assert sorted(prompts) == ["A river", "The river"]

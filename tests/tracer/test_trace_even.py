@@ -1,0 +1,193 @@
+"""Whatever may be named as the model, every function takes; and one text does where a list of texts does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memlens
+from memlens.errors import MemlensError, ModelError, SettingError
+from memlens.memory import MemoryId
+from memlens.models.memory_model import MemoryModel
+from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
+from memlens.tracer.intervention import Edit, Intervention
+from memlens.tracer.result import Trace
+from memlens.tracer.value_changes import ValueChange
+
+PROMPT = "The river runs"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """model/, and index/ of it with values."""
+    folder = tmp_path_factory.mktemp("even")
+    save_tiny(folder / "model", "gpt2")
+    (folder / "text.txt").write_text("The river runs to the sea. Rain fell on the hills.\n")
+    memlens.scan(folder / "model", folder / "text.txt", out=folder / "index", top=3, threads=1)
+    memlens.values(folder / "index", top=12, threads=1)
+    return folder
+
+
+def ids(found: Trace) -> list[Any]:
+    return [found.token.id, found.logit, [one.memory for one in found.memories]]
+
+
+CHANGE = ValueChange(MemoryId(1, 3), torch.full((24,), 2.0))
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "trace": lambda model: ids(memlens.trace(model, PROMPT)),
+    "intervene": lambda model: memlens.intervene(model, PROMPT, "L1N3=4").kl,
+    "generate": lambda model: memlens.generate(model, PROMPT, 3, "L1N3=4"),
+    "silence_each": lambda model: memlens.silence_each(model, PROMPT, ["L1N3", "L0N0"]),
+    "integrate": lambda model: memlens.integrate(model, PROMPT, layers=[1], steps=2).to_json(),
+    "towards": lambda model: memlens.ValueChange.towards(model, "L1N3", " the", 2.0).value.tolist(),
+    "replaced": lambda model: memlens.ValueChange.replaced(model, "L1N3", [2.0] * 24).value.tolist(),
+    "side_effects": lambda model: memlens.side_effects(model, CHANGE, PROMPT),
+    "meant_for": lambda model: memlens.Intervention.parse("L1N3=0").meant_for(model),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_model_is_a_name_a_folder_a_loaded_one_or_an_index(folder: Path, name: str) -> None:
+    model, index = folder / "model", folder / "index"
+    expected = CALLS[name](memlens.load(model))
+    for given in (model, str(model), index, str(index), memlens.Index(index)):
+        assert CALLS[name](given) == expected
+
+
+def test_an_index_that_stands_for_the_model_names_memories(folder: Path) -> None:
+    index = folder / "index"
+    named = memlens.trace(index, PROMPT)
+    assert any(memory.trigger for memory in named.memories)
+    assert memlens.trace(folder / "model", PROMPT, index=index) == named
+    compared = memlens.intervene(memlens.Index(index), PROMPT, "L1N3=4")
+    assert compared.before == named and memlens.intervene(folder / "model", PROMPT, "L1N3=4", index=index) == compared
+
+
+def test_an_unfinished_index_is_refused_as_such(tmp_path: Path) -> None:
+    (tmp_path / "partial").mkdir()
+    with pytest.raises(MemlensError, match="unfinished scan"):
+        memlens.trace(tmp_path, PROMPT)
+
+
+def test_a_model_can_be_saved_with_a_change_by_its_name(folder: Path, tmp_path: Path) -> None:
+    saved = memlens.load(memlens.save_changed(folder / "index", CHANGE, tmp_path / "edited"))
+    assert torch.equal(saved.layers[1].values[3], CHANGE.value)
+    with pytest.raises(SettingError, match=r"use memlens\.load"), memlens.trying(str(folder / "model"), CHANGE):  # type: ignore[arg-type]
+        pass
+
+
+def test_one_text_or_several_are_taken_alike(folder: Path) -> None:
+    model = memlens.load(folder / "model")
+    assert memlens.side_effects(model, [CHANGE], [PROMPT]) == memlens.side_effects(model, CHANGE, PROMPT)
+    assert len(memlens.side_effects(model, CHANGE, (text for text in ("The", "river")))) == 2
+    assert memlens.silence_each(model, PROMPT, "L1N3") == memlens.silence_each(model, PROMPT, [MemoryId(1, 3)])
+    as_texts, whole = memlens.intervene(model, PROMPT, ["L1N3=4", "L2=x2"]), Intervention.parse("L1N3=4", "L2=x2")
+    assert as_texts == memlens.intervene(model, PROMPT, whole)
+    assert memlens.intervene(model, PROMPT, Edit.parse("L1N3=4")) == memlens.intervene(model, PROMPT, "L1N3=4")
+    attribution = memlens.silence_each(model, PROMPT, layers=[2])
+    assert memlens.in_common(attribution) == memlens.in_common([attribution])
+
+
+def test_numbers_may_be_numpys(folder: Path) -> None:
+    model, one = memlens.load(folder / "model"), np.int64(1)
+    found = memlens.trace(model, PROMPT, position=one, token=np.int32(5), top=np.int64(3))  # type: ignore[arg-type]
+    assert found == memlens.trace(model, PROMPT, position=1, token=5, top=3)
+    json.dumps(found.to_json())
+    edit = Edit(layer=one, coefficient=np.float32(2.5), positions=np.arange(2))  # type: ignore[arg-type]
+    assert json.dumps(edit.to_json()) == json.dumps(Edit(layer=1, coefficient=2.5, positions=(0, 1)).to_json())
+    sampled = memlens.generate(model, PROMPT, 2, temperature=np.float32(0.5), seed=one)  # type: ignore[arg-type]
+    assert sampled == memlens.generate(model, PROMPT, 2, temperature=0.5, seed=1)
+
+
+def test_an_edit_in_words_reads_as_the_same_edit() -> None:
+    one = (MemoryId(0, 3),)
+    for edit in (Edit(one, coefficient=1 / 3), Edit(layer=2, factor=-1234567.0), Edit(one), Edit(one, factor=2)):
+        assert Edit.parse(str(edit)) == edit
+    assert [str(Edit.parse(text)) for text in ("L0N3=x2.0", "L0N3=3.50")] == ["L0N3=x2", "L0N3=3.5"]
+    assert Edit.parse("L0N3=0", -1) == Edit(one, positions=(-1,))  # type: ignore[arg-type]
+    several = Intervention.parse("L0N3=0", "L0N4=0", positions=iter([0, 1]))  # type: ignore[arg-type]
+    assert several.edits[1].positions == (0, 1)
+    with pytest.raises(SettingError, match="has no number"):
+        Edit.parse("L0N3=٣")
+
+
+def test_an_intervention_takes_edits_in_words() -> None:
+    words: Any = ["L0N1=0", "L2=x3"]
+    assert Intervention(words) == Intervention.parse("L0N1=0", "L2=x3") == Intervention.of(words)
+    assert Intervention(words[0]).edits == (Edit.parse("L0N1=0"),)
+
+
+def test_an_edit_takes_names_and_numbers_of_any_kind() -> None:
+    one: Any = "L1N3"
+    assert Edit(one) == Edit(memories=(MemoryId(1, 3),))
+    several: Any = ["L1N3", MemoryId(0, 2)]
+    at: Any = [0, -1]
+    assert Edit(several, factor=torch.tensor(2.0), positions=at) == Edit(  # type: ignore[arg-type]
+        (MemoryId(1, 3), MemoryId(0, 2)), factor=2.0, positions=(0, -1)
+    )
+    assert hash(Edit(several, positions=at)) == hash(Edit(several, positions=at))
+    assert [str(Edit.parse(text)) for text in ("L1N3=0", "L2=x-2", "l1d3=4.5")] == ["L1N3=0", "L2=x-2", "L1N3=4.5"]
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (torch.ones(23), r"shape \[23\], not \[24\]"),
+        (torch.ones(1, 24), r"shape \[1, 24\]"),
+        (torch.tensor(1.0), r"shape \[\]"),
+        (torch.full((24,), torch.nan), "not finite in float32"),
+        (torch.full((24,), 1e300, dtype=torch.float64), "not finite in float32"),
+    ],
+)
+def test_a_change_that_does_not_suit_the_model_is_refused_everywhere(
+    model: MemoryModel, value: torch.Tensor, words: str, tmp_path: Path
+) -> None:
+    own = model.fingerprint()
+    change = ValueChange(MemoryId(1, 3), value)
+    with pytest.raises(SettingError, match=words), memlens.trying(model, [CHANGE, change]):
+        pass
+    with pytest.raises(SettingError, match=words):
+        memlens.side_effects(model, change, PROMPT)
+    with pytest.raises(SettingError, match=words):
+        memlens.save_changed(model, change, tmp_path / "edited")
+    with pytest.raises(SettingError, match=words):
+        ValueChange.replaced(model, "L1N3", value)
+    assert model.fingerprint() == own and not (tmp_path / "edited").exists()
+
+
+@pytest.mark.parametrize("value", ["abc", [[1.0], [2.0, 3.0]], object(), [1j]])
+def test_a_value_that_is_no_list_of_numbers_is_refused(value: Any) -> None:
+    with pytest.raises(SettingError, match="the new value of L1N3"):
+        ValueChange(MemoryId(1, 3), value)
+
+
+def test_what_is_no_change_is_refused(model: MemoryModel) -> None:
+    for nothing in ("L1N3=0", ["L1N3=0"], 5):
+        with pytest.raises(SettingError, match="is not a ValueChange"):
+            memlens.side_effects(model, nothing, PROMPT)  # type: ignore[arg-type]
+
+
+def test_a_group_is_found_by_the_folder_and_cannot_reach_beyond_its_table(folder: Path) -> None:
+    index = memlens.Index(folder / "index")
+    assert memlens.promoting(folder / "index", " the") == memlens.promoting(index, " the")
+    assert memlens.promoting(index, " the", limit=1) == memlens.promoting(index, " the")[:1]
+    with pytest.raises(SettingError, match="lists 12 tokens a value, not 13"):
+        memlens.promoting(index, " the", within=13)
+    for wrong in ({"within": 0}, {"limit": 0}, {"limit": -1}):
+        with pytest.raises(SettingError, match="ask for 1 or more"):
+            memlens.promoting(index, " the", **wrong)  # type: ignore[arg-type]
+    for tokens in (5, None, [" the", 5]):
+        with pytest.raises(SettingError, match="named by their texts"):
+            memlens.promoting(index, tokens)  # type: ignore[arg-type]
+
+
+def test_a_model_without_a_tokenizer_is_refused_in_one_line() -> None:
+    with pytest.raises(ModelError, match="without a tokenizer"):
+        memlens.trace(tiny_model("gpt2"), PROMPT)
+    assert memlens.trace(memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer()), PROMPT).rank == 1

@@ -1,0 +1,129 @@
+"""The picture on a terminal: whole lines at any width, whatever the tokens are."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+import memlens
+from memlens.cli.screen import Screen
+from memlens.cli.trace_picture import print_comparison, print_continuations, print_trace, rooms
+from memlens.memory import MemoryId
+from memlens.models.memory_model import MemoryModel
+from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.tracer.generate import Continuation
+from memlens.tracer.intervene import Comparison, intervene
+from memlens.tracer.result import Trace
+
+PROMPT = "The river runs to the sea"
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+WIDE = ("会計年度の終わり", "\n\n", "\t\x1b[31m", "internationalization", " é́", "👩‍🚀", "’", "ﷺ", "a b", "")
+
+
+class Drawn(Screen):
+    """A screen of some width whose lines can be looked at."""
+
+    def __init__(self, width: int, colour: bool) -> None:
+        super().__init__()
+        self.file = io.StringIO()
+        system: Any = "standard" if colour else None
+        self.out = Console(file=self.file, width=width, color_system=system, force_terminal=colour, markup=False)
+
+    def result(self, content: Any = "") -> None:
+        self.out.print(content, soft_wrap=isinstance(content, str), highlight=False)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.file.getvalue().splitlines()
+
+
+def dressed(value: Any, texts: list[str]) -> Any:
+    """A trace's plain data with every token's text another, strange one."""
+    if isinstance(value, tuple):
+        return tuple(dressed(one, texts) for one in value)
+    if isinstance(value, MemoryId):
+        return MemoryId(value.layer + 30, value.memory + 14000)
+    if not hasattr(value, "__dataclass_fields__"):
+        return value
+    changed = {name: dressed(getattr(value, name), texts) for name in value.__dataclass_fields__ if name != "layer"}
+    if "id" in changed and "text" in changed:
+        changed["text"] = texts[value.id % len(texts)]
+    return replace(value, **changed)
+
+
+@pytest.fixture(scope="module")
+def compared() -> Comparison:
+    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
+    return intervene(model, PROMPT, ["L1N3=4", *[f"L2N{at}=x{at}.125" for at in range(30)]], top=10)
+
+
+@pytest.fixture(params=["plain", "strange"])
+def shown(request: pytest.FixtureRequest, compared: Comparison) -> Comparison:
+    if request.param == "plain":
+        return compared
+    traces: list[Trace] = [
+        replace(dressed(one, list(WIDE)), text=PROMPT + "\n会計年度" * 30, model="somebody/a-model-with-a-long-name")
+        for one in (compared.before, compared.after)
+    ]
+    return replace(compared, before=traces[0], after=traces[1])
+
+
+@pytest.mark.parametrize("colour", [False, True])
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal_and_none_is_broken(shown: Comparison, width: int, colour: bool) -> None:
+    screen = Drawn(width, colour)
+    print_trace(screen, shown.before, 3)
+    print_comparison(screen, shown)
+    lines = [_COLOUR.sub("", line) for line in screen.lines]
+    assert (lines != screen.lines) == colour
+    assert max(cell_len(line) for line in lines) <= width
+    assert not any(sign in line for line in lines for sign in "\t\x1b\r")
+    text = "\n".join(lines)
+    first = next(at for at, line in enumerate(lines) if "residual" in line and "ffn" in line)
+    for layer in shown.before.layers:
+        assert str(layer.layer) in lines[first + 1 + layer.layer]
+        assert f"L{layer.by_effect[0].memory.layer}N" in lines[first + 1 + layer.layer]
+    assert lines[first + 4].strip() == ""  # a line a layer, and not one more
+    assert "settled in layer" in text and "KL" in text and "L2N29=x29.125" in text
+
+
+def test_more_room_shows_more(compared: Comparison) -> None:
+    counts = []
+    for width in (80, 120, 200):
+        screen = Drawn(width, False)
+        print_trace(screen, compared.before, 3)
+        counts.append(sum(line.count("N") for line in screen.lines[4:7]))
+    assert counts == sorted(counts) and counts[0] >= 3 and counts[-1] == 9
+
+
+@pytest.mark.parametrize("top", [1, 2, 3, 10])
+def test_each_room_is_no_larger_than_the_one_before(top: int) -> None:
+    listed = list(rooms(top))
+    assert (listed[0].tokens, listed[0].memories) == (top, top) and (listed[-1].tokens, listed[-1].memories) == (1, 1)
+    for left, right in pairwise(listed):
+        assert right.tokens <= left.tokens and right.memories <= left.memories and right.known <= left.known
+
+
+def test_long_continuations_are_indented_and_lose_nothing() -> None:
+    screen = Drawn(80, False)
+    text = Continuation("The river\n", " runs 会計年度の終わり" * 12, (1,), (0.5,))
+    print_continuations(screen, [text, text])
+    assert max(cell_len(line) for line in screen.lines) <= 80
+    body = [line for line in screen.lines if line.strip()]
+    assert sum(not line.startswith(" ") for line in body) == 2
+    joined = "".join(line[9:].rstrip() for line in body).replace(" ", "")
+    assert joined == ("The river⏎" + " runs 会計年度の終わり" * 12).replace(" ", "") * 2
+
+
+def test_a_model_without_an_index_has_no_empty_column(family: Callable[..., MemoryModel]) -> None:
+    screen = Drawn(80, False)
+    print_trace(screen, intervene(family("gpt2"), PROMPT, "L0N0=0").before, 3)
+    assert not any("known as" in line for line in screen.lines)

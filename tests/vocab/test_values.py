@@ -1,0 +1,131 @@
+"""The tables of values and keys against naive formulas, on a plain, a gated, a parallel and a post-norm model."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import memlens
+from memlens.errors import ModelError, SettingError
+from memlens.testing import VOCABULARY, tiny_model, tiny_tokenizer
+from memlens.vocab import kernels as blocks
+from memlens.vocab.table import compute_values
+
+TOP = 10
+
+
+def top_triggers(index):
+    """(layer, memory) -> next tokens of its top triggers by rank."""
+    found: dict[tuple[int, int], list[int | None]] = {}
+    for row in sorted(index.table("triggers").to_pylist(), key=lambda row: row["rank"]):
+        if row["end"] == "top":
+            found.setdefault((row["layer"], row["memory"]), []).append(row["next_token"])
+    return found
+
+
+def naive_value(model, layer, memory, reading):
+    value = model.layers[layer].values[memory : memory + 1]
+    scores = model.lens.value_scores(value, layer, reading)[0].double()
+    return scores, scores.softmax(-1)
+
+
+@pytest.mark.parametrize("reading", ["folded", "raw"])
+def test_every_value_is_what_the_naive_formula_says(fresh, reading, monkeypatch):
+    index, model = fresh
+    monkeypatch.setattr(blocks, "rows_a_block", lambda vocabulary: 7)  # several blocks, the last one short
+    compute_values(index, model, top=TOP, reading=reading)
+    triggers = top_triggers(index)
+    rows = index.table("values").to_pylist()
+    assert [(row["layer"], row["memory"]) for row in rows] == [
+        (layer, memory) for layer in index.layers for memory in range(index.memories(layer))
+    ]
+    for row in rows:
+        scores, p = naive_value(model, row["layer"], row["memory"], reading)
+        order = torch.argsort(-scores, stable=True).tolist()
+        assert row["argmax"] == row["tokens"][0] == int(scores.argmax())
+        assert row["tokens"] == order[:TOP] and row["bottom_tokens"] == order[::-1][:TOP]
+        np.testing.assert_allclose(row["p"], p[order[:TOP]], rtol=1e-4)
+        np.testing.assert_allclose(row["bottom_p"], p[order[::-1][:TOP]], rtol=1e-4)
+        np.testing.assert_allclose(row["max_p"], p.max(), rtol=1e-4)
+        np.testing.assert_allclose(row["entropy"], -(p * p.log()).sum(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(row["norm"], model.layers[row["layer"]].values[row["memory"]].norm(), rtol=1e-5)
+        following = triggers.get((row["layer"], row["memory"]), [])
+        target = following[0] if following else None
+        assert row["target"] == target
+        assert row["target_rank"] == (None if target is None else 1 + int((scores > scores[target]).sum()))
+        assert [p is None for p in row["trigger_p"]] == [token is None for token in following]
+        known = [token for token in following if token is not None]
+        np.testing.assert_allclose([p for p in row["trigger_p"] if p is not None], p[known], rtol=1e-4)
+
+
+def test_keys_are_matched_with_embeddings_through_the_norm_before_the_block(fresh):
+    index, model = fresh
+    compute_values(index, model, top=TOP)
+    embedding = model.lens.input_embedding
+    for row in index.table("keys").to_pylist():
+        memories = model.layers[row["layer"]]
+        seen = embedding if memories.input_norm is None else memories.input_norm.folded(embedding)
+        scores = seen.double() @ memories.keys[row["memory"]].double()
+        assert row["tokens"] == torch.argsort(-scores, stable=True)[:TOP].tolist()
+        np.testing.assert_allclose(row["scores"], scores[row["tokens"]], rtol=1e-3, atol=1e-4)
+
+
+def test_computing_again_gives_the_same_bytes_and_the_manifest_knows_them(fresh):
+    index, model = fresh
+    compute_values(index, model, top=TOP)
+    first = [index.path(name).read_bytes() for name in ("values", "keys")]
+    compute_values(index, model, top=TOP)
+    assert [index.path(name).read_bytes() for name in ("values", "keys")] == first
+    files = json.loads((index.folder / "manifest.json").read_text())["files"]
+    assert files["values.parquet"]["bytes"] == len(first[0]) and files["keys.parquet"]["bytes"] == len(first[1])
+
+
+def test_the_manifest_says_how_values_were_read(fresh):
+    index, model = fresh
+    compute_values(index, model, top=500)
+    assert memlens.open_index(index.folder).manifest["values"] == {
+        "top": VOCABULARY,
+        "reading": "folded",
+        "threads": torch.get_num_threads(),
+    }
+    compute_values(index, model, top=3, reading="raw")
+    assert memlens.open_index(index.folder).manifest["values"]["reading"] == "raw"
+
+
+@pytest.mark.parametrize("preset", ["paper", "released"])
+def test_the_presets_of_the_paper_read_values_raw(tmp_path, preset):
+    (tmp_path / "text.txt").write_text("The river runs to the sea.\n")
+    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer(adds_bos=True))
+    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", preset=preset)
+    compute_values(index, model)
+    assert index.manifest["values"]["reading"] == "raw"
+
+
+def test_only_scanned_layers_have_values(tmp_path):
+    (tmp_path / "text.txt").write_text("The river runs to the sea.\n")
+    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", layers="1")
+    compute_values(index, model)
+    assert set(index.table("values")["layer"].to_pylist()) == {1}
+
+
+def test_another_model_and_wrong_settings_are_refused_and_nothing_is_written(fresh):
+    index, model = fresh
+    other = memlens.load(tiny_model(model.family, seed=1), tokenizer=tiny_tokenizer())
+    before = (index.folder / "manifest.json").read_bytes()
+    with pytest.raises(ModelError, match="fingerprint differs"):
+        compute_values(index, other)
+    with pytest.raises(SettingError, match="--top is 0"):
+        compute_values(index, model, top=0)
+    with pytest.raises(SettingError, match="folded or raw"):
+        compute_values(index, model, reading="upside down")
+    assert not index.has("values") and not index.has("keys")
+    assert (index.folder / "manifest.json").read_bytes() == before
+
+
+def test_a_block_of_scores_never_outgrows_its_budget():
+    for vocabulary in (97, 50_257, 267_744):
+        assert blocks.rows_a_block(vocabulary) * vocabulary * 4 <= 140 << 20
