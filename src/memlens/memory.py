@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from memlens.errors import UnknownName
 
@@ -31,6 +32,17 @@ class MemoryId:
 
     def __str__(self) -> str:
         return f"L{self.layer}N{self.memory}"
+
+    def to_json(self) -> str:
+        """In JSON a memory is its name."""
+        return str(self)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
+        """The same in answers of the workbench, where FastAPI writes records."""
+        from pydantic_core import core_schema
+
+        return core_schema.is_instance_schema(cls, serialization=core_schema.to_string_ser_schema())
 
 
 @dataclass(frozen=True, order=True)

@@ -15,15 +15,25 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from typing import Any
 from unicodedata import category
 
 
+def plain(record: Any) -> dict[str, Any]:
+    """A dataclass as a JSON object of its fields: `--json` and the workbench write every record this way."""
+    return {field.name: finite(getattr(record, field.name)) for field in fields(record)}
+
+
 def finite(content: Any) -> Any:
-    """The same lists, dictionaries and values, with None for every number that JSON lacks."""
+    """Content as JSON has it: records by their fields or their own `to_json`, None for numbers that JSON lacks."""
     if isinstance(content, float):
         return content if math.isfinite(content) else None
+    if hasattr(content, "to_json"):
+        return content.to_json()
+    if is_dataclass(content):
+        return plain(content)
     if isinstance(content, dict):
         return {key: finite(value) for key, value in content.items()}
     if isinstance(content, (list, tuple)):
