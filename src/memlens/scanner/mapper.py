@@ -1,7 +1,7 @@
 """One function over many items, in this process or on a Ray cluster: what values and experiments need of an executor.
 
 Work is a function of the model and an item; it and the items can be pickled, and an answer depends on nothing else, so
-that it is the same wherever it was computed. Answers come in the order of the items. On a cluster every worker loads the
+that it is the same wherever it is computed. Answers come in the order of the items. On a cluster every worker loads the
 model once and is asked for one answer after another; none of Ray's own retries is relied upon.
 """
 
