@@ -1,24 +1,32 @@
-"""What tests of several parts need: an index of each of four kinds of model; a browser."""
+"""Fixtures for every folder of tests: tiny checkpoints, a text, indexes of them, a browser.
+
+Session fixtures are made once and only read; `copy_of(index)` gives a test one that it may change.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import memlens
+from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
-from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 
 KINDS = ("gpt2", "llama", "gpt_neox", "gemma2")  # plain, gated, parallel and with a post-norm
 TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
 Rain fell on the hills, and the rivers rose. Rain fell on the city. A
 In 1990 a café opened near the river; it was the first of its kind, and the people of the city read the news.
 The end of the war came in the spring, as the papers of the day had said it would. The river
+"""
+TINY_TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
+Rain fell on the hills, and the rivers rose. In 1990 a café opened near the river; it was the first of its kind.
+The end of the war came in the spring, as the papers of the day had said it would. The River City was free.
 """
 FLAGS = [
     "--headless",
@@ -28,6 +36,55 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+
+@pytest.fixture(scope="session")
+def tiny_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The corpus of the tiny indexes: nine sentences in a .txt file."""
+    path = tmp_path_factory.mktemp("corpus") / "text.txt"
+    path.write_text(TINY_TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder: plain blocks, no BOS."""
+    return save_tiny(tmp_path_factory.mktemp("tiny") / "gpt2", "gpt2")
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder: gated blocks (triggers at both ends), fed BOS."""
+    return save_tiny(tmp_path_factory.mktemp("tiny") / "llama", "llama", adds_bos=True)
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2_index(tiny_gpt2: Path, tiny_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """tiny_gpt2 over tiny_text, scanned with top=7; only read it."""
+    return memlens.scan(tiny_gpt2, tiny_text, out=tmp_path_factory.mktemp("gpt2") / "index", top=7, threads=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama_index(tiny_llama: Path, tiny_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """tiny_llama over tiny_text, scanned with top=7; only read it."""
+    return memlens.scan(tiny_llama, tiny_text, out=tmp_path_factory.mktemp("llama") / "index", top=7, threads=1)
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2_values(tiny_gpt2_index: Index, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    """tiny_gpt2_index with its values, top=9; only read it."""
+    folder = shutil.copytree(tiny_gpt2_index.folder, tmp_path_factory.mktemp("gpt2-values") / "index")
+    return memlens.values(folder, top=9, threads=1)
+
+
+@pytest.fixture
+def copy_of(tmp_path: Path) -> Callable[..., Index]:
+    """`copy_of(index)`: the index in a folder of this test, which may change it; a second one needs a name."""
+
+    def copy_of(index: Index, name: str = "index") -> Index:
+        return memlens.open_index(shutil.copytree(index.folder, tmp_path / name))
+
+    return copy_of
 
 
 @pytest.fixture(scope="session", params=KINDS)

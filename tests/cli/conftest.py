@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli_helpers import Ran
 
-from memlens import api
 from memlens.cli import main
+from memlens.index.reader import Index
 from memlens.pipeline import Analysis, analyze
 from memlens.testing import save_tiny
-
-TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
-Rain fell on the hills, and the rivers rose. In 1990 a café opened near the river; it was the first of its kind.
-The end of the war came in the spring, as the papers of the day had said it would. The River City was free.
-"""
 
 
 @pytest.fixture
@@ -34,38 +28,27 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tiny_gpt2: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Checkpoint folders: a plain model, the same with other weights, and a gated one that is fed BOS."""
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        "plain": save_tiny(folder / "plain", "gpt2"),
-        "other": save_tiny(folder / "other", "gpt2", seed=1),
-        "gated": save_tiny(folder / "gated", "llama", adds_bos=True),
-    }
+    other = save_tiny(tmp_path_factory.mktemp("models") / "other", "gpt2", seed=1)
+    return {"plain": tiny_gpt2, "other": other, "gated": tiny_llama}
 
 
 @pytest.fixture(scope="session")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    path.write_text(TEXT, encoding="utf-8")
-    return path
+def text(tiny_text: Path) -> Path:
+    return tiny_text
 
 
 @pytest.fixture(scope="session")
-def made(models: dict[str, Path], text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made(tiny_gpt2_index: Index, tiny_llama_index: Index) -> dict[str, Path]:
     """Complete indexes of the plain and the gated model; only read them."""
-    folder = tmp_path_factory.mktemp("indexes")
-    for kind in ("plain", "gated"):
-        api.scan(models[kind], text, out=folder / kind, top=7, threads=1)
-    return {kind: folder / kind for kind in ("plain", "gated")}
+    return {"plain": tiny_gpt2_index.folder, "gated": tiny_llama_index.folder}
 
 
 @pytest.fixture(scope="session")
-def valued(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def valued(tiny_gpt2_values: Index) -> Path:
     """The plain index with values; only read it."""
-    folder = Path(shutil.copytree(made["plain"], tmp_path_factory.mktemp("valued") / "index"))
-    api.values(folder, top=9, threads=1)
-    return folder
+    return tiny_gpt2_values.folder
 
 
 @pytest.fixture(scope="session")
@@ -76,12 +59,12 @@ def analyzed(models: dict[str, Path], text: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture
-def with_values(valued: Path, tmp_path: Path) -> Path:
+def with_values(tiny_gpt2_values: Index, copy_of: Callable[..., Index]) -> Path:
     """A copy of the index with values that a test may endanger."""
-    return Path(shutil.copytree(valued, tmp_path / "valued"))
+    return copy_of(tiny_gpt2_values, "valued").folder
 
 
 @pytest.fixture
-def plain(made: dict[str, Path], tmp_path: Path) -> Path:
+def plain(tiny_gpt2_index: Index, copy_of: Callable[..., Index]) -> Path:
     """A copy of the plain index that a test may endanger."""
-    return Path(shutil.copytree(made["plain"], tmp_path / "index"))
+    return copy_of(tiny_gpt2_index).folder

@@ -62,7 +62,7 @@ def test_the_readmes_commands_exist() -> None:
     "code",
     [
         "import memlens",
-        "import memlens, memlens.trace; memlens.Intervention.parse('L0N0=0')",
+        "import memlens, memlens.tracer; memlens.Intervention.parse('L0N0=0')",
         "import memlens; memlens.MemoryId, memlens.Trigger, memlens.MemlensError",
         "from memlens.cli import main; assert main(['--help']) == 0",
         "from memlens.cli import main; assert main(['scan', '--help']) == 0",
