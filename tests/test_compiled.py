@@ -16,8 +16,8 @@ try:
 except RuntimeError:
     print("no cache")
 import memlens.pattern.find, memlens.vocab.kernels, memlens.scanner.kernels  # and with them every compiled part
-from memlens.stats import binomial_tail
-print(binomial_tail(2, 2, 0.5))
+from memlens.parallel import compiled
+print(compiled(lambda number: number / 2)(0.5))
 """
 
 

@@ -1,40 +1,26 @@
-"""How surprising a shared feature is, and how many surprises to believe.
+"""Intervals, bootstrap samples, binomial tails and false discovery rates.
 
-A feature that a random prefix of the corpus has with probability f is shared by at least k of a memory's t triggers
-with probability P(X >= k), X ~ Binomial(t, f). Where f differs from trigger to trigger (longer prefixes contain more),
-f is the mean: the binomial with the mean has a heavier upper tail than the true sum, so that the error is on the safe
-side. f itself is known from a sample; its upper 95% bound is used, again on the safe side.
-
-Which p-values to believe is decided once for all memories (Benjamini and Hochberg): of everything that is reported, an
-expected share of at most `rate` is chance. Hypotheses that were not met at all count, with p = 1.
-Knows numbers only.
-
-Random samples and 95% bootstrap intervals that depend on the seed, the experiment and the layer, and nothing else.
-
-What was drawn is resampled: memories or prefixes. Two shares of the same ones are resampled together (paired). Where a
-share is 0 or 1 every draw would be the same: there the interval is Wilson's. This module knows numbers only.
-
-95% intervals of shares and of their differences, from counts alone.
-
-Wilson's score interval for one share, Newcombe's for the difference of two; both stay sensible at 0 and 1, where a
-bootstrap says nothing since every observation is alike. Knows numbers only.
-
-95% intervals of means and differences of numbers that have one each. Knows numbers only; shares are elsewhere.
+All intervals are 95%. A bootstrap depends on the seed, the name and part it is for, and nothing else. Shares have
+Wilson's score interval (https://doi.org/10.1080/01621459.1927.10502953) where all observations are alike, since every
+resample would be the same; differences of independent shares have Newcombe's.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from math import lgamma, sqrt
+from math import sqrt
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.parallel import compiled
+Interval = tuple[float | None, float | None]
 
-_UPPER = 1.645  # standard deviations of a one-sided 95% bound
+RESAMPLES = 1000
+Z = 1.959964  # standard deviations of a two-sided 95% interval
+_UPPER = 1.645  # of a one-sided bound
+_LOW, _HIGH = 2.5, 97.5
 
 
 def upper_share(counts: NDArray[Any], total: int) -> NDArray[np.float64]:
@@ -43,47 +29,29 @@ def upper_share(counts: NDArray[Any], total: int) -> NDArray[np.float64]:
     return np.minimum((counts + 1 + _UPPER * np.sqrt(counts + 1)) / (total + 1), 1.0)
 
 
-@compiled
-def _tail(k: int, t: int, f: float) -> float:
-    if k <= 0 or f >= 1.0:
-        return 1.0
-    log_f, log_rest = np.log(f), np.log1p(-f)
-    total = 0.0
-    for j in range(k, t + 1):
-        ways = lgamma(t + 1) - lgamma(j + 1) - lgamma(t - j + 1)
-        total += np.exp(ways + j * log_f + (t - j) * log_rest)
-    return min(total, 1.0)
+def binomial_tail(k: Any, t: Any, f: Any) -> NDArray[np.float64]:
+    """P(X >= k) for X ~ Binomial(t, f), element by element.
 
+    It is the chance that at least k of a memory's t triggers share a feature that a random prefix has with
+    probability f. Where f differs from trigger to trigger, the mean gives a heavier tail than the true sum.
+    """
+    from scipy.special import bdtrc
 
-@compiled
-def _tails(k: NDArray[Any], t: NDArray[Any], f: NDArray[Any]) -> NDArray[np.float64]:
-    found = np.empty(len(k))
-    for i in range(len(k)):
-        found[i] = _tail(k[i], t[i], f[i])
+    found: NDArray[np.float64] = bdtrc(np.asarray(k) - 1, np.asarray(t), np.asarray(f, np.float64))
     return found
 
 
-def binomial_tail(k: Any, t: Any, f: Any) -> NDArray[np.float64]:
-    """P(X >= k) for X ~ Binomial(t, f), element by element."""
-    k, t, f = np.broadcast_arrays(np.asarray(k, np.int64), np.asarray(t, np.int64), np.asarray(f, np.float64))
-    found: NDArray[np.float64] = _tails(k.ravel(), t.ravel(), f.ravel())
-    return found.reshape(k.shape)
-
-
 def q_values(p: NDArray[np.float64], hypotheses: int) -> NDArray[np.float64]:
-    """For each p-value the lowest rate of false discoveries at which it is still believed; unlisted ones have p = 1."""
+    """For each p-value the lowest rate of false discoveries at which it is believed (Benjamini and Hochberg).
+
+    Hypotheses that are not listed count with p = 1.
+    """
     order = np.argsort(p, kind="stable")
     scaled = p[order] * hypotheses / np.arange(1, len(p) + 1)
     lowest = np.minimum.accumulate(scaled[::-1])[::-1]
     found = np.empty(len(p))
     found[order] = np.minimum(lowest, 1.0)
     return found
-
-
-RESAMPLES = 1000
-_LOW, _HIGH = 2.5, 97.5
-
-Interval = tuple[float | None, float | None]
 
 
 def generator(seed: int, experiment: str, part: int = 0) -> np.random.Generator:
@@ -135,9 +103,6 @@ def interval(
 def _interval(draws: NDArray[Any]) -> Interval:
     low, high = np.percentile(draws, [_LOW, _HIGH])
     return float(low), float(high)
-
-
-Z = 1.959964  # 95%, two-sided
 
 
 def wilson(hits: float, total: float) -> tuple[float, float]:

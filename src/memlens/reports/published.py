@@ -24,7 +24,7 @@ PATTERN_KINDS = {"shallow": "shallow", "shallow+semantic": "both", "semantic": "
 @cache
 def figures() -> dict[str, Any]:
     """The figures as they were read off, by name."""
-    text = files("memlens.report").joinpath("published_figures.json").read_text(encoding="utf-8")
+    text = files("memlens.reports").joinpath("published_figures.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
 

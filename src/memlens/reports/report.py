@@ -125,7 +125,7 @@ def _write(path: Path, content: bytes) -> None:
         beside.write_bytes(content)
 
 
-_PACKAGE = "memlens.report"
+_PACKAGE = "memlens.reports"
 VERDICTS = {APPEARS: ("yes", "✓"), ABSENT: ("no", "✕"), UNCLEAR: ("open", "?")}
 
 
