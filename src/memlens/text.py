@@ -1,13 +1,7 @@
-"""Content made fit for JSON, which has no infinity and no NaN. Knows nothing of memories.
+"""Tokens, texts, numbers, shares, bytes and durations as they are shown in terminals, pages, reports and errors.
 
-Text of a corpus on a screen: harmless, cut to a width, with the token at the trigger position marked.
-
-A corpus may hold anything; no escape sequence, control character or invisible sign of it may reach a terminal.
-This module knows strings only; styles are the callers' matter.
-
-Text of a corpus or a vocabulary, made fit to be shown: every character visible, every string valid UTF-8.
-
-Escaping for HTML is the template's business; this module only makes sure that there is something to see.
+A corpus may hold anything. No escape sequence, control character or invisible sign of it reaches a reader as such:
+every character is visible, every string is valid UTF-8. Escaping for HTML is the templates' business.
 """
 
 from __future__ import annotations
@@ -17,8 +11,14 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
+from string import ascii_lowercase
 from typing import Any
-from unicodedata import category
+
+_NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
+_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, format signs (also those that reverse a line), separators
+_JOINERS = "\u200c\u200d"  # parts of words and emoji, not of tricks
+_BARS = "▁▂▃▄▅▆▇█"
+MISSING = "–"
 
 
 def plain(record: Any) -> dict[str, Any]:
@@ -39,11 +39,6 @@ def finite(content: Any) -> Any:
     if isinstance(content, (list, tuple)):
         return [finite(value) for value in content]
     return content
-
-
-_NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
-_HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, format signs (also those that reverse a line), separators
-_JOINERS = "\u200c\u200d"  # parts of words and emoji, not of tricks
 
 
 class _Visible(dict[int, str]):
@@ -71,6 +66,37 @@ def visible(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
+# Texts and tokens, cut to a width
+
+
+def token(text: str) -> str:
+    """A token with the spaces at its ends made visible."""
+    shown = visible(text)
+    inner = shown.strip(" ")
+    if not inner:
+        return "␣" * len(shown) or "∅"
+    begin = len(shown) - len(shown.lstrip(" "))
+    end = len(shown) - len(shown.rstrip(" "))
+    return "␣" * begin + inner + "␣" * end
+
+
+def quoted(text: str, room: int = 16) -> str:
+    """A token in quotes, so that its own spaces are seen; cut to `room` columns of a terminal."""
+    return f"'{cut_right(visible(text), room - 2)}'"
+
+
+def tail(text: str, room: int) -> str:
+    """The last characters of a text, with a mark where something was left out."""
+    shown = visible(text)
+    return shown if len(shown) <= room else "…" + shown[-room:]
+
+
+def head(text: str, room: int) -> str:
+    """The first characters of a text, with a mark where something was left out."""
+    shown = visible(text)
+    return shown if len(shown) <= room else shown[:room] + "…"
+
+
 def cut_left(text: str, room: int) -> str:
     """The end of a text that fits `room` columns of a terminal; what is left out becomes one …"""
     from rich.cells import cell_len
@@ -90,43 +116,49 @@ def cut_right(text: str, room: int) -> str:
     return cut_left(text[::-1], room)[::-1]
 
 
-def sparkline(counts: list[int]) -> str:
-    """Counts as a row of small bars, as high as their share of the largest; a dot where there is none."""
-    bars, largest = "▁▂▃▄▅▆▇█", max(counts, default=0)
-    return "".join(bars[(count * 8 - 1) // largest] if count else "·" for count in counts)
-
-
-def curve(numbers: Sequence[float | None], room: int = 64) -> str:
-    """Numbers as a row of small bars on a scale that begins (or ends) at zero; a dot where there is none.
-
-    More numbers than `room` are drawn as the means of neighbours.
-    """
-    drawn = list(numbers) if len(numbers) <= room else _means(numbers, room)
-    known = [value for value in drawn if value is not None]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    low, high = min(low, 0.0), max(high, 0.0)
-    bars, scale = "▁▂▃▄▅▆▇█", (high - low) or 1.0
-    return "".join("·" if value is None else bars[min(int(8 * (value - low) / scale), 7)] for value in drawn)
-
-
-def _means(numbers: Sequence[float | None], room: int) -> list[float | None]:
-    edges = [len(numbers) * place // room for place in range(room + 1)]
-    parts = [[v for v in numbers[a:b] if v is not None] for a, b in pairwise(edges)]
-    return [sum(part) / len(part) if part else None for part in parts]
-
-
-def quoted(text: str, room: int = 16) -> str:
-    """A token in quotes, so that its own spaces are seen; cut to `room` columns."""
-    return f"'{cut_right(visible(text), room - 2)}'"
-
-
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"
+# Numbers
 
 
 def number(value: float) -> str:
-    """Four digits that matter, trailing zeros kept so that columns line up."""
+    """Four digits that matter, trailing zeros kept so that the columns of a terminal line up."""
     return f"{value:#.4g}".removesuffix(".") if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"
+
+
+def cell(value: Any) -> str:
+    """Anything in a cell of a page's or a report's table; numbers have at most four digits that matter."""
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}".replace("-", "−")
+    if isinstance(value, float):
+        return f"{value:.4g}".replace("-", "−")
+    if isinstance(value, (list, tuple)):
+        return ", ".join(cell(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {cell(item)}" for key, item in value.items())
+    return visible(str(value))
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share with a fixed number of decimals: 12.3%."""
+    return MISSING if share is None else f"{100 * share:.{digits}f}%".replace("-", "−")
+
+
+def probability(value: float | None) -> str:
+    """A probability or a frequency, however small: 12.3%, 0.04%, 3.0e-7."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value == 0 or value >= 0.0001:
+        return f"{100 * value:.3g}%"
+    return f"{value:.1e}".replace("e-0", "e-")
+
+
+def edge(value: float) -> str:
+    """The edge of a histogram's bin, a power of two, as short as can be."""
+    text = f"{value:g}" if abs(value) >= 0.01 or value == 0 else f"{value:.0e}".replace("e-0", "e-")
+    return text.replace("-", "−", 1) if value < 0 else text
 
 
 def size(count: float) -> str:
@@ -139,6 +171,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    """Seconds as people say them."""
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 1 else "under a second"
     if seconds < 6000:
@@ -146,56 +179,34 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if seconds < 100 * 3600 else f"{seconds / 86400:.0f} days"
 
 
-_SIGNS = {"\n": "⏎", "\r": "⏎", "\t": "⇥"}
-_NOT_SHOWN = ("Cc", "Cs", "Co", "Cn", "Zl", "Zp")
-_DIRECTIONS = frozenset(
-    "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-)  # would turn the page's own text round
+def letter(place: int) -> str:
+    """a, b, … z, then numbers: how patterns are marked beside triggers."""
+    return ascii_lowercase[place] if place < len(ascii_lowercase) else f"({place})"
 
 
-def text_visible(text: str) -> str:
-    """The text on one line; what cannot be shown is U+FFFD."""
-    return "".join(_SIGNS.get(sign) or ("\ufffd" if _is_hidden(sign) else sign) for sign in text)
+# Rows of small bars
 
 
-def _is_hidden(sign: str) -> bool:
-    return sign in _DIRECTIONS or category(sign) in _NOT_SHOWN
+def sparkline(counts: list[int]) -> str:
+    """Counts as a row of small bars, as high as their share of the largest; a dot where there is none."""
+    largest = max(counts, default=0)
+    return "".join(_BARS[(count * 8 - 1) // largest] if count else "·" for count in counts)
 
 
-def token(text: str) -> str:
-    """A token with the spaces at its ends made visible."""
-    shown = text_visible(text)
-    inner = shown.strip(" ")
-    if not inner:
-        return "␣" * len(shown) or "∅"
-    begin = len(shown) - len(shown.lstrip(" "))
-    end = len(shown) - len(shown.rstrip(" "))
-    return "␣" * begin + inner + "␣" * end
+def curve(numbers: Sequence[float | None], room: int = 64) -> str:
+    """Numbers as a row of small bars on a scale that begins (or ends) at zero; a dot where there is none.
+
+    More numbers than `room` are drawn as the means of neighbours.
+    """
+    drawn = list(numbers) if len(numbers) <= room else _means(numbers, room)
+    known = [value for value in drawn if value is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    low, high = min(low, 0.0), max(high, 0.0)
+    scale = (high - low) or 1.0
+    return "".join("·" if value is None else _BARS[min(int(8 * (value - low) / scale), 7)] for value in drawn)
 
 
-def tail(text: str, room: int) -> str:
-    """The last characters of a text, with a mark where something was left out."""
-    shown = text_visible(text)
-    return shown if len(shown) <= room else "…" + shown[-room:]
-
-
-def head(text: str, room: int) -> str:
-    shown = text_visible(text)
-    return shown if len(shown) <= room else shown[:room] + "…"
-
-
-def text_number(value: Any) -> str:
-    """A cell of a table."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}".replace("-", "−")
-    if isinstance(value, float):
-        return f"{value:.4g}".replace("-", "−")
-    if isinstance(value, (list, tuple)):
-        return ", ".join(text_number(item) for item in value)
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {text_number(item)}" for key, item in value.items())
-    return text_visible(str(value))
+def _means(numbers: Sequence[float | None], room: int) -> list[float | None]:
+    edges = [len(numbers) * place // room for place in range(room + 1)]
+    parts = [[v for v in numbers[a:b] if v is not None] for a, b in pairwise(edges)]
+    return [sum(part) / len(part) if part else None for part in parts]

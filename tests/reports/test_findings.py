@@ -17,7 +17,7 @@ from memlens.cli import main
 from memlens.errors import UnknownName
 from memlens.reports.findings import find, find_all, finders
 from memlens.reports.memory_findings import Material, Told
-from memlens.text import text_visible as visible
+from memlens.text import visible
 
 
 def only(index: memlens.Index, name: str) -> Told:

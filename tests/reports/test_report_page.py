@@ -21,8 +21,7 @@ from memlens.reports.galleries import SHOWN, clearest_patterns, same_triggers, s
 from memlens.reports.report import make_report
 from memlens.reports.style import page_spec, vega_bundle
 from memlens.reports.topics import TOPICS
-from memlens.text import text_visible as visible
-from memlens.text import token
+from memlens.text import token, visible
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -102,14 +101,14 @@ def test_text_that_looks_like_html_is_shown_as_text(page: Page) -> None:
 
 
 def test_text_that_cannot_be_shown_becomes_a_sign() -> None:
-    assert visible("a\x00b\ud800c\u202ed\ne") == "a\ufffdb\ufffdc\ufffdd⏎e"
+    assert visible("a\x00b\ud800c\u202ed\ne") == "a␀b\\ud800c\\u202ed⏎e"
     assert (token(" Paris"), token("  "), token("")) == ("␣Paris", "␣␣", "∅")
 
 
 def test_broken_names_do_not_break_the_page(bare: memlens.Index, tmp_path: Path) -> None:
     bare.manifest["model"]["name"] = "<img src=x onerror=alert(1)>\ud800\x00"
     page = read(bare, tmp_path)
-    assert "<img src=x onerror=alert(1)>\ufffd\ufffd" in page.text
+    assert "<img src=x onerror=alert(1)>\\ud800␀" in page.text
 
 
 def test_the_same_index_gives_the_same_bytes(full: memlens.Index, full_page: Path, tmp_path: Path) -> None:

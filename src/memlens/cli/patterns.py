@@ -9,7 +9,7 @@ import typer
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
-from memlens.text import visible
+from memlens.text import percent, visible
 
 if TYPE_CHECKING:
     from memlens.index.reader import Index
@@ -90,7 +90,7 @@ def _summarize(screen: Screen, index: Index) -> None:
         return
     table = [
         [str(row["layer"]), f"{row['memories']:,}", f"{row['patterned_memories']:,}"]
-        + [f"{row[kind] / row['prefixes']:.1%}" if row["prefixes"] else "" for kind in _KINDS]
+        + [percent(row[kind] / row["prefixes"]) if row["prefixes"] else "" for kind in _KINDS]
         for row in rows
     ]
     _print(screen, ["layer", "memories", "with a pattern", "shallow", "semantic", "both", "not covered"], table)

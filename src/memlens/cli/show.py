@@ -9,7 +9,7 @@ import typer
 
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
-from memlens.text import number, sparkline, visible
+from memlens.text import number, percent, sparkline, visible
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -98,7 +98,7 @@ def _print_header(screen: Screen, index: Index, facts: MemoryFacts) -> None:
     line = Text.assemble((str(facts.id), "bold"), f"  {model}   ", ("max ", "dim"), number(facts.max))
     line.append_text(Text.assemble(("   mean ", "dim"), number(facts.mean)))
     line.append_text(Text.assemble(("   min ", "dim"), number(facts.min)))
-    line.append_text(Text.assemble(("   fires on ", "dim"), f"{facts.frequency:.1%}", (" of prefixes", "dim")))
+    line.append_text(Text.assemble(("   fires on ", "dim"), percent(facts.frequency), (" of prefixes", "dim")))
     if facts.dead:
         line.append_text(Text("   dead", "bold red"))
     screen.result(line)

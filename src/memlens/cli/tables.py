@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from string import ascii_lowercase
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -21,7 +20,7 @@ from rich.text import Text
 
 from memlens.cli.screen import Screen
 from memlens.memory import MemoryId, Trigger
-from memlens.text import cut_left, cut_right, number, quoted, visible
+from memlens.text import cut_left, cut_right, letter, number, quoted, visible
 from memlens.vocab.read import MemoryValue, TokenNumber
 
 if TYPE_CHECKING:
@@ -186,11 +185,6 @@ class MemoryPatterns:
     def letters(self, rank: int) -> str:
         """The patterns that a trigger contains."""
         return "".join(letter(i) for i, row in enumerate(self.rows) if rank in row["prefixes"])
-
-
-def letter(number: int) -> str:
-    """a, b, ... z, then numbers."""
-    return ascii_lowercase[number] if number < len(ascii_lowercase) else f"({number})"
 
 
 def read_patterns(index: Index, memory: MemoryId) -> MemoryPatterns | None:

@@ -17,7 +17,7 @@ from memlens.reports.charts import PAPER, YOURS, with_depth
 from memlens.reports.published import LAYERS, VOCABULARY, published
 from memlens.reports.style import Spec, page_spec
 from memlens.stats import wilson
-from memlens.text import text_visible as visible
+from memlens.text import visible
 
 Row = dict[str, Any]
 

@@ -16,8 +16,9 @@ from memlens.index.reader import Index
 from memlens.reports.charts import in_third
 from memlens.reports.claims import Claim
 from memlens.reports.galleries import dead_memories
-from memlens.reports.judgements import ABSENT, APPEARS, UNCLEAR, Finding, percent
+from memlens.reports.judgements import ABSENT, APPEARS, UNCLEAR, Finding
 from memlens.reports.memory_findings import MEMORY_FINDERS, Finder, Material, Told
+from memlens.text import percent
 
 _KINDS = ("shallow", "semantic", "both")
 

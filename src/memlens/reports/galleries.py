@@ -19,8 +19,7 @@ from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId, Trigger
 from memlens.pattern.related import TOKENS, DuplicateGroup, duplicate_groups, token_sets, trigger_sets
 from memlens.reports.sections import Row, Tables
-from memlens.text import head, tail, token
-from memlens.text import text_visible as visible
+from memlens.text import head, tail, token, visible
 
 SHOWN = 24
 _TRIGGERS, _TOKENS, _DEAD_NAMES = 4, 8, 12

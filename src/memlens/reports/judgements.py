@@ -18,6 +18,7 @@ import numpy as np
 
 from memlens.reports.charts import depth, in_third
 from memlens.stats import difference_of, mean_of, share_difference, wilson
+from memlens.text import percent
 
 Row = dict[str, Any]
 
@@ -53,10 +54,6 @@ def judge_difference(low: float, high: float, least: float) -> str:
     if high < least:
         return ABSENT
     return APPEARS if low >= least else UNCLEAR
-
-
-def percent(share: float, digits: int = 1) -> str:
-    return f"{100 * share:.{digits}f}%".replace("-", "−")
 
 
 def points(low: float, high: float) -> str:

@@ -24,8 +24,7 @@ from memlens.reports.galleries import same_triggers
 from memlens.reports.judgements import Finding
 from memlens.reports.report import judge
 from memlens.reports.sections import Row, Section, Tables, make_sections
-from memlens.text import tail
-from memlens.text import text_visible as visible
+from memlens.text import percent, tail, visible
 
 
 @dataclass(frozen=True)
@@ -122,7 +121,7 @@ def _promotes(index: Index, tokens: Sequence[int]) -> str:
 
 
 def _fires(frequency: float) -> str:
-    return f"it fires, more or less, on {frequency:.1%} of all prefixes"
+    return f"it fires, more or less, on {percent(frequency)} of all prefixes"
 
 
 def clearest(material: Material) -> Told | None:

@@ -61,9 +61,7 @@ from memlens.reports.published import published
 from memlens.reports.sections import Section, Tables, make_sections
 from memlens.reports.style import Spec, css_variables, export_spec, vega_bundle
 from memlens.reports.topics import LAYERS
-from memlens.text import text_number as number
-from memlens.text import text_visible as visible
-from memlens.text import token
+from memlens.text import cell, token, visible
 
 
 def template_environment(package: str) -> Environment:
@@ -76,7 +74,7 @@ def template_environment(package: str) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(number=number, visible=visible, token=token)
+    environment.filters.update(number=cell, visible=visible, token=token)
     return environment
 
 
@@ -203,8 +201,8 @@ def render(report: Report, bundle: str) -> str:
 def _settings(manifest: dict[str, Any]) -> list[tuple[str, str]]:
     """Options of the scan and of the values, as a person would type them."""
     scan = {key: value for key, value in manifest["plan"]["settings"].items() if value is not None}
-    shown = [(f"--{key.replace('_', '-')}", number(value)) for key, value in sorted(scan.items())]
-    return shown + [(f"values: {key}", number(value)) for key, value in sorted(manifest.get("values", {}).items())]
+    shown = [(f"--{key.replace('_', '-')}", cell(value)) for key, value in sorted(scan.items())]
+    return shown + [(f"values: {key}", cell(value)) for key, value in sorted(manifest.get("values", {}).items())]
 
 
 def _hash(script: str) -> str:

@@ -27,8 +27,7 @@ from memlens.index.reader import Index
 from memlens.reports.figures import DRAWERS, Model, Panel, own_panel
 from memlens.reports.published import published
 from memlens.reports.topics import LAYERS, TOPICS, Topic
-from memlens.text import text_number as number
-from memlens.text import token
+from memlens.text import cell, token
 
 Row = dict[str, Any]
 
@@ -211,13 +210,13 @@ def _own_chart(name: str, tables: Tables) -> Any:
 
 
 def _shown(caption: str, rows: list[Row], columns: list[str], vocabulary: list[str] | None) -> ShownTable:
-    def cell(column: str, value: Any) -> str:
+    def shown(column: str, value: Any) -> str:
         is_token = vocabulary is not None and column == "token" and isinstance(value, int)
         if is_token and vocabulary is not None and 0 <= value < len(vocabulary):
             return token(vocabulary[value])
-        return number(value)
+        return cell(value)
 
-    body = [[cell(column, row[column]) for column in columns] for row in rows[:_ROWS_SHOWN]]
+    body = [[shown(column, row[column]) for column in columns] for row in rows[:_ROWS_SHOWN]]
     return ShownTable(caption, columns, body, max(0, len(rows) - _ROWS_SHOWN))
 
 
@@ -228,7 +227,7 @@ def _facts(topic: Topic, data: pa.Table, rows: list[Row], tables: Tables) -> lis
             counts = [row[column] for row in rows if isinstance(row[column], int)]
             if counts:
                 low, high = min(counts), max(counts)
-                facts.append((f"{label} a row", number(low) if low == high else f"{number(low)} to {number(high)}"))
+                facts.append((f"{label} a row", cell(low) if low == high else f"{cell(low)} to {cell(high)}"))
     noted = tables.notes(topic.name)
     origin = tables.origin(topic.name)
     if origin:
@@ -236,7 +235,7 @@ def _facts(topic: Topic, data: pa.Table, rows: list[Row], tables: Tables) -> lis
     elif "sample" in noted:
         facts.append(("sample", _sample(tables.owner(topic.name), noted["sample"])))
     if "seed" in noted:
-        facts.append(("seed", number(noted["seed"])))
+        facts.append(("seed", cell(noted["seed"])))
     note = _note(topic.name, rows, tables)
     if note:
         facts.append(("false discoveries" if topic.name == "patterns" else "verdicts", note))
@@ -257,4 +256,4 @@ def _command(topic: Topic, noted: dict[str, Any]) -> str:
 
 
 def _sample(experiment: Experiment | None, size: int | None) -> str:
-    return " ".join(["all" if size is None else number(size), experiment.sample_of if experiment else ""]).strip()
+    return " ".join(["all" if size is None else cell(size), experiment.sample_of if experiment else ""]).strip()

@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from functools import cache
 from importlib.resources import files
-from string import ascii_lowercase
 from threading import Lock, Thread
 from typing import Annotated, Any
 from urllib.parse import quote, unquote
@@ -35,7 +33,7 @@ from memlens import __version__
 from memlens.errors import IndexFolderError, ModelError, UnknownName
 from memlens.reports.report import template_environment
 from memlens.reports.style import css_variables
-from memlens.text import finite, head, tail
+from memlens.text import finite, head, letter, probability, tail
 from memlens.web.security import cookie_name, read_cookies
 from memlens.web.workbench import Workbench
 
@@ -173,22 +171,8 @@ def page(request: Request, template: str, status: int = 200, **content: Any) -> 
 @cache
 def environment() -> Environment:
     made = template_environment("memlens.web")
-    made.filters.update(head=head, tail=tail, share=share, letter=letter, hits=hits)
+    made.filters.update(head=head, tail=tail, share=probability, letter=letter, hits=hits)
     return made
-
-
-def share(value: float | None) -> str:
-    """A probability or a frequency, as people read it: 12.3%, 0.04%, 3e-7."""
-    if value is None or not math.isfinite(value):
-        return "–"
-    if value == 0 or value >= 0.0001:
-        return f"{100 * value:.3g}%"
-    return f"{value:.1e}".replace("e-0", "e-")
-
-
-def letter(number: int) -> str:
-    """a, b, … z, then numbers: how patterns are marked beside triggers."""
-    return ascii_lowercase[number] if number < len(ascii_lowercase) else f"({number})"
 
 
 def hits(text: str, wanted: str) -> Markup:

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
+from memlens.text import edge
 from memlens.web.served_index import ServedIndex
 
 _WIDTH, _HEIGHT = 320.0, 72.0
@@ -59,22 +60,16 @@ def draw_histogram(counts: list[int], edges: list[float]) -> Histogram | None:
         bars.append(Bar(place * width, _HEIGHT - height, max(width - 1.5, 0.5), height, told))
     inner = [(place + 1, edges[number]) for place, number in enumerate(range(first, last))]
     step = max(1, -(-len(inner) // 6))
-    marks = [(place * width - 0.75, _number(edge)) for place, edge in inner[::step]]
+    marks = [(place * width - 0.75, edge(at)) for place, at in inner[::step]]
     return Histogram(_WIDTH, _HEIGHT, bars, marks)
 
 
 def _range(number: int, edges: list[float]) -> str:
     if number == 0:
-        return f"below {_number(edges[0])}"
+        return f"below {edge(edges[0])}"
     if number == len(edges):
-        return f"{_number(edges[-1])} and above"
-    return f"{_number(edges[number - 1])} to {_number(edges[number])}"
-
-
-def _number(edge: float) -> str:
-    """Short: bins end at powers of two."""
-    text = f"{edge:g}" if abs(edge) >= 0.01 or edge == 0 else f"{edge:.0e}".replace("e-0", "e-")
-    return text.replace("-", "−", 1) if edge < 0 else text
+        return f"{edge(edges[-1])} and above"
+    return f"{edge(edges[number - 1])} to {edge(edges[number])}"
 
 
 TABLES = ("memories", "values", "patterns")

@@ -114,7 +114,7 @@ class Workbench:
         if self.other is not None:
             yield self.other.keep_in_memory
         if self.index.has("patterns"):
-            yield partial(import_module, "memlens.patterns")
+            yield partial(import_module, "memlens.pattern.related")
 
     def _load(self) -> None:
         try:
