@@ -35,7 +35,7 @@ def main() -> None:
                 model, options.text, out=folder, preset="released", top=20, unit="line", threads=options.threads
             )
             runs.append((time.process_time() - processor, time.perf_counter() - wall))
-            tokens = index.manifest["counts"]["tokens"]
+            tokens = index.manifest.counts.tokens
     first, best = runs[0], min(runs[1:])
     reference = options.reference_tokens / options.reference_seconds
     print(f"model      {model!r}, loaded in {loading:.2f} s")

@@ -156,7 +156,7 @@ def main() -> None:
         seconds, processor = time.perf_counter() - began, time.process_time() - processor
         found = index.sql("SELECT count(*) AS n, count(DISTINCT (layer, memory)) AS memories FROM {patterns}")[0]
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        tokens = index.manifest["counts"]["tokens"]
+        tokens = index.manifest.counts.tokens
         print(
             f"{chosen.layers * chosen.memories:,} memories x {TOP} triggers over {tokens:,} tokens: {seconds:.0f} s of "
             f"wall time on {usable_cores()} cores ({processor:.0f} s of processor time), peak memory {peak:,} MB; "

@@ -14,8 +14,9 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,17 +93,17 @@ def read_json(path: Path) -> dict[str, Any]:
 _SEAL = "seal"  # a checksum of all else in the document
 
 
-def write_sealed(path: Path, content: dict[str, Any]) -> None:
+def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON document that shows if it was changed afterwards."""
     write_json(path, {**content, _SEAL: _seal_of(content)})
 
 
-def is_sealed(content: dict[str, Any]) -> bool:
+def is_sealed(content: Mapping[str, Any]) -> bool:
     """Is the document as it was written? One that never was sealed counts as it is."""
     return not has_seal(content) or content[_SEAL] == _seal_of(content)
 
 
-def has_seal(content: dict[str, Any]) -> bool:
+def has_seal(content: Mapping[str, Any]) -> bool:
     return _SEAL in content
 
 
@@ -114,7 +115,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
     return content
 
 
-def _seal_of(content: dict[str, Any]) -> str:
+def _seal_of(content: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in content.items() if name != _SEAL}
     as_read = json.loads(json.dumps(rest))  # numbers that are names have become text, which sorts in another way
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
@@ -128,19 +129,31 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True)
+class FileFacts:
+    """Size and checksum of a file."""
+
+    bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> FileFacts:
+        return cls(path.stat().st_size, checksum(path))
+
+
 def facts_of(path: Path) -> dict[str, Any]:
-    """By which a file is known again."""
-    return {"bytes": path.stat().st_size, "sha256": checksum(path)}
+    """Size and checksum of a file, for a JSON document."""
+    return asdict(FileFacts.of(path))
 
 
-def has_size(path: Path, facts: Any) -> bool:
+def has_size(path: Path, facts: FileFacts | None) -> bool:
     """Is a file of that size there? A quick look, where reading all of it would take long."""
-    return isinstance(facts, dict) and path.is_file() and path.stat().st_size == facts.get("bytes")
+    return facts is not None and path.is_file() and path.stat().st_size == facts.bytes
 
 
-def is_as_noted(path: Path, facts: Any) -> bool:
+def is_as_noted(path: Path, facts: FileFacts | None) -> bool:
     """Is the file there, byte for byte?"""
-    return has_size(path, facts) and checksum(path) == facts.get("sha256")
+    return facts is not None and has_size(path, facts) and checksum(path) == facts.sha256
 
 
 @contextmanager

@@ -308,8 +308,8 @@ def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
 
     if not is_complete(folder):
         return prefixes, edited
-    noted = api.open_index(folder).manifest.get("experiments", {})
-    counts = {one.name: noted.get(one.name, {}).get("sample") or 0 for one in find_experiments(["all"])}
+    manifest = api.open_index(folder).manifest
+    counts = {one.name: manifest.experiment(one.name).sample or 0 for one in find_experiments(["all"])}
     on_prefixes = [counts[one.name] for one in find_experiments(["all"]) if one.on_prefixes]
     return max(prefixes, *on_prefixes), max(edited, counts["local-edits"])
 

@@ -64,7 +64,7 @@ def test_an_analysis_has_every_stage(analyzed: Analysis) -> None:
 
 
 def test_the_sample_of_an_analysis_counts_prefixes_only(analyzed: Analysis) -> None:
-    noted = analyzed.index.manifest["experiments"]
+    noted = analyzed.index.manifest.content["experiments"]
     expected = {"agreement": None, "rank": None, "predictive-values": 100, "local-edits": 100, "patterns": None}
     assert {name: noted[name]["sample"] for name in EXPERIMENTS} == dict.fromkeys(EXPERIMENTS, 30) | expected
 

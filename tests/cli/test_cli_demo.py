@@ -55,7 +55,7 @@ def test_a_demo_has_every_stage_and_five_findings(shown: Demo) -> None:
 def test_what_was_made_smaller_is_said(shown: Demo) -> None:
     told = {one.experiment: (one.here, one.default) for one in shown.smaller}
     assert told["local-edits"] == (2, 100) and told["refinement"] == (30, 4000)
-    noted = shown.index.manifest["experiments"]
+    noted = shown.index.manifest.content["experiments"]
     assert {name: noted[name]["sample"] for name in told} == {name: here for name, (here, _) in told.items()}
 
 
@@ -175,7 +175,7 @@ def test_a_sample_that_no_experiment_can_have_is_refused_before_the_scan(
 def test_the_bundled_model_on_bundled_text_has_five_findings(tmp_path: Path) -> None:
     """The real thing, with less text and smaller samples."""
     found = demo(out=tmp_path / "index", max_tokens=6000, prefixes=40, edited=1, threads=1)
-    assert found.index.manifest["model"]["name"] == "bundled" and len(found.index.layers) == 16
+    assert found.index.manifest.model.name == "bundled" and len(found.index.layers) == 16
     assert len(found.findings) == 5 and found.report.is_file()
 
 
@@ -185,7 +185,7 @@ def test_larger_samples_that_are_there_are_kept(
     shutil.copytree(shown.index.folder, tmp_path / "index")
     memlens.experiment(tmp_path / "index", ["local-edits"], sample=3, threads=1)
     again = demo(models["gated"], text, out=tmp_path / "index", **OPTIONS)
-    noted = again.index.manifest["experiments"]
+    noted = again.index.manifest.content["experiments"]
     assert noted["local-edits"]["sample"] == 3 and noted["refinement"]["sample"] == 30
     assert dict(outcomes(again))["experiments"] == "kept"
 
@@ -206,4 +206,4 @@ def test_fresh_begins_anew_with_its_own_samples(
 ) -> None:
     shutil.copytree(shown.index.folder, tmp_path / "index")
     again = demo(models["gated"], text, out=tmp_path / "index", resume=False, **OPTIONS | {"edited": 1})
-    assert again.index.manifest["experiments"]["local-edits"]["sample"] == 1
+    assert again.index.manifest.experiment("local-edits").sample == 1

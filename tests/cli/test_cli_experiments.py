@@ -39,7 +39,7 @@ def test_experiments_of_other_values_are_listed_as_outdated(run: Run, whole: Pat
 def test_an_experiment_is_kept_and_printed_with_its_curve_and_the_papers(run: Run, with_values: Path) -> None:
     ran = run("experiment", with_values, "agreement", "rank", "--seed", 3, "--sample", 20)
     index = Index(with_values)
-    assert ran.code == 0 and index.manifest["experiments"]["agreement"]["seed"] == 3
+    assert ran.code == 0 and index.manifest.experiment("agreement").seed == 3
     first = ran.out.split("rank", 1)[0]
     rows = index.table("experiments/agreement").to_pylist()
     assert "Figure 4: 60 memories" in first and "in the paper" in first
@@ -79,7 +79,7 @@ def test_prefixes_come_from_a_validation_text_where_one_is_given(run: Run, with_
     options = ["--validation", tmp_path / "other.txt", "--unit", "line", "--sample", 7, "--threads", 1]
     ran = run("experiment", with_values, "refinement", *options)
     assert ran.code == 0 and "7 random prefixes of the corpus" in ran.out and "other.txt" in ran.out.replace("\n", "")
-    assert Index(with_values).manifest["experiments"]["refinement"]["validation"]
+    assert Index(with_values).manifest.experiment("refinement").validation
     assert is_refused(run("experiment", with_values, "rank", *options), "takes the option 'validation'")
     missing = run("experiment", with_values, "cases", "--validation", tmp_path / "nothing.txt")
     assert is_refused(missing, "nothing.txt")
@@ -117,7 +117,7 @@ def test_what_an_index_cannot_have_is_skipped_within_all_and_refused_by_name(
 
 def test_the_library_has_the_same_verb(with_values: Path) -> None:
     made = memlens.experiment(with_values, ["rank"], seed=2, sample=5)
-    assert made["rank"].num_rows == 3 and Index(with_values).manifest["experiments"]["rank"]["seed"] == 2
+    assert made["rank"].num_rows == 3 and Index(with_values).manifest.experiment("rank").seed == 2
     with pytest.raises(memlens.MemlensError, match="known: agreement"):
         memlens.experiment(with_values, "everything")
 

@@ -71,11 +71,11 @@ def test_every_scan_option_reaches_the_scan(run: Run, models: dict[str, Path], t
     ran = run("scan", models["plain"], text, "-o", tmp_path / "index", *options, *more)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     manifest = Index(tmp_path / "index").manifest
-    settings = manifest["plan"]["settings"]
+    settings = manifest.settings.to_json()
     assert {name: settings[name] for name in given} == given
-    assert settings["layers"] == [0, 2] == manifest["layers"]
-    assert manifest["model"]["dtype"] == "float64"
-    assert manifest["counts"]["sentences"] < 5  # lines, of which the first few make 40 tokens
+    assert settings["layers"] == [0, 2] == list(manifest.layers)
+    assert manifest.model.dtype == "float64"
+    assert manifest.counts.sentences < 5  # lines, of which the first few make 40 tokens
 
 
 def test_a_preset_gives_way_to_what_is_given(run: Run, models: dict[str, Path], text: Path, tmp_path: Path) -> None:
@@ -92,8 +92,8 @@ def test_a_preset_gives_way_to_what_is_given(run: Run, models: dict[str, Path], 
         "--threads",
         1,
     )
-    settings = Index(tmp_path / "index").manifest["plan"]["settings"]
-    assert (settings["per_sentence"], settings["dedup"]) == ("all", "prefix")
+    settings = Index(tmp_path / "index").manifest.settings
+    assert (settings.per_sentence, settings.dedup) == ("all", "prefix")
 
 
 def test_the_summary_counts_what_was_cut_repeated_and_dead(

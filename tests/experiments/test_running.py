@@ -39,7 +39,7 @@ def test_tables_say_what_they_were_made_with(fresh):
     index, _model = fresh
     run(index, "rank", seed=5, sample=8)
     note = json.loads(pq.read_schema(index.path("experiments/rank")).metadata[b"memlens"])
-    values = index.manifest["files"]["values.parquet"]["sha256"]
+    values = index.manifest.content["files"]["values.parquet"]["sha256"]
     assert note == {"seed": 5, "sample": 8, "from": {"values": values}}
     assert set(index.table("experiments/rank")["memories"].to_pylist()) == {8}
 
@@ -47,7 +47,7 @@ def test_tables_say_what_they_were_made_with(fresh):
 def test_with_all_the_sample_counts_prefixes_and_by_name_what_the_experiment_counts(fresh):
     index, model = fresh
     run(index, ["all", "rank"], model, sample=7)
-    noted = index.manifest["experiments"]
+    noted = index.manifest.content["experiments"]
     assert {name for name, note in noted.items() if note["sample"] == 7} == {
         "rank",
         *(name for name, one in EXPERIMENTS.items() if one.on_prefixes),
@@ -59,7 +59,7 @@ def test_each_table_on_prefixes_keeps_where_its_own_came_from(fresh):
     index, model = fresh
     run(index, ["active", "rank"], model, sample=7, seed=1)
     run(index, "cases", model, sample=5, seed=2)
-    noted = index.manifest["experiments"]
+    noted = index.manifest.content["experiments"]
     assert noted["active"]["origin"] == "7 random prefixes of the scanned corpus, seed 1"
     assert noted["cases"]["origin"] == "5 random prefixes of the scanned corpus, seed 2"
     assert "origin" not in noted["rank"]

@@ -25,7 +25,7 @@ one_family = pytest.mark.parametrize("scanned", ["gpt2"], indirect=True)
 
 def naive_states(index: memlens.Index, model: MemoryModel, prefix: list[int]) -> Any:
     """Coefficients, r, y, o at the last position of one prefix, by layer."""
-    bos = index.manifest["model"]["bos"]
+    bos = index.manifest.model.bos
     tokens = ([] if bos is None else [bos]) + prefix
     with model.record() as recording:
         model.run_body(torch.tensor([tokens]))
@@ -220,7 +220,7 @@ def test_a_sample_is_spread_over_all_prefixes_and_contains_every_smaller_one(fre
 def test_given_prefixes_may_be_bos_alone(valued: Any) -> None:
     folder, model = valued
     index = memlens.open_index(folder)
-    bos = index.manifest["model"]["bos"]
+    bos = index.manifest.model.bos
     if bos is None:
         with pytest.raises(SettingError, match="position -1 of sentence 0 does not exist"):
             Prefixes.given([[5, 6]], [-1], bos)
@@ -242,7 +242,7 @@ def test_prefixes_of_a_validation_corpus_come_from_its_text(fresh: Fresh, tmp_pa
     texts = ("The sea of the press.", "The hills.")
     assert all(any(text.startswith(prefix or "") for text in texts) for prefix in prefixes.texts)
     run(index, "cases", model, sample=5, validation=corpus)
-    assert memlens.open_index(index.folder).manifest["aggregate"]["origin"] == prefixes.origin
+    assert memlens.open_index(index.folder).manifest.content["aggregate"]["origin"] == prefixes.origin
 
 
 @one_family

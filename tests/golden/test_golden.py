@@ -167,7 +167,7 @@ def test_the_values_table_equals_the_reference(index, model, tmp_path):
     memlens.values(copy, model=model)
     rows = {(row["layer"], row["W2_dim"]): row for row in read_rows("kv_next")}
     table = copy.table("values").to_pylist()
-    assert len(table) == 1024 and copy.manifest["values"]["reading"] == "raw"
+    assert len(table) == 1024 and copy.manifest.values.reading == "raw"
     for row in table:
         reference = rows[row["layer"], row["memory"]]
         assert row["argmax"] == row["tokens"][0] == reference["embedding_index"]

@@ -33,7 +33,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
         sentences = [json.loads(line)["ids"] for line in lines]
     # the program's positions count the </s> in front, memlens' do not
     positions = [row["random_pos"] - 1 for row in rows]
-    bos = index.manifest["model"]["bos"]
+    bos = index.manifest.model.bos
     assert bos == 2
     return look_at_prefixes(index, model, Prefixes.given(sentences, positions, bos)), rows
 

@@ -21,9 +21,9 @@ OPTIONS: dict[str, Any] = {"top": 5, "batch_tokens": 64, "threads": 1}  # about 
 PROGRAM = """
 import sys
 from pathlib import Path
-from memlens.corpus import CorpusSettings
+from memlens.corpus.settings import CorpusSettings
 from memlens.index.build import build_index
-from memlens.models import load
+from memlens.models.load import load
 from memlens.scanner.autotune import HowToRun
 from memlens.scanner.settings import ScanSettings
 from memlens.scanner.autotune import Split

@@ -96,7 +96,7 @@ def check_index(index: memlens.Index, family: str, per_sentence: str, dedup: str
         following = sentences[row["sentence"]][row["position"] + 1 :]
         assert row["next_token"] == (following[0] if following else None)
     facts = {(row["layer"], row["memory"]): row for row in index.table("memories").to_pylist()}
-    ends = {"top": 1, "bottom": -1} if index.manifest["model"]["gated"] else {"top": 1}
+    ends = {"top": 1, "bottom": -1} if index.manifest.model.gated else {"top": 1}
     for layer, block in enumerate(the_model(family).layers):
         for memory in range(block.memories):
             m = np.array([coefficients[s][layer, p, memory] for s, p in prefixes])
@@ -108,7 +108,7 @@ def check_index(index: memlens.Index, family: str, per_sentence: str, dedup: str
             np.testing.assert_allclose([row["max"], row["min"], row["mean"]], [m.max(), m.min(), m.mean()], RTOL, 1e-5)
             assert abs(row["frequency"] * len(m) - (m > 0).sum()) <= (np.abs(m) < ATOL).sum() + 1e-6
             assert row["dead"] == all((layer, memory, end) not in rows for end in ends)
-    assert index.manifest["counts"]["prefixes"] == len(prefixes)
+    assert index.manifest.counts.prefixes == len(prefixes)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -149,7 +149,7 @@ def test_the_released_preset_takes_bos_alone_and_leaves_out_the_whole_sentence(c
     rows = pq.read_table(tmp_path / "index" / "triggers.parquet").to_pylist()
     assert min(row["position"] for row in rows) == -1
     assert all(row["position"] < lengths[row["sentence"]] - 1 for row in rows)
-    assert index.manifest["counts"]["prefixes"] == sum(lengths)
+    assert index.manifest.counts.prefixes == sum(lengths)
 
 
 def test_ordinary_examples_fire_and_are_no_triggers(corpus: Path, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_the_histogram_of_a_full_sample_counts_every_prefix_in_its_bin(corpus: P
     index = memlens.scan(the_model("llama"), corpus, out=tmp_path / "index", top=2, sample_every=1, dedup="none")
     sentences = [tuple(row) for row in index.table("corpus").column("tokens").to_pylist()]
     coefficients = np.concatenate(coefficients_one_by_one("llama", tuple(sentences)), axis=1)  # [layers, n, memories]
-    edges = np.array(index.manifest["histogram_edges"])
+    edges = np.array(index.manifest.histogram_edges)
     compared = 0
     for row in index.table("memories").to_pylist()[::7]:
         m = coefficients[row["layer"], :, row["memory"]]

@@ -30,9 +30,9 @@ TABLES = ("corpus", "memories", "ordinary", "triggers", "vocabulary")
 PROGRAM = """
 import sys
 from pathlib import Path
-from memlens.corpus import CorpusSettings
+from memlens.corpus.settings import CorpusSettings
 from memlens.index.build import build_index
-from memlens.models import load
+from memlens.models.load import load
 from memlens.scanner.settings import ScanSettings
 model, out, *texts = sys.argv[1:]
 settings = ScanSettings(top=7, batch_tokens=40)
@@ -196,7 +196,7 @@ def test_annotations_made_while_an_index_is_being_replaced_are_kept(model: Memor
     with pytest.raises(IndexFolderError, match="annotations"):
         memlens.scan(model, TEXTS[0], out=tmp_path, top=4, resume=False, progress=annotate)
     assert (tmp_path / "annotations.sqlite").read_bytes() == b"work of days"
-    assert memlens.open_index(tmp_path).manifest["plan"]["settings"]["top"] == 3
+    assert memlens.open_index(tmp_path).manifest.settings.top == 3
 
 
 def test_files_that_appear_during_a_scan_are_left_alone(model: MemoryModel, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_people_s_annotations_are_never_deleted(model: MemoryModel, tmp_path: Pa
     with pytest.raises(IndexFolderError, match="annotations"):
         memlens.scan(model, TEXTS[0], out=tmp_path, top=4, resume=False)
     assert (tmp_path / "annotations.sqlite").read_bytes() == b"work of days"
-    assert memlens.open_index(tmp_path).manifest["plan"]["settings"]["top"] == 3
+    assert memlens.open_index(tmp_path).manifest.settings.top == 3
 
 
 def test_two_scans_into_one_folder_are_refused(model: MemoryModel, tmp_path: Path) -> None:
@@ -352,15 +352,15 @@ def test_a_changed_corpus_is_not_continued(model: MemoryModel, tmp_path: Path) -
 
 
 def test_long_sentences_are_cut_and_counted(model: MemoryModel, tmp_path: Path) -> None:
-    counts = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, max_length=10).manifest["counts"]
-    assert counts["cut_sentences"] > 10
-    assert counts["cut_tokens"] > 100
-    assert counts["tokens"] <= 10 * counts["sentences"]
+    counts = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, max_length=10).manifest.counts
+    assert counts.cut_sentences > 10
+    assert counts.cut_tokens > 100
+    assert counts.tokens <= 10 * counts.sentences
 
 
 def test_max_tokens_stops_after_the_sentence_that_reaches_it(model: MemoryModel, tmp_path: Path) -> None:
-    counts = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, max_tokens=50).manifest["counts"]
-    assert 50 <= counts["tokens"] < 50 + 32
+    counts = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, max_tokens=50).manifest.counts
+    assert 50 <= counts.tokens < 50 + 32
 
 
 def test_chosen_layers_only_are_scanned(model: MemoryModel, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import memlens
 from memlens.errors import IndexFolderError
 from memlens.files import checksum, is_sealed, read_json, write_sealed
 from memlens.index.check import DAMAGED, NOT_NOTED, OUTDATED
-from memlens.index.layout import SCHEMA_VERSION, TRIGGERS_SCHEMA, migrated
+from memlens.index.layout import SCHEMA_VERSION, TRIGGERS_SCHEMA
 
 
 @pytest.fixture
@@ -162,17 +162,13 @@ def test_a_folder_that_is_no_index_is_refused(tmp_path: Path) -> None:
         memlens.check(tmp_path)
 
 
-def test_a_newer_schema_is_refused_and_an_older_one_migrated(index: Path) -> None:
+def test_another_schema_is_refused(index: Path) -> None:
     path = index / "manifest.json"
     manifest = json.loads(path.read_text())
     for version, words in ((SCHEMA_VERSION + 1, "install a newer memlens"), (0, "scan again")):
         path.write_text(json.dumps({**manifest, "schema": version}))
         with pytest.raises(IndexFolderError, match=f"schema version {version}.*{words}"):
             memlens.open_index(index)
-    steps = {1: lambda old: {**old, "new": old["counts"]["tokens"]}, 2: lambda old: {**old, "newer": old["new"] + 1}}
-    new = migrated(manifest, index, steps, newest=3)
-    assert (new["schema"], new["newer"]) == (3, manifest["counts"]["tokens"] + 1)
-    assert manifest["schema"] == 1, "what was read stays as it was"
 
 
 def test_one_memory_of_many_is_found_in_few_row_groups(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:

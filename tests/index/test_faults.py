@@ -28,9 +28,9 @@ import os, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from memlens.corpus import CorpusSettings
+from memlens.corpus.settings import CorpusSettings
 from memlens.index.build import build_index
-from memlens.models import load
+from memlens.models.load import load
 from memlens.scanner.settings import ScanSettings
 model, out, *texts = sys.argv[1:]
 loaded = load(model, prove=False)

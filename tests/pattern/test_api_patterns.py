@@ -16,4 +16,4 @@ def test_unknown_options_are_refused_and_known_ones_recorded(tmp_path: Path) -> 
     index = write_index(tmp_path / "index", texts, {(0, 0): [(n, 1) for n in range(25)]})
     with pytest.raises(SettingError, match="unknown patterns option 'bogus'; known: background"):
         memlens.patterns(index, bogus=1)
-    assert memlens.patterns(index.folder, top=10).manifest["patterns"]["top"] == 10
+    assert memlens.patterns(index.folder, top=10).manifest.content["patterns"]["top"] == 10

@@ -55,7 +55,7 @@ def test_patterns_are_grounded_and_described(planted: tuple[Index, Planted]) -> 
 
 
 def test_the_manifest_says_at_what_rate_for_how_many_hypotheses(planted: tuple[Index, Planted]) -> None:
-    notes = planted[0].manifest["patterns"]
+    notes = planted[0].manifest.content["patterns"]
     assert notes["rate"] == 0.01 and notes["top"] == 25
     assert notes["hypotheses"] > 1000 * MEMORIES
 

@@ -106,7 +106,8 @@ def test_text_that_cannot_be_shown_becomes_a_sign() -> None:
 
 
 def test_broken_names_do_not_break_the_page(bare: memlens.Index, tmp_path: Path) -> None:
-    bare.manifest["model"]["name"] = "<img src=x onerror=alert(1)>\ud800\x00"
+    name = "<img src=x onerror=alert(1)>\ud800\x00"
+    bare.manifest = bare.manifest.with_notes({"model": {**bare.manifest.content["model"], "name": name}})
     page = read(bare, tmp_path)
     assert "<img src=x onerror=alert(1)>\\ud800␀" in page.text
 

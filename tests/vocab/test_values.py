@@ -86,13 +86,13 @@ def test_computing_again_gives_the_same_bytes_and_the_manifest_knows_them(fresh)
 def test_the_manifest_says_how_values_were_read(fresh):
     index, model = fresh
     compute_values(index, model, top=500)
-    assert memlens.open_index(index.folder).manifest["values"] == {
+    assert memlens.open_index(index.folder).manifest.content["values"] == {
         "top": VOCABULARY,
         "reading": "folded",
         "threads": torch.get_num_threads(),
     }
     compute_values(index, model, top=3, reading="raw")
-    assert memlens.open_index(index.folder).manifest["values"]["reading"] == "raw"
+    assert memlens.open_index(index.folder).manifest.values.reading == "raw"
 
 
 @pytest.mark.parametrize("preset", ["paper", "released"])
@@ -101,7 +101,7 @@ def test_the_presets_of_the_paper_read_values_raw(tmp_path, preset):
     model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer(adds_bos=True))
     index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", preset=preset)
     compute_values(index, model)
-    assert index.manifest["values"]["reading"] == "raw"
+    assert index.manifest.values.reading == "raw"
 
 
 def test_only_scanned_layers_have_values(tmp_path):

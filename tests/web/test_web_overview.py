@@ -22,7 +22,7 @@ def rows(index: Index, table: str) -> dict[tuple[int, int], dict[str, object]]:
 
 def test_the_page_says_what_was_scanned(client: TestClient, index: Index) -> None:
     text = client.get("/").text
-    assert f"{index.manifest['counts']['prefixes']:,} prefixes" in text
+    assert f"{index.manifest.counts.prefixes:,} prefixes" in text
     assert text.count('href="/search?layers=') == len(index.layers)
     counts = client.get("/api/counts").json()
     assert counts["memories"] == sum(index.memories(layer) for layer in index.layers)

@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 from memlens.annotations.labels import KINDS, Annotations, Example, LabelledPattern, Verdict, Verdicts, check_verdict
 from memlens.annotations.store import check_annotator
 from memlens.errors import SettingError, UnknownName
-from memlens.index.layout import CORPUS
 from memlens.memory import MemoryId
 
 
@@ -91,7 +90,7 @@ def export_labels(notes: Annotations, format: str, annotator: str | None = None)
 def _made_from(notes: Annotations) -> dict[str, str | None]:
     """What decides which prefix a trigger rank means."""
     manifest = notes.index.manifest
-    return {"model": manifest["model"].get("fingerprint"), "corpus": manifest["files"][CORPUS]["sha256"]}
+    return {"model": manifest.model.fingerprint, "corpus": manifest.sha256("corpus")}
 
 
 def _whose(notes: Annotations, annotator: str | None) -> list[str]:
@@ -227,8 +226,7 @@ def _check_format(format: str) -> None:
 
 
 def _model(notes: Verdicts) -> str | None:
-    fingerprint: str | None = notes.index.manifest["model"].get("fingerprint")
-    return fingerprint
+    return notes.index.manifest.model.fingerprint
 
 
 def _verdict_files_read_events(notes: Verdicts, text: str) -> list[dict[str, Any]]:

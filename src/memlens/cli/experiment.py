@@ -98,7 +98,7 @@ def experiment(
 def _as_json(index: Index, run: list[Experiment], made: dict[str, pa.Table], skipped: dict[str, str]) -> dict[str, Any]:
     from memlens.experiments.run import origin
 
-    noted = index.manifest["experiments"]
+    noted = index.manifest.experiments
     return {
         "index": str(index.folder),
         "prefixes": next((words for one in run if (words := origin(index, one))), None),
@@ -107,8 +107,8 @@ def _as_json(index: Index, run: list[Experiment], made: dict[str, pa.Table], ski
                 "name": one.name,
                 "figure": one.figure,
                 "title": one.title,
-                "seed": noted[one.name]["seed"],
-                "sample": noted[one.name]["sample"],
+                "seed": noted[one.name].seed,
+                "sample": noted[one.name].sample,
                 "sample_of": one.sample_of,
                 "prefixes": origin(index, one) or None,
                 "tables": {name: made[name].to_pylist() for name in one.table_names},

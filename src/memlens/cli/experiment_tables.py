@@ -412,8 +412,8 @@ def _used(index: Index, experiment: Experiment, picture: Picture, rows: list[Row
         "left_out": "prefixes of one token",
     }
     left = [f"{sum(row[c] for row in rows):,} {w}" for c, w in words.items() if any(row.get(c) for row in rows)]
-    if experiment.name == "patterns":
-        parts.append(f"at most {index.manifest['patterns']['rate']:.2g} of all patterns by chance")
+    if experiment.name == "patterns" and index.manifest.patterns:
+        parts.append(f"at most {index.manifest.patterns.rate:.2g} of all patterns by chance")
     return ", ".join(parts) + (f"; left out: {', '.join(left)}" if left else "")
 
 

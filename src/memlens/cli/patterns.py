@@ -82,9 +82,10 @@ def _summarize(screen: Screen, index: Index) -> None:
     from memlens.experiments.patterns import compute
 
     rows = compute(index).to_pylist()
-    notes = index.manifest["patterns"]
+    notes = index.manifest.patterns
+    assert notes is not None  # just made
     if screen.as_json:
-        screen.json({"index": str(index.folder), **notes, "layers": rows})
+        screen.json({"index": str(index.folder), **notes.content, "layers": rows})
         return
     if screen.quiet:
         return
@@ -94,8 +95,8 @@ def _summarize(screen: Screen, index: Index) -> None:
         for row in rows
     ]
     _print(screen, ["layer", "memories", "with a pattern", "shallow", "semantic", "both", "not covered"], table)
-    hypotheses = notes.get("hypotheses", 0)
-    screen.note(f"expected share of chance among these patterns: at most {notes['rate']:g} ({hypotheses:,} hypotheses)")
+    tested = f"{notes.hypotheses:,} hypotheses"
+    screen.note(f"expected share of chance among these patterns: at most {notes.rate:g} ({tested})")
 
 
 def _browse(screen: Screen, index: Index, related: str | None, shared: bool, limit: int) -> None:

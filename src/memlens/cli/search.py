@@ -39,7 +39,7 @@ def search_in_values(screen: Screen, index: Index, query: list[str], substring: 
         screen.json(told | {"memories": [_as_json(one) for one in found]})
         return
     if not found:
-        listed = index.manifest["values"]["top"]
+        listed = index.manifest.values.top
         texts = " or ".join(f"'{visible(text)}'" for text in query)
         screen.note(f"no value has {texts} among the {listed} tokens at its {end}")
         return

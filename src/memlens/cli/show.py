@@ -66,9 +66,9 @@ def _as_json(index: Index, facts: MemoryFacts, ends: tuple[str, ...], top: int |
         "name": str(facts.id),
         "layer": facts.id.layer,
         "memory": facts.id.memory,
-        "model": index.manifest["model"]["name"],
+        "model": index.manifest.model.name,
         **numbers,
-        "histogram_edges": index.manifest["histogram_edges"],
+        "histogram_edges": index.manifest.histogram_edges,
         **patterns_json(index, facts.id, patterns),
         "value": value_json(read_value(index, facts.id)),
         "triggers": {end: [_trigger_json(index, t) for t in index.triggers(facts.id, end, top)] for end in ends},
@@ -94,7 +94,7 @@ def _trigger_json(index: Index, trigger: Any) -> dict[str, Any]:
 def _print_header(screen: Screen, index: Index, facts: MemoryFacts) -> None:
     from rich.text import Text
 
-    model = visible(index.manifest["model"]["name"])
+    model = visible(index.manifest.model.name)
     line = Text.assemble((str(facts.id), "bold"), f"  {model}   ", ("max ", "dim"), number(facts.max))
     line.append_text(Text.assemble(("   mean ", "dim"), number(facts.mean)))
     line.append_text(Text.assemble(("   min ", "dim"), number(facts.min)))
@@ -102,7 +102,7 @@ def _print_header(screen: Screen, index: Index, facts: MemoryFacts) -> None:
     if facts.dead:
         line.append_text(Text("   dead", "bold red"))
     screen.result(line)
-    screen.result(_histogram(facts, index.manifest["histogram_edges"]))
+    screen.result(_histogram(facts, index.manifest.histogram_edges))
 
 
 def _histogram(facts: MemoryFacts, edges: list[float]) -> Text:

@@ -163,7 +163,7 @@ def compare_indexes(
         measure="tokens" if by == "values" else measures[by].query,
         a=str(a.folder),
         b=str(b.folder),
-        models=(a.manifest["model"]["name"], b.manifest["model"]["name"]),
+        models=(a.manifest.model.name, b.manifest.model.name),
         same_model=_fingerprint(a) == _fingerprint(b),
         same_corpus=_same_file(a, b, CORPUS),
         layers=tuple(_summaries(parts)),
@@ -188,8 +188,8 @@ def _measures(a: Index, b: Index, by: str) -> dict[str, Measure]:
         if by != "triggers":
             index.path(by)  # says which command makes the table, if it is not there
     if a.has("values") and b.has("values"):
-        readings = [index.manifest["values"]["reading"] for index in (a, b)]
-        depth = min(int(index.manifest["values"]["top"]) for index in (a, b))
+        readings = [index.manifest.values.reading for index in (a, b)]
+        depth = min(index.manifest.values.top for index in (a, b))
         if readings[0] == readings[1]:
             measures["values"] = Measure("tokens" if _same_file(a, b, VOCABULARY) else "texts", depth)
         elif by == "values":
@@ -269,9 +269,9 @@ def _summaries(parts: list[_Pairs]) -> Iterator[LayerSummary]:
 
 def _same_file(a: Index, b: Index, name: str) -> bool:
     """Are the two files one, byte for byte, as the manifests have it?"""
-    one, other = (index.manifest["files"].get(name, {}).get("sha256") for index in (a, b))
-    return one is not None and one == other
+    facts = a.manifest.files.get(name)
+    return facts is not None and facts == b.manifest.files.get(name)
 
 
 def _fingerprint(index: Index) -> Any:
-    return index.manifest["model"].get("fingerprint")
+    return index.manifest.model.fingerprint

@@ -52,7 +52,7 @@ def compute(
                 "rate": agree / count if count else None,
                 "low": low,
                 "high": high,
-                "baseline": 1 / index.manifest["model"]["vocabulary"],
+                "baseline": 1 / index.manifest.model.vocabulary,
                 "shuffled": shuffled_rate(targets),
                 "no_trigger": targets.no_trigger,
                 "no_next": targets.no_next,

@@ -148,8 +148,8 @@ def compute(
     found = edited.coefficients(
         model,
         {layer: (np.repeat(want.memory, len(EDITS)), want.prefixes.reshape(-1)) for layer, want in wanted.items()},
-        bos=index.manifest["model"]["bos"],
-        batch_tokens=index.manifest["plan"]["settings"]["batch_tokens"],
+        bos=index.manifest.model.bos,
+        batch_tokens=index.manifest.settings.batch_tokens,
         progress=progress,
     )
     rows = []

@@ -46,7 +46,7 @@ def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> pa.Table:
     """The machine's patterns: one row a layer; `sample` memories of each, or all that have triggers."""
-    top = int(index.manifest.get("patterns", {}).get("top", _TOP))
+    top = index.manifest.patterns.top if index.manifest.patterns else _TOP
     rows = []
     for done, layer in enumerate(index.layers):
         progress("patterns", done, len(index.layers))

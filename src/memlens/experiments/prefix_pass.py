@@ -204,9 +204,9 @@ def aggregate(
         "seed": seed,
         "validation": None if validation is None else corpus_fingerprint(validation),
         "stop_words": stop_words,
-        "values": index.manifest["files"]["values.parquet"]["sha256"],
+        "values": index.manifest.sha256("values"),
     }
-    noted = index.manifest.get("aggregate", {})
+    noted = dict(index.manifest.prefix_pass.content)
     if index.has(PREFIXES) and index.has(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
         return _result(index, model, index.table(PREFIXES), index.table(LAYERS), noted)
     index.check_model(model)

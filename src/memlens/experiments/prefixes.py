@@ -202,14 +202,14 @@ def sample_prefixes(index: Index, count: int = SAMPLE, seed: int = 0) -> Prefixe
     ]
     origin = f"{len(draw.sentences):,} random prefixes of the scanned corpus, seed {seed}"
     notes = {"sample": count, "seed": seed, "validation": None}
-    return draw.prefixes(sentences, index.manifest["model"]["bos"], origin, notes)
+    return draw.prefixes(sentences, index.manifest.model.bos, origin, notes)
 
 
 def sample_validation(
     index: Index, model: MemoryModel, corpus: CorpusSettings, count: int = SAMPLE, seed: int = 0
 ) -> Prefixes:
     """Random prefixes of another corpus, cut and fed as the scanned one was."""
-    bos = index.manifest["model"]["bos"]
+    bos = index.manifest.model.bos
     draw = _Draw(count, seed)
     kept: dict[int, Sentence] = {}
     for window in _windows(_tokenized(index, model, corpus, bos)):
@@ -271,7 +271,7 @@ class _Draw:
 
 def _tokenized(index: Index, model: MemoryModel, corpus: CorpusSettings, bos: int | None) -> Iterator[Sentence]:
     room = None if model.context is None else model.context - (bos is not None)
-    limits = [limit for limit in (room, index.manifest["plan"]["settings"].get("max_length")) if limit is not None]
+    limits = [limit for limit in (room, index.manifest.settings.max_length) if limit is not None]
     return tokenize_units(
         read_units(corpus),
         model.tokenizer.encode,

@@ -57,7 +57,7 @@ class Experiment:
                 index.path(table)
             except IndexFolderError as error:
                 return str(error)
-        last = len(index.manifest["model"]["memories"]) - 1
+        last = len(index.manifest.model.memories) - 1
         if self.last_layer and last not in index.layers:
             return f"the model's last layer, {last}, was not scanned into {index.folder}; scan with it in --layers"
         return None

@@ -69,7 +69,7 @@ def run(
         }
         # After the pass over prefixes the manifest says which text and stop words it was made with; the next pass will
         # overwrite that, so each experiment keeps its own.
-        seen = index.manifest["aggregate"] if experiment.on_prefixes else {}
+        seen = index.manifest.prefix_pass.content if experiment.on_prefixes else {}
         passed = {name: seen[name] for name in _OF_THE_PASS if name in experiment.options}
         origin = {_ORIGIN: seen[_ORIGIN]} if experiment.on_prefixes else {}
         made |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed}, origin)
@@ -97,7 +97,7 @@ def is_made(
         "sample": experiment.sample if sample is None else sample,
         **{name: given[name] for name in _OF_THE_PASS if name in experiment.options},
     }
-    noted = dict(index.manifest.get("experiments", {}).get(experiment.name, {}))
+    noted = dict(index.manifest.experiment(experiment.name).content)
     noted.pop(_ORIGIN, None)  # words for what the settings say
     whole = all(index.is_whole(f"{FOLDER}/{name}") for name in experiment.table_names)
     return whole and noted == _note(index, experiment, settings)
@@ -105,17 +105,17 @@ def is_made(
 
 def is_outdated(index: Index, experiment: Experiment) -> bool:
     """Has something that the experiment's tables were made from changed since?"""
-    noted = index.manifest.get("experiments", {}).get(experiment.name, {})
-    return bool(noted) and noted.get("from", {}) != _sources(index, experiment)
+    noted = index.manifest.experiments.get(experiment.name)
+    return noted is not None and noted.made_from != _sources(index, experiment)
 
 
 def origin(index: Index, experiment: Experiment) -> str:
     """Where the prefixes of an experiment's tables come from, in words; empty for one that is not on prefixes."""
-    noted = index.manifest.get("experiments", {}).get(experiment.name, {})
-    if not experiment.on_prefixes or "seed" not in noted:
+    noted = index.manifest.experiment(experiment.name)
+    if not experiment.on_prefixes or noted.seed is None:
         return ""
-    text = "another corpus" if noted.get("validation") else "the scanned corpus"
-    return str(noted.get(_ORIGIN) or f"up to {noted['sample']:,} random prefixes of {text}, seed {noted['seed']}")
+    text = "another corpus" if noted.validation else "the scanned corpus"
+    return noted.origin or f"up to {noted.sample:,} random prefixes of {text}, seed {noted.seed}"
 
 
 def _possible(
@@ -163,8 +163,12 @@ def _keep(
     noted = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
     written = {f"{FOLDER}/{name}": (table.schema, [table]) for name, table in noted.items()}
     entry = {experiment.name: {**note, **origin}}
-    index.write(written, lambda: {"experiments": {**index.manifest.get("experiments", {}), **entry}})
+    index.write(written, lambda: {"experiments": {**_experiment_notes(index), **entry}})
     return noted
+
+
+def _experiment_notes(index: Index) -> dict[str, Any]:
+    return {name: noted.content for name, noted in index.manifest.experiments.items()}
 
 
 def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -174,8 +178,7 @@ def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> 
 
 def _sources(index: Index, experiment: Experiment) -> dict[str, str]:
     """Checksums of the tables that an experiment is made from, and of what people have said."""
-    files = index.manifest["files"]
-    used = {table: files[name]["sha256"] for table in experiment.needs if (name := f"{table}.parquet") in files}
+    used = {table: checksum for table in experiment.needs if (checksum := index.manifest.sha256(table))}
     mark = history_mark(index, experiment.people) if experiment.people else None
     return used if mark is None else used | {experiment.people: mark}
 

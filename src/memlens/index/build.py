@@ -20,18 +20,21 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from memlens import __version__
 from memlens.corpus.sentences import Sentence, corpus_fingerprint, read_units, tokenize_units
 from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError
-from memlens.files import explain_os_errors, only_writer, write_sealed
+from memlens.files import explain_os_errors, facts_of, only_writer
 from memlens.index import shards, staging
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.layout import LOCK, MANIFEST, PARTIAL, PARTS, SCHEMA_VERSION, make_manifest, model_facts
+from memlens.index.layout import LOCK, PARTIAL, PARTS, SCAN_TABLES, SCHEMA_VERSION
+from memlens.index.manifest import Manifest
 from memlens.index.parts import JoinedParts, PartFolder, wait_for_orphans
 from memlens.index.tables import write_scan_tables, write_vocabulary
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
 from memlens.scanner.executors import ModelRecipe
+from memlens.scanner.sample import bin_edges
 from memlens.scanner.scanner import SAVE_SECONDS, Alone, Executor, ScanJob, bos_to_feed, plan_window
 from memlens.scanner.settings import WINDOW, ScanSettings, choose_layers
 from memlens.scanner.state import LayerShape, Share, pieces_left, shapes_of
@@ -171,9 +174,42 @@ def publish(
     """From a finished scan in partial/, with corpus and vocabulary there, to an index."""
     write_scan_tables(folder / PARTIAL, scanned, store)
     staging.replace_tables(folder)
-    manifest = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, folder)
-    write_sealed(folder / MANIFEST, manifest)
+    Manifest(make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, folder)).write(folder)
     staging.throw_partial_away(folder)
+
+
+def model_facts(model: MemoryModel, plan: dict[str, Any]) -> dict[str, Any]:
+    """What a manifest says about the model."""
+    first = model.layers[0]
+    return {
+        "name": model.name,
+        "source": model.source,
+        "family": model.family,
+        "fingerprint": plan["model"],
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "width": model.width,
+        "vocabulary": model.vocabulary,
+        "activation": first.activation,
+        "gated": first.gated,
+        "memories": {str(block.layer): block.memories for block in model.layers},
+        "bos": bos_to_feed(model, ScanSettings(bos=plan["settings"]["bos"])),
+    }
+
+
+def make_manifest(
+    model: dict[str, Any], plan: dict[str, Any], counts: dict[str, Any], prefixes: int, tokens: int, folder: Path
+) -> dict[str, Any]:
+    """`model` as model_facts gives it, `counts` of the corpus, what the scan has fed; the tables are in `folder`."""
+    return {
+        "memlens": __version__,
+        "schema": SCHEMA_VERSION,
+        "plan": plan,
+        "model": model,
+        "layers": list(plan["settings"]["layers"]),
+        "counts": {**counts, "prefixes": prefixes, "tokens_fed": tokens},
+        "histogram_edges": bin_edges(),
+        "files": {name: facts_of(folder / name) for name in SCAN_TABLES},
+    }
 
 
 class _ScanStage:

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memlens.errors import IndexFolderError, MemlensError
-from memlens.files import checksum, has_seal
+from memlens.files import checksum
 from memlens.index.layout import ANNOTATIONS, CORPUS, EXPERIMENTS, MANIFEST, MEMORIES, PARTIAL, SCAN_TABLES, VOCABULARY
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
@@ -115,7 +115,7 @@ def check_index(folder: Path, progress: Progress = no_progress) -> Check:
             raise
         return Check(folder, (Finding(MANIFEST, DAMAGED, str(error)),))
     findings = [_manifest(index)]
-    files = index.manifest["files"]
+    files = index.manifest.files
     for number, name in enumerate(sorted({*files, *SCAN_TABLES})):
         progress("check", number, len(files))
         findings.append(_file(index, name))
@@ -128,29 +128,27 @@ def check_index(folder: Path, progress: Progress = no_progress) -> Check:
 
 def _manifest(index: Index) -> Finding:
     """One that opens is of the right shape and as it was sealed; those of the first versions had no seal."""
-    detail = "" if has_seal(index.manifest) else "it has no seal, so a change of it could not be seen"
+    detail = "" if index.manifest.has_seal else "it has no seal, so a change of it could not be seen"
     return Finding(MANIFEST, WHOLE, detail)
 
 
 def _file(index: Index, name: str) -> Finding:
     """One file by itself."""
-    entry, path = index.manifest["files"].get(name), index.folder / name
-    if not isinstance(entry, dict):
+    facts, path = index.manifest.files.get(name), index.folder / name
+    if facts is None:
         return Finding(name, DAMAGED, "the manifest does not describe it")
     if not path.is_file():
         return Finding(name, DAMAGED, "it is missing")
     try:
         size = path.stat().st_size
-        if size != entry.get("bytes"):
-            return Finding(name, DAMAGED, f"it has {size:,} bytes instead of {entry.get('bytes'):,}")
-        if checksum(path) != entry.get("sha256"):
+        if size != facts.bytes:
+            return Finding(name, DAMAGED, f"it has {size:,} bytes instead of {facts.bytes:,}")
+        if checksum(path) != facts.sha256:
             return Finding(name, DAMAGED, "its content has changed (the checksum differs)")
         with path.open("rb") as handle:
             rows = pq.ParquetFile(handle).metadata.num_rows
     except (OSError, pa.ArrowException) as error:
         return Finding(name, DAMAGED, f"it cannot be read ({str(error).splitlines()[0][:100]})")
-    except (TypeError, ValueError):
-        return Finding(name, DAMAGED, "the manifest does not describe it")
     return Finding(name, WHOLE, f"{rows:,} rows")
 
 
@@ -170,7 +168,7 @@ def _in_place(index: Index, finding: Finding, damaged: set[str]) -> Finding:
     if problem:
         return Finding(name, DAMAGED, problem)
     made_from = _made_from(index, name)
-    old = [table for table, known in made_from.items() if known != _checksum_now(index, table)]
+    old = [table for table, known in made_from.items() if known != index.manifest.sha256(table)]
     return Finding(name, OUTDATED, f"made from an earlier {old[0]}; make it again") if old else finding
 
 
@@ -178,8 +176,8 @@ def _expected_rows(index: Index, name: str) -> int | None:
     manifest = index.manifest
     memories = sum(index.memories(layer) for layer in index.layers)
     known = {
-        CORPUS: manifest["counts"].get("sentences"),
-        VOCABULARY: manifest["model"].get("vocabulary"),
+        CORPUS: manifest.counts.sentences,
+        VOCABULARY: manifest.model.vocabulary,
         MEMORIES: memories,
         "values.parquet": memories,
         "keys.parquet": memories,
@@ -193,20 +191,14 @@ def _made_from(index: Index, name: str) -> dict[str, Any]:
     if folder != EXPERIMENTS:
         return {}
     if table in ("prefixes", "prefix-layers"):
-        noted = index.manifest.get("aggregate", {})
-        return {"values": noted["values"]} if isinstance(noted, dict) and "values" in noted else {}
-    noted = index.manifest.get("experiments", {}).get(table, {})
-    known = noted.get("from", {}) if isinstance(noted, dict) else {}
-    return known if isinstance(known, dict) else {}
-
-
-def _checksum_now(index: Index, table: str) -> Any:
-    return index.manifest["files"].get(f"{table}.parquet", {}).get("sha256")
+        noted = index.manifest.prefix_pass.content
+        return {"values": noted["values"]} if "values" in noted else {}
+    return dict(index.manifest.experiment(table).made_from)
 
 
 def _others(index: Index) -> Iterator[Finding]:
     """What lies beside the files that the manifest notes."""
-    noted = {*index.manifest["files"], *SCAN_TABLES}
+    noted = {*index.manifest.files, *SCAN_TABLES}
     for path in sorted([*index.folder.glob("*.parquet"), *index.folder.glob(f"{EXPERIMENTS}/*.parquet")]):
         name = path.relative_to(index.folder).as_posix()
         if name not in noted:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from memlens.corpus.sentences import Sentence, find_repeats
 from memlens.errors import CorpusError, IndexFolderError
 from memlens.files import (
+    FileFacts,
     explain_os_errors,
     facts_of,
     has_size,
@@ -50,7 +51,7 @@ class CorpusStore:
 
     def __init__(self, folder: Path) -> None:
         saved = read_sealed(folder / "corpus.json")
-        self._files: dict[str, Any] = saved["files"]
+        self._files = {name: FileFacts(**facts) for name, facts in saved["files"].items()}
         for name in FLAT:
             if not has_size(folder / name, self._files[name]):
                 raise _damaged(folder / name)

@@ -85,7 +85,7 @@ def _some(index: Index, layer: int, first: int, last: int) -> Iterator[dict[str,
     waiting = next(groups, None)
     values = {row["memory"]: row for row in index.sql(_VALUES, part)} if index.has("values") else {}
     names = {row["memory"]: row["name"] for row in index.sql(_NAMES, part)} if index.has("names") else {}
-    whose = {"modelId": index.manifest["model"]["name"], "layer": f"{layer}-memlens"}
+    whose = {"modelId": index.manifest.model.name, "layer": f"{layer}-memlens"}
     for facts in index.sql(_FACTS, part):
         memory, triggers = facts["memory"], []
         if waiting is not None and waiting[0] == memory:  # a dead memory has no group
@@ -96,11 +96,11 @@ def _some(index: Index, layer: int, first: int, last: int) -> Iterator[dict[str,
             **name,
             "maxActApprox": facts["max"],
             "frac_nonzero": facts["frequency"],
-            **_histogram(facts, index.manifest["histogram_edges"]),
+            **_histogram(facts, index.manifest.histogram_edges),
             **_both_ends(index, values.get(memory)),
             **{field: [] for field in _UNKNOWN},
             "explanations": [name | {"description": names[memory]}] if memory in names else [],
-            "activations": list(_activations(name, triggers, index.manifest["counts"]["prefixes"])),
+            "activations": list(_activations(name, triggers, index.manifest.counts.prefixes)),
         }
 
 

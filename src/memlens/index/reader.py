@@ -27,14 +27,12 @@ from memlens.files import (
     facts_of,
     fill_table,
     is_as_noted,
-    is_sealed,
     only_writer,
-    read_json,
     reader_of,
     replacing,
-    write_sealed,
 )
-from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD, migrated, refuse_misshapen
+from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD
+from memlens.index.manifest import Manifest
 from memlens.memory import MemoryId, Prefix, Trigger
 
 if TYPE_CHECKING:
@@ -99,22 +97,18 @@ class Index:
         self.folder = Path(folder)
         if not (self.folder / MANIFEST).is_file():
             raise IndexFolderError(_why_not_an_index(self.folder))
-        self.manifest = read_json(self.folder / MANIFEST)
-        refuse_misshapen(self.manifest, self.folder / MANIFEST)
-        read, self.manifest = self.manifest, migrated(self.manifest, self.folder)
-        if not is_sealed(read):
-            raise IndexFolderError(f"{self.folder / MANIFEST} was changed after it was written; scan again")
+        self.manifest = Manifest.read(self.folder)
 
     @property
     def layers(self) -> tuple[int, ...]:
         """The layers that were scanned."""
-        return tuple(self.manifest["layers"])
+        return self.manifest.layers
 
     def memories(self, layer: int) -> int:
         """How many memories a scanned layer has."""
         if layer not in self.layers:
             raise UnknownName(f"layer {layer} is not in this index; it has {_ranges(self.layers)}")
-        return int(self.manifest["model"]["memories"][str(layer)])
+        return self.manifest.model.memories[layer]
 
     def check(self, memory: str | MemoryId) -> MemoryId:
         """The memory of that name, refused if it is not in the index."""
@@ -140,14 +134,14 @@ class Index:
         name = f"{table}.parquet"
         if not (self.folder / name).is_file():
             return False
-        if name not in self.manifest["files"]:
-            self.manifest = read_json(self.folder / MANIFEST)  # another process may have made it since
-        return name in self.manifest["files"]
+        if name not in self.manifest.files:
+            self.manifest = Manifest.read(self.folder)  # another process may have made it since
+        return name in self.manifest.files
 
     def is_whole(self, table: str) -> bool:
         """Is the table there, byte for byte as the manifest has it?"""
         name = f"{table}.parquet"
-        return is_as_noted(self.folder / name, self.manifest["files"].get(name))
+        return is_as_noted(self.folder / name, self.manifest.files.get(name))
 
     def table(self, table: str, columns: Sequence[str] | None = None, filters: Any = None) -> pa.Table:
         """A whole table, or some of its columns and rows (filters as pyarrow takes them)."""
@@ -195,7 +189,7 @@ class Index:
         try:
             yield
         except (duckdb.Error, pa.ArrowException, OSError) as error:
-            for name in self.manifest["files"]:
+            for name in self.manifest.files:
                 if not self.is_whole(name.removesuffix(".parquet")):
                     advice = "make it again with the command that made it, or scan again with --fresh"
                     raise IndexFolderError(f"{self.folder / name} is damaged; {advice}") from error
@@ -248,16 +242,16 @@ class Index:
         """The model this index was made from, from where it was then or from `model`; refused if it has changed."""
         from memlens.models.load import load
 
-        source = model or self.manifest["model"]["source"]
+        source = model or self.manifest.model.source
         if not source:
             raise ModelError("the index was made from a model in memory; say where the model is with --model")
-        loaded = load(source, **({"dtype": self.manifest["model"]["dtype"]} | options))
+        loaded = load(source, **({"dtype": self.manifest.model.dtype} | options))
         self.check_model(loaded)
         return loaded
 
     def check_model(self, model: MemoryModel) -> None:
         """Refuse a model that is not the one that was scanned."""
-        if model.fingerprint() != self.manifest["model"]["fingerprint"]:
+        if model.fingerprint() != self.manifest.model.fingerprint:
             raise ModelError(
                 f"{model.name} is not the model that was scanned into {self.folder} (its fingerprint differs); "
                 "pass the right one with --model, or scan again"
@@ -276,34 +270,29 @@ class Index:
                 for name, (schema, parts) in zip(names, tables.values(), strict=True):
                     (self.folder / name).parent.mkdir(exist_ok=True)
                     fill_table(stack.enter_context(replacing(self.folder / name)), schema, parts)
-                self._note_files({}, without=names)
-            self._note_files({name: facts_of(self.folder / name) for name in names})
-            self.manifest |= notes()
-            write_sealed(self.folder / MANIFEST, self.manifest)
-
-    def _note_files(self, facts: Mapping[str, Any], without: Sequence[str] = ()) -> None:
-        self.manifest = read_json(self.folder / MANIFEST)  # another stage may have written it since
-        kept = {name: fact for name, fact in self.manifest["files"].items() if name not in without}
-        self.manifest["files"] = {**kept, **facts}
-        if without:
-            write_sealed(self.folder / MANIFEST, self.manifest)
+                Manifest.read(self.folder).with_files({}, without=names).write(self.folder)
+            # Read again: another stage may have written it since this index was opened.
+            facts = {name: facts_of(self.folder / name) for name in names}
+            self.manifest = Manifest.read(self.folder).with_files(facts)
+            self.manifest = self.manifest.with_notes(notes())
+            self.manifest.write(self.folder)
 
     def __repr__(self) -> str:
-        model, counts = self.manifest["model"], self.manifest["counts"]
+        model, counts = self.manifest.model, self.manifest.counts
         total = sum(self.memories(layer) for layer in self.layers)
         return (
-            f"<Index {self.folder}: {model['name']}, {len(self.layers)} layers, {total:,} memories, "
-            f"{counts['sentences']:,} sentences, {counts['tokens']:,} tokens>"
+            f"<Index {self.folder}: {model.name}, {len(self.layers)} layers, {total:,} memories, "
+            f"{counts.sentences:,} sentences, {counts.tokens:,} tokens>"
         )
 
     def _repr_html_(self) -> str:
-        model, counts = self.manifest["model"], self.manifest["counts"]
+        counts = self.manifest.counts
         facts = {
-            "model": model["name"],
+            "model": self.manifest.model.name,
             "layers": str(len(self.layers)),
             "memories": f"{sum(self.memories(layer) for layer in self.layers):,}",
-            "sentences": f"{counts['sentences']:,}",
-            "tokens": f"{counts['tokens']:,}",
+            "sentences": f"{counts.sentences:,}",
+            "tokens": f"{counts.tokens:,}",
         }
         rows = "".join(f"<tr><th>{name}</th><td>{escape(fact)}</td></tr>" for name, fact in facts.items())
         return f"<table><caption>Index {escape(str(self.folder))}</caption>{rows}</table>"
@@ -334,29 +323,23 @@ def _ranges(layers: Sequence[int]) -> str:
     return f"layers {', '.join(str(layer) for layer in layers)}" if len(layers) > 1 else f"layer {layers[0]}"
 
 
-_COUNTED = ("sentences", "tokens", "prefixes", "repeated_prefixes", "cut_sentences", "cut_tokens")
-
-
 def summarize(index: Index) -> dict[str, Any]:
     """Counts of an index, ready for JSON; `dead` counts by layer the memories without any trigger."""
-    model, counts = index.manifest["model"], index.manifest["counts"]
-    missing = [name for name in _COUNTED if not isinstance(counts.get(name), int)]
-    if missing:
-        raise IndexFolderError(f"{index.folder / MANIFEST} is damaged: it does not count '{missing[0]}'; scan again")
+    counts = index.manifest.counts
     rows = index.sql(
         "SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead FROM {memories} GROUP BY ALL ORDER BY layer"
     )
     return {
         "index": str(index.folder),
-        "model": model["name"],
+        "model": index.manifest.model.name,
         "layers": list(index.layers),
         "memories": sum(row["memories"] for row in rows),
         "dead": {str(row["layer"]): row["dead"] for row in rows},
-        "sentences": counts["sentences"],
-        "tokens": counts["tokens"],
-        "prefixes": counts["prefixes"],
-        "repeated_prefixes": counts["repeated_prefixes"],
-        "cut_sentences": counts["cut_sentences"],
-        "cut_tokens": counts["cut_tokens"],
-        "settings": index.manifest["plan"]["settings"],
+        "sentences": counts.sentences,
+        "tokens": counts.tokens,
+        "prefixes": counts.prefixes,
+        "repeated_prefixes": counts.repeated_prefixes,
+        "cut_sentences": counts.cut_sentences,
+        "cut_tokens": counts.cut_tokens,
+        "settings": dict(sorted(index.manifest.settings.to_json().items())),
     }

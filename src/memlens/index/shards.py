@@ -19,6 +19,7 @@ from typing import Any
 
 from memlens.errors import IndexFolderError, SettingError
 from memlens.files import (
+    FileFacts,
     checksum,
     explain_os_errors,
     facts_of,
@@ -53,6 +54,10 @@ class Shard:
         return self.folder / PARTIAL
 
     @property
+    def files(self) -> dict[str, FileFacts]:
+        return {name: FileFacts(**facts) for name, facts in self.content["files"].items()}
+
+    @property
     def plan(self) -> dict[str, Any]:
         """The plan that all shards have in common."""
         return {name: value for name, value in self.content["plan"].items() if name != "shard"}
@@ -66,7 +71,7 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
     shard = open_shard(folder)
     if shard.content["plan"] != plan:
         return False
-    for name, facts in shard.content["files"].items():
+    for name, facts in shard.files.items():
         if not has_size(shard.partial / name, facts):
             raise _damaged(shard, name)
     return True
@@ -180,7 +185,7 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
 
 def _refuse_damage(shard: Shard) -> None:
     """Byte for byte, since what is joined now is looked at no more."""
-    for name, facts in shard.content["files"].items():
+    for name, facts in shard.files.items():
         if not is_as_noted(shard.partial / name, facts):
             raise _damaged(shard, name)
 

@@ -26,8 +26,8 @@ from memlens.index.layout import (
     SHARD,
     foreign_entries,
     is_complete,
-    refuse_misshapen,
 )
+from memlens.index.manifest import Manifest, recorded_plan
 
 
 def recorded_threads(folder: Path) -> int | None:
@@ -38,7 +38,7 @@ def recorded_threads(folder: Path) -> int | None:
     with explain_os_errors(folder):
         plan = unfinished_plan(folder)
         if plan is None and is_complete(folder):
-            plan = read_json(folder / MANIFEST).get("plan")
+            plan = recorded_plan(folder)
     settings = plan.get("settings") if isinstance(plan, dict) else None
     threads = settings.get("threads") if isinstance(settings, dict) else None
     return threads if isinstance(threads, int) else None
@@ -76,8 +76,7 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
     """Is the very index that is wanted there already? One of something else is refused."""
     if not is_complete(folder):
         return False
-    manifest = read_json(folder / MANIFEST)
-    other = difference(manifest.get("plan", {}), plan)
+    other = difference(recorded_plan(folder), plan)
     unfinished = unfinished_plan(folder)
     if other and unfinished == plan:
         return False
@@ -85,9 +84,9 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
         raise IndexFolderError(
             f"{folder} holds an index of {other}; choose another folder with -o, or replace it with --fresh"
         )
-    refuse_misshapen(manifest, folder / MANIFEST)
+    manifest = Manifest.read(folder)
     for name in SCAN_TABLES:
-        if not has_size(folder / name, manifest["files"].get(name)):
+        if not has_size(folder / name, manifest.files.get(name)):
             raise IndexFolderError(f"{folder / name} is missing or damaged; scan again with --fresh")
     if unfinished is None or unfinished == plan:
         throw_partial_away(folder)  # left by a scan that was killed while tidying up

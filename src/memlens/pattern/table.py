@@ -84,7 +84,7 @@ def _token_counts(index: Index) -> NDArray[np.int64]:
     with closing(duckdb.connect(config={"threads": 1})) as database:
         rows = database.execute(query, [str(index.path("corpus"))]).fetchnumpy()
     tokens = np.asarray(rows["token"], np.int64)
-    counts = np.zeros(max(int(index.manifest["model"]["vocabulary"]), int(tokens.max(initial=-1)) + 1), np.int64)
+    counts = np.zeros(max(index.manifest.model.vocabulary, int(tokens.max(initial=-1)) + 1), np.int64)
     counts[tokens] = np.asarray(rows["times"], np.int64)
     return counts
 
@@ -151,15 +151,16 @@ def compute_patterns(
 
 def patterns_are_made(index: Index, settings: PatternSettings) -> bool:
     """Does the index hold these very tables, whole, and made from the values it has now?"""
-    noted = index.manifest.get("patterns", {})
-    if noted.get("settings") != asdict(settings) or noted.get("from") != _sources(index):
+    noted = index.manifest.patterns
+    if noted is None or noted.settings != asdict(settings) or noted.made_from != _sources(index):
         return False
     return index.is_whole("patterns") and index.is_whole("names")
 
 
 def _sources(index: Index) -> dict[str, str]:
     """Names say what values promote: they are made from them, where they are there."""
-    return {"values": index.manifest["files"]["values.parquet"]["sha256"]} if index.has("values") else {}
+    checksum = index.manifest.sha256("values") if index.has("values") else None
+    return {"values": checksum} if checksum else {}
 
 
 def pattern_rows(found: Found) -> Iterator[dict[str, Any]]:

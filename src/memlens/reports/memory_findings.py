@@ -159,7 +159,7 @@ def clearest(material: Material) -> Told | None:
     name, ranks = _name(row), set(row["prefixes"])
     listed = index.triggers(name)
     triggers = [trigger for trigger in listed if trigger.rank in ranks]
-    looked_at = min(len(listed), index.manifest.get("patterns", {}).get("top", len(listed)))
+    looked_at = min(len(listed), index.manifest.patterns.top) if index.manifest.patterns else len(listed)
     what = f"{len(ranks)} of its {looked_at} strongest triggers have that in common:"
     said = ", ".join(_quoted(index.vocabulary[token]) for token in row["said"])
     also = [f"of its first {_PROMOTED} tokens, these are words of those sentences: {said}"] if said else []

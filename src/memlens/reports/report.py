@@ -22,7 +22,7 @@ import hashlib
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -36,6 +36,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from memlens import __version__
 from memlens.errors import SettingError
 from memlens.files import explain_os_errors, replacing
+from memlens.index.manifest import Manifest
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.reports.charts import FORMULA
@@ -173,8 +174,8 @@ def render(report: Report, bundle: str) -> str:
         .get_template("report.html.j2")
         .render(
             report=report,
-            model=manifest["model"],
-            counts=manifest["counts"],
+            model=manifest.model,
+            counts=manifest.counts,
             settings=_settings(manifest),
             index=report.index,
             total=sum(report.index.memories(layer) for layer in report.index.layers),
@@ -198,11 +199,12 @@ def render(report: Report, bundle: str) -> str:
     )
 
 
-def _settings(manifest: dict[str, Any]) -> list[tuple[str, str]]:
+def _settings(manifest: Manifest) -> list[tuple[str, str]]:
     """Options of the scan and of the values, as a person would type them."""
-    scan = {key: value for key, value in manifest["plan"]["settings"].items() if value is not None}
+    scan = {key: value for key, value in manifest.settings.to_json().items() if value is not None}
     shown = [(f"--{key.replace('_', '-')}", cell(value)) for key, value in sorted(scan.items())]
-    return shown + [(f"values: {key}", cell(value)) for key, value in sorted(manifest.get("values", {}).items())]
+    values = asdict(manifest.values) if manifest.values.top else {}
+    return shown + [(f"values: {key}", cell(value)) for key, value in sorted(values.items())]
 
 
 def _hash(script: str) -> str:

@@ -56,8 +56,8 @@ class Tables:
 
     def __init__(self, index: Index) -> None:
         self.index = index
-        self.layers = len(index.manifest["model"]["memories"])  # of the model, scanned or not
-        self.vocabulary = int(index.manifest["model"]["vocabulary"])
+        self.layers = len(index.manifest.model.memories)  # of the model, scanned or not
+        self.vocabulary = index.manifest.model.vocabulary
         self.table = cache(self._read)
 
     def names(self) -> list[str]:
@@ -76,7 +76,7 @@ class Tables:
     def notes(self, name: str) -> dict[str, Any]:
         """What the manifest says about how a table was made; empty where it says nothing."""
         owner = self.owner(name)
-        return dict(self.index.manifest.get("experiments", {}).get(owner.name, {})) if owner else {}
+        return dict(self.index.manifest.experiment(owner.name).content) if owner else {}
 
     def owner(self, name: str) -> Experiment | None:
         """The experiment that makes a table; None for a table that no experiment of this version makes."""
@@ -103,8 +103,7 @@ class Tables:
 
     def checksum(self, table: str) -> str | None:
         """SHA-256 of a table's file (`experiments/agreement`, `patterns`), as the manifest has it."""
-        entry = self.index.manifest["files"].get(f"{table}.parquet")
-        return entry["sha256"] if entry else None
+        return self.index.manifest.sha256(table)
 
     def _read(self, name: str) -> pa.Table | None:
         if not self.index.has(f"{EXPERIMENTS}/{name}"):
@@ -183,12 +182,10 @@ def _section(topic: Topic, tables: Tables) -> Section:
 
 def _note(name: str, rows: list[Row], tables: Tables) -> str:
     """At which rate of false discoveries patterns were found; how people judge the last layer's changes."""
-    noted = tables.index.manifest.get("patterns", {})
-    if name == "patterns" and "rate" in noted:
-        tested = f" over the {noted['hypotheses']:,} hypotheses of the whole model" if noted.get("hypotheses") else ""
-        return (
-            f"Of all patterns that are reported, at most {100 * noted['rate']:.2g}% are expected to be chance{tested}."
-        )
+    noted = tables.index.manifest.patterns
+    if name == "patterns" and noted is not None:
+        tested = f" over the {noted.hypotheses:,} hypotheses of the whole model" if noted.hypotheses else ""
+        return f"Of all patterns that are reported, at most {100 * noted.rate:.2g}% are expected to be chance{tested}."
     summary = summarize_verdicts(rows) if name == "last-layer" else None
     return f"Here {summary}." if summary else ""
 

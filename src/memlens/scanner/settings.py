@@ -78,7 +78,7 @@ class ScanSettings:
         return cls(**{**(PRESETS[preset] if preset else {}), "preset": preset, **explicit})
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "layers": None if self.layers is None else list(self.layers)}
 
 
 def refuse_unknown(verb: str, settings: type, given: Mapping[str, Any]) -> None:

@@ -186,7 +186,7 @@ def promoting(
     if limit is not None:
         check_count(limit, "memories are no group")
     found = search_values(opened, texts, end=end, limit=None)
-    listed = min(opened.manifest["values"]["top"], len(opened.vocabulary))
+    listed = min(opened.manifest.values.top, len(opened.vocabulary))
     if within > listed:
         raise SettingError(
             f"{opened.folder} lists {listed} tokens a value, not {within}; lower `within` or make the values again"

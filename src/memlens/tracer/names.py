@@ -48,10 +48,10 @@ def check_index(model: MemoryModel, index: Index) -> None:
 
     A glance, since a model may be looked at while some of its values are changed: their fingerprint is another.
     """
-    noted = index.manifest["model"]
-    for name, own in (("family", model.family), ("width", model.width), ("vocabulary", model.vocabulary)):
-        if noted.get(name, own) != own:
-            raise ModelError(_not_its_index(index, model, f"{name} {noted[name]}, not {own}"))
+    for name in ("family", "width", "vocabulary"):
+        noted, own = getattr(index.manifest.model, name), getattr(model, name)
+        if noted is not None and noted != own:
+            raise ModelError(_not_its_index(index, model, f"{name} {noted}, not {own}"))
     for layer in index.layers:
         if layer >= len(model.layers) or model.layers[layer].memories != index.memories(layer):
             raise ModelError(_not_its_index(index, model, f"layer {layer} differs"))
@@ -110,9 +110,9 @@ def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: i
 
 def _lists_as_read(index: Index, model: MemoryModel, top: int) -> bool:
     """Does the values table list enough tokens, read as effects are: not raw where the model has a final norm?"""
-    noted = index.manifest.get("values", {})
-    is_enough = noted.get("top", 0) >= min(top, model.vocabulary)
-    return index.has("values") and is_enough and noted.get("reading") == model.lens.readings[0]
+    noted = index.manifest.values
+    is_enough = noted.top >= min(top, model.vocabulary)
+    return index.has("values") and is_enough and noted.reading == model.lens.readings[0]
 
 
 def _look_up_values_(

@@ -177,7 +177,7 @@ def _as_index(model: Any) -> Index | None:
 
 
 def _refuse_other_dtype(index: Index, dtype: str | None) -> None:
-    made_in = index.manifest["model"].get("dtype")
+    made_in = index.manifest.model.dtype
     if dtype is not None and made_in is not None and dtype != made_in:
         raise SettingError(
             f"{index.folder} was made with the model in {made_in}, not {dtype}; leave --dtype out, "

@@ -54,7 +54,7 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
     keys = index.sql(f"SELECT * FROM {{keys}} {where}", [name.layer, name.memory]) if index.has("keys") else []
     return MemoryValue(
         name,
-        index.manifest["values"]["reading"],
+        index.manifest.values.reading,
         row["max_p"],
         row["entropy"],
         row["norm"],
@@ -78,12 +78,12 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
            ORDER BY max_p DESC, layer, memory LIMIT $1""",
         [count],
     )
-    noted = index.manifest["values"]
+    noted = index.manifest.values
     return {
         "index": str(index.folder),
-        "model": index.manifest["model"]["name"],
-        "reading": noted["reading"],
-        "top": noted["top"],
+        "model": index.manifest.model.name,
+        "reading": noted.reading,
+        "top": noted.top,
         **whole,
         "most_confident": [
             {

@@ -125,8 +125,8 @@ def compute_values(
 def values_are_made(index: Index, model: MemoryModel, *, top: int = 50, reading: str | None = None) -> bool:
     """Does the index hold these very tables, whole?"""
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
-    noted = index.manifest.get("values", {})
-    if (noted.get("top"), noted.get("reading")) != (min(top, model.vocabulary), chosen):
+    noted = index.manifest.values
+    if (noted.top, noted.reading) != (min(top, model.vocabulary), chosen):
         return False
     if not (index.is_whole("values") and index.is_whole("keys")):
         return False
@@ -145,7 +145,7 @@ def checked_model(index: Index, model: MemoryModel | str | None) -> MemoryModel:
 
 def default_reading(index: Index) -> str | None:
     """raw for the presets of the paper, else None: the model's own default."""
-    return "raw" if index.manifest["plan"]["settings"].get("preset") in _RAW_PRESETS else None
+    return "raw" if index.manifest.settings.preset in _RAW_PRESETS else None
 
 
 def value_tables(

@@ -60,7 +60,7 @@ def shade_triggers(index: Index, model: MemoryModel, name: MemoryId, end: str) -
     for number, trigger in enumerate(triggers):
         own = sentences[trigger.prefix.sentence]["tokens"][: trigger.prefix.position + 2]
         fed.append((number, np.asarray(own, np.int64)))
-    bos = index.manifest["model"].get("bos")
+    bos = index.manifest.model.bos
     shift = 0 if bos is None else 1
     found: dict[int, list[float]] = {}
     for batch in cut_batches([one for one in fed if len(one[1])], _BATCH_TOKENS, bos):

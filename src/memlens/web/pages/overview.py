@@ -63,7 +63,7 @@ class ChartSection(BaseModel):
 
 def experiment_tables(index: ServedIndex) -> list[str]:
     """The experiments that were run, by the names of their tables."""
-    found = sorted(name.removesuffix(".parquet") for name in index.manifest["files"] if name.startswith(EXPERIMENTS))
+    found = sorted(name.removesuffix(".parquet") for name in index.manifest.files if name.startswith(EXPERIMENTS))
     return [name for name in found if index.has(name)]
 
 
@@ -291,19 +291,19 @@ def read_status(bench: Bench) -> Status:
 @router.get("/api/counts")
 def read_counts(bench: Bench) -> Counts:
     """What was scanned."""
-    model, counts = bench.index.manifest["model"], bench.index.manifest["counts"]
+    model, counts = bench.index.manifest.model, bench.index.manifest.counts
     layers = read_layers(bench.index)
     return Counts(
-        model=model["name"],
-        family=model.get("family"),
-        activation=model.get("activation"),
+        model=model.name,
+        family=model.family,
+        activation=model.activation,
         layers=len(layers),
         memories=sum(layer.memories for layer in layers),
         dead=sum(layer.dead for layer in layers),
-        vocabulary=model["vocabulary"],
-        sentences=counts["sentences"],
-        tokens=counts["tokens"],
-        prefixes=counts["prefixes"],
+        vocabulary=model.vocabulary,
+        sentences=counts.sentences,
+        tokens=counts.tokens,
+        prefixes=counts.prefixes,
     )
 
 
