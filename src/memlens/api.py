@@ -34,7 +34,7 @@ from memlens.scanner.state import Share
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from memlens.comparison.overlap import Comparison
+    from memlens.comparison.compare import IndexComparison
     from memlens.index.check import Check
     from memlens.models.memory_model import MemoryModel
 
@@ -254,7 +254,7 @@ def compare(
     layers: str | tuple[int, int] | None = None,
     top: int = 20,
     alike: bool = False,
-) -> Comparison:
+) -> IndexComparison:
     """Which memories changed most from one index to another, by triggers, values or patterns.
 
     `layers` ("3:5", or a pair) matches each memory of a's layer with its best counterpart in b's; without it memories

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from importlib import import_module
 from itertools import product
 from typing import Any
 
 import pytest
 
 import memlens
-from memlens.comparison.compare import compare_indexes
-from memlens.comparison.overlap import Comparison
+from memlens.comparison import compare, overlap
+from memlens.comparison.compare import IndexComparison, compare_indexes
 from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId, Trigger
@@ -101,7 +100,7 @@ def test_memories_of_one_name_are_compared_as_naively(indexes: Indexes, pair: tu
 def test_counterparts_are_the_best_of_all_pairs(
     indexes: Indexes, one: str, other: str, layers: tuple[int, int], by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("memlens.comparison.overlap"), "_PAIRS_AT_ONCE", 97)  # many small parts
+    monkeypatch.setattr(overlap, "_PAIRS_AT_ONCE", 97)  # many small parts
     a, b = indexes[one], indexes[other]
     left, right = (naive_lists(i, measure_of(by, ("", "")), 11 if a is b else 8) for i in (a, b))
     best: dict[int, tuple[float, int]] = {}
@@ -158,7 +157,7 @@ def test_both_sides_are_what_the_indexes_say(indexes: Indexes) -> None:
 
 
 def test_one_and_two_corpora_and_models_are_told_apart(indexes: Indexes) -> None:
-    def facts(found: Comparison) -> tuple[bool, bool, str]:
+    def facts(found: IndexComparison) -> tuple[bool, bool, str]:
         return found.same_model, found.same_corpus, found.measure
 
     assert facts(memlens.compare(indexes["base"].folder, indexes["tuned"].folder)) == (False, True, "prefixes")
@@ -168,17 +167,16 @@ def test_one_and_two_corpora_and_models_are_told_apart(indexes: Indexes) -> None
 
 def test_the_same_tables_give_the_same_result_in_any_cut(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compare_indexes(indexes["gated"], indexes["gated tuned"], top=1000)
-    monkeypatch.setattr(import_module("memlens.comparison.compare"), "_MEMORIES_AT_ONCE", 7)
+    monkeypatch.setattr(compare, "_MEMORIES_AT_ONCE", 7)
     assert compare_indexes(indexes["gated"], indexes["gated tuned"], top=1000) == whole
     assert json.loads(json.dumps(whole.to_json()))["changes"][0]["before"]["memory"].startswith("L")
 
 
 def test_long_prefixes_are_told_apart_by_their_digest(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
-    lists = import_module("memlens.comparison.overlap")  # memlens.compare itself is the verb
     plain = compare_indexes(indexes["base"], indexes["tuned"], top=1000)
-    shorter = {name: query.replace(f"> {lists._LONGEST}", "> 3") for name, query in lists._ENTRIES.items()}
-    assert shorter["prefixes"] != lists._ENTRIES["prefixes"]
-    monkeypatch.setattr(lists, "_ENTRIES", shorter)
+    shorter = {name: query.replace(f"> {overlap._LONGEST}", "> 3") for name, query in overlap._ENTRIES.items()}
+    assert shorter["prefixes"] != overlap._ENTRIES["prefixes"]
+    monkeypatch.setattr(overlap, "_ENTRIES", shorter)
     assert compare_indexes(indexes["base"], indexes["tuned"], top=1000).layers == plain.layers
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +123,7 @@ def test_the_same_is_not_computed_twice(
         calls.append(named["by"])
         return compare_indexes(*arguments, **named)
 
-    monkeypatch.setattr(import_module("memlens.compare"), "compare_indexes", counted)
+    monkeypatch.setattr("memlens.web.pages.compare.compare_indexes", counted)
     client = client_of(index_folder)
     for _ in range(3):
         assert client.get("/api/compare?layers=0:1&by=values").status_code == 200

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from memlens.comparison.overlap import Change, Comparison, Side
+    from memlens.comparison.compare import IndexComparison, MemoryChange, MemorySide
 
 _TOKEN_WIDTH, _TOKENS = 14, 6
 _GAP, _LEAST_WIDTH, _NARROW, _WIDE = 2, 10, 76, 110  # columns of a terminal
@@ -44,7 +44,7 @@ def compare(
     screen = Screen(as_json, quiet, verbose)
     found = compare_indexes(Index(index), Index(other), by=by, layers=layers, top=top, alike=alike)
     if as_json:
-        screen.json(found.to_json())
+        screen.json(found)
         return
     screen.result(_head(found))
     screen.result()
@@ -56,7 +56,7 @@ def compare(
     screen.result(_change_table(screen, found))
 
 
-def _head(found: Comparison) -> Text:
+def _head(found: IndexComparison) -> Text:
     from rich.text import Text
 
     line = Text.assemble((visible(found.models[0]), "bold"), (" → ", "dim"), (visible(found.models[1]), "bold"))
@@ -68,7 +68,7 @@ def _head(found: Comparison) -> Text:
     return line.append_text(Text("   " + ", ".join(same), "dim"))
 
 
-def _layer_table(found: Comparison) -> Table:
+def _layer_table(found: IndexComparison) -> Table:
     table = _table("layer", "memories", "mean change", "unchanged", "all new", numbers=True)
     by_counterpart = any(layer.matched < layer.memories or layer.layer != layer.other for layer in found.layers)
     if by_counterpart:
@@ -83,7 +83,7 @@ def _layer_table(found: Comparison) -> Table:
     return table
 
 
-def _change_table(screen: Screen, found: Comparison) -> Table:
+def _change_table(screen: Screen, found: IndexComparison) -> Table:
     """Numbers whole, and both sides in what room they leave; a narrow terminal gets fewer numbers."""
     from rich.text import Text
 
@@ -99,23 +99,23 @@ def _change_table(screen: Screen, found: Comparison) -> Table:
     return table
 
 
-def _names(change: Change) -> str:
+def _names(change: MemoryChange) -> str:
     one, other = change.before.memory, change.after.memory
     return str(one) if one == other else f"{one} → {other}"
 
 
-def _shared(found: Comparison, change: Change) -> str:
+def _shared(found: IndexComparison, change: MemoryChange) -> str:
     measures = {"prefixes": change.triggers, "endings": change.endings, "tokens": change.values}
     overlap = measures.get(found.measure, change.patterns)
     return "–" if overlap is None else f"{overlap.shared} of {overlap.a} | {overlap.b}"
 
 
-def _strength(change: Change) -> str:
+def _strength(change: MemoryChange) -> str:
     ends = (change.before.coefficient, change.after.coefficient)
     return " → ".join("–" if end is None else number(end) for end in ends)
 
 
-def _side(by: str, side: Side, room: int) -> Text:
+def _side(by: str, side: MemorySide, room: int) -> Text:
     """The best trigger up to its last token, the tokens that are promoted, or the name, in so many columns."""
     from rich.cells import cell_len
     from rich.text import Text

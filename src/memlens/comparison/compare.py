@@ -1,31 +1,27 @@
-"""The first pairs of a comparison, looked at closely: every overlap, and both sides as people want to see them.
+"""compare_indexes(): pairs of memories of two indexes, how much each pair differs, and both sides of the first pairs.
 
-A few dozen memories are read with one query a table and index. Knows tables; which pairs are shown is decided before.
-
-compare_indexes(): pairs of memories, how much each changed, and the first of them with both sides to look at.
-
-Memories are paired by name, layer by layer and some at a time, so that memory stays bounded; or, for two layers, each
-memory of the one with the memory of the other that it overlaps with most. Triggers are compared by their prefixes where
-both indexes have one corpus, else by their last tokens: two corpora seldom have a prefix in common.
+1. Pair memories: by name, or, for two layers, each memory of the one with the memory of the other that it overlaps
+   with most. Memories are read some at a time, so that the process's memory stays bounded.
+2. change = 1 - Jaccard index of the two lists (see overlap.py). Triggers are compared by their prefixes where both
+   indexes have one corpus, else by their last tokens: two corpora seldom have a prefix in common.
+3. Sort by change and read all overlaps and both sides of the first pairs, with one query per table and index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memlens.comparison.overlap import (
-    ASPECTS,
-    Change,
-    Comparison,
-    LayerSummary,
-    Measure,
+    FloatArray,
+    IntArray,
+    ListQuery,
     Overlap,
-    Side,
     best_counterparts,
     memory_by_memory,
     overlap_of,
@@ -34,102 +30,75 @@ from memlens.errors import SettingError
 from memlens.index.layout import CORPUS, VOCABULARY
 from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId
+from memlens.text import plain
 
-_TRIGGERS, _TOKENS = 3, 8
-_Pair = tuple[int, int, int, int, float]
-
-
-def look_closer(a: Index, b: Index, pairs: Sequence[_Pair], measures: Mapping[str, Measure]) -> Iterator[Change]:
-    """One Change a pair, in the same order."""
-    ours = [MemoryId(layer, memory) for layer, memory, _, _, _ in pairs]
-    theirs = [MemoryId(layer, memory) for _, _, layer, memory, _ in pairs]
-    sides = read_sides(a, ours), read_sides(b, theirs)
-    overlaps = {name: _overlaps(a, b, ours, theirs, measures[name]) for name in measures if name != "triggers"}
-    for place, (one, other) in enumerate(zip(ours, theirs, strict=True)):
-        yield Change(
-            change=pairs[place][4],
-            triggers=overlaps["prefixes"][place],
-            endings=overlaps["endings"][place],
-            values=overlaps["values"][place] if "values" in overlaps else None,
-            patterns=overlaps["patterns"][place] if "patterns" in overlaps else None,
-            before=sides[0][one],
-            after=sides[1][other],
-        )
+ASPECTS = ("triggers", "values", "patterns")
+_MEMORIES_AT_ONCE = 1 << 14
+_TRIGGERS, _TOKENS = 3, 8  # of each side
 
 
-def _overlaps(
-    a: Index, b: Index, ours: Sequence[MemoryId], theirs: Sequence[MemoryId], measure: Measure
-) -> list[Overlap]:
-    left, right = _lists(a, ours, measure), _lists(b, theirs, measure)
-    return [overlap_of(left.get(one, {}), right.get(other, {})) for one, other in zip(ours, theirs, strict=True)]
+@dataclass(frozen=True)
+class MemorySide:
+    """One memory as one index knows it."""
+
+    memory: MemoryId
+    coefficient: float | None  # of its best trigger; None without triggers
+    triggers: tuple[tuple[str, str], ...]  # the best prefixes: the text before the last token, and that token
+    promotes: tuple[str, ...]  # the first tokens its value promotes; empty without a values table
+    max_p: float | None
+    name: str | None  # of names.parquet
+    kind: str | None  # none, shallow, semantic or both; None without a patterns table
 
 
-def _lists(index: Index, memories: Sequence[MemoryId], measure: Measure) -> dict[MemoryId, dict[Any, float]]:
-    found: dict[MemoryId, dict[Any, float]] = {}
-    for layer in sorted({memory.layer for memory in memories}):
-        own = sorted({memory.memory for memory in memories if memory.layer == layer})
-        lists = measure.read(index, layer, own).by_memory()
-        found |= {MemoryId(layer, memory): entries for memory, entries in lists.items()}
-    return found
+@dataclass(frozen=True)
+class MemoryChange:
+    """One memory and its partner."""
+
+    change: float  # from 0 (nothing) to 1 (everything)
+    triggers: Overlap  # prefixes by text and position; weights are |coefficients|
+    endings: Overlap  # last tokens by text, as often as they occur
+    values: Overlap | None  # promoted tokens; weights are p
+    patterns: Overlap | None  # weights are confidences
+    before: MemorySide
+    after: MemorySide
 
 
-def read_sides(index: Index, memories: Sequence[MemoryId]) -> dict[MemoryId, Side]:
-    """Each memory with its best triggers and what else the index knows of it."""
-    if not memories:
-        return {}
-    wanted = ", ".join(f"({memory.layer}, {memory.memory})" for memory in sorted(set(memories)))
-    triggers = _rows(index, f"SELECT * FROM {{triggers}} WHERE (layer, memory) IN (VALUES {wanted}) "
-                     f"AND rank < {_TRIGGERS} ORDER BY \"end\" DESC, rank")  # fmt: skip
-    sentences = index.sentences(sorted({row["sentence"] for own in triggers.values() for row in own}))
-    values = _optional(index, "values", f"layer, memory, max_p, tokens[:{_TOKENS}] AS tokens", wanted)
-    names = _optional(index, "names", "layer, memory, name", wanted)
-    kinds = _optional(index, "patterns", "DISTINCT layer, memory, kind", wanted)
-    found = {}
-    for memory in memories:
-        # the top triggers; a memory that only ever is negative has none but bottom ones
-        best = triggers.get(memory, [])[:_TRIGGERS]
-        shown = [trigger_of(row, sentences[row["sentence"]]) for row in best if row["end"] == best[0]["end"]]
-        value = values.get(memory, [None])[0]
-        own_kinds = sorted(row["kind"] for row in kinds.get(memory, []))
-        found[memory] = Side(
-            memory,
-            shown[0].coefficient if shown else None,
-            tuple((trigger.before, trigger.token) for trigger in shown),
-            () if value is None else tuple(index.vocabulary[token] for token in value["tokens"]),
-            None if value is None else value["max_p"],
-            names[memory][0]["name"] if memory in names else None,
-            ("both" if len(own_kinds) == 2 else (*own_kinds, "none")[0]) if index.has("patterns") else None,
-        )
-    return found
-
-
-def _optional(index: Index, table: str, columns: str, wanted: str) -> dict[MemoryId, list[dict[str, Any]]]:
-    if not index.has(table):
-        return {}
-    return _rows(index, f"SELECT {columns} FROM {{{table}}} WHERE (layer, memory) IN (VALUES {wanted})")
-
-
-def _rows(index: Index, query: str) -> dict[MemoryId, list[dict[str, Any]]]:
-    found: dict[MemoryId, list[dict[str, Any]]] = {}
-    for row in index.sql(query):
-        found.setdefault(MemoryId(row["layer"], row["memory"]), []).append(row)
-    return found
-
-
-_MEMORIES_AT_ONCE = 4096
-
-
-@dataclass(frozen=True, eq=False)
-class _Pairs:
-    """Pairs of two layers, in order of a's memories. [pairs]"""
+@dataclass(frozen=True)
+class LayerChange:
+    """All pairs of one layer of a."""
 
     layer: int
-    other: int
-    memories: NDArray[np.int64]
-    partners: NDArray[np.int64]
-    change: NDArray[np.float64]
-    tie: NDArray[np.float64]  # the weighted overlap: of equal changes, the lower comes first
-    of: int  # memories of a's layer that were looked at, those without a partner included
+    other: int  # the layer of b
+    memories: int
+    matched: int  # memories that have a partner
+    mean_change: float | None  # of those; None where there are none
+    unchanged: int  # change 0
+    replaced: int  # change 1
+
+
+@dataclass(frozen=True)
+class IndexComparison:
+    """Two indexes, or two layers, side by side."""
+
+    by: str  # one of ASPECTS
+    measure: str  # whose Jaccard index `change` is 1 minus: prefixes, endings, tokens or patterns
+    a: str  # the indexes' folders
+    b: str
+    models: tuple[str, str]
+    same_model: bool
+    same_corpus: bool
+    memories: int  # of a
+    matched: int  # of those, how many have a partner
+    layers: tuple[LayerChange, ...]
+    changes: tuple[MemoryChange, ...]  # the first `top`
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for json.dumps."""
+        return plain(self)
+
+    def __repr__(self) -> str:
+        first = f"; most: {self.changes[0].before.memory} ({self.changes[0].change:.2f})" if self.changes else ""
+        return f"<IndexComparison of {self.a} and {self.b} by {self.by}: {self.matched:,} pairs{first}>"
 
 
 def compare_indexes(
@@ -140,7 +109,7 @@ def compare_indexes(
     layers: str | tuple[int, int] | None = None,
     top: int = 20,
     alike: bool = False,
-) -> Comparison:
+) -> IndexComparison:
     """Which memories changed most from a to b, by their triggers, values or patterns.
 
     `layers` ("3:5", or a pair) matches each memory of a's layer with its best counterpart in b's; it is needed where
@@ -151,23 +120,25 @@ def compare_indexes(
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     pair = parse_pair(layers) if isinstance(layers, str) else layers
-    measures = _measures(a, b, by)
+    queries = _queries(a, b, by)
     if pair is None:
         _refuse_other_shapes(a, b)
-        parts = list(_by_name(a, b, measures[by]))
+        parts = list(_pairs_by_name(a, b, queries[by]))
     else:
-        parts = [_by_counterpart(a, b, measures[by], *pair)]
-    chosen = _first(parts, top, alike)
-    return Comparison(
+        parts = [_pairs_by_counterpart(a, b, queries[by], *pair)]
+    summaries = tuple(_summaries(parts))
+    return IndexComparison(
         by=by,
-        measure="tokens" if by == "values" else measures[by].query,
+        measure="tokens" if by == "values" else queries[by].name,
         a=str(a.folder),
         b=str(b.folder),
         models=(a.manifest.model.name, b.manifest.model.name),
-        same_model=_fingerprint(a) == _fingerprint(b),
+        same_model=a.manifest.model.fingerprint == b.manifest.model.fingerprint,
         same_corpus=_same_file(a, b, CORPUS),
-        layers=tuple(_summaries(parts)),
-        changes=tuple(look_closer(a, b, chosen, measures)),
+        memories=sum(layer.memories for layer in summaries),
+        matched=sum(layer.matched for layer in summaries),
+        layers=summaries,
+        changes=tuple(_look_closer(a, b, _first_pairs(parts, top, alike), queries)),
     )
 
 
@@ -180,10 +151,10 @@ def parse_pair(text: str) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-def _measures(a: Index, b: Index, by: str) -> dict[str, Measure]:
-    """What can be compared; refused is only what was asked for."""
-    measures = {"prefixes": Measure("prefixes"), "endings": Measure("endings")}
-    measures["triggers"] = measures["prefixes" if _same_file(a, b, CORPUS) else "endings"]
+def _queries(a: Index, b: Index, by: str) -> dict[str, ListQuery]:
+    """The lists that both indexes have; a missing one is refused only if it was asked for."""
+    queries = {"prefixes": ListQuery("prefixes"), "endings": ListQuery("endings")}
+    queries["triggers"] = queries["prefixes" if _same_file(a, b, CORPUS) else "endings"]
     for index in (a, b):
         if by != "triggers":
             index.path(by)  # says which command makes the table, if it is not there
@@ -191,50 +162,70 @@ def _measures(a: Index, b: Index, by: str) -> dict[str, Measure]:
         readings = [index.manifest.values.reading for index in (a, b)]
         depth = min(index.manifest.values.top for index in (a, b))
         if readings[0] == readings[1]:
-            measures["values"] = Measure("tokens" if _same_file(a, b, VOCABULARY) else "texts", depth)
+            queries["values"] = ListQuery("tokens" if _same_file(a, b, VOCABULARY) else "texts", depth)
         elif by == "values":
             raise SettingError(
                 f"the values of {a.folder} are read {readings[0]}, those of {b.folder} {readings[1]}; "
                 "make both with the same `memlens values --reading`"
             )
     if a.has("patterns") and b.has("patterns"):
-        measures["patterns"] = Measure("patterns")
-    return measures
+        queries["patterns"] = ListQuery("patterns")
+    return queries
 
 
 def _refuse_other_shapes(a: Index, b: Index) -> None:
     shapes = [{layer: index.memories(layer) for layer in index.layers} for index in (a, b)]
     if shapes[0] != shapes[1]:
-        told = [f"{len(shape)} layers with {sum(shape.values()):,} memories" for shape in shapes]
+        sizes = [f"{len(shape)} layers with {sum(shape.values()):,} memories" for shape in shapes]
         raise SettingError(
-            f"{a.folder} has {told[0]}, {b.folder} {told[1]}, and not the same ones; compare a layer of each by "
+            f"{a.folder} has {sizes[0]}, {b.folder} {sizes[1]}, and not the same ones; compare a layer of each by "
             "counterpart, like --layers 3:5"
         )
 
 
-def _by_name(a: Index, b: Index, measure: Measure) -> Iterator[_Pairs]:
-    for layer in a.layers:
-        count = a.memories(layer)
-        for first in range(0, count, _MEMORIES_AT_ONCE):
-            part = range(first, min(first + _MEMORIES_AT_ONCE, count))
-            lists = measure.read(a, layer, part), measure.read(b, layer, part)
-            found = memory_by_memory(*lists, part)
-            names = np.arange(part.start, part.stop, dtype=np.int64)
-            yield _Pairs(layer, layer, names, names, 1 - found.jaccard, found.weighted, len(part))
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Pairs of two layers, in order of a's memories. [pairs]"""
+
+    layer: int
+    other: int
+    memories: IntArray
+    partners: IntArray
+    change: FloatArray
+    tie: FloatArray  # the weighted overlap: of equal changes, the lower comes first
+    looked_at: int  # memories of a's layer, those without a partner included
 
 
-def _by_counterpart(a: Index, b: Index, measure: Measure, layer: int, other: int) -> _Pairs:
+def _pairs_by_name(a: Index, b: Index, query: ListQuery) -> Iterator[_Pairs]:
+    for layers, memories in _blocks(a):
+        lists = query.read(a, layers, memories), query.read(b, layers, memories)
+        jaccard, weighted = memory_by_memory(*lists, len(layers) * len(memories))
+        names = np.arange(memories.start, memories.stop, dtype=np.int64)
+        for number, layer in enumerate(layers):
+            own = slice(number * len(names), (number + 1) * len(names))
+            yield _Pairs(layer, layer, names, names, 1 - jaccard[own], weighted[own], len(names))
+
+
+def _blocks(index: Index) -> Iterator[tuple[list[int], range]]:
+    """Layers of one size together, as many as fit, or parts of a layer that is larger: few queries, little memory."""
+    for count, group in groupby(index.layers, key=index.memories):
+        layers, several = list(group), max(1, _MEMORIES_AT_ONCE // max(count, 1))
+        for at in range(0, len(layers), several):
+            for first in range(0, count, _MEMORIES_AT_ONCE):
+                yield layers[at : at + several], range(first, min(first + _MEMORIES_AT_ONCE, count))
+
+
+def _pairs_by_counterpart(a: Index, b: Index, query: ListQuery, layer: int, other: int) -> _Pairs:
     counts = a.memories(layer), b.memories(other)
-    lists = measure.read(a, layer, range(counts[0])), measure.read(b, other, range(counts[1]))
+    lists = query.read(a, [layer], range(counts[0])), query.read(b, [other], range(counts[1]))
     itself = layer == other and a.folder.resolve() == b.folder.resolve()
-    found = best_counterparts(*lists, *counts, itself=itself)
-    matched = np.flatnonzero(found.partner >= 0)
-    jaccard = found.jaccard[matched]
-    return _Pairs(layer, other, matched, found.partner[matched], 1 - jaccard, jaccard, counts[0])
+    partner, jaccard = best_counterparts(*lists, *counts, itself=itself)
+    matched = np.flatnonzero(partner >= 0)
+    return _Pairs(layer, other, matched, partner[matched], 1 - jaccard[matched], jaccard[matched], counts[0])
 
 
-def _first(parts: list[_Pairs], top: int, alike: bool) -> list[tuple[int, int, int, int, float]]:
-    """layer, memory, other layer, other memory, change: most changed first, then less weight shared, then by name."""
+def _first_pairs(parts: list[_Pairs], top: int, alike: bool) -> list[tuple[MemoryId, MemoryId, float]]:
+    """Both memories and their change: most changed first, then less weight shared, then by name."""
     if not parts:
         return []
     change = np.concatenate([part.change for part in parts])
@@ -248,18 +239,19 @@ def _first(parts: list[_Pairs], top: int, alike: bool) -> list[tuple[int, int, i
         np.concatenate([part.partners for part in parts]),
         change,
     ]
-    return list(zip(*(column[order].tolist() for column in columns), strict=True))
+    rows = zip(*(column[order].tolist() for column in columns), strict=True)
+    return [(MemoryId(layer, memory), MemoryId(other, partner), share) for layer, memory, other, partner, share in rows]
 
 
-def _summaries(parts: list[_Pairs]) -> Iterator[LayerSummary]:
-    """One a layer, whatever the number of its parts."""
+def _summaries(parts: list[_Pairs]) -> Iterator[LayerChange]:
+    """One per layer, whatever the number of its parts."""
     for layer in sorted({part.layer for part in parts}):
         own = [part for part in parts if part.layer == layer]
         change = np.concatenate([part.change for part in own])
-        yield LayerSummary(
+        yield LayerChange(
             layer,
             own[0].other,
-            memories=sum(part.of for part in own),
+            memories=sum(part.looked_at for part in own),
             matched=len(change),
             mean_change=float(change.mean()) if len(change) else None,
             unchanged=int((change == 0).sum()),
@@ -267,11 +259,74 @@ def _summaries(parts: list[_Pairs]) -> Iterator[LayerSummary]:
         )
 
 
+def _look_closer(
+    a: Index, b: Index, pairs: list[tuple[MemoryId, MemoryId, float]], queries: Mapping[str, ListQuery]
+) -> Iterator[MemoryChange]:
+    """All overlaps and both sides of each pair, in the same order."""
+    ours, theirs = _as_rows(one for one, _, _ in pairs), _as_rows(other for _, other, _ in pairs)
+    if not pairs:
+        return
+    before, after = _read_sides(a, ours), _read_sides(b, theirs)
+    lists = {
+        name: (query.read_texts(a, ours), query.read_texts(b, theirs))
+        for name, query in queries.items()
+        if name != "triggers"
+    }
+    for one, other, change in pairs:
+        overlaps = {name: overlap_of(left.get(one, {}), right.get(other, {})) for name, (left, right) in lists.items()}
+        yield MemoryChange(
+            change=change,
+            triggers=overlaps["prefixes"],
+            endings=overlaps["endings"],
+            values=overlaps.get("values"),
+            patterns=overlaps.get("patterns"),
+            before=before(one),
+            after=after(other),
+        )
+
+
+def _as_rows(memories: Iterable[MemoryId]) -> str:
+    return ", ".join(f"({memory.layer}, {memory.memory})" for memory in sorted(set(memories)))
+
+
+def _read_sides(index: Index, wanted: str) -> Callable[[MemoryId], MemorySide]:
+    """A function that gives each wanted memory with its best triggers and what else the index knows of it."""
+    triggers = _rows(index, "triggers", "*", wanted, f'AND rank < {_TRIGGERS} ORDER BY "end" DESC, rank')
+    sentences = index.sentences(sorted({row["sentence"] for own in triggers.values() for row in own}))
+    values = _rows(index, "values", f"layer, memory, max_p, tokens[:{_TOKENS}] AS tokens", wanted)
+    names = _rows(index, "names", "layer, memory, name", wanted)
+    kinds = _rows(index, "patterns", "DISTINCT layer, memory, kind", wanted)
+
+    def side(memory: MemoryId) -> MemorySide:
+        # the top triggers; a memory that is always negative has bottom triggers only
+        best = triggers.get(memory, [])[:_TRIGGERS]
+        shown = [trigger_of(row, sentences[row["sentence"]]) for row in best if row["end"] == best[0]["end"]]
+        value = values.get(memory, [None])[0]
+        own_kinds = sorted(row["kind"] for row in kinds.get(memory, []))
+        return MemorySide(
+            memory,
+            shown[0].coefficient if shown else None,
+            tuple((trigger.before, trigger.token) for trigger in shown),
+            () if value is None else tuple(index.vocabulary[token] for token in value["tokens"]),
+            None if value is None else value["max_p"],
+            names[memory][0]["name"] if memory in names else None,
+            ("both" if len(own_kinds) == 2 else (*own_kinds, "none")[0]) if index.has("patterns") else None,
+        )
+
+    return side
+
+
+def _rows(index: Index, table: str, columns: str, wanted: str, rest: str = "") -> dict[MemoryId, list[dict[str, Any]]]:
+    """Rows of a table about the wanted memories; none where the index lacks the table."""
+    rows: dict[MemoryId, list[dict[str, Any]]] = {}
+    if table == "triggers" or index.has(table):
+        query = f"SELECT {columns} FROM {{{table}}} WHERE (layer, memory) IN (VALUES {wanted}) {rest}"
+        for row in index.sql(query):
+            rows.setdefault(MemoryId(row["layer"], row["memory"]), []).append(row)
+    return rows
+
+
 def _same_file(a: Index, b: Index, name: str) -> bool:
-    """Are the two files one, byte for byte, as the manifests have it?"""
+    """Do both manifests have the same checksum of this file?"""
     facts = a.manifest.files.get(name)
     return facts is not None and facts == b.manifest.files.get(name)
-
-
-def _fingerprint(index: Index) -> Any:
-    return index.manifest.model.fingerprint

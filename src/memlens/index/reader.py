@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -36,6 +37,8 @@ from memlens.index.manifest import Manifest
 from memlens.memory import MemoryId, Prefix, Trigger
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from memlens.models.memory_model import MemoryModel
 
 _MARK = "background:#ffe08a;color:#000;border-radius:2px"
@@ -95,6 +98,7 @@ class Index:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._opening = Lock()
         if not (self.folder / MANIFEST).is_file():
             raise IndexFolderError(_why_not_an_index(self.folder))
         self.manifest = Manifest.read(self.folder)
@@ -174,8 +178,20 @@ class Index:
                 for row in rows:
                     yield dict(zip(columns, row, strict=True))
 
+    def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
+        """Columns of a DuckDB query by name, for results that are computed with."""
+        names = TableNames(self)
+        with self._explaining_damage(), self._connect() as database:
+            return database.execute(query.format_map(names), list(parameters)).fetchnumpy()
+
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        """A database for one query, to be closed after it."""
+        """A cursor for one query, to be closed after it."""
+        with self._opening:  # the connection that all cursors come from refuses two callers at once
+            return self._database.cursor()
+
+    @cached_property
+    def _database(self) -> duckdb.DuckDBPyConnection:
+        """Stays open: opening it costs more than most queries."""
         # Sorting a result keeps it the same whatever the number of threads; one thread needs no sorting.
         return duckdb.connect(config={"threads": 1})
 

@@ -36,10 +36,9 @@ class ServedIndex(Index):
     def __init__(self, folder: str | Path, most_bytes: int = _MOST_BYTES) -> None:
         super().__init__(folder)
         self._most_bytes = most_bytes
-        self._database = duckdb.connect(config={"threads": 1})
         self._in_memory: dict[str, Stamp] = {}  # table -> the file that was copied
         self._results: dict[tuple[Any, ...], tuple[tuple[Stamp | None, ...], Any]] = {}
-        self._keeping, self._remembering, self._opening = Lock(), Lock(), Lock()
+        self._keeping, self._remembering = Lock(), Lock()
         self._is_closed = False
 
     def keep_in_memory(self) -> None:

@@ -1,20 +1,16 @@
-"""Two indexes, or two layers, beside each other: the memories that changed most, with both sides to look at."""
+"""The page Compare: two indexes, or two layers, side by side, with the memories that changed most."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, Response
-from pydantic import BaseModel, Field
 
+from memlens.comparison.compare import ASPECTS, IndexComparison, compare_indexes, parse_pair
 from memlens.errors import MemlensError, SettingError
 from memlens.web.rendering import MODEL_PROBLEMS, Bench, page, status_of
 from memlens.web.workbench import Workbench
-
-if TYPE_CHECKING:
-    from memlens.comparison.overlap import Comparison
 
 router = APIRouter(tags=["compare"])
 
@@ -23,66 +19,6 @@ By = Annotated[Literal["triggers", "values", "patterns"], Query(description="Wha
 Pair = Annotated[str, Query(max_length=24, description="A layer of each, like 3:5, matched by best counterpart.")]
 Order = Annotated[Literal["changed", "alike"], Query(description="Which pairs come first.")]
 Top = Annotated[int, Query(ge=1, le=200, description="Pairs to list.")]
-
-
-class OverlapView(BaseModel):
-    """Two lists as sets."""
-
-    shared: int
-    a: int
-    b: int
-    jaccard: float
-    weighted: float = Field(description="Sum of the lesser weights by sum of the greater ones.")
-
-
-class SideView(BaseModel):
-    """One memory as one index knows it."""
-
-    memory: str
-    coefficient: float | None
-    triggers: list[tuple[str, str]] = Field(description="The best prefixes: what stands before, and the last token.")
-    promotes: list[str]
-    max_p: float | None
-    name: str | None
-    kind: str | None
-
-
-class ChangeView(BaseModel):
-    """One memory and its partner."""
-
-    change: float
-    triggers: OverlapView
-    endings: OverlapView
-    values: OverlapView | None
-    patterns: OverlapView | None
-    before: SideView
-    after: SideView
-
-
-class LayerView(BaseModel):
-    """All pairs of one layer."""
-
-    layer: int
-    other: int
-    memories: int
-    matched: int
-    mean_change: float | None
-    unchanged: int
-    replaced: int
-
-
-class ComparisonView(BaseModel):
-    """Two indexes, or two layers, beside each other."""
-
-    by: str
-    measure: str
-    models: tuple[str, str]
-    same_model: bool
-    same_corpus: bool
-    memories: int
-    matched: int
-    layers: list[LayerView]
-    changes: list[ChangeView]
 
 
 @router.get("/compare", response_class=HTMLResponse, include_in_schema=False)
@@ -118,24 +54,20 @@ def compare_page(
         top=top,
         ours=bench.index.layers,
         theirs=(bench.other or bench.index).layers,
-        kinds=("triggers", "values", "patterns"),
+        kinds=ASPECTS,
     )
 
 
 @router.get("/api/compare", responses=MODEL_PROBLEMS)
 def read_comparison(
     bench: Bench, by: By = "triggers", layers: Pair = "", order: Order = "changed", top: Top = 20
-) -> ComparisonView:
+) -> IndexComparison:
     """The memories that changed most between the two indexes, or between two layers of the one that is served."""
-    found = _compare(bench, by, layers, order, top)
-    content: dict[str, Any] = asdict(found) | {"memories": found.memories, "matched": found.matched}
-    return ComparisonView.model_validate(content | {"changes": [change.to_json() for change in found.changes]})
+    return _compare(bench, by, layers, order, top)
 
 
-def _compare(bench: Workbench, by: str, layers: str, order: str, top: int) -> Comparison:
-    """Computed once for as long as the tables are the same."""
-    from memlens.comparison.compare import compare_indexes
-
+def _compare(bench: Workbench, by: str, layers: str, order: str, top: int) -> IndexComparison:
+    """Computed once as long as the tables stay the same."""
     if bench.other is None and not layers:
         raise SettingError("there is one index only; name two of its layers, or serve with --compare INDEX")
     other = bench.other or bench.index
@@ -150,16 +82,14 @@ def _compare(bench: Workbench, by: str, layers: str, order: str, top: int) -> Co
 
 
 def _first_pair(bench: Workbench) -> str:
-    """What to show where nothing was asked for: of one index its last two layers, of two all memories by name."""
+    """The default: of one index its last two layers, of two indexes all memories by name."""
     if bench.other is not None or len(bench.index.layers) < 2:
         return ""
     return f"{bench.index.layers[-2]}:{bench.index.layers[-1]}"
 
 
 def _numbers(pair: str) -> tuple[int, int] | None:
-    """The pair for the form; what is none is none."""
-    from memlens.comparison.compare import parse_pair
-
+    """The pair of layers that the form shows as chosen; None for anything else."""
     try:
         return parse_pair(pair) if pair else None
     except SettingError:
