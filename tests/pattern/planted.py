@@ -16,7 +16,6 @@ from pathlib import Path
 from types import ModuleType
 
 from index_by_hand import Place, pieces, write_index
-
 from memlens.index.reader import Index
 
 TRIGGERS, MEMORIES, RANDOM_FROM = 25, 60, 40

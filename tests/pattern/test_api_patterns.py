@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from index_by_hand import write_index
 
 import memlens
+from index_by_hand import write_index
 from memlens.errors import SettingError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from index_by_hand import pieces, write_index
 
+from index_by_hand import pieces, write_index
 from memlens.index.reader import Index
 from memlens.pattern.choose import Candidate, choose
 from memlens.pattern.features import ANYWHERE, ENDING, Feature, features, read_key, word_key

@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from index_by_hand import write_index
 
+from index_by_hand import write_index
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.pattern.explainer import KEY_VARIABLE, Explainer, propose

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from index_by_hand import write_index
 
+from index_by_hand import write_index
 from memlens.cli.annotate import annotate
 from memlens.cli.app import guarded
 from memlens.cli.patterns import patterns

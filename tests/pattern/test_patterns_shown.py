@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from index_by_hand import write_index
 from planted import Planted
 
+from index_by_hand import write_index
 from memlens.cli import main
 from memlens.index.reader import Index
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from index_by_hand import write_index
 
-from memlens.annotations.labels import Annotations, LabelledPattern
+from index_by_hand import write_index
+from memlens.annotations.store import Annotations, Label, LabelledPattern
 from memlens.experiments import patterns as figure
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.run import is_made, is_outdated, run
@@ -131,7 +131,7 @@ def test_figure_two_is_an_experiment_that_knows_when_patterns_or_labels_are_othe
     assert set(made) == {"patterns", "patterns-people"} and made["patterns"].equals(figure.compute(index))
     assert is_made(index, known) and not is_outdated(index, known)
     with Annotations(index) as notes:
-        notes.save("ann", "L1N0", [])
+        notes.save(Label("ann", MemoryId(1, 0), ()))
         assert is_outdated(index, known) and not is_made(index, known)
         notes.finish("ann")
     assert run(index, "patterns")["patterns-people"].num_rows == 1 and is_made(index, known)
@@ -150,7 +150,7 @@ def test_a_kind_without_a_prefix_has_an_interval_all_the_same(index: Index) -> N
 def test_figure_two_from_people_waits_until_they_have_finished(index: Index) -> None:
     assert figure.compute_people(index).num_rows == 0
     with Annotations(index) as notes:
-        notes.save("ann", "L1N0", [LabelledPattern("x", "semantic", (0, 1, 2))])
+        notes.save(Label("ann", MemoryId(1, 0), (LabelledPattern("x", "semantic", (0, 1, 2)),)))
         assert figure.compute_people(index).num_rows == 0
         notes.finish("ann")
     (row,) = figure.compute_people(index).to_pylist()

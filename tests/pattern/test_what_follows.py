@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from index_by_hand import pieces, write_index
 
+from index_by_hand import pieces, write_index
 from memlens.index.reader import Index
 from memlens.pattern.table import compute_patterns, memory_name, prefix_patterns
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from own_server import opened, serving, without_labels
 
-from memlens.annotations.labels import Annotations, LabelledPattern, Sample
+from memlens.annotations.store import Annotations, LabelledPattern, Sample
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.web.workbench import Workbench

@@ -12,7 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from own_server import without_labels
 
-from memlens.annotations.labels import Annotations, LabelledPattern, Sample
+from memlens.annotations.store import Annotations, Label, LabelledPattern, Sample
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
@@ -152,7 +152,8 @@ def test_the_page_of_a_memory_hides_others_labels_from_whoever_still_labels(
     first = sampled(study)[0]
     with Annotations(study) as notes:
         for memory in sampled(study):
-            notes.save("ann", memory, [LabelledPattern("ann's secret", "semantic", (0, 1, 2))])
+            secret = LabelledPattern("ann's secret", "semantic", (0, 1, 2))
+            notes.save(Label("ann", MemoryId.parse(memory), (secret,)))
         notes.finish("ann")
     for name in ("bob", "Zoë; <b>"):  # from the first look at a memory, before anything is saved
         assert client.get("/annotate", params={"as": name}).status_code == 200
@@ -249,9 +250,9 @@ def test_a_form_becomes_patterns() -> None:
         ("tick", "1:2"),
     ]
     (pattern,) = patterns_of_form([*fields, ("then", "next")])
-    assert (pattern.description, pattern.kind, pattern.prefixes) == ("a", "semantic", [4, 2])
+    assert (pattern.description, pattern.kind, pattern.prefixes) == ("a", "semantic", (4, 2))
     (nameless,) = patterns_of_form([("tick", "3:1")])  # not dropped here, so that it is refused
-    assert nameless.description == "" and nameless.prefixes == [1]
+    assert nameless.description == "" and nameless.prefixes == (1,)
     with pytest.raises(SettingError, match="not a tick"):
         patterns_of_form([("tick", "1:x")])
 

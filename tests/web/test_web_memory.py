@@ -11,7 +11,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from memlens.annotations.labels import Annotations, LabelledPattern
+from memlens.annotations.store import Annotations, Label, LabelledPattern
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
@@ -95,8 +95,7 @@ def test_related_memories_are_those_of_the_patterns(client: TestClient, index: I
 def test_labels_of_those_who_have_finished_are_shown(own_index: Index, client_of: Callable[..., TestClient]) -> None:
     with Annotations(own_index) as annotations:
         pattern = LabelledPattern("about <i>rivers</i>", "semantic", (0, 1, 2))
-        annotations.save("Ada", "L1N7", [pattern])
-        annotations.save("Ben", "L1N7", [pattern])
+        annotations.save(*(Label(person, MemoryId(1, 7), (pattern,)) for person in ("Ada", "Ben")))
     opened = client_of(own_index)
     assert "What people say" not in opened.get("/m/L1N7").text  # nobody has finished
     with Annotations(own_index) as annotations:

@@ -1,12 +1,16 @@
-"""The one file of an index that a person's work goes into: annotations.sqlite, events that are only ever added.
+"""People's labels and verdicts: one append-only table of events in annotations.sqlite.
 
-Nothing in it is ever changed or deleted: whatever a person says or takes back is an event at the end of a history, and
-what holds now is read from the history. A write that returns is on disk; several processes may write at once.
+Events are never changed or deleted; what holds now is read from them. A write that returns is on disk, and several
+processes may write at once.
 
-    events     labels of patterns, see annotations
-    verdicts   verdicts on changes of the last layer, see verdicts
+    task      kind     subject  content
+    labels    sample   ""       {"memories": ["L0N3"], "top": 25, "seed": 0}: the memories to label
+    labels    label    memory   {"patterns": [...]}: one person's patterns of one memory; none is an answer, too
+    labels    finish   ""       {}: the person sees the others' labels from now on and may change nothing
+    verdicts  verdict  example  {"verdict": "related", ...}: one person's judgement of a change of the last layer
+    either    undo     as above {"undoes": key}: takes the person's last answer on the subject back
 
-Knows events, not what they mean.
+The last answer that was not taken back counts. Until somebody has finished, others' labels do not exist for them.
 """
 
 from __future__ import annotations
@@ -16,73 +20,190 @@ import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
-from memlens.errors import IndexFolderError, UnknownName
+from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.pattern.words import GROUNDED, KINDS
 
-EVENTS, VERDICTS = "events", "verdicts"  # tables
+LABELS, VERDICTS = "labels", "verdicts"  # tasks
+EVENT_KINDS = {LABELS: ("sample", "label", "undo", "finish"), VERDICTS: ("verdict", "undo")}
+CHOICES = ("related", "distant")  # verdicts
+# A task's table in files of memlens before both had one. Experiments note the history under this name still, so that
+# tables made then count as up to date.
+OLD_TABLES = {LABELS: "events", VERDICTS: "verdicts"}
+_OLD_SUBJECTS = {LABELS: "coalesce('L' || layer || 'N' || memory, '')", VERDICTS: "example"}
 _WAIT_SECONDS = 60.0
-
-_Own = TypeVar("_Own", bound="History")
-
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS events (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    key TEXT NOT NULL UNIQUE,
-    time TEXT NOT NULL,
-    kind TEXT NOT NULL CHECK (kind IN ('sample', 'label', 'undo', 'finish')),
-    annotator TEXT NOT NULL,
-    layer INTEGER,
-    memory INTEGER,
-    content TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS events_by_person ON events (annotator, layer, memory);
-CREATE TRIGGER IF NOT EXISTS never_change BEFORE UPDATE ON events
-BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END;
-CREATE TRIGGER IF NOT EXISTS never_delete BEFORE DELETE ON events
-BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END;
-CREATE TABLE IF NOT EXISTS verdicts (
-    id INTEGER PRIMARY KEY AUTOINCREMENT,
-    key TEXT NOT NULL UNIQUE,
-    time TEXT NOT NULL,
-    kind TEXT NOT NULL CHECK (kind IN ('verdict', 'undo')),
-    annotator TEXT NOT NULL,
-    example TEXT NOT NULL,
-    content TEXT NOT NULL
-);
-CREATE INDEX IF NOT EXISTS verdicts_by_person ON verdicts (annotator, example);
-CREATE TRIGGER IF NOT EXISTS never_change_verdicts BEFORE UPDATE ON verdicts
-BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END;
-CREATE TRIGGER IF NOT EXISTS never_delete_verdicts BEFORE DELETE ON verdicts
-BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END;
+_SCHEMA = (
+    """
+    CREATE TABLE IF NOT EXISTS history (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        key TEXT NOT NULL UNIQUE,
+        time TEXT NOT NULL,
+        task TEXT NOT NULL CHECK (task IN ('labels', 'verdicts')),
+        kind TEXT NOT NULL CHECK (kind IN ('sample', 'label', 'verdict', 'undo', 'finish')),
+        annotator TEXT NOT NULL,
+        subject TEXT NOT NULL,
+        content TEXT NOT NULL
+    )""",
+    "CREATE INDEX IF NOT EXISTS history_by_person ON history (task, annotator, subject)",
+    """
+    CREATE TRIGGER IF NOT EXISTS never_change_history BEFORE UPDATE ON history
+    BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END""",
+    """
+    CREATE TRIGGER IF NOT EXISTS never_delete_history BEFORE DELETE ON history
+    BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END""",
+)
+_LATEST_SAMPLE = "SELECT content FROM history WHERE kind = 'sample' AND id < ? ORDER BY id DESC LIMIT 1"
+_END = (1 << 63) - 1  # above every id
+_AFTER_FINISHING = """
+SELECT annotator FROM history JOIN (SELECT annotator, min(id) AS finish FROM history WHERE kind = 'finish' GROUP BY 1)
+USING (annotator) WHERE task = 'labels' AND kind IN ('label', 'undo') AND id > finish LIMIT 1
 """
 
+_Value = TypeVar("_Value")
 
-class History:
-    """The events of one table. Use as a context manager, or close()."""
 
-    table = EVENTS
+@dataclass(frozen=True)
+class LabelledPattern:
+    """A pattern that a person sees: its description, its class, and the prefixes that have it (trigger ranks)."""
+
+    description: str
+    kind: str
+    prefixes: tuple[int, ...]
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> LabelledPattern:
+        ranks = tuple(exactly(rank, int) for rank in exactly(content["prefixes"], list))
+        return cls(exactly(content["description"], str), exactly(content["kind"], str), ranks)
+
+
+@dataclass(frozen=True)
+class Label:
+    """One person's patterns of one memory."""
+
+    task: ClassVar[str] = LABELS
+    kind: ClassVar[str] = "label"
+    annotator: str
+    memory: MemoryId
+    patterns: tuple[LabelledPattern, ...]
+
+    @property
+    def subject(self) -> str:
+        return str(self.memory)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {"patterns": [asdict(pattern) for pattern in self.patterns]}
+
+    @classmethod
+    def read(cls, event: Mapping[str, Any]) -> Label:
+        """A KeyError or TypeError where the content is not a label's."""
+        patterns = exactly(event["content"]["patterns"], list)
+        return cls(event["annotator"], MemoryId.parse(event["subject"]), tuple(map(LabelledPattern.read, patterns)))
+
+
+@dataclass(frozen=True)
+class LastLayerChange:
+    """A prediction that the last layer turned into another; its name is the same in every sample that holds it."""
+
+    layer: int
+    text: str  # the prefix
+    residual: int  # token before
+    residual_text: str
+    output: int  # token after
+    output_text: str
+
+    @property
+    def name(self) -> str:
+        identity = json.dumps([self.layer, self.text, self.residual, self.output])
+        return hashlib.sha256(identity.encode()).hexdigest()[:12]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> LastLayerChange:
+        """From a row with these columns; a KeyError, TypeError, ValueError or OverflowError where one is unusable."""
+        return cls(
+            int(row["layer"]),
+            str(row["text"] or ""),
+            int(row["residual"]),
+            str(row["residual_text"]),
+            int(row["output"]),
+            str(row["output_text"]),
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One person's judgement of one change."""
+
+    task: ClassVar[str] = VERDICTS
+    kind: ClassVar[str] = "verdict"
+    annotator: str
+    example: LastLayerChange
+    verdict: str
+
+    @property
+    def subject(self) -> str:
+        return self.example.name
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {"verdict": self.verdict, **asdict(self.example)}
+
+    @classmethod
+    def read(cls, event: Mapping[str, Any]) -> Verdict:
+        """A KeyError, TypeError, ValueError or OverflowError where the content is not a verdict's."""
+        return cls(event["annotator"], LastLayerChange.of(event["content"]), str(event["content"]["verdict"]))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The memories of a study, and how many triggers of each are shown."""
+
+    memories: tuple[MemoryId, ...]
+    top: int
+    seed: int
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {"memories": [str(memory) for memory in self.memories], "top": self.top, "seed": self.seed}
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Sample:
+        """From an event; a KeyError or TypeError where the content is not a sample's."""
+        memories = tuple(MemoryId.parse(exactly(name, str)) for name in exactly(content["memories"], list))
+        return cls(memories, exactly(content["top"], int), exactly(content["seed"], int))
+
+
+ANSWERS: dict[str, type[Label] | type[Verdict]] = {LABELS: Label, VERDICTS: Verdict}
+
+
+class Annotations:
+    """The history of one index. Use as a context manager, or close()."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.path = index.folder / ANNOTATIONS
+        self._triggers: dict[MemoryId, int] = {}  # an index with annotations keeps its triggers
         try:
             self._database = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
             with self._writing() as database:  # two processes may make the file at the same moment
-                for statement in _statements():
+                for statement in _SCHEMA:
                     database.execute(statement)
+                _copy_old_tables(database)
         except sqlite3.Error as error:
             raise IndexFolderError(
                 f"cannot open {self.path}: {error}; restore it from a copy or move it away"
             ) from error
 
-    def __enter__(self: _Own) -> _Own:
+    def __enter__(self) -> Annotations:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,38 +212,132 @@ class History:
     def close(self) -> None:
         self._database.close()
 
-    def history(self) -> list[dict[str, Any]]:
-        """Every event in order, content decoded: what export writes and append_events takes."""
-        return self._decoded(f"SELECT * FROM {self.table} ORDER BY id")
+    # Writing
 
-    def append_events(self, events: Sequence[Mapping[str, Any]]) -> int:
-        """Take over events of another copy of the history, those that are here already left out; how many were new."""
+    def set_sample(self, sample: Sample) -> None:
+        """Begin a study; refused once somebody has labelled, since their work would not fit any more."""
+        for memory in sample.memories:
+            self.index.check(memory)
+        with self._writing() as database:
+            if database.execute("SELECT 1 FROM history WHERE kind = 'label' LIMIT 1").fetchone():
+                raise SettingError(f"{self.path} holds labels of its sample; move the file away to begin another study")
+            _append(database, LABELS, "sample", "", content=sample.content)
+
+    def save(self, *answers: Label | Verdict) -> None:
+        """All of them or none; each takes the place of what its person said on the subject before."""
+        for answer in answers:
+            check_annotator(answer.annotator)
+            self.check(answer)
+        with self._writing() as database:
+            for answer in answers:
+                if answer.task == LABELS:
+                    _refuse_finished(database, answer.annotator)
+                _append(database, answer.task, answer.kind, answer.annotator, answer.subject, answer.content)
+
+    def undo(self, task: str, annotator: str, subject: str) -> Label | Verdict | None:
+        """Take the last answer back; the one that counts now comes back, None for none."""
+        with self._writing() as database:
+            if task == LABELS:
+                subject = str(self.index.check(subject))
+                _refuse_finished(database, annotator)
+            answers = self._standing(task, annotator, subject).get(subject, [])
+            if not answers:
+                what = f"label of {subject}" if task == LABELS else f"verdict on example {subject}"
+                raise SettingError(f"{annotator} has no {what} to take back")
+            _append(database, task, "undo", annotator, subject, {"undoes": answers[-1]["key"]})
+            return ANSWERS[task].read(answers[-2]) if len(answers) > 1 else None
+
+    def finish(self, annotator: str) -> None:
+        """Close one person's labels: every memory of the sample has one."""
+        check_annotator(annotator)
+        with self._writing() as database:
+            _refuse_finished(database, annotator)
+            done = {label.memory for label in self.labels_of(annotator)}
+            sample = self.sample()
+            missing = [str(memory) for memory in (sample.memories if sample else ()) if memory not in done]
+            if missing or not done:
+                what = f"{len(missing)} memories of the sample, {missing[0]} first" if missing else "every memory"
+                raise SettingError(f"{annotator} has still to label {what}; a memory without a pattern is saved empty")
+            _append(database, LABELS, "finish", annotator)
+
+    def append_events(self, task: str, events: Sequence[Mapping[str, Any]]) -> int:
+        """Take over events of another copy of the history; the number of those that were not here yet."""
         with self._writing() as database:
             before = database.total_changes
             for event in events:
-                columns = {name: value for name, value in event.items() if name != "id"}
-                self._insert(database, "INSERT OR IGNORE", columns)
-            new = database.total_changes - before
-            self._check_history(database)
-            return new
+                _insert(database, "INSERT OR IGNORE", {**event, "task": task})
+            added = database.total_changes - before
+            _check_rules(database)
+            return added
 
-    def _check_history(self, database: sqlite3.Connection) -> None:
-        """Refuse what events of another copy have made of the history, by raising: then none is taken over."""
+    # Reading
 
-    def _append(
-        self, database: sqlite3.Connection, kind: str, annotator: str, place: Mapping[str, Any], content: Any
-    ) -> None:
-        time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        own = {"key": uuid4().hex, "time": time, "kind": kind, "annotator": annotator, "content": content}
-        self._insert(database, "INSERT", {**own, **place})
+    def history(self, task: str) -> list[dict[str, Any]]:
+        """Every event of a task in order, as export writes it and append_events takes it."""
+        return self._events("task = ?", task)
 
-    def _insert(self, database: sqlite3.Connection, how: str, event: Mapping[str, Any]) -> None:
-        """Only columns that the table has: an event of a file may carry more."""
-        known = [row[1] for row in database.execute(f"PRAGMA table_info({self.table})")]
-        columns = [name for name in known if name in event]
-        row = [json.dumps(event[name], sort_keys=True) if name == "content" else event[name] for name in columns]
-        marks = ", ".join("?" * len(columns))
-        database.execute(f"{how} INTO {self.table} ({', '.join(columns)}) VALUES ({marks})", row)
+    def sample(self) -> Sample | None:
+        """The memories to label; None before `annotate sample`."""
+        row = self._database.execute(_LATEST_SAMPLE, (_END,)).fetchone()
+        return Sample.read(json.loads(row[0])) if row else None
+
+    def annotators(self, task: str = LABELS, finished: bool | None = None) -> list[str]:
+        """Everybody who has ever answered; of labels only those who have (True) or have not (False) finished."""
+        query = "SELECT DISTINCT annotator FROM history WHERE task = ? AND kind = ?"
+        everyone = {name for (name,) in self._database.execute(query, (task, ANSWERS[task].kind))}
+        if finished is None:
+            return sorted(everyone)
+        done = {name for (name,) in self._database.execute(query, (task, "finish"))}
+        return sorted(everyone & done if finished else everyone - done)
+
+    def labels(self, viewer: str | None = None) -> list[Label]:
+        """What holds now. A viewer who has not finished sees only their own; without one, those of the finished."""
+        finished = self.annotators(finished=True)
+        if viewer is not None and viewer not in finished:
+            return self.labels_of(viewer)
+        return [label for annotator in finished for label in self.labels_of(annotator)]
+
+    def labels_of(self, annotator: str) -> list[Label]:
+        """One person's labels, for that person or for safe keeping; whoever looks at people's work uses labels()."""
+        labels = (Label.read(events[-1]) for events in self._standing(LABELS, annotator).values())
+        return sorted(labels, key=lambda label: label.memory)
+
+    def verdicts(self, annotator: str | None = None) -> list[Verdict]:
+        """What holds now, of everybody or of one person: by person, then by the example's name."""
+        people = self.annotators(VERDICTS) if annotator is None else [annotator]
+        standing = [sorted(self._standing(VERDICTS, person).items()) for person in people]
+        return [Verdict.read(events[-1]) for by_name in standing for _, events in by_name]
+
+    def check(self, answer: Label | Verdict) -> None:
+        """Refuse a verdict that is none, patterns that are none, or a memory that is not there."""
+        if isinstance(answer, Verdict):
+            if answer.verdict not in CHOICES:
+                raise SettingError(f"'{answer.verdict}' is not a verdict; choose {' or '.join(CHOICES)}")
+            return
+        memory = self.index.check(answer.memory)
+        sample, shown = self.sample(), self._count_triggers(memory)
+        for pattern in answer.patterns:
+            _check_pattern(memory, pattern, min(shown, sample.top) if sample else shown)
+
+    # Parts
+
+    def _events(self, where: str, *parameters: str) -> list[dict[str, Any]]:
+        names = ("key", "time", "kind", "annotator", "subject", "content")
+        rows = self._database.execute(f"SELECT {', '.join(names)} FROM history WHERE {where} ORDER BY id", parameters)
+        return [{**dict(zip(names, row, strict=True)), "content": json.loads(row[-1])} for row in rows]
+
+    def _standing(self, task: str, annotator: str, subject: str | None = None) -> dict[str, list[dict[str, Any]]]:
+        """By subject, one person's answers that were not taken back, in order."""
+        where, parameters = "task = ? AND annotator = ? AND subject <> ''", [task, annotator]
+        if subject is not None:
+            where, parameters = where + " AND subject = ?", [*parameters, subject]
+        events = self._events(where, *parameters)
+        undone = {event["content"]["undoes"] for event in events if event["kind"] == "undo"}
+        found: dict[str, list[dict[str, Any]]] = {}
+        for event in events:
+            if event["kind"] != "undo" and event["key"] not in undone:
+                found.setdefault(event["subject"], []).append(event)
+        return found
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -138,40 +353,36 @@ class History:
         except sqlite3.Error as error:
             raise IndexFolderError(f"cannot write {self.path}: {error}; nothing of this change was kept") from error
 
-    def _decoded(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        return [{**dict(row), "content": json.loads(row["content"])} for row in self._read(query, parameters)]
-
-    def _read(self, query: str, parameters: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        cursor = self._database.cursor()
-        cursor.row_factory = sqlite3.Row
-        return cursor.execute(query, tuple(parameters)).fetchall()
+    def _count_triggers(self, memory: MemoryId) -> int:
+        if memory not in self._triggers:
+            query = "SELECT count(*) AS n FROM {triggers} WHERE layer = $1 AND memory = $2 AND \"end\" = 'top'"
+            self._triggers[memory] = self.index.sql(query, [memory.layer, memory.memory])[0]["n"]
+        return self._triggers[memory]
 
 
 def has_annotations(index: Index) -> bool:
     return (index.folder / ANNOTATIONS).is_file()
 
 
-def history_mark(index: Index, table: str) -> str | None:
-    """A checksum that changes with every event of a table; None where there is none yet. Writes nothing."""
+def history_mark(index: Index, task: str) -> str | None:
+    """A checksum that changes with every event of a task; None where there is none yet. Writes nothing."""
     path = index.folder / ANNOTATIONS
     if not path.is_file():
         return None
     try:
         address = path.absolute().as_uri() + "?mode=ro"
         with closing(sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)) as database:
-            known = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-            if not database.execute(known, (table,)).fetchone():
-                return None
-            keys = [key for (key,) in database.execute(f"SELECT key FROM {table} ORDER BY id")]
+            queries = {"history": f"WHERE task = '{task}'", OLD_TABLES[task]: ""}
+            rows = [
+                row
+                for table, where in queries.items()
+                if _has_table(database, table)
+                for row in database.execute(f"SELECT key FROM {table} {where} ORDER BY id")
+            ]
     except sqlite3.Error as error:
         raise IndexFolderError(f"cannot open {path}: {error}; restore it from a copy or move it away") from error
+    keys = dict.fromkeys(key for (key,) in rows)
     return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else None
-
-
-def standing(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What was said and not taken back, in order."""
-    undone = {event["content"]["undoes"] for event in events if event["kind"] == "undo"}
-    return [event for event in events if event["kind"] != "undo" and event["key"] not in undone]
 
 
 def check_annotator(annotator: str) -> None:
@@ -179,11 +390,65 @@ def check_annotator(annotator: str) -> None:
         raise UnknownName(f"{annotator!r} cannot be an annotator's name; use letters, digits or signs")
 
 
-def _statements() -> Iterator[str]:
-    """The schema statement by statement; executescript would end the transaction."""
-    statement = ""
-    for line in _SCHEMA.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""
+def exactly(value: Any, kind: type[_Value]) -> _Value:
+    if type(value) is not kind:  # True is an int, but no rank
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value
+
+
+def _check_pattern(memory: MemoryId, pattern: LabelledPattern, shown: int) -> None:
+    if not pattern.description.strip():
+        raise SettingError(f"a pattern of {memory} has no description; say in a few words what recurs")
+    if any("\ud800" <= character <= "\udfff" for character in pattern.description):
+        raise SettingError(f"the description {pattern.description!a} of {memory} is not UTF-8 text")
+    if pattern.kind not in KINDS:
+        raise SettingError(f"'{pattern.kind}' is not a class of pattern; choose {' or '.join(KINDS)}")
+    if len(set(pattern.prefixes)) < GROUNDED:
+        raise SettingError(f'"{pattern.description}" of {memory} has fewer than {GROUNDED} prefixes; tick more')
+    if not all(0 <= rank < shown for rank in pattern.prefixes):
+        raise SettingError(f'"{pattern.description}": {memory} has only the trigger ranks 0 to {shown - 1}')
+
+
+def _refuse_finished(database: sqlite3.Connection, annotator: str) -> None:
+    if database.execute("SELECT 1 FROM history WHERE kind = 'finish' AND annotator = ?", (annotator,)).fetchone():
+        raise SettingError(f"{annotator} has finished and may see the others' labels; nothing can be changed now")
+
+
+def _check_rules(database: sqlite3.Connection) -> None:
+    """Raise where events of another copy break what set_sample and finish promise."""
+    (first,) = database.execute("SELECT min(id) FROM history WHERE kind = 'label'").fetchone()
+    samples = [database.execute(_LATEST_SAMPLE, (place,)).fetchone() for place in (first or _END, _END)]
+    if samples[0] != samples[1]:
+        raise SettingError("the events are of another sample than the labels here; nothing of them was taken over")
+    late = database.execute(_AFTER_FINISHING).fetchone()
+    if late:
+        raise SettingError(f"{late[0]} has finished, and the events change what they said; nothing was taken over")
+
+
+def _append(
+    database: sqlite3.Connection, task: str, kind: str, annotator: str, subject: str = "", content: Any = None
+) -> None:
+    event = {"task": task, "kind": kind, "annotator": annotator, "subject": subject, "content": content or {}}
+    event |= {"key": uuid4().hex, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
+    _insert(database, "INSERT", event)
+
+
+def _insert(database: sqlite3.Connection, verb: str, event: Mapping[str, Any]) -> None:
+    row = {**event, "content": json.dumps(event["content"], sort_keys=True)}
+    marks = ", ".join("?" * len(row))
+    database.execute(f"{verb} INTO history ({', '.join(row)}) VALUES ({marks})", list(row.values()))
+
+
+def _copy_old_tables(database: sqlite3.Connection) -> None:
+    """Take over what the two tables of an older memlens hold; they stay as they are, and one may still write there."""
+    for task, table in OLD_TABLES.items():
+        if _has_table(database, table):
+            database.execute(
+                "INSERT OR IGNORE INTO history (key, time, task, kind, annotator, subject, content) "
+                f"SELECT key, time, '{task}', kind, annotator, {_OLD_SUBJECTS[task]}, content FROM {table} ORDER BY id"
+            )
+
+
+def _has_table(database: sqlite3.Connection, name: str) -> bool:
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return database.execute(query, (name,)).fetchone() is not None

@@ -1,10 +1,12 @@
-"""The paper's study with people: which memories to label, how far people agree, and how the machine compares.
+"""The paper's study with people: memories to label, progress, agreement among people and of the machine with people.
 
-Agreement is computed among people who have finished, pair by pair, on the memories both have labelled. The class of a
-memory is what its patterns are: none, shallow, semantic or both; Cohen's kappa is agreement on it beyond what the two
-people's own shares of classes would give by chance. On prefixes it is the Jaccard index of the covered
-prefixes, of each class and of either, as the mean over memories where at least one of the two covers any.
-Knows labels and the patterns table; keeps nothing itself.
+Agreement is computed among people who have finished, pair by pair, on the memories both have labelled.
+
+    class       of a memory: none, shallow, semantic or both, after its patterns
+    kappa       (p_o - p_e) / (1 - p_e), p_o the share of memories of equal class, p_e that share by chance, from each
+                person's own shares of classes (Cohen, 1960)
+    Jaccard     |A & B| / |A | B| of the prefixes that the two cover, for each class and for either; the mean over
+                memories where at least one of them covers any
 """
 
 from __future__ import annotations
@@ -13,16 +15,74 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 
-from memlens.annotations.labels import KINDS, Annotations, Label, Sample
+from memlens.annotations.store import Annotations, Label, Sample, has_annotations
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
+from memlens.pattern.words import KINDS
 
-Covered = dict[str, frozenset[int]]  # class -> trigger ranks
+Covered = dict[str, frozenset[int]]  # class, or "either" -> trigger ranks
+_CLASSES = (*KINDS, "either")
+
+
+@dataclass(frozen=True)
+class StudyProgress:
+    """How far somebody is; nothing of what they say."""
+
+    annotator: str
+    labelled: int
+    sample: int | None  # memories to label; None before a sample is drawn
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Study:
+    """The sample, and how far everybody is."""
+
+    memories: tuple[MemoryId, ...]
+    top: int | None  # triggers shown of each memory; None before a sample is drawn
+    people: tuple[StudyProgress, ...]
+
+
+@dataclass(frozen=True)
+class PersonalStudy:
+    """The study as one person sees it."""
+
+    annotator: str
+    finished: bool
+    done: tuple[MemoryId, ...]
+    following: MemoryId | None  # the first memory of the sample without a label
+    labels: tuple[Label, ...]  # one's own; after finishing, those of all who have finished
+
+
+@dataclass(frozen=True)
+class PairAgreement:
+    """How far two people agree."""
+
+    one: str
+    other: str
+    memories: int
+    same_class: int
+    kappa: float | None
+    jaccard_shallow: float | None
+    jaccard_semantic: float | None
+    jaccard_either: float | None
+
+
+@dataclass(frozen=True)
+class MachineAgreement:
+    """The machine's patterns against one person's, for one class."""
+
+    annotator: str
+    kind: str
+    memories: int
+    memory_precision: float | None  # of memories to which the machine gives the class, those to which the person does
+    memory_recall: float | None
+    prefix_precision: float | None  # the same of prefixes, memory by memory pooled
+    prefix_recall: float | None
 
 
 def draw_sample(index: Index, per_layer: int = 10, top: int = 25, seed: int = 0) -> Sample:
@@ -43,33 +103,57 @@ def draw_sample(index: Index, per_layer: int = 10, top: int = 25, seed: int = 0)
     return Sample(tuple(chosen), top, seed)
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far somebody is; nothing of what they say."""
-
-    annotator: str
-    labelled: int
-    sample: int | None  # memories to label; None before a sample is drawn
-    finished: bool
-
-
-def progress(notes: Annotations) -> list[Progress]:
-    """How far everybody is who has labelled anything."""
-    sample, finished = notes.sample(), notes.annotators(finished=True)
-    return [
-        Progress(person, len(notes.labels_of(person)), len(sample.memories) if sample else None, person in finished)
-        for person in notes.annotators()
-    ]
+def read_study(index: Index) -> Study:
+    """Reads only: where nobody has begun, no file is made."""
+    if not has_annotations(index):
+        return Study((), None, ())
+    with Annotations(index) as notes:
+        sample, finished = notes.sample(), notes.annotators(finished=True)
+        size = len(sample.memories) if sample else None
+        people = tuple(
+            StudyProgress(person, len(notes.labels_of(person)), size, person in finished)
+            for person in notes.annotators()
+        )
+    return Study(sample.memories, sample.top, people) if sample else Study((), None, people)
 
 
-def covered_by_people(label: Label) -> Covered:
-    found = {kind: frozenset(rank for p in label.patterns if p.kind == kind for rank in p.prefixes) for kind in KINDS}
-    return found | {"either": frozenset().union(*found.values())}
+def read_person(index: Index, annotator: str) -> PersonalStudy:
+    """Reads only: where nobody has begun, no file is made."""
+    if not has_annotations(index):
+        return PersonalStudy(annotator, False, (), None, ())
+    with Annotations(index) as notes:
+        sample, labels = notes.sample(), notes.labels(annotator)
+        done = tuple(label.memory for label in notes.labels_of(annotator))
+        finished = annotator in notes.annotators(finished=True)
+    following = next((memory for memory in (sample.memories if sample else ()) if memory not in done), None)
+    return PersonalStudy(annotator, finished, done, following, tuple(labels))
 
 
-def class_of(covered: Covered) -> str:
-    has = [kind for kind in KINDS if covered[kind]]
-    return "both" if len(has) == 2 else has[0] if has else "none"
+def agreement(index: Index) -> list[PairAgreement]:
+    """Of every pair of people who have finished."""
+    with Annotations(index) as notes:
+        labels = notes.labels()
+        waiting = notes.annotators(finished=False)
+    by_person = _covered_by_people(labels)
+    if len(by_person) < 2:
+        still = f"; still labelling: {', '.join(waiting)}" if waiting else ""
+        raise SettingError(f"agreement needs two people who have finished, there are {len(by_person)}{still}")
+    return [_pair(one, other, by_person[one], by_person[other]) for one, other in combinations(sorted(by_person), 2)]
+
+
+def compare_with_people(index: Index) -> list[MachineAgreement]:
+    """Precision and recall of patterns.parquet, taking each person who has finished as the truth."""
+    with Annotations(index) as notes:
+        labels, sample = notes.labels(), notes.sample()
+    if not labels:
+        raise SettingError("nobody has finished labelling; there is nothing to compare the automatic patterns with")
+    machine = _covered_by_machine(index, {label.memory for label in labels}, sample.top if sample else None)
+    found = []
+    for person, own in sorted(_covered_by_people(labels).items()):
+        for kind in _CLASSES:
+            pairs = [(machine[memory][kind], covered[kind]) for memory, covered in own.items()]
+            found.append(MachineAgreement(person, kind, len(own), *_rates(pairs)))
+    return found
 
 
 def cohens_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
@@ -82,76 +166,42 @@ def cohens_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
     return None if expected == 1 else (observed - expected) / (1 - expected)
 
 
-def jaccard(one: frozenset[int], other: frozenset[int]) -> float | None:
-    return len(one & other) / len(one | other) if one | other else None
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far two people agree."""
-
-    one: str
-    other: str
-    memories: int
-    same_class: int
-    kappa: float | None
-    jaccard: Mapping[str, float | None]  # by class, and "either"
-
-
-def agreement(index: Index) -> list[Agreement]:
-    """Every pair of people who have finished."""
-    with Annotations(index) as notes:
-        labels = notes.labels()
-        waiting = notes.annotators(finished=False)
-    people = sorted({label.annotator for label in labels})
-    if len(people) < 2:
-        still = f"; still labelling: {', '.join(waiting)}" if waiting else ""
-        raise SettingError(f"agreement needs two people who have finished, there are {len(people)}{still}")
-    by_person = {
-        person: {label.memory: covered_by_people(label) for label in labels if label.annotator == person}
-        for person in people
-    }
-    return [_pair(one, other, by_person[one], by_person[other]) for one, other in combinations(people, 2)]
-
-
-def _pair(one: str, other: str, left: Mapping[MemoryId, Covered], right: Mapping[MemoryId, Covered]) -> Agreement:
-    shared = sorted(left.keys() & right.keys())
-    classes = [(class_of(left[memory]), class_of(right[memory])) for memory in shared]
-    overlaps: dict[str, float | None] = {}
-    for kind in (*KINDS, "either"):
-        found = [jaccard(left[memory][kind], right[memory][kind]) for memory in shared]
-        known = [value for value in found if value is not None]
-        overlaps[kind] = sum(known) / len(known) if known else None
-    return Agreement(one, other, len(shared), sum(a == b for a, b in classes), cohens_kappa(classes), overlaps)
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The machine's patterns against one person's, for one class."""
-
-    annotator: str
-    kind: str
-    memories: int
-    memory_precision: float | None  # of memories to which the machine gives the class, those to which the person does
-    memory_recall: float | None
-    prefix_precision: float | None  # the same of prefixes, memory by memory pooled
-    prefix_recall: float | None
-
-
-def compare_with_people(index: Index) -> list[Comparison]:
-    """Precision and recall of patterns.parquet, taking each person who has finished as the truth."""
-    with Annotations(index) as notes:
-        labels, sample = notes.labels(), notes.sample()
-    if not labels:
-        raise SettingError("nobody has finished labelling; there is nothing to compare the automatic patterns with")
-    machine = _covered_by_machine(index, [label.memory for label in labels], sample.top if sample else None)
-    found = []
-    for person in sorted({label.annotator for label in labels}):
-        own = {label.memory: covered_by_people(label) for label in labels if label.annotator == person}
-        for kind in (*KINDS, "either"):
-            pairs = [(machine[memory][kind], own[memory][kind]) for memory in own]
-            found.append(Comparison(person, kind, len(own), *_rates(pairs)))
+def _covered_by_people(labels: Sequence[Label]) -> dict[str, dict[MemoryId, Covered]]:
+    found: dict[str, dict[MemoryId, Covered]] = {}
+    for label in labels:
+        ranks = {kind: {rank for p in label.patterns if p.kind == kind for rank in p.prefixes} for kind in KINDS}
+        found.setdefault(label.annotator, {})[label.memory] = _covered(ranks)
     return found
+
+
+def _covered_by_machine(index: Index, memories: set[MemoryId], top: int | None) -> dict[MemoryId, Covered]:
+    names = ", ".join(f"({memory.layer}, {memory.memory})" for memory in sorted(memories))
+    ranks: dict[MemoryId, dict[str, set[int]]] = {memory: {kind: set() for kind in KINDS} for memory in memories}
+    for row in index.sql(f"SELECT * FROM {{patterns}} WHERE (layer, memory) IN ({names})"):
+        shown = [rank for rank in row["prefixes"] if top is None or rank < top]
+        ranks[MemoryId(row["layer"], row["memory"])][row["kind"]].update(shown)
+    return {memory: _covered(own) for memory, own in ranks.items()}
+
+
+def _covered(ranks: Mapping[str, set[int]]) -> Covered:
+    return {kind: frozenset(ranks[kind]) for kind in KINDS} | {"either": frozenset().union(*ranks.values())}
+
+
+def _class_of(covered: Covered) -> str:
+    has = [kind for kind in KINDS if covered[kind]]
+    return "both" if len(has) == 2 else has[0] if has else "none"
+
+
+def _pair(one: str, other: str, left: Mapping[MemoryId, Covered], right: Mapping[MemoryId, Covered]) -> PairAgreement:
+    shared = sorted(left.keys() & right.keys())
+    classes = [(_class_of(left[memory]), _class_of(right[memory])) for memory in shared]
+    overlaps = [_mean_jaccard([(left[memory][kind], right[memory][kind]) for memory in shared]) for kind in _CLASSES]
+    return PairAgreement(one, other, len(shared), sum(a == b for a, b in classes), cohens_kappa(classes), *overlaps)
+
+
+def _mean_jaccard(pairs: Sequence[tuple[frozenset[int], frozenset[int]]]) -> float | None:
+    known = [len(one & other) / len(one | other) for one, other in pairs if one | other]
+    return _share(sum(known), len(known))
 
 
 def _rates(
@@ -167,19 +217,5 @@ def _rates(
     )
 
 
-def _share(part: int, whole: int) -> float | None:
+def _share(part: float, whole: int) -> float | None:
     return part / whole if whole else None
-
-
-def _covered_by_machine(index: Index, memories: Sequence[MemoryId], top: int | None) -> dict[MemoryId, Covered]:
-    wanted = sorted(set(memories))
-    names = ", ".join(f"({memory.layer}, {memory.memory})" for memory in wanted)
-    rows: list[dict[str, Any]] = index.sql(f"SELECT * FROM {{patterns}} WHERE (layer, memory) IN ({names})")
-    ranks: dict[MemoryId, dict[str, set[int]]] = {memory: {kind: set() for kind in KINDS} for memory in wanted}
-    for row in rows:
-        shown = [rank for rank in row["prefixes"] if top is None or rank < top]
-        ranks[MemoryId(row["layer"], row["memory"])][row["kind"]].update(shown)
-    return {
-        memory: {kind: frozenset(own[kind]) for kind in KINDS} | {"either": frozenset().union(*own.values())}
-        for memory, own in ranks.items()
-    }

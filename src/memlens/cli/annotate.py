@@ -1,9 +1,4 @@
-"""What labels and verdicts of people share on the command line: files in and out, and rows as a table.
-
-`memlens annotate INDEX verdicts ...`: people judge what the last layer changes. Not a verb of its own.
-
-`memlens annotate`: people's pattern labels with the paper's protocol, and verdicts on the last layer's changes.
-"""
+"""`memlens annotate`: people's pattern labels with the paper's protocol, and verdicts on the last layer's changes."""
 
 from __future__ import annotations
 
@@ -20,170 +15,20 @@ from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.text import cut_left, visible
 
 if TYPE_CHECKING:
-    from memlens.annotations.labels import Annotations, Example, LabelledPattern, Verdicts
+    from memlens.annotations.store import Annotations, LabelledPattern, LastLayerChange
     from memlens.index.reader import Index
-
-
-def given(value: str | None, option: str) -> str:
-    if value is None:
-        raise SettingError(f"{option} is missing; say it")
-    return value
-
-
-def file_format(wanted: str | None, file: str | None) -> str:
-    """As said, or by the file's name."""
-    if wanted is not None:
-        return wanted
-    return "csv" if file is not None and file.lower().endswith(".csv") else "json"
-
-
-def write_export(screen: Screen, index: Index, text: str, file: str | None, what: str) -> None:
-    from memlens.files import replacing
-
-    if file is None:
-        sys.stdout.write(text)
-        return
-    path = Path(file)
-    if path.is_dir() or path.resolve().is_relative_to(index.folder.resolve()):
-        raise SettingError(f"--file {file} is a folder or lies inside the index; name a file elsewhere")
-    with replacing(path) as beside:
-        beside.write_text(text, encoding="utf-8", newline="")
-    screen.note(f"{what} written to {visible(file)}")
-
-
-def read_export(file: str | None) -> str:
-    """The text of a file or of stdin; a spreadsheet may have put a byte order mark before it."""
-    try:
-        content = sys.stdin.buffer.read() if file is None else Path(file).read_bytes()
-        return content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        what = "stdin" if file is None else f"--file {file}"
-        raise SettingError(f"cannot read {what}: {error}; give an export as UTF-8 text") from error
-
-
-def print_rows(screen: Screen, rows: list[dict[str, Any]], none: str = "nobody has labelled anything") -> None:
-    """Rows with the same keys as a table, or as JSON."""
-    if screen.as_json:
-        screen.json(rows)
-        return
-    from rich.table import Table
-    from rich.text import Text
-
-    if not rows:
-        screen.note(none)
-        return
-    table = Table(*(name.replace("_", " ") for name in rows[0]), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(Text(_cell(value)) for value in row.values()))
-    screen.result(table)
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else visible(str(value))
-
-
-_ACTIONS = ("list", "judge", "undo", "status", "export", "import")
-_TABLE = "experiments/last-layer"
-_TEXT_TAKEN = 62  # columns beside a prefix
-
-
-def do_verdicts(
-    screen: Screen,
-    index: Index,
-    action: str,
-    annotator: str | None,
-    example: str | None,
-    verdict: str | None,
-    format_: str | None,
-    file: str | None,
-) -> None:
-    if action not in _ACTIONS:
-        raise SettingError(f"'{action}' is not something to do with verdicts; choose one of: {', '.join(_ACTIONS)}")
-    from memlens.annotations.labels import Verdicts
-
-    if action in ("list", "judge"):
-        examples = _examples(index)  # refused before a file is made
-    with Verdicts(index) as notes:
-        if action == "list":
-            print_rows(screen, _listed(screen, notes, examples, annotator), "the last layer changes nothing here")
-        elif action == "status":
-            print_rows(screen, _status(index, notes), "nobody has judged anything")
-        elif action == "export":
-            from memlens.annotations.files import export_verdicts
-
-            text = export_verdicts(notes, file_format(format_, file), annotator)
-            write_export(screen, index, text, file, "verdicts")
-        elif action == "import":
-            from memlens.annotations.files import import_verdicts
-
-            new = import_verdicts(notes, read_export(file), file_format(format_, file))
-            screen.note(f"{new:,} new verdicts or events")
-        else:
-            _say(screen, notes, action, given(annotator, "--annotator"), given(example, "--example"), verdict)
-
-
-def _examples(index: Index) -> dict[str, Example]:
-    from memlens.annotations.labels import Example
-
-    table = index.table(_TABLE)
-    if "example" not in table.column_names:
-        again = f"memlens experiment {index.folder} last-layer"
-        raise IndexFolderError(f"the table '{_TABLE}' of {index.folder} is of an older memlens; run `{again}` again")
-    found = [Example.of(row) for row in table.to_pylist()]
-    return {example.name: example for example in found}
-
-
-def _say(screen: Screen, notes: Verdicts, action: str, annotator: str, name: str, verdict: str | None) -> None:
-    if action == "undo":
-        before = notes.undo(annotator, name)
-        screen.note(f"{visible(name)}: {'no verdict' if before is None else before.verdict} again")
-        return
-    known = _examples(notes.index)
-    if name not in known:
-        raise UnknownName(f"there is no example '{name}'; list them with `memlens annotate INDEX verdicts`")
-    notes.save(annotator, known[name], given(verdict, "--verdict"))
-    screen.note(f"{name}: {verdict}; `memlens experiment {visible(str(notes.index.folder))} last-layer` counts it")
-
-
-def _listed(
-    screen: Screen, notes: Verdicts, examples: dict[str, Example], annotator: str | None
-) -> list[dict[str, Any]]:
-    """Every example with one's own verdict; what others say would sway a judge."""
-    own = {one.example.name: one.verdict for one in notes.verdicts(annotator)} if annotator else {}
-    room = max(screen.out.width - _TEXT_TAKEN, 16)
-    return [
-        {
-            "example": name,
-            "prefix": example.text if screen.as_json else cut_left(visible(example.text), room),
-            "before": example.residual_text,
-            "after": example.output_text,
-            "verdict": own.get(name),
-        }
-        for name, example in examples.items()
-    ]
-
-
-def _status(index: Index, notes: Verdicts) -> list[dict[str, Any]]:
-    """How far everybody is; nothing of what they say."""
-    wanted = set(_examples(index)) if index.has(_TABLE) else set()
-    rows = []
-    for person in notes.annotators():
-        judged = {one.example.name for one in notes.verdicts(person)}
-        rows.append({"annotator": person, "judged": len(judged & wanted), "examples": len(wanted), "all": len(judged)})
-    return rows
-
 
 _STUDY, _LABEL, _FILES = "sample", "label, undo, finish, status", "export, import"
 _VERDICTS = "verdicts list|judge|undo|status|export|import"
-_ANNOTATE_ACTIONS = ("sample", "status", "label", "undo", "finish", "export", "import", "agreement", "compare",
-            "verdicts")  # fmt: skip
+_ACTIONS = ("sample", "status", "label", "undo", "finish", "export", "import", "agreement", "compare", "verdicts")
+_VERDICT_ACTIONS = ("list", "judge", "undo", "status", "export", "import")
+_CHANGES = "experiments/last-layer"
+_TEXT_TAKEN = 62  # columns beside a prefix
 
 
 def annotate(
     index: IndexFolder,
-    action: Annotated[str, typer.Argument(metavar="|".join(_ANNOTATE_ACTIONS), help="What to do.")],
+    action: Annotated[str, typer.Argument(metavar="|".join(_ACTIONS), help="What to do.")],
     what: Annotated[
         str | None, typer.Argument(metavar="[WHAT]", help="After verdicts: what to do with them. Default: list.")
     ] = None,
@@ -225,60 +70,92 @@ def annotate(
 ) -> None:
     """Draw a sample, label memories, exchange labels, measure agreement; judge changes of the last layer."""
     screen = Screen(as_json, quiet, verbose)
-    if action not in _ANNOTATE_ACTIONS:
-        raise SettingError(
-            f"'{action}' is not something to do with annotations; choose one of: {', '.join(_ANNOTATE_ACTIONS)}"
-        )
-    from memlens.annotations import study
-    from memlens.annotations.labels import Annotations
+    if action not in _ACTIONS:
+        raise SettingError(f"'{action}' is not something to do with annotations; choose one of: {', '.join(_ACTIONS)}")
+    from memlens.annotations.store import LABELS, VERDICTS, Annotations
     from memlens.index.reader import Index
 
     opened = Index(index)
+    task, doing = LABELS, action
     if action == "verdicts":
-        do_verdicts(screen, opened, what or "list", annotator, example, verdict, format_, file)
-        return
-    if what is not None or example is not None or verdict is not None:
+        task, doing = VERDICTS, what or "list"
+        if doing not in _VERDICT_ACTIONS:
+            known = ", ".join(_VERDICT_ACTIONS)
+            raise SettingError(f"'{doing}' is not something to do with verdicts; choose one of: {known}")
+    elif what is not None or example is not None or verdict is not None:
         raise SettingError(f"'{what or example or verdict}' belongs to `annotate INDEX verdicts`, not to {action}")
-    if action == "agreement":
-        print_rows(screen, [_flat(asdict(pair)) for pair in study.agreement(opened)])
+    if doing in ("status", "agreement", "compare", "list"):
+        _report(screen, opened, task, doing, annotator)
         return
-    if action == "compare":
-        print_rows(screen, [asdict(row) for row in study.compare_with_people(opened)])
-        return
+    if doing == "judge":
+        _changes(opened)  # refused before a file is made
     with Annotations(opened) as notes:
-        if action == "sample":
-            sample = study.draw_sample(opened, per_layer, top, seed)
-            notes.set_sample(sample)
-            _list(screen, [str(name) for name in sample.memories])
-        elif action == "status":
-            print_rows(screen, [asdict(person) for person in study.progress(notes)])
-        elif action == "export":
-            _export(screen, notes, format_, file, annotator)
-        elif action == "import":
-            _import(screen, notes, format_, file)
+        if doing == "sample":
+            _draw(screen, notes, per_layer, top, seed)
+        elif doing == "export":
+            _export(screen, notes, task, format_, file, annotator)
+        elif doing == "import":
+            _import(screen, notes, task, format_, file)
+        elif doing == "undo":
+            subject = _given(memory, "--memory") if task == LABELS else _given(example, "--example")
+            _undo(screen, notes, task, _given(annotator, "--annotator"), subject)
+        elif doing == "judge":
+            _judge(screen, notes, _given(annotator, "--annotator"), _given(example, "--example"), verdict)
+        elif doing == "finish":
+            notes.finish(_given(annotator, "--annotator"))
+            screen.note(f"{annotator} has finished")
         else:
-            _label(screen, notes, action, given(annotator, "--annotator"), memory, pattern or [])
+            _label(screen, notes, _given(annotator, "--annotator"), _given(memory, "--memory"), pattern or [])
 
 
-def _label(
-    screen: Screen, notes: Annotations, action: str, annotator: str, memory: str | None, patterns: list[str]
-) -> None:
-    if action == "finish":
-        notes.finish(annotator)
-        screen.note(f"{annotator} has finished")
+def _report(screen: Screen, index: Index, task: str, doing: str, annotator: str | None) -> None:
+    """What there is to read, as a table or as JSON."""
+    from memlens.annotations import study
+    from memlens.annotations.store import VERDICTS
+
+    if doing == "agreement":
+        rows, none = [asdict(pair) for pair in study.agreement(index)], ""
+    elif doing == "compare":
+        rows, none = [asdict(row) for row in study.compare_with_people(index)], ""
+    elif doing == "list":
+        rows, none = _listing(screen, index, annotator), "the last layer changes nothing here"
+    elif task == VERDICTS:
+        rows, none = _verdict_progress(index), "nobody has judged anything"
+    else:
+        rows, none = [asdict(person) for person in study.read_study(index).people], "nobody has labelled anything"
+    if screen.as_json:
+        screen.json(rows)
+    elif rows:
+        screen.table([name.replace("_", " ") for name in rows[0]], [[*row.values()] for row in rows])
+    else:
+        screen.note(none)
+
+
+# Labels
+
+
+def _draw(screen: Screen, notes: Annotations, per_layer: int, top: int, seed: int) -> None:
+    from memlens.annotations.study import draw_sample
+
+    sample = draw_sample(notes.index, per_layer, top, seed)
+    notes.set_sample(sample)
+    if screen.as_json:
+        screen.json({"memories": sample.memories})
         return
-    name = given(memory, "--memory")
-    if action == "undo":
-        before = notes.undo(annotator, name)
-        screen.note(f"{name}: {'no label' if before is None else f'{len(before.patterns)} patterns'} again")
-        return
-    labelled = [_parse(text) for text in patterns]
-    notes.save(annotator, name, labelled)
-    screen.note(f"{name}: {len(labelled)} patterns saved")
+    for name in sample.memories:
+        screen.result(str(name))
+
+
+def _label(screen: Screen, notes: Annotations, annotator: str, memory: str, patterns: list[str]) -> None:
+    from memlens.annotations.store import Label
+
+    label = Label(annotator, notes.index.check(memory), tuple(_parse(text) for text in patterns))
+    notes.save(label)
+    screen.note(f"{memory}: {len(label.patterns)} patterns saved")
 
 
 def _parse(text: str) -> LabelledPattern:
-    from memlens.annotations.labels import LabelledPattern
+    from memlens.annotations.store import LabelledPattern
 
     kind, _, rest = text.partition(":")
     ranks, _, description = rest.partition(":")
@@ -289,28 +166,122 @@ def _parse(text: str) -> LabelledPattern:
     return LabelledPattern(description.strip(), kind.strip(), prefixes)
 
 
-def _export(screen: Screen, notes: Annotations, format_: str | None, file: str | None, annotator: str | None) -> None:
-    from memlens.annotations.files import export_labels
-
-    text = export_labels(notes, file_format(format_, file), annotator)
-    write_export(screen, notes.index, text, file, "labels")
+# Verdicts
 
 
-def _import(screen: Screen, notes: Annotations, format_: str | None, file: str | None) -> None:
-    from memlens.annotations.files import import_labels
+def _changes(index: Index) -> dict[str, LastLayerChange]:
+    """The changes to judge, by name."""
+    from memlens.annotations.store import LastLayerChange
 
-    new = import_labels(notes, read_export(file), file_format(format_, file))
-    screen.note(f"{new:,} new labels or events")
+    table = index.table(_CHANGES)
+    if "example" not in table.column_names:
+        again = f"memlens experiment {index.folder} last-layer"
+        raise IndexFolderError(f"the table '{_CHANGES}' of {index.folder} is of an older memlens; run `{again}` again")
+    changes = [LastLayerChange.of(row) for row in table.to_pylist()]
+    return {change.name: change for change in changes}
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    overlaps = row.pop("jaccard")
-    return row | {f"jaccard_{kind}": value for kind, value in overlaps.items()}
+def _judge(screen: Screen, notes: Annotations, annotator: str, name: str, verdict: str | None) -> None:
+    from memlens.annotations.store import Verdict
+
+    known = _changes(notes.index)
+    if name not in known:
+        raise UnknownName(f"there is no example '{name}'; list them with `memlens annotate INDEX verdicts`")
+    notes.save(Verdict(annotator, known[name], _given(verdict, "--verdict")))
+    screen.note(f"{name}: {verdict}; `memlens experiment {visible(str(notes.index.folder))} last-layer` counts it")
 
 
-def _list(screen: Screen, names: list[str]) -> None:
-    if screen.as_json:
-        screen.json({"memories": names})
-    else:
-        for name in names:
-            screen.result(name)
+def _listing(screen: Screen, index: Index, annotator: str | None) -> list[dict[str, Any]]:
+    """Every change with the person's own verdict; what others say would sway a judge."""
+    from memlens.annotations.store import Annotations, has_annotations
+
+    changes = _changes(index)
+    own: dict[str, str] = {}
+    if annotator and has_annotations(index):
+        with Annotations(index) as notes:
+            own = {verdict.subject: verdict.verdict for verdict in notes.verdicts(annotator)}
+    room = max(screen.out.width - _TEXT_TAKEN, 16)
+    return [
+        {
+            "example": name,
+            "prefix": change.text if screen.as_json else cut_left(visible(change.text), room),
+            "before": change.residual_text,
+            "after": change.output_text,
+            "verdict": own.get(name),
+        }
+        for name, change in changes.items()
+    ]
+
+
+def _verdict_progress(index: Index) -> list[dict[str, Any]]:
+    """How far everybody is; nothing of what they say."""
+    from memlens.annotations.store import VERDICTS, Annotations, has_annotations
+
+    if not has_annotations(index):
+        return []
+    wanted = set(_changes(index)) if index.has(_CHANGES) else set()
+    with Annotations(index) as notes:
+        judged = {person: {one.subject for one in notes.verdicts(person)} for person in notes.annotators(VERDICTS)}
+    return [
+        {"annotator": person, "judged": len(names & wanted), "examples": len(wanted), "all": len(names)}
+        for person, names in judged.items()
+    ]
+
+
+# Both
+
+
+def _undo(screen: Screen, notes: Annotations, task: str, annotator: str, subject: str) -> None:
+    from memlens.annotations.store import Label
+
+    before = notes.undo(task, annotator, subject)
+    now = f"{len(before.patterns)} patterns" if isinstance(before, Label) else before and before.verdict
+    screen.note(f"{visible(subject)}: {now or f'no {task[:-1]}'} again")
+
+
+def _export(
+    screen: Screen, notes: Annotations, task: str, format_: str | None, file: str | None, annotator: str | None
+) -> None:
+    from memlens.annotations.files import export_text
+    from memlens.files import replacing
+
+    text = export_text(notes, task, _format(format_, file), annotator)
+    if file is None:
+        sys.stdout.write(text)
+        return
+    path = Path(file)
+    if path.is_dir() or path.resolve().is_relative_to(notes.index.folder.resolve()):
+        raise SettingError(f"--file {file} is a folder or lies inside the index; name a file elsewhere")
+    with replacing(path) as beside:
+        beside.write_text(text, encoding="utf-8", newline="")
+    screen.note(f"{task} written to {visible(file)}")
+
+
+def _import(screen: Screen, notes: Annotations, task: str, format_: str | None, file: str | None) -> None:
+    from memlens.annotations.files import import_text
+
+    added = import_text(notes, task, read_export(file), _format(format_, file))
+    screen.note(f"{added:,} new {task} or events")
+
+
+def read_export(file: str | None) -> str:
+    """The text of a file or of stdin; a spreadsheet may have put a byte order mark before it."""
+    try:
+        content = sys.stdin.buffer.read() if file is None else Path(file).read_bytes()
+        return content.decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        what = "stdin" if file is None else f"--file {file}"
+        raise SettingError(f"cannot read {what}: {error}; give an export as UTF-8 text") from error
+
+
+def _format(wanted: str | None, file: str | None) -> str:
+    """As said, or by the file's name."""
+    if wanted is not None:
+        return wanted
+    return "csv" if file is not None and file.lower().endswith(".csv") else "json"
+
+
+def _given(value: str | None, option: str) -> str:
+    if value is None:
+        raise SettingError(f"{option} is missing; say it")
+    return value

@@ -14,13 +14,14 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
-from memlens.text import finite
+from memlens.text import finite, visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -61,6 +62,15 @@ class Screen:
         for line in drawn.get().splitlines():  # a table's padding is of no use in a file
             print(line.rstrip())
 
+    def table(self, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """A plain table; None is a dash, a fraction has three places."""
+        from rich.table import Table
+
+        table = Table(*head, box=None, pad_edge=False)
+        for row in rows:
+            table.add_row(*(Text(_cell(value)) for value in row))
+        self.result(table)
+
     def json(self, content: Any) -> None:
         """One JSON document on one line; characters beyond ASCII are escaped, so that it suits any terminal."""
         print(json.dumps(finite(content), allow_nan=False))
@@ -74,6 +84,12 @@ class Screen:
         """Something for those who said -v."""
         if self.verbose:
             self.err.print(message, soft_wrap=True)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else visible(str(value))
 
 
 def _console(stream: IO[str]) -> Console:

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from memlens.annotations.labels import CHOICES, Example, Verdicts
-from memlens.annotations.store import has_annotations
+from memlens.annotations.store import CHOICES, Annotations, LastLayerChange, has_annotations
 from memlens.errors import IndexFolderError
 from memlens.experiments.charts import HEIGHT, WIDTH
 from memlens.experiments.prefix_pass import Aggregate, on_prefixes
@@ -57,8 +56,8 @@ def with_verdicts(table: pa.Table, index: Index) -> pa.Table:
     """The table with what people say now."""
     said: Counter[tuple[str, str]] = Counter()
     if has_annotations(index):
-        with Verdicts(index) as notes:
-            said.update((one.example.name, one.verdict) for one in notes.verdicts())
+        with Annotations(index) as notes:
+            said.update((one.subject, one.verdict) for one in notes.verdicts())
     names = table.column("example").to_pylist()
     for choice in CHOICES:
         place = table.schema.get_field_index(choice)
@@ -122,7 +121,7 @@ def _examples(seen: Aggregate, seed: int) -> pa.Table:
         rows.append(
             {
                 **words,
-                "example": Example.of(words).name,
+                "example": LastLayerChange.of(words).name,
                 "cosine": columns["cosine"][row],
                 "memories": columns["pushers"][row],
                 "pushes": columns["pushes"][row],

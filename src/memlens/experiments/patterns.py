@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlens.annotations.labels import Annotations
-from memlens.annotations.store import has_annotations
+from memlens.annotations.store import Annotations, has_annotations
 from memlens.experiments.charts import HEIGHT, WIDTH
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from memlens.annotations.store import EVENTS, VERDICTS
+from memlens.annotations.store import LABELS, VERDICTS
 from memlens.errors import IndexFolderError, UnknownName
 from memlens.index.reader import Index
 
@@ -95,7 +95,7 @@ _KNOWN = (
     Experiment("local-edits", "Figure 3", "How a coefficient changes when one token of the prefix is removed",
                "memories a layer", 100, uses_model=True),
     Experiment("patterns", "Figure 2", "Kinds of pattern among trigger prefixes",
-               "memories a layer", None, needs=("patterns",), also=("people",), people=EVENTS),
+               "memories a layer", None, needs=("patterns",), also=("people",), people=LABELS),
     _on_prefixes("active", "Figure 7", "Memories that are active for a prefix"),
     _on_prefixes("composition", "Figure 8", "Layers that predict what none of their memories predicts"),
     _on_prefixes("refinement", "Figure 9", "Residual streams that already predict the final token"),

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlens.annotations.store import history_mark
+from memlens.annotations.store import OLD_TABLES, history_mark
 from memlens.corpus.sentences import corpus_fingerprint
 from memlens.corpus.settings import CorpusSettings
 from memlens.errors import IndexFolderError, SettingError
@@ -180,7 +180,7 @@ def _sources(index: Index, experiment: Experiment) -> dict[str, str]:
     """Checksums of the tables that an experiment is made from, and of what people have said."""
     used = {table: checksum for table in experiment.needs if (checksum := index.manifest.sha256(table))}
     mark = history_mark(index, experiment.people) if experiment.people else None
-    return used if mark is None else used | {experiment.people: mark}
+    return used if mark is None else used | {OLD_TABLES[experiment.people]: mark}
 
 
 def pass_over_prefixes(

@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 
+KINDS = ("shallow", "semantic")  # classes of patterns
+GROUNDED = 3  # prefixes that a pattern needs, as in the paper
 MOST_TRIGGERS = 64  # a set of prefixes is a word of so many bits
 
 

@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memlens.annotations.labels import CHOICES, KINDS
+from memlens.annotations.store import CHOICES
 from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId, Trigger
 from memlens.pattern.related import TOKENS, DuplicateGroup, duplicate_groups, token_sets, trigger_sets
+from memlens.pattern.words import KINDS
 from memlens.reports.sections import Row, Tables
 from memlens.text import head, tail, token, visible
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, Field
 
-from memlens.annotations.labels import Annotations, Label
-from memlens.annotations.store import EVENTS, history_mark
+from memlens.annotations.store import LABELS, Annotations, Label, history_mark
 from memlens.errors import IndexFolderError
 from memlens.memory import MemoryId, Trigger
 from memlens.vocab.read import MemoryValue, TokenNumber, read_value
@@ -177,7 +176,7 @@ def read_labels(index: ServedIndex, viewer: str | None) -> tuple[list[Label], bo
             return notes.labels(viewer), viewer is None or viewer in notes.annotators(finished=True)
 
     try:
-        mark = history_mark(index, EVENTS)
+        mark = history_mark(index, LABELS)
         return ([], True) if mark is None else index.remember((), ("labels", mark, viewer), read)
     except IndexFolderError:  # a folder that cannot be written holds labels that cannot be opened
         return [], True

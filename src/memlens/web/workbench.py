@@ -48,7 +48,7 @@ class Workbench:
 
     @property
     def annotations_path(self) -> Path:
-        """Where people's labels are, or will be; opened through memlens.annotations.labels only."""
+        """Where people's labels are, or will be; opened through memlens.annotations.store only."""
         return self.index.folder / ANNOTATIONS
 
     # The model

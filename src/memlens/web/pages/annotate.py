@@ -1,16 +1,11 @@
-"""What the page Annotate shows one person: the memories to label, their own labels, and never anybody else's too soon.
+"""The page Annotate: people label sampled memories with the paper's protocol.
 
-Everything is read and written through memlens.annotations.labels, which knows the rules. Knows no HTTP.
-
-The paper's protocol for people: prefixes of sampled memories, patterns defined and ticked, saved, next.
-
-Works as plain forms; the script adds keys. Whose labels may be seen is decided in memlens.annotations.labels.
+Works as plain forms; the script adds keys. Whose labels may be seen is decided in memlens.annotations.store.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from typing import Annotated
 from urllib.parse import parse_qsl, urlencode
 
@@ -18,161 +13,20 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field, StringConstraints
 
-from memlens.annotations.labels import GROUNDED, KINDS, Annotations, Label, LabelledPattern
-from memlens.annotations.store import has_annotations
+from memlens.annotations.store import LABELS, Annotations, Label, LabelledPattern
+from memlens.annotations.study import PersonalStudy, Study, agreement, draw_sample, read_person, read_study
 from memlens.errors import MemlensError, SettingError, UnknownName
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
+from memlens.pattern.words import GROUNDED, KINDS
 from memlens.web.rendering import MODEL_PROBLEMS, Bench, page, remember_viewer
 from memlens.web.workbench import Workbench
 
-SLOTS = 6  # patterns a person can define for one memory; the paper's have 3.6 on average
-
-
-class PatternView(BaseModel):
-    """A pattern that somebody sees in a memory's triggers."""
-
-    description: str = Field(max_length=200)
-    kind: str = Field(max_length=20, description="shallow or semantic")
-    prefixes: list[int] = Field(max_length=1000, description="Ranks of the triggers that have it, three at least.")
-
-
-class LabelView(BaseModel):
-    """What one person says about one memory."""
-
-    annotator: str
-    memory: str
-    patterns: list[PatternView]
-
-
-class PersonView(BaseModel):
-    """How far somebody is; nothing of what they say."""
-
-    annotator: str
-    labelled: int
-    sample: int | None
-    finished: bool
-
-
-class StudyView(BaseModel):
-    """The sample, and how far everybody is."""
-
-    memories: list[str]
-    top: int | None = Field(description="Triggers shown of each memory; null before a sample is drawn.")
-    people: list[PersonView]
-
-
-class PersonalView(BaseModel):
-    """The study as one person sees it."""
-
-    annotator: str
-    finished: bool
-    done: list[str]
-    following: str | None = Field(description="The first memory of the sample without a label.")
-    labels: list[LabelView] = Field(description="One's own; after finishing, those of all who have finished.")
-
-
-def read_study(index: Index) -> StudyView:
-    """Reads only: where nobody has begun, nothing is made."""
-    from memlens.annotations.study import progress
-
-    if not has_annotations(index):
-        return StudyView(memories=[], top=None, people=[])
-    with Annotations(index) as notes:
-        sample = notes.sample()
-        people = [PersonView(**asdict(person)) for person in progress(notes)]
-    if sample is None:
-        return StudyView(memories=[], top=None, people=people)
-    return StudyView(memories=[str(memory) for memory in sample.memories], top=sample.top, people=people)
-
-
-def read_person(index: Index, annotator: str) -> PersonalView:
-    if not has_annotations(index):
-        return PersonalView(annotator=annotator, finished=False, done=[], following=None, labels=[])
-    with Annotations(index) as notes:
-        sample = notes.sample()
-        own = {label.memory for label in notes.labels_of(annotator)}
-        finished = annotator in notes.annotators(finished=True)
-        labels = notes.labels(annotator)
-    wanted = sample.memories if sample else ()
-    return PersonalView(
-        annotator=annotator,
-        finished=finished,
-        done=[str(memory) for memory in sorted(own)],
-        following=next((str(memory) for memory in wanted if memory not in own), None),
-        labels=[_view(label) for label in labels],
-    )
-
-
-def own_patterns(person: PersonalView, memory: MemoryId) -> list[PatternView]:
-    """What this person has said of a memory, nothing where they have not."""
-    found = (one for one in person.labels if (one.annotator, one.memory) == (person.annotator, str(memory)))
-    return next((label.patterns for label in found), [])
-
-
-def save_label(index: Index, annotator: str, memory: str, patterns: Sequence[PatternView]) -> None:
-    _need_sample(index)
-    labelled = [LabelledPattern(one.description.strip(), one.kind, tuple(one.prefixes)) for one in patterns]
-    with Annotations(index) as notes:
-        notes.save(annotator, memory, labelled)
-
-
-def undo_label(index: Index, annotator: str, memory: str) -> None:
-    _need_sample(index)
-    with Annotations(index) as notes:
-        notes.undo(annotator, memory)
-
-
-def finish_study(index: Index, annotator: str) -> None:
-    _need_sample(index)
-    with Annotations(index) as notes:
-        notes.finish(annotator)
-
-
-def begin_study(index: Index, per_layer: int, top: int, seed: int) -> None:
-    from memlens.annotations.study import draw_sample
-
-    sample = draw_sample(index, per_layer, top, seed)
-    with Annotations(index) as notes:
-        notes.set_sample(sample)
-
-
-def patterns_of_form(fields: Iterable[tuple[str, str]]) -> list[PatternView]:
-    """A plain form's fields: text0, kind0 and so on, and ticks as slot:rank; a slot without text and ticks is none."""
-    texts: dict[str, str] = {}
-    kinds: dict[str, str] = {}
-    ticks: dict[str, list[int]] = {}
-    for name, value in fields:
-        if name == "tick":
-            slot, _, rank = value.partition(":")
-            if not (rank.isascii() and rank.isdecimal() and len(rank) < 7):
-                raise SettingError(f"'{value[:40]}' is not a tick; it must be a pattern's number, a colon and a rank")
-            ticks.setdefault(slot, []).append(int(rank))
-        elif name.startswith("text"):
-            texts[name[4:]] = value[:200]
-        elif name.startswith("kind"):
-            kinds[name[4:]] = value[:20]
-    slots = [slot for slot in sorted({*texts, *ticks}) if texts.get(slot, "").strip() or ticks.get(slot)]
-    return [
-        PatternView(description=texts.get(slot, ""), kind=kinds.get(slot, KINDS[0]), prefixes=ticks.get(slot, []))
-        for slot in slots
-    ]
-
-
-def _need_sample(index: Index) -> None:
-    """A study begins with a sample, so that everybody labels the same."""
-    if not read_study(index).memories:
-        raise SettingError("there is no sample to label yet; draw one on this page, or with `memlens annotate sample`")
-
-
-def _view(label: Label) -> LabelView:
-    patterns = [PatternView(description=p.description, kind=p.kind, prefixes=list(p.prefixes)) for p in label.patterns]
-    return LabelView(annotator=label.annotator, memory=str(label.memory), patterns=patterns)
-
-
 router = APIRouter(tags=["annotate"])
 
+SLOTS = 6  # patterns a person can define for one memory; the paper's have 3.6 on average
 _MOST_BYTES = 100_000  # of a form
+_MOST_CHARACTERS = 200  # of a description
 _SHOWN = 25  # triggers of a memory, as in the paper, where a sample does not say
 
 # " ann " is ann: nobody means to be two people
@@ -191,25 +45,22 @@ class Draw(BaseModel):
     seed: int = Field(0, ge=0, le=2**31)
 
 
-class NewLabel(BaseModel):
-    """One person's patterns of one memory; none is an answer, too."""
-
-    annotator: Name
-    memory: str = Field(max_length=30)
-    patterns: list[PatternView] = Field(max_length=50)
-
-
-class Who(BaseModel):
-    """A person, and the memory their last label of is meant."""
-
-    annotator: Name
-    memory: str = Field(max_length=30)
-
-
 class Person(BaseModel):
     """A person who is done."""
 
     annotator: Name
+
+
+class Who(Person):
+    """A person, and the memory whose last label is meant."""
+
+    memory: str = Field(max_length=30)
+
+
+class NewLabel(Who):
+    """One person's patterns of one memory; none is an answer, too."""
+
+    patterns: list[LabelledPattern] = Field(max_length=50)
 
 
 async def form_fields(request: Request) -> list[tuple[str, str]]:
@@ -226,6 +77,59 @@ async def form_fields(request: Request) -> list[tuple[str, str]]:
 
 
 Fields = Annotated[list[tuple[str, str]], Depends(form_fields)]
+
+
+def patterns_of_form(fields: Iterable[tuple[str, str]]) -> list[LabelledPattern]:
+    """A plain form's fields: text0, kind0 and so on, and ticks as slot:rank; a slot without text and ticks is none."""
+    texts: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    ticks: dict[str, list[int]] = {}
+    for name, value in fields:
+        if name == "tick":
+            slot, _, rank = value.partition(":")
+            if not (rank.isascii() and rank.isdecimal() and len(rank) < 7):
+                raise SettingError(f"'{value[:40]}' is not a tick; it must be a pattern's number, a colon and a rank")
+            ticks.setdefault(slot, []).append(int(rank))
+        elif name.startswith("text"):
+            texts[name[4:]] = value[:_MOST_CHARACTERS]
+        elif name.startswith("kind"):
+            kinds[name[4:]] = value[:20]
+    slots = [slot for slot in sorted({*texts, *ticks}) if texts.get(slot, "").strip() or ticks.get(slot)]
+    return [
+        LabelledPattern(texts.get(slot, ""), kinds.get(slot, KINDS[0]), tuple(ticks.get(slot, ()))) for slot in slots
+    ]
+
+
+def _begin_study(index: Index, per_layer: int, top: int, seed: int) -> None:
+    sample = draw_sample(index, per_layer, top, seed)
+    with Annotations(index) as notes:
+        notes.set_sample(sample)
+
+
+def _save(index: Index, annotator: str, memory: str, patterns: Sequence[LabelledPattern]) -> None:
+    with _open_study(index) as notes:
+        if any(len(pattern.description) > _MOST_CHARACTERS for pattern in patterns):
+            raise SettingError(f"a description has more than {_MOST_CHARACTERS} characters; write less")
+        named = tuple(LabelledPattern(one.description.strip(), one.kind, one.prefixes) for one in patterns)
+        notes.save(Label(annotator, index.check(memory), named))
+
+
+def _undo(index: Index, annotator: str, memory: str) -> None:
+    with _open_study(index) as notes:
+        notes.undo(LABELS, annotator, memory)
+
+
+def _finish(index: Index, annotator: str) -> None:
+    with _open_study(index) as notes:
+        notes.finish(annotator)
+
+
+def _open_study(index: Index) -> Annotations:
+    """A study begins with a sample, so that everybody labels the same."""
+    if not read_study(index).memories:
+        raise SettingError("there is no sample to label yet; draw one on this page, or with `memlens annotate sample`")
+    return Annotations(index)
+
 
 # Pages
 
@@ -249,7 +153,7 @@ def draw_from_form(bench: Bench, form: Fields) -> Response:
         numbers = [int(fields.get(name) or default) for name, default in (("per_layer", 10), ("top", 25), ("seed", 0))]
     except ValueError as error:
         raise SettingError("a sample is drawn with three whole numbers: memories a layer, triggers, seed") from error
-    begin_study(bench.index, *(min(max(number, 0), 2**31) for number in numbers))
+    _begin_study(bench.index, *(min(max(number, 0), 2**31) for number in numbers))
     return RedirectResponse(_address(fields.get("as", "").strip()), 303)
 
 
@@ -257,7 +161,7 @@ def draw_from_form(bench: Bench, form: Fields) -> Response:
 def save_from_form(request: Request, bench: Bench, annotator: Annotator, memory: Memory, form: Fields) -> Response:
     patterns = patterns_of_form(form)
     try:
-        save_label(bench.index, annotator, memory, patterns)
+        _save(bench.index, annotator, memory, patterns)
     except SettingError as error:  # nothing that was written is lost: the same page, with the reason
         return _labelling(request, bench, read_person(bench.index, annotator), memory, patterns, str(error))
     return RedirectResponse(_address(annotator), 303)
@@ -265,13 +169,13 @@ def save_from_form(request: Request, bench: Bench, annotator: Annotator, memory:
 
 @router.post("/annotate/undo", include_in_schema=False)
 def undo_from_form(bench: Bench, annotator: Annotator, memory: Memory) -> Response:
-    undo_label(bench.index, annotator, memory)
+    _undo(bench.index, annotator, memory)
     return RedirectResponse(_address(annotator, memory), 303)
 
 
 @router.post("/annotate/finish", include_in_schema=False)
 def finish_from_form(bench: Bench, annotator: Annotator) -> Response:
-    finish_study(bench.index, annotator)
+    _finish(bench.index, annotator)
     return RedirectResponse(_address(annotator), 303)
 
 
@@ -279,42 +183,42 @@ def finish_from_form(bench: Bench, annotator: Annotator) -> Response:
 
 
 @router.get("/api/annotate", responses=MODEL_PROBLEMS)
-def read_annotation_study(bench: Bench) -> StudyView:
+def read_annotation_study(bench: Bench) -> Study:
     """The sample, and how far everybody is; nothing of what they say."""
     return read_study(bench.index)
 
 
 @router.get("/api/annotate/labels", responses=MODEL_PROBLEMS)
-def read_labels(bench: Bench, annotator: Annotator) -> PersonalView:
+def read_labels(bench: Bench, annotator: Annotator) -> PersonalStudy:
     """One's own labels; those of others only after one has finished."""
     return read_person(bench.index, annotator)
 
 
 @router.post("/api/annotate/sample", responses=MODEL_PROBLEMS)
-def draw_annotation_sample(bench: Bench, draw: Draw) -> StudyView:
+def draw_annotation_sample(bench: Bench, draw: Draw) -> Study:
     """Draw the memories to label; refused once somebody has labelled."""
-    begin_study(bench.index, draw.per_layer, draw.top, draw.seed)
+    _begin_study(bench.index, draw.per_layer, draw.top, draw.seed)
     return read_study(bench.index)
 
 
 @router.post("/api/annotate/labels", responses=MODEL_PROBLEMS)
-def save_one_label(bench: Bench, label: NewLabel) -> PersonalView:
+def save_one_label(bench: Bench, label: NewLabel) -> PersonalStudy:
     """Save one person's patterns of one memory."""
-    save_label(bench.index, label.annotator, label.memory, label.patterns)
+    _save(bench.index, label.annotator, label.memory, label.patterns)
     return read_person(bench.index, label.annotator)
 
 
 @router.post("/api/annotate/undo", responses=MODEL_PROBLEMS)
-def undo_one_label(bench: Bench, who: Who) -> PersonalView:
+def undo_one_label(bench: Bench, who: Who) -> PersonalStudy:
     """Take a person's last label of a memory back; the one before counts again."""
-    undo_label(bench.index, who.annotator, who.memory)
+    _undo(bench.index, who.annotator, who.memory)
     return read_person(bench.index, who.annotator)
 
 
 @router.post("/api/annotate/finish", responses=MODEL_PROBLEMS)
-def finish_one_person(bench: Bench, who: Person) -> PersonalView:
+def finish_one_person(bench: Bench, who: Person) -> PersonalStudy:
     """Say that all is labelled: from here on nothing can be changed, and others' labels are seen."""
-    finish_study(bench.index, who.annotator)
+    _finish(bench.index, who.annotator)
     return read_person(bench.index, who.annotator)
 
 
@@ -324,45 +228,42 @@ def finish_one_person(bench: Bench, who: Person) -> PersonalView:
 def _labelling(
     request: Request,
     bench: Workbench,
-    person: PersonalView,
+    person: PersonalStudy,
     memory: str,
-    patterns: list[PatternView] | None = None,
+    patterns: Sequence[LabelledPattern] | None = None,
     problem: str = "",
 ) -> Response:
     """The page of one memory, with what was said before or what was just refused."""
     name = bench.index.check(memory)
     study = read_study(bench.index)
-    if str(name) not in study.memories:
+    if name not in study.memories:
         raise UnknownName(f"{name} is not in the sample; choose one that is")
-    place = study.memories.index(str(name))
-    said = own_patterns(person, name)
-    shown = said if patterns is None else patterns
+    place = study.memories.index(name)
+    own = (label for label in person.labels if (label.annotator, label.memory) == (person.annotator, name))
+    shown = next((label.patterns for label in own), ()) if patterns is None else patterns
     return page(
         request,
         "annotate_memory.html",
         422 if problem else 200,
         study=study,
         person=person,
-        memory=str(name),
+        memory=name,
         triggers=bench.index.triggers(name, limit=study.top or _SHOWN),
         slots=[*shown, *[None] * max(SLOTS - len(shown), 1)],
-        has_label=str(name) in person.done,
+        has_label=name in person.done,
         before=study.memories[place - 1] if place else None,
         after=study.memories[place + 1] if place + 1 < len(study.memories) else None,
-        place=place,
         kinds=KINDS,
         least=GROUNDED,
         problem=problem,
     )
 
 
-def _overview(request: Request, bench: Workbench, person: PersonalView) -> Response:
+def _overview(request: Request, bench: Workbench, person: PersonalStudy) -> Response:
     """All labelled, or finished: what there is to do, and after finishing what everybody says."""
     study = read_study(bench.index)
     pairs, note = [], ""
     if person.finished:
-        from memlens.annotations.study import agreement
-
         try:
             pairs = agreement(bench.index)
         except MemlensError as error:
@@ -371,6 +272,6 @@ def _overview(request: Request, bench: Workbench, person: PersonalView) -> Respo
     return page(request, "annotate_done.html", study=study, person=person, pairs=pairs, note=note, by_memory=by_memory)
 
 
-def _address(annotator: str, memory: str = "") -> str:
+def _address(annotator: str, memory: str | MemoryId = "") -> str:
     fields = {name: value for name, value in (("as", annotator), ("memory", memory)) if value}
     return f"/annotate?{urlencode(fields, errors='replace')}" if fields else "/annotate"
