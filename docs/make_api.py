@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import memlens
-from memlens.pattern.words import PatternSettings
 from memlens.scanner.settings import ScanSettings
+from memlens.settings import PatternSettings
 
 PAGE = Path(__file__).with_name("api.md")
 HEAD = """# Python API

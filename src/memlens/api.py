@@ -5,9 +5,7 @@
     memlens.patterns("index")
     memlens.report("index", out="report.html")            memlens.compare("base-index", "tuned-index")
 
-An index is an Index or its folder. `analyze`, which does all of these in turn, and `demo` have modules of their own.
-
-This module only wires parts together; it computes nothing and prints nothing.
+An index is an Index or its folder. `analyze` and `demo`, which do all of these in turn, are in pipeline.py.
 """
 
 from __future__ import annotations
@@ -28,8 +26,9 @@ from memlens.index.staging import recorded_threads
 from memlens.models.load import load
 from memlens.parallel import Progress, no_progress
 from memlens.scanner.autotune import HowToRun, usable_cores
-from memlens.scanner.settings import ScanSettings, parse_layers, refuse_unknown
+from memlens.scanner.settings import ScanSettings, parse_layers
 from memlens.scanner.state import Share
+from memlens.settings import PatternSettings, RunSettings, SampleSettings, ScanRunSettings, ValueSettings, divide
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,39 +63,32 @@ def scan(
     *,
     out: Source,
     resume: bool = True,
-    unit: str = "sentence",
-    column: str = "text",
     device: str = "auto",
     dtype: str = "float32",
-    device_map: Any = None,
     tokenizer: Any = None,
-    layers: str | Sequence[int] | None = None,
-    preset: str | None = None,
-    threads: int | None = None,
-    workers: int | None = None,
-    executor: str = "local",
-    ray_address: str | None = None,
-    gpus_per_worker: float = 0,
-    shard: str | None = None,
-    layer_budget: int | None = None,
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index | Shard:
-    """The exact top triggers of every memory, in one pass; `options` are the fields of ScanSettings (top=50, ...).
+    """The exact top triggers of every memory, in one pass.
 
-    `workers` processes with `threads` each share the work; None is the fastest split for this machine where the scan is
-    long, else one process with all cores. The number of threads changes last bits, so it is recorded: None continues
-    with what the folder was begun with. With `executor` "ray" workers run on a Ray cluster. `shard` "3/16" does the
-    third of sixteen parts, to be joined by `merge`. `layer_budget`: at most so many layers in one pass.
+    `options` are the fields of ScanSettings (top=50, ...; `layers` also as "0-5,11"), of CorpusSettings (unit, column)
+    and of ScanRunSettings (threads, workers, executor, shard, ...). `workers` processes with `threads` each share the
+    work; without them it is the fastest split for this machine where the scan is long, else one process with all cores.
+    The number of threads changes last bits, so it is recorded: a scan that is continued keeps it. With `executor` "ray"
+    workers run on a Ray cluster. `shard` "3/16" does the third of sixteen shards, to be joined by `merge`.
     """
     folder = folder_of(out)
-    chosen = parse_layers(layers) if isinstance(layers, str) else tuple(layers) if layers is not None else None
-    run = HowToRun(executor, workers, threads, ray_address, gpus_per_worker)
-    share = None if shard is None else Share.parse(shard)
-    recorded = recorded_threads(folder) if threads is None and resume else None
-    settings = ScanSettings.with_preset(preset, layers=chosen, threads=threads or recorded, **options)
-    sources = corpus_settings(corpus, unit, column)
-    mapped = {} if device_map is None else {"device_map": device_map}
+    scanning, cutting, running = divide("scan", options, ScanSettings, CorpusSettings, ScanRunSettings)
+    if isinstance(scanning.get("layers"), str):
+        scanning["layers"] = parse_layers(scanning["layers"])
+    elif "layers" in scanning:
+        scanning["layers"] = tuple(scanning["layers"])
+    run = HowToRun(**running)
+    share = None if run.shard is None else Share.parse(run.shard)
+    recorded = recorded_threads(folder) if run.threads is None and resume else None
+    settings = ScanSettings.with_preset(**scanning | {"threads": run.threads or recorded})
+    sources = corpus_settings(corpus, **cutting)
+    mapped: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
     split = run.split(loaded, settings, sources, recorded, is_complete(folder) and resume)
     build_index(
@@ -108,8 +100,8 @@ def scan(
         progress=progress,
         executor=run.make_executor(split),
         share=share,
-        layer_budget=layer_budget,
-        device_map=device_map,
+        layer_budget=run.layer_budget,
+        device_map=run.device_map,
     )
     return Index(folder) if share is None else open_shard(folder)
 
@@ -138,43 +130,40 @@ def open_index(folder: Source) -> Index:
 def values(
     index: Index | Source,
     *,
-    top: int = 50,
-    reading: str | None = None,
     model: MemoryModel | Source | None = None,
-    threads: int | None = None,
-    executor: str = "local",
-    ray_address: str | None = None,
-    gpus_per_worker: float = 0,
     progress: Progress = no_progress,
+    **options: Any,
 ) -> Index:
-    """What every value promotes and pushes down, and which tokens every key matches, as tables of the index.
+    """The tokens that every value promotes and pushes down, and those that every key matches, as tables of the index.
 
-    `reading` (folded or raw) None is the model's own, but raw for an index made with a preset of the paper. `model` is
-    the one that was scanned, or where it is now; None takes it from where it was. With `executor` "ray" a Ray cluster
-    works on the layers.
+    `options` are the fields of ValueSettings (top=50, reading) and RunSettings (threads, executor, ...). `model` is the
+    one that was scanned, or where it is now; None takes it from where it was. With `executor` "ray" a Ray cluster works
+    on the layers.
     """
     from memlens.vocab.kernels import use_threads
     from memlens.vocab.table import compute_values
 
-    opened = _opened(index)
-    mapper = HowToRun(executor, None, threads, ray_address, gpus_per_worker).mapper()
+    reading, running = divide("values", options, ValueSettings, RunSettings)
+    settings, run, opened = ValueSettings(**reading), HowToRun(**running), _opened(index)
+    mapper = run.mapper()
     where = {} if mapper is None else {"mapper": mapper}
-    with use_threads(_threads(threads, executor)):
-        compute_values(opened, _model_or_name(model), top=top, reading=reading, progress=progress, **where)
+    with use_threads(_threads(run)):
+        compute_values(
+            opened, _model_or_name(model), top=settings.top, reading=settings.reading, progress=progress, **where
+        )
     return opened
 
 
 def patterns(index: Index | Source, *, progress: Progress = no_progress, **options: Any) -> Index:
-    """What the triggers of every memory have in common, and a name for each memory, as tables of the index.
+    """The regularities in the triggers of every memory, and a name for each memory, as tables of the index.
 
-    `options` are those of PatternSettings: top, rate, background, seed.
+    `options` are the fields of PatternSettings: top, rate, background, seed.
     """
     from memlens.pattern.table import compute_patterns
-    from memlens.pattern.words import PatternSettings
 
+    (given,) = divide("patterns", options, PatternSettings)
     opened = _opened(index)
-    refuse_unknown("patterns", PatternSettings, options)
-    compute_patterns(opened, progress=progress, **options)
+    compute_patterns(opened, PatternSettings(**given), progress=progress)
     return opened
 
 
@@ -182,47 +171,34 @@ def experiment(
     index: Index | Source,
     names: str | Sequence[str] = "all",
     *,
-    seed: int = 0,
-    sample: int | None = None,
     validation: Source | Sequence[Source] | None = None,
-    unit: str = "sentence",
-    column: str = "text",
-    stop_words: str | None = None,
     model: MemoryModel | Source | None = None,
-    threads: int | None = None,
-    executor: str = "local",
-    ray_address: str | None = None,
-    gpus_per_worker: float = 0,
     progress: Progress = no_progress,
     skipped: Callable[[str, str], None] | None = None,
+    **options: Any,
 ) -> dict[str, pa.Table]:
     """Run experiments and keep their tables in the index; they come back by name.
 
-    `sample` None is each experiment's own default; with "all" a number counts for those on prefixes only. `validation`
-    is a corpus to draw prefixes from, cut by `unit` and `column`; None draws them from the scanned one. What this index
-    cannot have is refused if it was named and left out if only "all" asked for it; `skipped` is told name and reason.
-    With `executor` "ray" the pass over prefixes, of which section 5 is made, runs on a Ray cluster.
+    `options` are the fields of SampleSettings (seed, sample, stop_words), of RunSettings (threads, executor, ...) and
+    of CorpusSettings (unit, column) for `validation`, a corpus to draw prefixes from; None draws them from the scanned
+    one. `sample` None is each experiment's own default; with "all" a number counts for those on prefixes only. What
+    this index cannot have is refused if it was named and left out if only "all" asked for it; `skipped` is called with
+    name and reason. With `executor` "ray" the pass over prefixes, of which section 5 is made, runs on a Ray cluster.
     """
     from memlens.experiments.run import pass_over_prefixes, run
     from memlens.vocab.kernels import use_threads
 
-    options: dict[str, Any] = {} if stop_words is None else {"stop_words": stop_words}
+    drawing, cutting, running = divide("experiment", options, SampleSettings, CorpusSettings, RunSettings)
+    drawn, where = SampleSettings(**drawing), HowToRun(**running)
+    more: dict[str, Any] = {} if drawn.stop_words is None else {"stop_words": drawn.stop_words}
     if validation is not None:
-        options["validation"] = corpus_settings(validation, unit, column)
-    opened, source = _opened(index), _model_or_name(model)
-    mapper = HowToRun(executor, None, threads, ray_address, gpus_per_worker).mapper()
-    with use_threads(_threads(threads, executor)):
+        more["validation"] = corpus_settings(validation, **cutting)
+    opened, source, mapper = _opened(index), _model_or_name(model), where.mapper()
+    with use_threads(_threads(where)):
         if mapper is not None:
-            source = pass_over_prefixes(opened, names, source, mapper, seed, sample, options, progress)
+            source = pass_over_prefixes(opened, names, source, mapper, drawn.seed, drawn.sample, more, progress)
         return run(
-            opened,
-            names,
-            source,
-            seed=seed,
-            sample=sample,
-            progress=progress,
-            skipped=skipped,
-            **options,
+            opened, names, source, seed=drawn.seed, sample=drawn.sample, progress=progress, skipped=skipped, **more
         )
 
 
@@ -272,15 +248,15 @@ def folder_of(out: Source) -> Path:
     return Path(out)
 
 
-def corpus_settings(corpus: Source | Sequence[Source], unit: str = "sentence", column: str = "text") -> CorpusSettings:
+def corpus_settings(corpus: Source | Sequence[Source], **options: Any) -> CorpusSettings:
     """One source or several, as the settings of a corpus."""
     sources = [corpus] if isinstance(corpus, (str, os.PathLike)) else list(corpus)
-    return CorpusSettings(tuple(os.fspath(source) for source in sources), unit=unit, column=column)
+    return CorpusSettings(tuple(os.fspath(source) for source in sources), **options)
 
 
-def _threads(given: int | None, executor: str) -> int:
+def _threads(run: RunSettings) -> int:
     """Ray workers have a thread each unless somebody says otherwise; here all cores are used."""
-    return given if given is not None else 1 if executor == "ray" else usable_cores()
+    return run.threads if run.threads is not None else 1 if run.executor == "ray" else usable_cores()
 
 
 def _opened(index: Index | Source) -> Index:

@@ -1,6 +1,6 @@
-"""The main job: scan, values, patterns, experiments and report of a model and a corpus, in turn, in one folder.
+"""`analyze` and `demo`: scan, values, patterns, experiments and report in turn, in one folder.
 
-It can be interrupted anywhere and called again. A stage that is complete for this very index is not done again:
+Both can be interrupted anywhere and called again. A stage that is complete for this very index is not done again:
 
     scan          the manifest is there and its plan is the same
     values        made with the same number of tokens and reading, and the files are whole
@@ -8,20 +8,15 @@ It can be interrupted anywhere and called again. A stage that is complete for th
     experiments   each one: same seed, sample and validation text, made from the values that are there now, whole
     report        always made again, which takes seconds
 
-This module decides what is left to do; what a stage does is elsewhere, and nothing is printed here.
-
-`demo`: everything memlens does, with a model and a corpus small enough for two minutes, and what it found.
-
-It is `analyze` with two smaller samples, so that nobody waits (PREFIXES, EDITED). The full ones can be had in the same
-folder later.
-Which findings there are is report/findings' matter; nothing is printed here.
+`demo` is `analyze` of the bundled model and corpus with two smaller samples (PREFIXES, EDITED), so that nobody waits,
+and the five findings to begin with. The full samples can be had in the same folder later.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +27,8 @@ from memlens.errors import ModelNotFound, SettingError
 from memlens.index.layout import is_complete
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
+from memlens.scanner.settings import ScanSettings
+from memlens.settings import PatternSettings, SampleSettings, ScanRunSettings, ValueSettings, divide
 
 if TYPE_CHECKING:
     from memlens.experiments.registry import Experiment
@@ -44,11 +41,11 @@ STAGES = ("scan", "values", "patterns", "experiments", "report")
 
 @dataclass(frozen=True)
 class Stage:
-    """What became of one stage."""
+    """The outcome of one stage."""
 
     name: str
     outcome: str  # MADE, or KEPT where it was complete already
-    seconds: float
+    seconds: float = 0.0
     made: tuple[str, ...] = ()  # experiments that were run
     skipped: tuple[tuple[str, str], ...] = ()  # experiments that this index cannot have, and why
 
@@ -63,7 +60,7 @@ class Analysis:
 
 
 class StageWatcher:
-    """Told when a stage begins and what became of it; does nothing unless a subclass does."""
+    """Called when a stage begins and when it has ended; does nothing unless a subclass does."""
 
     def begins(self, number: int, name: str) -> None:
         """Stage `number` of STAGES, from 0."""
@@ -78,90 +75,78 @@ def analyze(
     *,
     out: api.Source,
     resume: bool = True,
-    unit: str = "sentence",
-    column: str = "text",
     device: str = "auto",
     dtype: str = "float32",
     tokenizer: Any = None,
-    threads: int | None = None,
-    seed: int = 0,
-    tokens: int = 50,
+    tokens: int = ValueSettings.top,
     reading: str | None = None,
-    sample: int | None = None,
     samples: Mapping[str, int] | None = None,
     validation: api.Source | Sequence[api.Source] | None = None,
-    stop_words: str | None = None,
     progress: Progress = no_progress,
     watcher: StageWatcher | None = None,
     **options: Any,
 ) -> Analysis:
     """Everything there is to know about a model and a corpus, in the folder `out`, with its report.html.
 
-    `tokens` and `reading` are of the values (their `top` and `reading`), `sample`, `validation` and `stop_words` of the
-    experiments on prefixes, `samples` of single experiments by name ({"local-edits": 10}; the others keep their own),
-    `seed` of scan, patterns and experiments; `options` are the further ones of `scan` (top=50, layers=...).
+    `tokens` and `reading` are of the values (their `top` and `reading`), `validation` is a corpus to draw prefixes
+    from, `samples` are those of single experiments by name ({"local-edits": 10}; the others keep their own). `options`
+    are the fields of SampleSettings (sample, stop_words; `seed` is of scan, patterns and experiments) and those of
+    `scan` (top=50, layers=...).
     """
     folder = api.folder_of(out)
-    _refuse_wrong(seed, tokens, sample, samples or {}, stop_words)
-    text = None if validation is None else api.corpus_settings(validation, unit, column)
-    if text is not None:
-        corpus_fingerprint(text)  # reads it once: a file that is not there is refused now, not after hours
+    if tokens < 1:
+        raise SettingError(f"--tokens is {tokens}; it must be 1 or more")
+    drawing, scanning, cutting, running = divide(
+        "analyze", options, SampleSettings, ScanSettings, CorpusSettings, ScanRunSettings
+    )
+    text = None if validation is None else api.corpus_settings(validation, **cutting)
+    drawn = _Drawn(SampleSettings(**drawing), samples or {}, text)
+    drawn.refuse_wrong()  # what a later stage would refuse must not cost a scan first
     loaded = api.load(model, tokenizer=tokenizer, device=device, dtype=dtype)
     if reading is not None:
         loaded.lens.checked_reading(reading)
-    work = _Work(loaded, folder, threads, progress)
-    drawn = _Drawn(seed, sample, samples or {}, stop_words, text)
-    todo: dict[str, Callable[[], Stage]] = {
-        "scan": lambda: work.scan(corpus, resume=resume, unit=unit, column=column, seed=seed, **options),
-        "values": lambda: work.values(tokens, reading),
-        "patterns": lambda: work.patterns(seed),
-        "experiments": lambda: work.experiments(drawn),
-        "report": work.report,
-    }
+    asked = {"corpus": corpus, "resume": resume, **scanning, **cutting, **running}
+    work = _Work(loaded, folder, asked, ValueSettings(tokens, reading), drawn, progress)
     watcher = watcher or StageWatcher()
     stages = []
     for number, name in enumerate(STAGES):
         watcher.begins(number, name)
-        stages.append(todo[name]())
+        began = time.monotonic()
+        stage: Stage = getattr(work, name)()
+        stages.append(replace(stage, seconds=time.monotonic() - began))
         watcher.ended(stages[-1])
     return Analysis(work.index, work.page, tuple(stages))
 
 
-def _refuse_wrong(
-    seed: int, tokens: int, sample: int | None, samples: Mapping[str, int], stop_words: str | None
-) -> None:
-    """What later stages would refuse must not cost a scan first."""
-    from memlens.experiments.registry import find_experiments
-    from memlens.experiments.targets import check_stop_words
-
-    find_experiments(list(samples))
-    numbers = [("seed", seed, 0), ("tokens", tokens, 1), ("sample", sample, 1)]
-    for option, number, least in [*numbers, *(("sample", own, 1) for own in samples.values())]:
-        if number is not None and number < least:
-            raise SettingError(f"--{option} is {number}; it must be {least} or more")
-    if stop_words is not None:
-        check_stop_words(stop_words)
-
-
 @dataclass(frozen=True)
 class _Drawn:
-    """What experiments look at; those that look at no prefixes know neither stop words nor validation text."""
+    """The samples of the experiments; those that look at no prefixes take neither stop words nor validation text."""
 
-    seed: int
-    sample: int | None
-    samples: Mapping[str, int]
-    stop_words: str | None
+    settings: SampleSettings
+    samples: Mapping[str, int]  # of single experiments
     text: CorpusSettings | None
+
+    def refuse_wrong(self) -> None:
+        from memlens.experiments.registry import find_experiments
+        from memlens.experiments.targets import check_stop_words
+
+        find_experiments(list(self.samples))
+        for sample in self.samples.values():
+            replace(self.settings, sample=sample)
+        if self.settings.stop_words is not None:
+            check_stop_words(self.settings.stop_words)
+        if self.text is not None:
+            corpus_fingerprint(self.text)  # reads it once: a file that is not there is refused now, not after hours
 
     def sample_of(self, experiment: Experiment) -> int | None:
         """None is the experiment's own."""
-        return self.samples.get(experiment.name, self.sample if experiment.on_prefixes else None)
+        return self.samples.get(experiment.name, self.settings.sample if experiment.on_prefixes else None)
 
-    def settings(self, experiment: Experiment) -> dict[str, Any]:
-        own: dict[str, Any] = {"seed": self.seed, "sample": self.sample_of(experiment)}
-        if experiment.on_prefixes and self.stop_words is not None:
-            own["stop_words"] = self.stop_words
-        return own
+    def options(self, experiment: Experiment) -> dict[str, Any]:
+        chosen: dict[str, Any] = {"seed": self.settings.seed, "sample": self.sample_of(experiment)}
+        if experiment.on_prefixes and self.settings.stop_words is not None:
+            chosen["stop_words"] = self.settings.stop_words
+        return chosen
 
     def validation(self) -> dict[str, Any]:
         if self.text is None:
@@ -169,82 +154,73 @@ class _Drawn:
         return {"validation": self.text.sources, "unit": self.text.unit, "column": self.text.column}
 
 
+@dataclass
 class _Work:
-    """The stages of one analysis, each of which does what is left to do."""
+    """The stages of one analysis, in the order of STAGES; each does what is left to do."""
 
-    def __init__(self, model: MemoryModel, folder: Path, threads: int | None, progress: Progress) -> None:
-        self.model, self.folder, self.threads, self.progress = model, folder, threads, progress
-        self.page = folder
-        self._index: Index | None = None
+    model: MemoryModel
+    folder: Path
+    asked: dict[str, Any]  # of the scan
+    reading: ValueSettings
+    drawn: _Drawn
+    progress: Progress
+    index: Index = field(init=False)
+    page: Path = field(init=False)
 
     @property
-    def index(self) -> Index:
-        if self._index is None:
-            self._index = Index(self.folder)
-        return self._index
+    def threads(self) -> int | None:
+        return self.asked.get("threads")
 
-    def scan(self, corpus: api.Source | Sequence[api.Source], **options: Any) -> Stage:
-        began = time.monotonic()
+    def scan(self) -> Stage:
         reached = set()
 
         def progress(stage: str, done: int, total: int | None) -> None:
             reached.add(stage)
             self.progress(stage, done, total)
 
-        self._index = api.scan(self.model, corpus, out=self.folder, threads=self.threads, progress=progress, **options)
-        return _stage("scan", MADE if reached else KEPT, began)  # a complete one reports no progress
+        self.index = api.scan(self.model, out=self.folder, progress=progress, **self.asked)
+        return Stage("scan", MADE if reached else KEPT)  # a complete one reports no progress
 
-    def values(self, top: int, reading: str | None) -> Stage:
+    def values(self) -> Stage:
         from memlens.vocab.table import values_are_made
 
-        began = time.monotonic()
-        if values_are_made(self.index, self.model, top=top, reading=reading):
-            return _stage("values", KEPT, began)
-        api.values(self.index, top=top, reading=reading, model=self.model, threads=self.threads, progress=self.progress)
-        return _stage("values", MADE, began)
+        chosen: dict[str, Any] = {"top": self.reading.top, "reading": self.reading.reading}
+        if values_are_made(self.index, self.model, **chosen):
+            return Stage("values", KEPT)
+        api.values(self.index, model=self.model, threads=self.threads, progress=self.progress, **chosen)
+        return Stage("values", MADE)
 
-    def patterns(self, seed: int) -> Stage:
+    def patterns(self) -> Stage:
         from memlens.pattern.table import compute_patterns, patterns_are_made
-        from memlens.pattern.words import PatternSettings
 
-        began = time.monotonic()
-        settings = PatternSettings(seed=seed)
+        settings = PatternSettings(seed=self.drawn.settings.seed)
         if patterns_are_made(self.index, settings):
-            return _stage("patterns", KEPT, began)
+            return Stage("patterns", KEPT)
         compute_patterns(self.index, settings, progress=self.progress)
-        return _stage("patterns", MADE, began)
+        return Stage("patterns", MADE)
 
-    def experiments(self, drawn: _Drawn) -> Stage:
+    def experiments(self) -> Stage:
         from memlens.experiments.registry import find_experiments
         from memlens.experiments.run import is_made
 
-        began = time.monotonic()
-        known = find_experiments(["all"])
-        obstacles = [(one.name, one.obstacle(self.index)) for one in known]
-        skipped = tuple((name, reason) for name, reason in obstacles if reason is not None)
-        left_out = {name for name, _reason in skipped}
-        left: dict[tuple[bool, int | None], list[str]] = {}  # what can be run together
-        for one in known:
-            text = drawn.text if one.on_prefixes else None
-            if one.name not in left_out and not is_made(self.index, one, validation=text, **drawn.settings(one)):
-                left.setdefault((one.on_prefixes, drawn.sample_of(one)), []).append(one.name)
-        for (on_prefixes, _sample), names in sorted(left.items(), key=lambda item: item[0][0]):
-            (one, *_others) = find_experiments(names)
-            own = drawn.settings(one) | (drawn.validation() if on_prefixes else {})
-            api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **own)
-        made = tuple(name for names in left.values() for name in names)
-        return _stage("experiments", MADE if made else KEPT, began, made, skipped)
+        skipped: dict[str, str] = {}
+        left: dict[tuple[bool, int | None], list[Experiment]] = {}  # those that can be run together
+        for one in find_experiments(["all"]):
+            text = self.drawn.text if one.on_prefixes else None
+            if (reason := one.obstacle(self.index)) is not None:
+                skipped[one.name] = reason
+            elif not is_made(self.index, one, validation=text, **self.drawn.options(one)):
+                left.setdefault((one.on_prefixes, self.drawn.sample_of(one)), []).append(one)
+        for (on_prefixes, _sample), group in sorted(left.items(), key=lambda item: item[0][0]):
+            chosen = self.drawn.options(group[0]) | (self.drawn.validation() if on_prefixes else {})
+            names = [one.name for one in group]
+            api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **chosen)
+        made = tuple(one.name for group in left.values() for one in group)
+        return Stage("experiments", MADE if made else KEPT, made=made, skipped=tuple(skipped.items()))
 
     def report(self) -> Stage:
-        began = time.monotonic()
         self.page = api.report(self.index, progress=self.progress)
-        return _stage("report", MADE, began)
-
-
-def _stage(
-    name: str, outcome: str, began: float, made: tuple[str, ...] = (), skipped: tuple[tuple[str, str], ...] = ()
-) -> Stage:
-    return Stage(name, outcome, time.monotonic() - began, made, skipped)
+        return Stage("report", MADE)
 
 
 FOLDER = "memlens-demo"
@@ -265,7 +241,7 @@ class SmallerSample:
 
 @dataclass(frozen=True)
 class Demo:
-    """What a demo leaves behind."""
+    """A complete demo."""
 
     index: Index
     report: Path
@@ -281,12 +257,9 @@ def demo(
     out: api.Source = FOLDER,
     prefixes: int = PREFIXES,
     edited: int = EDITED,
-    threads: int | None = None,
-    progress: Progress = no_progress,
-    watcher: StageWatcher | None = None,
     **options: Any,
 ) -> Demo:
-    """All stages in the folder `out`, and five findings; `options` are further ones of `scan`.
+    """All stages in the folder `out`, and five findings; `options` are further ones of `analyze`.
 
     Larger samples that the folder holds already are kept.
     """
@@ -295,11 +268,9 @@ def demo(
     if options.get("resume", True):
         prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
     samples = {"local-edits": edited}
-    made = analyze(
-        _load(model), corpus, out=out, sample=prefixes, samples=samples, threads=threads, progress=progress,
-        watcher=watcher, **options,
-    )  # fmt: skip
-    return Demo(made.index, made.report, made.stages, tuple(_five(made.index)), _smaller(prefixes, samples))
+    analysis = analyze(_load(model), corpus, out=out, sample=prefixes, samples=samples, **options)
+    findings, smaller = tuple(_five(analysis.index)), _smaller(prefixes, samples)
+    return Demo(analysis.index, analysis.report, analysis.stages, findings, smaller)
 
 
 def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:

@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from cli_helpers import Run, checksums, is_refused
 
 import memlens
+from memlens import pipeline
 from memlens.cli import main
 from memlens.corpus.settings import BUNDLED
 from memlens.experiments.registry import EXPERIMENTS
@@ -32,7 +32,7 @@ def shown(models: dict[str, Path], text: Path, tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def bundled(models: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command takes the tiny model and text for the bundled ones."""
-    monkeypatch.setattr(import_module("memlens.demo"), "demo", partial(demo, models["gated"], text, **OPTIONS))
+    monkeypatch.setattr(pipeline, "demo", partial(demo, models["gated"], text, **OPTIONS))
 
 
 def tables(folder: Path) -> dict[str, str]:
@@ -144,7 +144,7 @@ def test_the_command_stops_with_130(run: Run, tmp_path: Path, monkeypatch: pytes
     def interrupt(**options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(import_module("memlens.demo"), "demo", interrupt)
+    monkeypatch.setattr(pipeline, "demo", interrupt)
     ran = run("demo", "-o", tmp_path / "index")
     assert ran.code == 130 and "run the same command again" in ran.err
 

@@ -143,7 +143,7 @@ def test_help_names_every_verb_and_only_those(run: Run) -> None:
     ran = run("--help")
     assert ran.code == 0
     listed = [line.split()[1] for line in ran.out.splitlines() if line.startswith("│ ") and line[2].isalpha()]
-    assert tuple(listed) == VERBS
+    assert listed == list(VERBS)
     assert run().out == ran.out
     assert len(make_app().registered_commands) == len(VERBS)
 

@@ -11,7 +11,8 @@ from memlens.index.reader import Index
 from memlens.pattern.choose import Candidate, choose
 from memlens.pattern.features import ANYWHERE, ENDING, Feature, features, read_key, word_key
 from memlens.pattern.table import compute_patterns
-from memlens.pattern.words import PatternSettings, Words, read_prefix_words
+from memlens.pattern.words import Words, read_prefix_words
+from memlens.settings import PatternSettings
 
 FREE, PRESS, THE = 1, 2, 3
 

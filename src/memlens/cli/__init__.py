@@ -1,11 +1,8 @@
-"""The command line: one file per verb. It parses, calls and prints; what is computed is decided elsewhere.
+"""The command line: it parses, calls and prints. Verbs are listed in app.py, each in the file of its name.
 
-    app        the verbs and how they are run; a new verb is one file and one line there
-    outcome    what becomes of errors: exit codes and the one line on stderr
-    options    options that several verbs share
-    screen     where results, notes and details go; width and colour
-    text       corpus text made harmless, cut and highlighted
-    progress   bars, on a terminal only
+    app        the verbs, how they are run, exit codes
+    options    options that verbs share, and options made from settings
+    screen     results on stdout, notes and progress on stderr; width and colour
 
 Nothing here imports torch, pyarrow or duckdb before a verb needs them.
 """

@@ -1,74 +1,52 @@
-"""`memlens analyze`: scan, values, patterns, experiments and report in one command that can be continued."""
+"""`memlens analyze`: scan, values, patterns, experiments and report in one command that can be continued.
+
+And `memlens demo`: the same on the bundled model and corpus, offline, with five findings to begin with.
+"""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from memlens.cli.options import (
+    Corpus,
     Device,
     Dtype,
     Json,
     Model,
+    Out,
     Quiet,
-    Reading,
-    Sample,
-    Seed,
-    StopWords,
+    Resume,
     Threads,
     Validation,
     Verbose,
-)
-from memlens.cli.scan import (
-    BatchTokens,
-    Bos,
-    Bottom,
-    Column,
-    Corpus,
-    Dedup,
-    Layers,
-    MaxLength,
-    MaxTokens,
-    Out,
-    PerSentence,
-    Preset,
-    Resume,
-    Top,
-    Unit,
+    setting,
+    with_settings,
 )
 from memlens.cli.screen import ScanProgress, Screen
+from memlens.corpus.settings import CorpusSettings
+from memlens.errors import SettingError
+from memlens.scanner.settings import ScanSettings
+from memlens.settings import SampleSettings, ValueSettings
 from memlens.text import curve, duration, visible
 
 if TYPE_CHECKING:
-    from memlens.pipeline import Analysis, Stage
+    from memlens.pipeline import Analysis, Demo, SmallerSample, Stage, StageWatcher
 
 _NAMED = 4  # experiments that are named one by one
 
 
+@with_settings(ScanSettings, CorpusSettings, SampleSettings)
 def analyze(
     model: Model,
     corpus: Corpus,
     out: Out,
-    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens to list at each end of a value.")] = 50,
-    reading: Reading = None,
-    sample: Sample = None,
+    tokens: Annotated[int, setting(ValueSettings, "top", "--tokens")] = ValueSettings.top,
+    reading: Annotated[str | None, setting(ValueSettings, "reading")] = None,
     validation: Validation = None,
-    stop_words: StopWords = None,
-    seed: Seed = 0,
-    top: Top = None,
-    per_sentence: PerSentence = None,
-    dedup: Dedup = None,
-    bottom: Bottom = None,
-    layers: Layers = None,
-    preset: Preset = None,
-    unit: Unit = "sentence",
-    column: Column = "text",
-    max_tokens: MaxTokens = None,
-    max_length: MaxLength = None,
-    bos: Bos = None,
-    batch_tokens: BatchTokens = None,
     device: Device = "auto",
     dtype: Dtype = "float32",
     threads: Threads = None,
@@ -76,58 +54,78 @@ def analyze(
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    **options: Any,
 ) -> None:
     """Do everything: scan, values, patterns, experiments and report. Interrupted, it continues."""
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
-        from memlens.pipeline import STAGES, StageWatcher
-        from memlens.pipeline import analyze as run
-
-        class Watcher(StageWatcher):
-            def begins(self, number: int, name: str) -> None:
-                progress.heading = f"{number + 1}/{len(STAGES)} "
-
-            def ended(self, stage: Stage) -> None:
-                screen.note(_line(stage))
+        from memlens import pipeline
 
         try:
-            analysis = run(
+            analysis = pipeline.analyze(
                 model,
                 corpus,
                 out=out,
                 resume=resume,
-                unit=unit,
-                column=column,
                 device=device,
                 dtype=dtype,
-                threads=threads,
-                seed=seed,
                 tokens=tokens,
                 reading=reading,
-                sample=sample,
                 validation=validation or None,
-                stop_words=stop_words,
                 progress=progress,
-                watcher=Watcher(),
-                top=top,
-                per_sentence=per_sentence,
-                dedup=dedup,
-                bottom=bottom,
-                layers=layers,
-                preset=preset,
-                bos=bos,
-                max_tokens=max_tokens,
-                max_length=max_length,
-                batch_tokens=batch_tokens,
+                watcher=_watcher(screen, progress),
+                threads=threads,
+                **options,
             )
         except KeyboardInterrupt:
             if resume:
                 raise
             raise KeyboardInterrupt("interrupted; run the command again without --fresh to continue") from None
     if as_json:
-        screen.json(_as_json(analysis))
+        screen.json(_analysis_json(analysis))
     elif not quiet:
-        _print(screen, analysis)
+        _print_analysis(screen, analysis)
+
+
+def demo(
+    out: Out = "memlens-demo",
+    serve: Annotated[bool, typer.Option("--serve", help="Open the workbench on it afterwards.")] = False,
+    port: Annotated[int, typer.Option(metavar="N", help="With --serve; 0 takes any that is free.")] = 8000,
+    resume: Resume = True,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Show what memlens finds, on its own small model and text. Needs no network and about two minutes."""
+    if serve and as_json:
+        raise SettingError("--serve does not end and --json is for machines; leave one of them out")
+    screen = Screen(as_json, quiet, verbose)
+    with ScanProgress(screen) as progress:
+        from memlens import pipeline
+
+        shown = pipeline.demo(out=out, resume=resume, progress=progress, watcher=_watcher(screen, progress))
+    if as_json:
+        screen.json(_demo_json(shown))
+    else:
+        _print_demo(screen, shown)
+    if serve:
+        from memlens.cli.serve import serve as open_workbench
+
+        open_workbench(str(shown.index.folder), model="bundled", port=port, quiet=quiet, verbose=verbose)
+
+
+def _watcher(screen: Screen, progress: ScanProgress) -> StageWatcher:
+    """Numbers the stages on the progress bar, and notes the outcome of each."""
+    from memlens.pipeline import STAGES, StageWatcher
+
+    class Watcher(StageWatcher):
+        def begins(self, number: int, name: str) -> None:
+            progress.heading = f"{number + 1}/{len(STAGES)} "
+
+        def ended(self, stage: Stage) -> None:
+            screen.note(_line(stage))
+
+    return Watcher()
 
 
 def _line(stage: Stage) -> str:
@@ -139,7 +137,7 @@ def _line(stage: Stage) -> str:
     return f"{stage.name}: done in {duration(stage.seconds)}{which}{left_out}"
 
 
-def _as_json(analysis: Analysis) -> dict[str, Any]:
+def _analysis_json(analysis: Analysis) -> dict[str, Any]:
     from memlens.index.reader import summarize
 
     stages = [
@@ -154,7 +152,7 @@ def _as_json(analysis: Analysis) -> dict[str, Any]:
     }
 
 
-def _print(screen: Screen, analysis: Analysis) -> None:
+def _print_analysis(screen: Screen, analysis: Analysis) -> None:
     """The curve of every experiment beside the paper's, and where the page is."""
     from rich.table import Table
     from rich.text import Text
@@ -189,3 +187,41 @@ def _drawn(numbers: list[float | None], write: Any) -> tuple[str, str]:
     """The curve, and the number that stands furthest from zero."""
     known = [value for value in numbers if value is not None]
     return (curve(numbers, 24), write(max(known, key=abs))) if known else ("", "")
+
+
+def _demo_json(shown: Demo) -> dict[str, Any]:
+    return {
+        "index": str(shown.index.folder),
+        "report": str(shown.report),
+        "stages": [{"name": one.name, "outcome": one.outcome, "seconds": one.seconds} for one in shown.stages],
+        "findings": [asdict(told) for told in shown.findings],
+        "smaller_samples": [asdict(one) for one in shown.smaller],
+    }
+
+
+def _print_demo(screen: Screen, shown: Demo) -> None:
+    """The findings with their commands, what was made smaller, and where to go from here."""
+    from rich.text import Text
+
+    folder = shlex.quote(str(shown.index.folder))
+    for number, told in enumerate(shown.findings, 1):
+        screen.result(Text.assemble((f"{number}. ", "dim"), (visible(told.title), "bold")))
+        for line in told.lines:
+            screen.result(Text(f"   {visible(line)}"))
+        screen.result(Text.assemble(("   $ ", "dim"), (visible(told.command), "cyan")))
+        screen.result()
+    for words in _smaller(shown.smaller):
+        screen.note(words)
+    screen.result(Text.assemble(("report  ", "bold"), visible(str(shown.report))))
+    screen.result(Text.assemble(("browse  ", "bold"), visible(f"memlens serve {folder} --model bundled")))
+
+
+def _smaller(samples: tuple[SmallerSample, ...]) -> list[str]:
+    """Which experiments looked at less than usual; those with the same sample in one line."""
+    alike: dict[tuple[str, int, int], list[str]] = {}
+    for one in samples:
+        alike.setdefault((one.counts, one.here, one.default), []).append(one.experiment)
+    return [
+        f"to be quick, {', '.join(names)} looked at {here:,} {counts}; the default is {default:,}"
+        for (counts, here, default), names in alike.items()
+    ]

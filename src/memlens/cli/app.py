@@ -1,13 +1,8 @@
-"""What becomes of a command: its exit code, and the one line on stderr where it did not go well.
+"""The verbs of `memlens`, and the one place where a command line is run and its errors become exit codes.
 
     0 done    2 wrong input    130 interrupted    1 a bug, the only case that shows a traceback
 
-This module knows no verb.
-
-The verbs of `memlens`, and the one place where a command line is run.
-
-A verb is a file of this folder with a function of the same name, whose docstring is its help; naming it in VERBS is
-all that is needed. Exit codes are outcome.py's matter.
+A verb is a function of the same name in the module that VERBS names; its docstring is its help.
 """
 
 from __future__ import annotations
@@ -22,6 +17,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from memlens import __version__
 from memlens.errors import MemlensError
@@ -84,28 +80,49 @@ def _drop_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-VERBS = (
-    "demo",
-    "analyze",
-    "info",
-    "scan",
-    "merge",
-    "check",
-    "values",
-    "patterns",
-    "experiment",
-    "report",
-    "show",
-    "search",
-    "export",
-    "trace",
-    "annotate",
-    "compare",
-    "serve",
-)
+VERBS = {  # verb -> module of memlens.cli
+    "demo": "analyze",
+    "analyze": "analyze",
+    "info": "info",
+    "scan": "scan",
+    "merge": "scan",
+    "check": "check",
+    "values": "values",
+    "patterns": "patterns",
+    "experiment": "experiment",
+    "report": "report",
+    "show": "show",
+    "search": "search",
+    "export": "export",
+    "trace": "trace",
+    "annotate": "annotate",
+    "compare": "compare",
+    "serve": "serve",
+}
 
 # The base of everything typer says about a wrong command line; typer exports this one member of the family.
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
+
+
+class _PlainHelp:
+    """Help without Python's types: an argument has its name and a switch takes no value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for one in parameters:
+            if one.param_type_name == "argument" or getattr(one, "is_flag", False):
+                one.display_type_rich = lambda ctx: None
+            elif one.metavar is None:
+                one.display_type_rich = lambda ctx: "VALUE"
+        return parameters
+
+
+class _Command(_PlainHelp, TyperCommand):
+    pass
+
+
+class _Group(_PlainHelp, TyperGroup):
+    pass
 
 
 def make_app() -> typer.Typer:
@@ -115,10 +132,10 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback(invoke_without_command=True)(_memlens)
-    for name in VERBS:
-        verb = getattr(import_module(f"memlens.cli.{name}"), name)
-        app.command(name)(guarded(verb))
+    app.callback(invoke_without_command=True, cls=_Group)(_memlens)
+    for name, module in VERBS.items():
+        verb = getattr(import_module(f"memlens.cli.{module}"), name)
+        app.command(name, cls=_Command)(guarded(verb))
     return app
 
 

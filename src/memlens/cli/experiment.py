@@ -6,20 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memlens.cli.options import (
-    IndexFolder,
-    Json,
-    ModelNow,
-    Quiet,
-    Sample,
-    Seed,
-    StopWords,
-    Threads,
-    Validation,
-    Verbose,
-)
-from memlens.cli.scan import Column, Executor, GpusPerWorker, RayAddress, Unit
+from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Validation, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
+from memlens.corpus.settings import CorpusSettings
+from memlens.settings import RunSettings, SampleSettings
 from memlens.text import visible
 
 if TYPE_CHECKING:
@@ -29,25 +19,18 @@ if TYPE_CHECKING:
     from memlens.index.reader import Index
 
 
+@with_settings(SampleSettings, CorpusSettings, RunSettings)
 def experiment(
     index: IndexFolder,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME|all", help="Without a name the experiments are listed.")
     ] = None,
-    seed: Seed = 0,
-    sample: Sample = None,
     validation: Validation = None,
-    stop_words: StopWords = None,
-    unit: Unit = "sentence",
-    column: Column = "text",
     model: ModelNow = None,
-    threads: Threads = None,
-    executor: Executor = "local",
-    ray_address: RayAddress = None,
-    gpus_per_worker: GpusPerWorker = 0,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    **options: Any,
 ) -> None:
     """Run the paper's experiments on an index, layer by layer."""
     from memlens.index.reader import Index
@@ -66,19 +49,11 @@ def experiment(
         made = api.experiment(
             opened,
             names,
-            seed=seed,
-            sample=sample,
             validation=validation or None,
-            unit=unit,
-            column=column,
-            stop_words=stop_words,
             model=model,
-            threads=threads,
-            executor=executor,
-            ray_address=ray_address,
-            gpus_per_worker=gpus_per_worker,
             progress=progress,
             skipped=skipped.__setitem__,
+            **options,
         )
     run = [one for one in chosen if one.name not in skipped]
     if as_json:

@@ -1,51 +1,107 @@
-"""Arguments and options that more than one verb has, each written once."""
+"""Options of the command line: those that several verbs share, and those made from the settings of a stage."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable
+from dataclasses import fields
+from functools import wraps
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from memlens.settings import RUN, RunSettings, option_name
+
+Verb = Callable[..., None]
+
+
+def setting(settings: type, name: str, option: str | None = None) -> Any:
+    """The option of a field of settings; by another name where the verb has its own use for this one."""
+    (field,) = [one for one in fields(settings) if one.name == name]
+    known = field.metadata
+    otherwise = known["otherwise"] or (str(field.default) if field.default is not None else "")
+    return typer.Option(
+        option or option_name(name),
+        metavar=known["metavar"] or None,
+        help=f"{known['help']} Default: {otherwise}." if otherwise else known["help"],
+        rich_help_panel=known["panel"],
+        show_default=False,
+    )
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A Hugging Face id, a folder, a .gguf file, or bundled.")]
+Corpus = Annotated[
+    list[str],
+    typer.Argument(metavar="CORPUS", help="Files or folders of .txt, .jsonl, .parquet; hf:NAME; or bundled."),
+]
 IndexFolder = Annotated[str, typer.Argument(metavar="INDEX", help="The folder that `memlens scan -o` has made.")]
+Out = Annotated[str, typer.Option("--out", "-o", metavar="INDEX", help="The folder to write the index to.")]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume/--fresh", help="Continue what is in the folder, or replace it.", rich_help_panel=RUN),
+]
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but results and errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more about what is done, on stderr.")]
 
-RUN = "How it runs"
-Device = Annotated[str, typer.Option(help="Where the model runs: auto, cpu, cuda, mps.", rich_help_panel=RUN)]
+Device = Annotated[
+    str, typer.Option(metavar="NAME", help="Where the model runs: auto, cpu, cuda, mps.", rich_help_panel=RUN)
+]
 Dtype = Annotated[
-    str, typer.Option(help="Numbers of the model: float32, bfloat16, float16, float64.", rich_help_panel=RUN)
+    str,
+    typer.Option(
+        metavar="NAME", help="Numbers of the model: float32, bfloat16, float16, float64.", rich_help_panel=RUN
+    ),
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="Threads to compute with. Default: all usable cores.", rich_help_panel=RUN),
-]
+Threads = Annotated[int | None, setting(RunSettings, "threads")]
 ModelNow = Annotated[
     str | None,
     typer.Option(
         "--model", metavar="MODEL", help="Where the model is now. Default: where it was scanned.", rich_help_panel=RUN
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Of everything that is drawn at random.")]
-Reading = Annotated[
-    str | None,
-    typer.Option(
-        metavar="folded|raw",
-        help="With the final norm's gain folded in, or plain v E. Default: folded where there is a final norm.",
-    ),
-]
-Sample = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N", help="Prefixes to look at; for one named experiment, what it counts. Default: each one's own."
-    ),
-]
 Validation = Annotated[
     list[str] | None,
     typer.Option(metavar="CORPUS", help="Text to draw prefixes from, repeatable. Default: the scanned corpus."),
 ]
-StopWords = Annotated[
-    str | None, typer.Option(metavar="en|frequent", help="Stop words: a language's list, or the most frequent tokens.")
-]
+
+
+def with_settings(*settings: type) -> Callable[[Verb], Verb]:
+    """Give a verb, in the place of its `**options`, the fields of settings that have a help.
+
+    Where two settings have a field of one name, the later one describes it. The verb receives those options that were
+    given on the command line; the settings have the defaults of the others.
+    """
+
+    def decorate(verb: Verb) -> Verb:
+        own = [one for one in inspect.signature(verb, eval_str=True).parameters.values() if one.kind != one.VAR_KEYWORD]
+        made = {
+            field.name: inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[_simple(get_type_hints(kind)[field.name]) | None, setting(kind, field.name)],
+            )
+            for kind in settings
+            for field in fields(kind)
+            if field.metadata.get("help")
+        }
+
+        @wraps(verb)
+        def run(**given: Any) -> None:
+            verb(**{name: value for name, value in given.items() if name not in made or value is not None})
+
+        required = [one for one in own if one.default is one.empty]
+        others = [one for one in own if one.default is not one.empty]
+        in_order = [*required, *made.values(), *others]
+        signature = inspect.Signature([one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in in_order])
+        vars(run)["__signature__"] = signature
+        return run
+
+    return decorate
+
+
+def _simple(hint: Any) -> Any:
+    """The type of one word on the command line; what is none of the first three is written as text (--layers 0-5)."""
+    return next((kind for kind in (int, float, str) if kind in (hint, *get_args(hint))), str)

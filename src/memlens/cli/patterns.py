@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
+from memlens.cli.options import IndexFolder, Json, Quiet, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
+from memlens.settings import PatternSettings
 from memlens.text import percent, visible
 
 if TYPE_CHECKING:
@@ -19,14 +20,9 @@ _EXPLAIN = "Proposals of a language model"
 _KINDS = ("shallow", "semantic", "both", "not_covered")
 
 
+@with_settings(PatternSettings)
 def patterns(
     index: IndexFolder,
-    top: Annotated[int, typer.Option(metavar="N", help="Triggers of a memory to look at, 3 to 64.")] = 25,
-    rate: Annotated[float, typer.Option(help="Expected share of chance among all patterns that are reported.")] = 0.01,
-    background: Annotated[
-        int, typer.Option(metavar="N", help="Random prefixes of the corpus to compare triggers with.")
-    ] = 150_000,
-    seed: Annotated[int, typer.Option(help="Seed of the random prefixes.")] = 0,
     related: Annotated[
         str | None,
         typer.Option(metavar="MEMORY", help="List memories related to this one.", rich_help_panel=_BROWSE),
@@ -53,6 +49,7 @@ def patterns(
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    **options: Any,
 ) -> None:
     """Find what the triggers of each memory have in common, for all memories."""
     screen = Screen(as_json, quiet, verbose)
@@ -69,12 +66,12 @@ def patterns(
         _browse(screen, opened, related, shared, limit)
         return
     if explainer is not None:
-        _explain(screen, opened, explainer, explainer_model, memory or [], seed)
+        _explain(screen, opened, explainer, explainer_model, memory or [], options.get("seed", 0))
         return
     from memlens import api
 
     with ScanProgress(screen) as progress:
-        api.patterns(opened, progress=progress, top=top, rate=rate, background=background, seed=seed)
+        api.patterns(opened, progress=progress, **options)
     _summarize(screen, opened)
 
 

@@ -1,11 +1,7 @@
-"""Where things are said: results on stdout, notes and details on stderr.
+"""The output of a command: results on stdout, notes, details and a progress bar on stderr.
 
-Colour and the terminal's width are used on a terminal only; elsewhere lines are whole and plain. NO_COLOR is honoured.
-This module knows nothing of memories.
-
-How far a long command is, drawn on stderr while it runs; silent where stderr is not a terminal.
-
-Knows the names of the stages that the library reports, and nothing else of them.
+Colour and the terminal's width are used on a terminal only; elsewhere lines are whole and plain, and no bar is drawn.
+NO_COLOR is honoured.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ _ENDLESS = 100_000  # columns, where nobody looks at a terminal
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # outcome.py knows what to do; rich would end the process
+        raise BrokenPipeError  # app.py ends the command; rich would end the process
 
 
 class Screen:

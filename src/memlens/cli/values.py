@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Reading, Threads, Verbose
-from memlens.cli.scan import Executor, GpusPerWorker, RayAddress
+from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
+from memlens.settings import RunSettings, ValueSettings
 from memlens.text import number, percent, quoted, visible
 
 
+@with_settings(ValueSettings, RunSettings)
 def values(
     index: IndexFolder,
-    top: Annotated[int, typer.Option(metavar="N", help="Tokens to list at each end of a value.")] = 50,
-    reading: Reading = None,
     model: ModelNow = None,
-    threads: Threads = None,
-    executor: Executor = "local",
-    ray_address: RayAddress = None,
-    gpus_per_worker: GpusPerWorker = 0,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    **options: Any,
 ) -> None:
     """Find the tokens that every value promotes and pushes down."""
     from memlens.index.reader import Index
@@ -34,17 +28,7 @@ def values(
         from memlens import api
         from memlens.vocab.read import summarize_values
 
-        api.values(
-            opened,
-            top=top,
-            reading=reading,
-            model=model,
-            threads=threads,
-            executor=executor,
-            ray_address=ray_address,
-            gpus_per_worker=gpus_per_worker,
-            progress=progress,
-        )
+        api.values(opened, model=model, progress=progress, **options)
     summary = summarize_values(opened)
     if as_json:
         screen.json(summary)

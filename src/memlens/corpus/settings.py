@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 
 from memlens.errors import SettingError
+from memlens.settings import TEXT, option
 
 BUNDLED = "bundled"
 _HUB = "hf:"
@@ -52,8 +53,10 @@ class CorpusSettings:
     """
 
     sources: tuple[str, ...]
-    unit: str = "sentence"
-    column: str = "text"
+    unit: str = option("sentence", "What is read in one piece.", metavar="sentence|line|document|block:N", panel=TEXT)
+    column: str = option(
+        "text", "The field of .jsonl, .parquet and hf: that holds the text.", metavar="NAME", panel=TEXT
+    )
     language: str = "en"
 
     def __post_init__(self) -> None:

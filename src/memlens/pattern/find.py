@@ -20,7 +20,8 @@ from memlens.pattern.choose import Candidate, Chosen, add_waiting, choose
 from memlens.pattern.shallow import Texts, find_shared
 from memlens.pattern.topics import Topic, find_topics
 from memlens.pattern.word_vectors import WordVectors, word_vectors
-from memlens.pattern.words import PatternSettings, TriggerRows, read_trigger_rows
+from memlens.pattern.words import TriggerRows, read_trigger_rows
+from memlens.settings import PatternSettings
 
 
 @dataclass(frozen=True)

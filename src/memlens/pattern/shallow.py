@@ -26,7 +26,8 @@ from memlens.pattern.features import (
     shared_keys,
     sizes,
 )
-from memlens.pattern.words import PatternSettings, PrefixWords, TriggerRows, Words, read_prefix_words
+from memlens.pattern.words import PrefixWords, TriggerRows, Words, read_prefix_words
+from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values
 
 _AT_ONCE = 2048  # memories

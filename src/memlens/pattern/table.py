@@ -31,7 +31,8 @@ from memlens.memory import MemoryId
 from memlens.parallel import Progress, no_progress
 from memlens.pattern.features import GROUNDED
 from memlens.pattern.find import Found, Pattern, find_patterns
-from memlens.pattern.words import PatternSettings, TriggerRows
+from memlens.pattern.words import TriggerRows
+from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values, upper_share
 
 PROMOTED = 3  # tokens of a value that are named

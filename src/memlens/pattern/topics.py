@@ -34,7 +34,8 @@ from memlens.pattern.choose import Chosen
 from memlens.pattern.features import GROUNDED
 from memlens.pattern.shallow import Texts
 from memlens.pattern.word_vectors import SIZES, VectorWords, WordVectors, prefix_vector_, size_class
-from memlens.pattern.words import PatternSettings, TriggerRows
+from memlens.pattern.words import TriggerRows
+from memlens.settings import PatternSettings
 from memlens.stats import q_values
 
 NULL_SETS = 20_000

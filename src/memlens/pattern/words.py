@@ -1,6 +1,4 @@
-"""What patterns are looked for with. Validated once, here.
-
-The top triggers of every memory as one matrix of prefix numbers. Reads the triggers table; knows no text.
+"""The top triggers of every memory as one matrix of prefix numbers. Reads the triggers table; knows no text.
 
 Prefixes as words: the text of each prefix cut into words and signs, as numbers.
 
@@ -22,30 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from memlens.errors import SettingError
 from memlens.index.reader import Index
 
 KINDS = ("shallow", "semantic")  # classes of patterns
 GROUNDED = 3  # prefixes that a pattern needs, as in the paper
-MOST_TRIGGERS = 64  # a set of prefixes is a word of so many bits
-
-
-@dataclass(frozen=True)
-class PatternSettings:
-    top: int = 25  # triggers of a memory that are looked at
-    rate: float = 0.01  # expected share of chance among all patterns of the model
-    background: int = 150_000  # random prefixes that triggers are compared with
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not 3 <= self.top <= MOST_TRIGGERS:
-            raise SettingError(f"--top is {self.top}; a pattern needs 3 triggers and memlens looks at most at 64")
-        if not 0 < self.rate < 1:
-            raise SettingError(f"--rate is {self.rate}; it is a share of false discoveries between 0 and 1, like 0.01")
-        if self.background < 1000:
-            raise SettingError(f"--background is {self.background}; fewer than 1000 random prefixes tell nothing")
-        if self.seed < 0:
-            raise SettingError(f"--seed is {self.seed}; it must be 0 or more")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,6 @@ module starts no process and knows no file.
 
 Where a scan runs, as the person wants it: in this process, on local workers, or on a Ray cluster.
 
-Validated once, here; none of it changes the result but the number of threads. Knows the executors and nothing of work.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ import torch
 
 from memlens.corpus.files import list_files
 from memlens.corpus.settings import CorpusSettings, is_hub_source
-from memlens.errors import SettingError
 from memlens.models.info import ModelSizes
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.layer import LayerScan
-from memlens.scanner.local import MOST_WORKERS, LocalWorkers
+from memlens.scanner.local import LocalWorkers
 from memlens.scanner.mapper import Mapper
 from memlens.scanner.scanner import Alone, Executor, Scanner, WindowSentence
 from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import ScanState
+from memlens.settings import ScanRunSettings
 
 _LENGTH = 32  # tokens of a probe sentence, about an ordinary sentence's
 _ENOUGH = 512  # tokens of which matrix products are about as fast as they get
@@ -256,32 +255,8 @@ def bytes_of_worker(model: MemoryModel, settings: ScanSettings) -> int:
     return weights + memories * (24 * settings.top + 600) + _PROGRAM_BYTES
 
 
-EXECUTORS = ("local", "ray")
-
-
-@dataclass(frozen=True)
-class HowToRun:
-    """The options of a scan that say where it runs; None where the person has not said."""
-
-    executor: str = "local"
-    workers: int | None = None
-    threads: int | None = None
-    ray_address: str | None = None
-    gpus_per_worker: float = 0
-
-    def __post_init__(self) -> None:
-        if self.executor not in EXECUTORS:
-            raise SettingError(f"--executor is '{self.executor}'; choose one of: {', '.join(EXECUTORS)}")
-        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
-            raise SettingError(f"--workers is {self.workers}; it must be 1 to {MOST_WORKERS:,}")
-        if self.threads is not None and self.threads < 1:
-            raise SettingError(f"--threads is {self.threads}; it must be 1 or more")
-        if not 0 <= self.gpus_per_worker <= 64:
-            raise SettingError(f"--gpus-per-worker is {self.gpus_per_worker}; it must be 0 to 64")
-        if self.executor != "ray":
-            for option, value in (("--ray-address", self.ray_address), ("--gpus-per-worker", self.gpus_per_worker)):
-                if value:
-                    raise SettingError(f"{option} counts for --executor ray only; add that or leave it out")
+class HowToRun(ScanRunSettings):
+    """Where a scan runs, made from its options: workers, threads and their executor."""
 
     def split(
         self,

@@ -1,26 +1,14 @@
-"""What a scan does, as one frozen value that feeds the command line, the library and the saved index.
-
-This module knows nothing of models or files; whether a layer exists is checked where the model is known.
-"""
+"""Settings of a scan, the same for the command line, the library and the saved index; presets; --layers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from memlens.errors import SettingError, UnknownName
+from memlens.settings import KEPT, RUN, TEXT, check_limits, divide, option
 
 WINDOW = 4096  # sentences that are sorted by length together; also the row group of corpus.parquet
-
-_CHOICES = {
-    "per_sentence": ("best", "all"),
-    "dedup": ("prefix", "sentence", "none"),
-    "bottom": ("auto", "yes", "no"),
-    "bos": ("auto", "yes", "no"),
-}
-
-_MOST = {"top": 100_000, "threads": 512, "seed": 2**31 - 1, "batch_tokens": 2**24, "sample_every": 2**31 - 1}
 
 PRESETS: dict[str, dict[str, Any]] = {
     # The paper's text: every prefix of every sentence, as often as it occurs.
@@ -34,35 +22,59 @@ PRESETS: dict[str, dict[str, Any]] = {
 class ScanSettings:
     """Options of a scan; two scans with equal settings, model and corpus give the same bytes."""
 
-    top: int = 50
-    per_sentence: str = "best"  # one prefix a sentence for a memory, or all of them
-    dedup: str = "prefix"  # the same prefix once; the same sentence once; or everything
-    bottom: str = "auto"  # keep the most negative triggers; auto = for gated blocks
-    bos: str = "auto"  # feed BOS; auto = as the checkpoint's own tokenizer does
+    top: int = option(50, "Triggers to keep per memory.", metavar="N", panel=KEPT, least=1, most=100_000)
+    per_sentence: str = option(
+        "best", "Keep one prefix of a sentence per memory, or all of them.", panel=KEPT, choices=("best", "all")
+    )
+    dedup: str = option(
+        "prefix",
+        "List an equal prefix once, drop repeated sentences only, or neither.",
+        panel=KEPT,
+        choices=("prefix", "sentence", "none"),
+    )
+    bottom: str = option(
+        "auto",
+        "Keep the most negative triggers too.",
+        panel=KEPT,
+        otherwise="auto, for gated blocks",
+        choices=("auto", "yes", "no"),
+    )
+    bos: str = option(
+        "auto",
+        "Feed BOS before a sentence.",
+        panel=TEXT,
+        otherwise="auto, as the tokenizer does",
+        choices=("auto", "yes", "no"),
+    )
     bos_prefix: bool = False  # is BOS alone a candidate prefix (position -1)?
     whole_sentence: bool = True  # is the whole sentence a candidate prefix?
-    layers: tuple[int, ...] | None = None  # None = all
-    max_tokens: int | None = None
-    max_length: int | None = None  # tokens a sentence; None = what the model's context holds
-    batch_tokens: int = 4096
-    threads: int = 1
-    seed: int = 0
-    sample_every: int = 64  # one prefix in so many feeds the histogram and the ordinary examples
-    preset: str | None = None
+    layers: tuple[int, ...] | None = option(
+        None, "Layers to scan, from 0.", metavar="0-5,11", panel=KEPT, otherwise="all"
+    )
+    max_tokens: int | None = option(
+        None, "Stop reading after N tokens.", metavar="N", panel=TEXT, otherwise="all", least=1
+    )
+    max_length: int | None = option(
+        None,
+        "Cut sentences after N tokens.",
+        metavar="N",
+        panel=TEXT,
+        otherwise="what the model can read",
+        least=1,
+    )
+    batch_tokens: int = option(4096, "Tokens in one batch.", metavar="N", panel=RUN, least=1, most=2**24)
+    threads: int = option(1, least=1, most=512)  # changes last bits, therefore recorded
+    seed: int = option(0, "Seed of the sample of ordinary prefixes.", metavar="N", panel=KEPT, least=0, most=2**31 - 1)
+    sample_every: int = option(64, least=1, most=2**31 - 1)  # one prefix in so many feeds histogram and examples
+    preset: str | None = option(
+        None,
+        "Settings of the paper's text or of its released program; other options overrule it.",
+        panel=KEPT,
+        choices=tuple(PRESETS),
+    )
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise SettingError(f"{_option(name)} is '{getattr(self, name)}'; choose one of: {', '.join(allowed)}")
-        for name in ("top", "batch_tokens", "threads", "sample_every", "max_tokens", "max_length"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SettingError(f"{_option(name)} is {value}; it must be 1 or more")
-        for name, most in _MOST.items():
-            if getattr(self, name) > most:
-                raise SettingError(f"{_option(name)} is {getattr(self, name)}; it must be {most:,} or less")
-        if self.seed < 0:
-            raise SettingError(f"--seed is {self.seed}; it must be 0 or more")
+        check_limits(self)
         if self.bos_prefix and self.dedup == "prefix":
             raise SettingError("--dedup prefix leaves nothing of the preset's BOS-only prefixes; use sentence or none")
         if self.layers is not None and not self.layers:
@@ -71,26 +83,11 @@ class ScanSettings:
     @classmethod
     def with_preset(cls, preset: str | None = None, **given: Any) -> ScanSettings:
         """The preset's values, overruled by what is given explicitly; None means not given."""
-        if preset is not None and preset not in PRESETS:
-            raise SettingError(f"--preset is '{preset}'; choose one of: {', '.join(PRESETS)}")
-        refuse_unknown("scan", cls, given)
-        explicit = {name: value for name, value in given.items() if value is not None}
-        return cls(**{**(PRESETS[preset] if preset else {}), "preset": preset, **explicit})
+        (explicit,) = divide("scan", given, cls)
+        return cls(**{**PRESETS.get(preset or "", {}), "preset": preset, **explicit})
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "layers": None if self.layers is None else list(self.layers)}
-
-
-def refuse_unknown(verb: str, settings: type, given: Mapping[str, Any]) -> None:
-    """Options of a verb are the fields of its settings."""
-    known = {field.name for field in fields(settings)}
-    unknown = sorted(set(given) - known)
-    if unknown:
-        raise SettingError(f"unknown {verb} option '{unknown[0]}'; known: {', '.join(sorted(known))}")
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
