@@ -3,7 +3,7 @@
     python docs/make_api.py            writes the page
     python docs/make_api.py --check    fails where the page is not what would be written; tests/docs does the same
 
-The order is fixed: what a person calls, then what comes back. Nothing here knows what a function does.
+The order is fixed: what a person calls, its options, then what comes back.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import memlens
+from memlens.corpus.settings import CorpusSettings
 from memlens.scanner.settings import ScanSettings
-from memlens.settings import PatternSettings
+from memlens.settings import PatternSettings, SampleSettings, ScanRunSettings, ValueSettings
 
 PAGE = Path(__file__).with_name("api.md")
 HEAD = """# Python API
@@ -32,7 +33,7 @@ patterns, experiment, report, trace, compare, demo. What `show` and `search` pri
 of one line: what was given, what is wrong, what to do.
 """
 # What `**options` of a verb stands for.
-SETTINGS = {"Options of a scan": ScanSettings, "Options of patterns": PatternSettings}
+SETTINGS = (ScanSettings, CorpusSettings, ScanRunSettings, ValueSettings, PatternSettings, SampleSettings)
 
 
 def page() -> str:
@@ -41,7 +42,8 @@ def page() -> str:
     classes = {name: found for name, found in public.items() if inspect.isclass(found)}
     parts = [HEAD, "## Functions\n"]
     parts += [_entry("###", f"memlens.{name}", found) for name, found in functions.items()]
-    parts += [_settings(title, settings) for title, settings in SETTINGS.items()]
+    parts.append("## Options\n\nWhat `**options` of a verb may hold; the command line has the same names.\n")
+    parts += [f"### {settings.__name__}\n\n{_words(settings)}\n\n{_fields(settings)}\n" for settings in SETTINGS]
     parts.append("## Types\n")
     parts += [_class(name, found) for name, found in classes.items()]
     return "\n".join(parts)
@@ -75,16 +77,13 @@ def _members(kind: type) -> Iterator[tuple[str, Any]]:
             yield name, found
 
 
-def _settings(title: str, settings: type) -> str:
-    return f"### {title}\n\n{_words(settings)}\n\n{_fields(settings)}\n"
-
-
 def _fields(kind: Any) -> str:
     lines = []
     for field in fields(kind):
         if not field.name.startswith("_"):
             default = "" if field.default is MISSING else f" = {_default(field.default)}"
-            lines.append(f"- `{field.name}: {field.type}{default}`")
+            words = f": {field.metadata['help']}" if field.metadata.get("help") else ""
+            lines.append(f"- `{field.name}: {field.type}{default}`{words}")
     return "\n".join(lines)
 
 
