@@ -5,7 +5,8 @@
     memlens.patterns("index")
     memlens.report("index", out="report.html")            memlens.compare("base-index", "tuned-index")
 
-An index is an Index or its folder. `analyze` and `demo`, which do all of these in turn, are in pipeline.py.
+An index is an Index or its folder. Each verb imports what it needs, so that looking something up loads no torch.
+`analyze` and `demo`, which do all of these in turn, are in pipeline.py.
 """
 
 from __future__ import annotations
@@ -18,16 +19,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError
-from memlens.index.build import build_index
 from memlens.index.layout import REPORT, is_complete
 from memlens.index.reader import Index
-from memlens.index.shards import Shard, merge_shards, open_shard
-from memlens.index.staging import recorded_threads
-from memlens.models.load import load
 from memlens.parallel import Progress, no_progress
-from memlens.scanner.autotune import HowToRun, usable_cores
 from memlens.scanner.settings import ScanSettings, parse_layers
-from memlens.scanner.state import Share
 from memlens.settings import PatternSettings, RunSettings, SampleSettings, ScanRunSettings, ValueSettings, divide
 
 if TYPE_CHECKING:
@@ -35,6 +30,7 @@ if TYPE_CHECKING:
 
     from memlens.comparison.compare import IndexComparison
     from memlens.index.check import Check
+    from memlens.index.shards import Shard
     from memlens.models.memory_model import MemoryModel
 
 Source = str | os.PathLike[str]
@@ -77,6 +73,13 @@ def scan(
     The number of threads changes last bits, so it is recorded: a scan that is continued keeps it. With `executor` "ray"
     workers run on a Ray cluster. `shard` "3/16" does the third of sixteen shards, to be joined by `merge`.
     """
+    from memlens.index.build import build_index
+    from memlens.index.shards import open_shard
+    from memlens.index.staging import recorded_threads
+    from memlens.models.load import load
+    from memlens.scanner.autotune import HowToRun
+    from memlens.scanner.state import Share
+
     folder = folder_of(out)
     scanning, cutting, running = divide("scan", options, ScanSettings, CorpusSettings, ScanRunSettings)
     if isinstance(scanning.get("layers"), str):
@@ -107,9 +110,11 @@ def scan(
 
 
 def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress: Progress = no_progress) -> Index:
-    """Join the parts that `scan(shard=...)` has made, given in any order, into one index."""
+    """Join the shards that `scan(shard=...)` has made, given in any order, into one index."""
+    from memlens.index.shards import merge_shards
+
     if not parts:
-        raise SettingError("no parts were given; name the folders that `memlens scan --shard` has made")
+        raise SettingError("no shards were given; name the folders that `memlens scan --shard` has made")
     folder = folder_of(out)
     merge_shards([Path(part) for part in parts], folder, resume=resume, progress=progress)
     return Index(folder)
@@ -140,6 +145,7 @@ def values(
     one that was scanned, or where it is now; None takes it from where it was. With `executor` "ray" a Ray cluster works
     on the layers.
     """
+    from memlens.scanner.autotune import HowToRun
     from memlens.vocab.kernels import use_threads
     from memlens.vocab.table import compute_values
 
@@ -186,6 +192,7 @@ def experiment(
     name and reason. With `executor` "ray" the pass over prefixes, of which section 5 is made, runs on a Ray cluster.
     """
     from memlens.experiments.run import pass_over_prefixes, run
+    from memlens.scanner.autotune import HowToRun
     from memlens.vocab.kernels import use_threads
 
     drawing, cutting, running = divide("experiment", options, SampleSettings, CorpusSettings, RunSettings)
@@ -256,6 +263,8 @@ def corpus_settings(corpus: Source | Sequence[Source], **options: Any) -> Corpus
 
 def _threads(run: RunSettings) -> int:
     """Ray workers have a thread each unless somebody says otherwise; here all cores are used."""
+    from memlens.scanner.autotune import usable_cores
+
     return run.threads if run.threads is not None else 1 if run.executor == "ray" else usable_cores()
 
 

@@ -26,6 +26,7 @@ from memlens.corpus.settings import BUNDLED, CorpusSettings
 from memlens.errors import ModelNotFound, SettingError
 from memlens.index.layout import is_complete
 from memlens.index.reader import Index
+from memlens.models.load import load
 from memlens.parallel import Progress, no_progress
 from memlens.scanner.settings import ScanSettings
 from memlens.settings import PatternSettings, SampleSettings, ScanRunSettings, ValueSettings, divide
@@ -102,7 +103,7 @@ def analyze(
     text = None if validation is None else api.corpus_settings(validation, **cutting)
     drawn = _Drawn(SampleSettings(**drawing), samples or {}, text)
     drawn.refuse_wrong()  # what a later stage would refuse must not cost a scan first
-    loaded = api.load(model, tokenizer=tokenizer, device=device, dtype=dtype)
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype)
     if reading is not None:
         loaded.lens.checked_reading(reading)
     asked = {"corpus": corpus, "resume": resume, **scanning, **cutting, **running}
@@ -287,7 +288,7 @@ def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
 
 def _load(model: Any) -> MemoryModel:
     try:
-        return api.load(model)
+        return load(model)
     except ModelNotFound as error:
         if model != BUNDLED:
             raise

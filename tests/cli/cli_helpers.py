@@ -1,4 +1,4 @@
-"""What the tests of the command line share beside fixtures."""
+"""Helpers of the command line's tests: results of a command, refusals, triggers row by row, interruptions."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from memlens.pipeline import STAGES, Analysis, Demo, StageWatcher
+
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command gave."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -53,3 +55,23 @@ def checksums(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
+
+
+def tables(folder: Path) -> dict[str, str]:
+    return {name: digest for name, digest in checksums(folder).items() if name.endswith(".parquet")}
+
+
+def outcomes(analysis: Analysis | Demo) -> dict[str, str]:
+    return {stage.name: stage.outcome for stage in analysis.stages}
+
+
+class Stops(StageWatcher):
+    """Somebody presses Ctrl-C when a stage begins."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def begins(self, number: int, name: str) -> None:
+        assert STAGES[number] == name
+        if name == self.at:
+            raise KeyboardInterrupt

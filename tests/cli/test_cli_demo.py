@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import Run, checksums, is_refused
+from cli_helpers import Run, Stops, is_refused, outcomes, tables
 
 import memlens
 from memlens import pipeline
 from memlens.cli import main
 from memlens.corpus.settings import BUNDLED
 from memlens.experiments.registry import EXPERIMENTS
-from memlens.pipeline import FINDINGS, STAGES, Demo, StageWatcher, demo
+from memlens.pipeline import FINDINGS, STAGES, Demo, demo
 from memlens.testing import save_tiny
 
 OPTIONS: dict[str, Any] = {"prefixes": 30, "edited": 2, "threads": 1, "top": 7}
@@ -35,16 +35,8 @@ def bundled(models: dict[str, Path], text: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(pipeline, "demo", partial(demo, models["gated"], text, **OPTIONS))
 
 
-def tables(folder: Path) -> dict[str, str]:
-    return {name: digest for name, digest in checksums(folder).items() if name.endswith(".parquet")}
-
-
-def outcomes(found: Demo) -> list[tuple[str, str]]:
-    return [(stage.name, stage.outcome) for stage in found.stages]
-
-
 def test_a_demo_has_every_stage_and_five_findings(shown: Demo) -> None:
-    assert outcomes(shown) == [(name, "made") for name in STAGES]
+    assert outcomes(shown) == dict.fromkeys(STAGES, "made")
     assert len(shown.findings) == len(FINDINGS) == 5
     assert len({told.name for told in shown.findings}) == 5
     assert shown.report == shown.index.folder / "report.html" and shown.report.is_file()
@@ -68,34 +60,17 @@ def test_the_command_of_every_finding_runs(shown: Demo, capsys: pytest.CaptureFi
 
 def test_again_it_keeps_what_is_there(shown: Demo, models: dict[str, Path], text: Path) -> None:
     again = demo(models["gated"], text, out=shown.index.folder, **OPTIONS)
-    assert outcomes(again) == [(name, "kept") for name in STAGES[:-1]] + [("report", "made")]
+    assert outcomes(again) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
     assert again.findings == shown.findings
 
 
-class _Stops(StageWatcher):
-    """Somebody presses Ctrl-C when a stage begins."""
-
-    def __init__(self, at: str) -> None:
-        self.at = at
-
-    def begins(self, number: int, name: str) -> None:
-        assert STAGES[number] == name
-        if name == self.at:
-            raise KeyboardInterrupt
-
-
-def test_interrupted_at_every_stage_it_continues_to_the_same_tables(
+def test_interrupted_it_continues_to_the_same_tables(
     shown: Demo, models: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
     job = partial(demo, models["gated"], text, out=tmp_path / "index", **OPTIONS)
-    reached = []
-    for stop in STAGES[1:]:
-        with pytest.raises(KeyboardInterrupt):
-            job(watcher=_Stops(stop))
-        index = memlens.open_index(tmp_path / "index")
-        reached.append([index.has(table) for table in ("values", "patterns", "experiments/vetoes")])
-    assert reached == [[False] * 3, [True, False, False], [True, True, False], [True] * 3]
-    assert dict(outcomes(job())) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
+    with pytest.raises(KeyboardInterrupt):
+        job(watcher=Stops("experiments"))
+    assert outcomes(job()) == dict.fromkeys(STAGES[:3], "kept") | dict.fromkeys(STAGES[3:], "made")
     assert tables(tmp_path / "index") == tables(shown.index.folder)
 
 
@@ -140,15 +115,6 @@ def test_a_folder_of_something_else_is_refused(run: Run, tmp_path: Path) -> None
     assert is_refused(run("demo", "-o", tmp_path), str(tmp_path))
 
 
-def test_the_command_stops_with_130(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(**options: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(pipeline, "demo", interrupt)
-    ran = run("demo", "-o", tmp_path / "index")
-    assert ran.code == 130 and "run the same command again" in ran.err
-
-
 def test_without_a_bundled_model_one_line_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memlens.models.load._BUNDLED", tmp_path / "nothing")
     assert is_refused(run("demo", "-o", tmp_path / "index"), "no bundled model", "memlens analyze")
@@ -187,7 +153,7 @@ def test_larger_samples_that_are_there_are_kept(
     again = demo(models["gated"], text, out=tmp_path / "index", **OPTIONS)
     noted = again.index.manifest.content["experiments"]
     assert noted["local-edits"]["sample"] == 3 and noted["refinement"]["sample"] == 30
-    assert dict(outcomes(again))["experiments"] == "kept"
+    assert outcomes(again)["experiments"] == "kept"
 
 
 def test_what_a_demo_cannot_be_told_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import Run
-from hypothesis import given
-from hypothesis import strategies as st
 
 from memlens import text
 from memlens.cli import app as outcome
@@ -95,28 +93,6 @@ def test_json_holds_the_text_itself_but_only_ascii(run: Run, evil: Path) -> None
     out = run("search", evil, "red", "--json").out
     assert out.isascii() and "\x1b" not in out
     assert EVIL.startswith(json.loads(out)["memories"][0]["best_text"])
-
-
-@given(st.text())
-def test_visible_text_is_one_line_without_controls(given_text: str) -> None:
-    shown = text.visible(given_text)
-    assert shown == "" or len(shown.splitlines()) == 1
-    assert not any(ord(sign) < 32 or 0x7F <= ord(sign) < 0xA0 for sign in shown)
-    assert not any("\u202a" <= sign <= "\u202e" or "\u2066" <= sign <= "\u2069" for sign in shown)
-
-
-@given(st.text(alphabet="ab 東é\u0301😀"), st.integers(1, 12))
-def test_cut_text_fits_and_keeps_its_end(given_text: str, room: int) -> None:
-    from rich.cells import cell_len
-
-    cut = text.cut_left(given_text, room)
-    assert cell_len(cut) <= room
-    assert given_text.endswith(cut.removeprefix("…"))
-
-
-def test_a_sparkline_is_as_high_as_its_counts() -> None:
-    assert text.sparkline([0, 1, 50, 100]) == "·▁▄█"
-    assert text.sparkline([]) == ""
 
 
 def test_a_reader_that_leaves_early_is_no_error(made: dict[str, Path]) -> None:

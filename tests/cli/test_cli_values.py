@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -150,16 +148,3 @@ def test_search_refuses_options_of_the_other_place(run: Run, valued: Path, made:
     assert is_refused(run("search", valued, "a", "--in", "values", "--limit", 0), "--limit is 0")
     assert is_refused(run("search", valued, "", "--in", "values"), "empty")
     assert is_refused(run("search", made["plain"], "a", "--in", "values"), f"memlens values {made['plain']}")
-
-
-def test_looking_at_values_needs_no_torch(valued: Path) -> None:
-    code = "import sys; from memlens.cli import main; assert main(sys.argv[1:]) == 0; assert 'torch' not in sys.modules"
-    for verb in (["show", valued, "L0N0"], ["search", valued, "e", "--in", "values"]):
-        subprocess.run([sys.executable, "-c", code, *map(str, verb)], capture_output=True, check=True)
-
-
-def test_a_curve_stands_on_zero_and_shrinks_to_its_room() -> None:
-    assert cli_text.curve([0.0, 0.5, None, 1.0]) == "▁▅·█"
-    assert cli_text.curve([-1.0, -0.5, 0.0]) == "▁▅█"
-    assert cli_text.curve([None, None]) == "··" and cli_text.curve([]) == "" and cli_text.curve([0.0]) == "▁"
-    assert cli_text.curve([0.0, 0.0, 1.0, 1.0], room=2) == "▁█"

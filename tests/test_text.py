@@ -1,0 +1,36 @@
+"""Text for people: one harmless line, cut to its room; bars and curves."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from memlens import text
+
+
+@given(st.text())
+def test_visible_text_is_one_line_without_controls(given_text: str) -> None:
+    shown = text.visible(given_text)
+    assert shown == "" or len(shown.splitlines()) == 1
+    assert not any(ord(sign) < 32 or 0x7F <= ord(sign) < 0xA0 for sign in shown)
+    assert not any("\u202a" <= sign <= "\u202e" or "\u2066" <= sign <= "\u2069" for sign in shown)
+
+
+@given(st.text(alphabet="ab 東é\u0301😀"), st.integers(1, 12))
+def test_cut_text_fits_and_keeps_its_end(given_text: str, room: int) -> None:
+    cut = text.cut_left(given_text, room)
+    assert cell_len(cut) <= room
+    assert given_text.endswith(cut.removeprefix("…"))
+
+
+def test_a_sparkline_is_as_high_as_its_counts() -> None:
+    assert text.sparkline([0, 1, 50, 100]) == "·▁▄█"
+    assert text.sparkline([]) == ""
+
+
+def test_a_curve_stands_on_zero_and_shrinks_to_its_room() -> None:
+    assert text.curve([0.0, 0.5, None, 1.0]) == "▁▅·█"
+    assert text.curve([-1.0, -0.5, 0.0]) == "▁▅█"
+    assert text.curve([None, None]) == "··" and text.curve([]) == "" and text.curve([0.0]) == "▁"
+    assert text.curve([0.0, 0.0, 1.0, 1.0], room=2) == "▁█"
