@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memlens.pattern.related import AlikeSets
+from memlens.pattern.alike import AlikeSets
 
 SETS = st.lists(st.frozensets(st.integers(0, 12), min_size=1, max_size=9), min_size=1, max_size=25, unique=True)
 

@@ -8,8 +8,8 @@ import pytest
 
 from index_by_hand import pieces, write_index
 from memlens.index.reader import Index
-from memlens.pattern.choose import Candidate, choose
-from memlens.pattern.features import ANYWHERE, ENDING, Feature, features, read_key, word_key
+from memlens.pattern.features import ANYWHERE, ENDING, Feature, read_key, shapes_of
+from memlens.pattern.shallow import Candidate, choose
 from memlens.pattern.table import compute_patterns
 from memlens.pattern.words import Words, read_prefix_words
 from memlens.settings import PatternSettings
@@ -24,7 +24,8 @@ def ranks(*given: range) -> int:
 def test_a_key_reads_back_as_what_it_was_made_from() -> None:
     for kind, name in ((ENDING, "ending"), (ANYWHERE, "n-gram")):
         for words in ((7,), (7, 8), (1, 2, (1 << 20) - 1)):
-            assert read_key(word_key(kind, words), []) == Feature(name, words)
+            body = sum(word << 20 * place for place, word in enumerate(reversed(words)))
+            assert read_key((kind + len(words)) << 60 | body, []) == Feature(name, words)
 
 
 def test_the_longer_ending_is_named_if_it_covers_as_much() -> None:
@@ -57,7 +58,7 @@ def test_a_content_word_in_few_prefixes_waits_for_the_topics() -> None:
      ("Paris", "capital"), ("walking", "-ing"), ("undone", "un-")],
 )  # fmt: skip
 def test_words_have_the_shapes_that_people_see(word: str, expected: str) -> None:
-    assert expected in features(word)
+    assert expected in shapes_of(word)
 
 
 def naive_words(text: str) -> list[str]:

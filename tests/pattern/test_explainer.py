@@ -69,8 +69,8 @@ def test_a_true_description_tells_triggers_from_others(index: Index, stub: tuple
     url, kind = stub
     proposal = propose(index, "L0N0", Explainer(url, "some-model"))
     assert proposal.description == 'ends with "press"' and proposal.by.startswith("some-model at 127.0.0.1")
-    assert proposal.score is not None and proposal.score > 0.9 and proposal.held_out == 10
-    assert proposal.to_json()["proposal"] is True
+    assert proposal.detection is not None and proposal.detection > 0.9 and proposal.held_out == 10
+    assert proposal.proposal is True
     assert not index.has("patterns")
     described, detected = (prompt for prompt, _ in kind.asked)
     lines = [line.partition(". ")[2] for line in detected.splitlines()]
@@ -82,7 +82,7 @@ def test_a_true_description_tells_triggers_from_others(index: Index, stub: tuple
 def test_a_wrong_description_scores_as_guessing_does(index: Index, stub: tuple[str, type[Stub]]) -> None:
     url, kind = stub
     kind.description = 'ends with "giraffe"'
-    assert propose(index, "L0N0", Explainer(url)).score == 0.5
+    assert propose(index, "L0N0", Explainer(url)).detection == 0.5
 
 
 def test_the_key_comes_from_the_environment_only(

@@ -17,14 +17,8 @@ from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.run import is_made, is_outdated, run
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.pattern.related import (
-    duplicate_groups,
-    duplicates,
-    related_memories,
-    shared_patterns,
-    token_sets,
-    trigger_sets,
-)
+from memlens.pattern.alike import duplicate_groups, duplicates, token_sets, trigger_sets
+from memlens.pattern.related import related_memories, shared_patterns
 from memlens.pattern.table import PATTERNS_SCHEMA
 from memlens.stats import wilson
 

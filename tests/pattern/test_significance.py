@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlens.pattern.choose import tail
 from memlens.stats import binomial_tail, q_values, upper_share
 
 
@@ -18,7 +17,6 @@ def test_the_tail_is_the_sum_of_its_terms(t: int, k: int, f: float) -> None:
     k = min(k, t)
     naive = sum(comb(t, j) * f**j * (1 - f) ** (t - j) for j in range(k, t + 1))
     assert binomial_tail(k, t, f) == pytest.approx(naive, rel=1e-9)
-    assert tail(k, t, f) == pytest.approx(naive, rel=1e-9)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.integers(0, 50), st.sampled_from([0.01, 0.05, 0.2]))

@@ -8,7 +8,7 @@ import pytest
 
 from index_by_hand import pieces, write_index
 from memlens.index.reader import Index
-from memlens.pattern.table import compute_patterns, memory_name, prefix_patterns
+from memlens.pattern.table import compute_patterns, memory_name, memory_patterns
 
 WORDS = ("stone", "glass", "paper", "cloth", "metal", "ivory", "amber")
 TEXTS = [
@@ -44,5 +44,6 @@ def test_a_memory_without_triggers_has_no_name(index: Index) -> None:
     assert memory_name(index, "L0N2") is None
 
 
-def test_each_prefix_lists_the_patterns_it_contains(index: Index) -> None:
-    assert prefix_patterns(index, "L0N0") == {rank: ['ends with "the free press"'] for rank in range(20)}
+def test_a_pattern_lists_the_prefixes_that_contain_it(index: Index) -> None:
+    (row,) = memory_patterns(index, "L0N0")
+    assert row["description"] == 'ends with "the free press"' and row["prefixes"] == list(range(20))

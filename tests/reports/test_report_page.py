@@ -16,7 +16,7 @@ from report_tables import EVIL, like_the_paper, write_rows
 
 import memlens
 from memlens.errors import IndexFolderError, SettingError
-from memlens.pattern.related import duplicate_groups, token_sets, trigger_sets
+from memlens.pattern.alike import duplicate_groups, token_sets, trigger_sets
 from memlens.reports.galleries import SHOWN, clearest_patterns, same_triggers, same_values
 from memlens.reports.report import make_report
 from memlens.reports.style import page_spec, vega_bundle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from memlens.cli.options import IndexFolder, Json, Quiet, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.settings import PatternSettings
-from memlens.text import percent, visible
+from memlens.text import percent
 
 if TYPE_CHECKING:
     from memlens.index.reader import Index
@@ -91,37 +92,31 @@ def _summarize(screen: Screen, index: Index) -> None:
         + [percent(row[kind] / row["prefixes"]) if row["prefixes"] else "" for kind in _KINDS]
         for row in rows
     ]
-    _print(screen, ["layer", "memories", "with a pattern", "shallow", "semantic", "both", "not covered"], table)
+    screen.table(["layer", "memories", "with a pattern", "shallow", "semantic", "both", "not covered"], table)
     tested = f"{notes.hypotheses:,} hypotheses"
     screen.note(f"expected share of chance among these patterns: at most {notes.rate:g} ({tested})")
 
 
 def _browse(screen: Screen, index: Index, related: str | None, shared: bool, limit: int) -> None:
-    from memlens.pattern.related import duplicates, related_memories, shared_patterns
-
     if related is not None:
-        found = related_memories(index, related, limit)
+        from memlens.pattern.related import related_memories
+
+        memories = related_memories(index, related, limit)
         head = ["memory", "equal triggers", "equal tokens", "equal patterns"]
-        rows = [
-            [str(r.memory), str(r.triggers), "" if r.tokens is None else str(r.tokens), ", ".join(r.patterns)]
-            for r in found
-        ]
+        rows = [[m.memory, m.triggers, "" if m.tokens is None else m.tokens, ", ".join(m.patterns)] for m in memories]
+        _list(screen, memories, head, rows)
     elif shared:
-        head = ["memories", "pattern", "kind", "which"]
-        rows = [
-            [str(len(s.memories)), s.description, s.kind, " ".join(map(str, s.memories[:8]))]
-            for s in shared_patterns(index, limit)
-        ]
+        from memlens.pattern.related import shared_patterns
+
+        patterns = shared_patterns(index, limit)
+        rows = [[len(p.memories), p.description, p.kind, " ".join(map(str, p.memories[:8]))] for p in patterns]
+        _list(screen, patterns, ["memories", "pattern", "kind", "which"], rows)
     else:
-        pairs = duplicates(index)
-        head = ["memory", "other", "equal triggers", "Jaccard"]
-        rows = [[str(d.one), str(d.other), str(d.shared), f"{d.jaccard:.2f}"] for d in pairs[:limit]]
-    if screen.as_json:
-        screen.json([dict(zip(head, row, strict=True)) for row in rows])
-    elif rows:
-        _print(screen, head, rows)
-    else:
-        screen.note("there are none")
+        from memlens.pattern.alike import duplicates
+
+        pairs = duplicates(index)[:limit]
+        rows = [[pair.one, pair.other, pair.shared, f"{pair.jaccard:.2f}"] for pair in pairs]
+        _list(screen, pairs, ["memory", "other", "equal triggers", "Jaccard"], rows)
 
 
 def _explain(screen: Screen, index: Index, url: str, model: str, memories: list[str], seed: int) -> None:
@@ -130,22 +125,17 @@ def _explain(screen: Screen, index: Index, url: str, model: str, memories: list[
     if not memories:
         raise SettingError("say which memories to explain with --memory L3N512 (may be repeated)")
     names = [index.check(name) for name in memories]
-    asked = Explainer(url, model)
-    found = [propose(index, name, asked, seed) for name in names]
+    endpoint = Explainer(url, model)
+    proposals = [propose(index, name, endpoint, seed) for name in names]
+    rows = [[p.memory, p.by, p.description, p.detection_text] for p in proposals]
+    _list(screen, proposals, ["memory", "proposed by", "proposal", "detection"], rows)
+
+
+def _list(screen: Screen, records: Sequence[Any], head: list[str], rows: list[list[Any]]) -> None:
+    """The records themselves as JSON, or their rows as a table."""
     if screen.as_json:
-        screen.json([proposal.to_json() for proposal in found])
-        return
-    head = ["memory", "proposed by", "proposal", "detection"]
-    _print(screen, head, [[str(p.memory), p.by, p.description, p.score_text] for p in found])
-
-
-def _print(screen: Screen, head: list[str], rows: list[list[Any]]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False)
-    for name in head:
-        table.add_column(name)
-    for row in rows:
-        table.add_row(*(Text(visible(cell)) for cell in row))
-    screen.result(table)
+        screen.json(records)
+    elif rows:
+        screen.table(head, rows)
+    else:
+        screen.note("there are none")

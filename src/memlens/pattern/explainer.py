@@ -1,10 +1,12 @@
 """Optional: descriptions proposed by a language model behind an OpenAI-compatible endpoint, and a test of each.
 
-Nothing here is ever needed or called on its own: a person names the endpoint. The prefixes of the memories in question
-are sent there; a key is taken from the environment variable MEMLENS_EXPLAINER_KEY if it is set. The model sees half of
-a memory's triggers and proposes one line. It is then shown the other half, mixed with random prefixes of the corpus,
-in a new conversation with only that line, and says which of them it fits. The score is the balanced accuracy of that
-detection: 0.5 is what guessing gives. A proposal says who made it and is never written among the patterns.
+ 1. The model sees half of a memory's triggers and proposes one line.
+ 2. In a new conversation it is shown that line and the other half, mixed with random prefixes of the corpus, and says
+    which of them the line fits.
+ 3. The score is the balanced accuracy of that detection: 0.5 is what guessing gives.
+
+A person names the endpoint; the prefixes of the memories in question are sent there, with the key of the environment
+variable MEMLENS_EXPLAINER_KEY if it is set. A proposal says who made it and is never written among the patterns.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import numpy as np
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.pattern.features import sample_prefixes
+from memlens.pattern.words import sample_prefixes
 
 KEY_VARIABLE = "MEMLENS_EXPLAINER_KEY"
 TOP = 24  # triggers: half to describe, half to be told from others
@@ -98,22 +100,13 @@ class Proposal:
     memory: MemoryId
     description: str
     by: str
-    score: float | None  # balanced accuracy on held-out triggers and random prefixes; None where none could be held out
+    detection: float | None  # balanced accuracy on held-out triggers and random prefixes; None without any
     held_out: int
+    proposal: bool = True  # for whoever reads it among patterns
 
     @property
-    def score_text(self) -> str:
-        return "not tested" if self.score is None else f"{self.score:.2f} on {self.held_out} held-out triggers"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "memory": str(self.memory),
-            "description": self.description,
-            "proposal": True,
-            "by": self.by,
-            "detection": self.score,
-            "held_out": self.held_out,
-        }
+    def detection_text(self) -> str:
+        return "not tested" if self.detection is None else f"{self.detection:.2f} on {self.held_out} held-out triggers"
 
 
 def propose(index: Index, memory: str | MemoryId, explainer: Explainer, seed: int = 0) -> Proposal:
@@ -138,11 +131,8 @@ def _detection(
     order = random.permutation(len(mixed)).tolist()
     lines = "\n".join(f"{number}. {mixed[place][0]}" for number, place in enumerate(order, 1))
     chosen = _numbers(explainer.ask(_DETECT.format(description=description) + lines))
-    hits = [number in chosen for number in range(1, len(order) + 1)]
-    is_trigger = [mixed[place][1] for place in order]
-    found = sum(hit and own for hit, own in zip(hits, is_trigger, strict=True)) / len(triggers)
-    spared = sum(not hit and not own for hit, own in zip(hits, is_trigger, strict=True)) / len(others)
-    return (found + spared) / 2
+    picks = [(number in chosen, mixed[place][1]) for number, place in enumerate(order, 1)]
+    return (picks.count((True, True)) / len(triggers) + picks.count((False, False)) / len(others)) / 2
 
 
 def _numbers(answer: str) -> set[int]:

@@ -1,45 +1,40 @@
-"""What a prefix's last word looks like: a year, a number, a capital, an opening quote, -ing, un-.
-
-A shape is a named class of spellings, an affix two to four letters at either end of a word that is longer by at least
-one. Every affix of the corpus is a candidate; whether it matters is for statistics to say. Knows spellings only.
-
-Everything shallow that prefixes may share, as 63-bit keys: endings, n-grams anywhere, shapes of the last word.
+"""Shallow features of prefixes, as 63-bit keys, and how often a random prefix of the corpus has each.
 
     ENDING + n     the last n words, n = 1..3
     ANYWHERE + n   n words in a row, anywhere in the window
-    SHAPE          a shape or an affix of the last word (see shapes)
+    SHAPE          a shape of the last word (a year, a capital, an opening quote) or an affix (-ing, un-)
 
-A key holds its kind and up to three word numbers, so that it can be read back without a table. Compiled, since there
-are about a thousand keys a memory. Knows words and memories as numbers only.
+An affix is two to four letters at either end of a word that is longer by at least one. A key holds its kind and up to
+three word numbers, so that it is read back without a table. The loops are compiled: a memory has a thousand keys.
 
-How often a random prefix of the corpus has each feature.
-
-A seeded sample of all prefixes (all of them where they are few) goes through the same code as triggers do. The share of
-an ending or a shape is simply counted. An n-gram anywhere is likelier in a longer prefix: its share among prefixes of L
-words is taken as 1 - exp(-rate * L), with the one rate that gives its share over the whole sample. Every feature that
-at least three prefixes of the sample have is a hypothesis for every memory. Knows no memory.
+Background: a seeded sample of all prefixes (all of them where they are few) goes through the same code as triggers do.
+The share of an ending or a shape is counted. An n-gram is likelier in a longer prefix: its share among prefixes of L
+words is 1 - exp(-rate L), with the one rate that gives its share over the whole sample.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.index.reader import Index
 from memlens.parallel import compiled
-from memlens.pattern.words import WINDOW, PrefixWords, Words
+from memlens.pattern.words import GROUNDED, WINDOW, PrefixWords, Words
 from memlens.stats import upper_share
 
-SUFFIX, PREFIX = "suffix", "prefix"
+LONGEST = 3
+ENDING, ANYWHERE, SHAPE = 0, 3, 7
+_BITS, _KIND = 20, 60
+_MASK = (1 << _BITS) - 1
+_RATES = np.geomspace(1e-9, 20, 4000)
 _AFFIXES = (2, 3, 4)
 _STEM = 1
+
+KeyArray = NDArray[np.int64]
 
 # From the special to the general; a word has every shape that it matches.
 _SHAPES = {
@@ -50,7 +45,7 @@ _SHAPES = {
     "digit": re.compile(r"[0-9].*[^\W\d_].*|[^\W\d_]+[0-9].*"),
 }
 OPENING_QUOTE = "opening quote"
-DESCRIPTIONS = {
+_DESCRIPTIONS = {
     "year": "ends with a year",
     "decade": "ends with a decade",
     "ordinal": "ends with an ordinal number",
@@ -62,8 +57,8 @@ DESCRIPTIONS = {
 }
 
 
-def features(spelling: str) -> list[str]:
-    """Shapes and affixes of a word as written; an affix is `-ing` or `un-`."""
+def shapes_of(spelling: str) -> list[str]:
+    """Shapes and affixes (`-ing`, `un-`) of a word as written."""
     found = [name for name, form in _SHAPES.items() if form.fullmatch(spelling)]
     if spelling[:1].isupper():
         found.append("capitals" if len(spelling) > 1 and spelling.isupper() else "capital")
@@ -75,19 +70,9 @@ def features(spelling: str) -> list[str]:
     return found
 
 
-def describe(feature: str) -> str:
-    if feature in DESCRIPTIONS:
-        return DESCRIPTIONS[feature]
-    side = "in" if feature.startswith("-") else "with a word in"
-    return f"ends {side} {feature}"
-
-
-LONGEST = 3
-ENDING, ANYWHERE, SHAPE = 0, 3, 7
-_BITS, _KIND = 20, 60
-_MASK = (1 << _BITS) - 1
-
-KeyArray = NDArray[np.int64]
+def _describe(shape: str) -> str:
+    affix = f"ends {'in' if shape.startswith('-') else 'with a word in'} {shape}"
+    return _DESCRIPTIONS.get(shape, affix)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +94,7 @@ class SpellingFeatures:
         offsets = [0]
         for spelling, is_used in zip(words.spellings, wanted.tolist(), strict=True):
             if is_used:
-                flat += [numbers.setdefault(name, len(numbers) + 1) for name in features(spelling)]
+                flat += [numbers.setdefault(name, len(numbers) + 1) for name in shapes_of(spelling)]
             offsets.append(len(flat))
         return cls(list(numbers), np.array(flat, np.int32), np.array(offsets, np.int64), 1)
 
@@ -127,7 +112,7 @@ class Feature:
 
     def describe(self, words: Words) -> str:
         if self.kind == "shape":
-            return describe(self.shape)
+            return _describe(self.shape)
         return f'{"ends with" if self.kind == "ending" else "contains"} "{self.text(words)}"'
 
     def name(self, words: Words) -> str:
@@ -144,18 +129,28 @@ def read_key(key: int, names: Sequence[str]) -> Feature:
     return Feature("ending" if kind <= ANYWHERE else "n-gram", numbers)
 
 
-def word_key(kind: int, numbers: Sequence[int]) -> int:
-    """The key of an ending or an n-gram."""
-    body = 0
-    for number in numbers:
-        body = (body << _BITS) | number
-    return ((kind + len(numbers)) << _KIND) | body
+class _PrefixArrays(NamedTuple):
+    """Prefixes and the shapes of their last words, for compiled code."""
+
+    words: Any  # the arrays of PrefixWords
+    offsets: Any
+    last: Any
+    opens: Any
+    shapes: Any  # the arrays of SpellingFeatures
+    shape_offsets: Any
+    opening: int
+
+    @classmethod
+    def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> _PrefixArrays:
+        own = (prefixes.words, prefixes.offsets, prefixes.last, prefixes.opens)
+        return cls(*own, spelled.numbers, spelled.offsets, spelled.opening)
 
 
 @compiled
-def _prefix_keys_(words: Any, first: int, end: int, shapes_of_last: Any, opening: int, keys: Any, count: int) -> int:
+def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
     """Append the keys of one prefix (an n-gram as often as it occurs); the new count comes back."""
-    for start in range(first, end):
+    words, end = prefixes.words, prefixes.offsets[row + 1]
+    for start in range(prefixes.offsets[row], end):
         body = np.int64(0)
         for n in range(1, LONGEST + 1):
             if start + n > end or words[start + n - 1] == 0:
@@ -166,35 +161,33 @@ def _prefix_keys_(words: Any, first: int, end: int, shapes_of_last: Any, opening
             if start + n == end:
                 keys[count] = (np.int64(ENDING + n) << _KIND) | body
                 count += 1
-    for number in shapes_of_last:
+    last = prefixes.last[row]
+    for number in prefixes.shapes[prefixes.shape_offsets[last] : prefixes.shape_offsets[last + 1]]:
         keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(number)
         count += 1
-    if opening:
-        keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(opening)
+    if prefixes.opens[row]:
+        keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(prefixes.opening)
         count += 1
     return count
 
 
 @compiled
-def _room(words: int) -> int:
-    return (words + 1) * LONGEST + 16
+def _room(prefixes: _PrefixArrays, row: int) -> int:
+    """At least as many keys as a prefix has."""
+    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 16
 
 
 @compiled
-def _all_keys(
-    words: Any, offsets: Any, last: Any, opens: Any, numbers: Any, number_offsets: Any, opening: int
-) -> KeyArray:
-    """Every key of every prefix, each once a prefix."""
+def _all_keys(prefixes: _PrefixArrays) -> KeyArray:
+    """Every key of every prefix, once per prefix."""
     total = 0
-    for row in range(len(last)):
-        total += _room(offsets[row + 1] - offsets[row])
+    for row in range(len(prefixes.last)):
+        total += _room(prefixes, row)
     found = np.empty(total, np.int64)
     kept = 0
-    for row in range(len(last)):
-        own = numbers[number_offsets[last[row]] : number_offsets[last[row] + 1]]
-        keys = np.empty(_room(offsets[row + 1] - offsets[row]), np.int64)
-        quote = opening if opens[row] else 0
-        count = _prefix_keys_(words, offsets[row], offsets[row + 1], own, quote, keys, 0)
+    for row in range(len(prefixes.last)):
+        keys = np.empty(_room(prefixes, row), np.int64)
+        count = _add_keys_(prefixes, row, keys, 0)
         keys = np.sort(keys[:count])
         for i in range(count):
             if i == 0 or keys[i] != keys[i - 1]:
@@ -203,41 +196,27 @@ def _all_keys(
     return found[:kept]
 
 
-def all_keys(prefixes: PrefixWords, spelled: SpellingFeatures) -> KeyArray:
-    found: KeyArray = _all_keys(
-        prefixes.words, prefixes.offsets, prefixes.last, prefixes.opens, spelled.numbers, spelled.offsets,
-        spelled.opening,
-    )  # fmt: skip
-    return found
-
-
 @compiled
-def _shared(
-    rows: Any, least: int, words: Any, offsets: Any, last: Any, opens: Any,
-    numbers: Any, number_offsets: Any, opening: int,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Memory, key and set of prefixes (a bit each) of every key that `least` prefixes of a memory share."""
+def _shared_keys(rows: Any, least: int, prefixes: _PrefixArrays) -> tuple[Any, Any, Any, Any]:
     memories, triggers = rows.shape
     total, largest = 0, 0
     for m in range(memories):
         room = 0
         for i in range(triggers):
             if rows[m, i] >= 0:
-                room += _room(offsets[rows[m, i] + 1] - offsets[rows[m, i]])
+                room += _room(prefixes, rows[m, i])
         total += room // least + 1
         largest = max(largest, room)
-    out_memory, out_key, out_set = np.empty(total, np.int32), np.empty(total, np.int64), np.empty(total, np.uint64)
+    out_memory, out_key = np.empty(total, np.int32), np.empty(total, np.int64)
+    out_set, out_size = np.empty(total, np.uint64), np.empty(total, np.int64)
     keys, owners = np.empty(largest, np.int64), np.empty(largest, np.int64)
     kept = 0
     for m in range(memories):
         count = 0
         for i in range(triggers):
-            row = rows[m, i]
-            if row >= 0:
-                own = numbers[number_offsets[last[row]] : number_offsets[last[row] + 1]]
+            if rows[m, i] >= 0:
                 before = count
-                quote = opening if opens[row] else 0
-                count = _prefix_keys_(words, offsets[row], offsets[row + 1], own, quote, keys, count)
+                count = _add_keys_(prefixes, rows[m, i], keys, count)
                 owners[before:count] = i
         order = np.argsort(keys[:count])
         begin = 0
@@ -246,11 +225,12 @@ def _shared(
             while end < count and keys[order[end]] == key:
                 members |= np.uint64(1) << np.uint64(owners[order[end]])
                 end += 1
-            if end - begin >= least and _size(members) >= least:
-                out_memory[kept], out_key[kept], out_set[kept] = m, key, members
+            size = _size(members) if end - begin >= least else 0
+            if size >= least:
+                out_memory[kept], out_key[kept], out_set[kept], out_size[kept] = m, key, members, size
                 kept += 1
             begin = end
-    return out_memory[:kept], out_key[:kept], out_set[:kept]
+    return out_memory[:kept], out_key[:kept], out_set[:kept], out_size[:kept]
 
 
 @compiled
@@ -262,29 +242,12 @@ def _size(members: Any) -> int:
     return count
 
 
-@compiled
-def sizes(sets: Any) -> NDArray[np.int64]:
-    """How many prefixes are in each set."""
-    found = np.empty(len(sets), np.int64)
-    for i in range(len(sets)):
-        found[i] = _size(sets[i])
-    return found
-
-
 def shared_keys(
     rows: NDArray[np.int64], prefixes: PrefixWords, spelled: SpellingFeatures, least: int
-) -> tuple[NDArray[np.int32], KeyArray, NDArray[np.uint64]]:
-    """Memory, key and set of prefixes of what at least `least` of a memory's triggers (rows [memories, t]) share."""
-    memory, keys, sets = _shared(
-        rows, least, prefixes.words, prefixes.offsets, prefixes.last, prefixes.opens,
-        spelled.numbers, spelled.offsets, spelled.opening,
-    )  # fmt: skip
-    return memory, keys, sets
-
-
-SAMPLE = 150_000
-GROUNDED = 3
-_RATES = np.geomspace(1e-9, 20, 4000)
+) -> tuple[NDArray[np.int32], KeyArray, NDArray[np.uint64], NDArray[np.int64]]:
+    """What at least `least` triggers (rows [memories, t]) share: memory, key, set of prefixes as bits, its size."""
+    memory, keys, sets, sizes = _shared_keys(rows, least, _PrefixArrays.of(prefixes, spelled))
+    return memory, keys, sets, sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,7 +262,7 @@ class Background:
 
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> Background:
-        keys, counts = np.unique(all_keys(prefixes, spelled), return_counts=True)
+        keys, counts = np.unique(_all_keys(_PrefixArrays.of(prefixes, spelled)), return_counts=True)
         kept = counts > 1  # what was met once is looked up as met once, without being kept
         lengths = np.bincount(prefixes.lengths, minlength=WINDOW + 1) / max(len(prefixes), 1)
         return cls(keys[kept], counts[kept], len(prefixes), lengths, int((counts >= GROUNDED).sum()))
@@ -317,7 +280,7 @@ class Background:
         The mean over prefixes as long as those given.
         """
         shares = upper_share(self.count(keys), self.prefixes)
-        kinds = keys >> 60
+        kinds = keys >> _KIND
         anywhere = (kinds > ANYWHERE) & (kinds < SHAPE)
         there = lengths[anywhere] >= 0
         rates = np.interp(shares[anywhere], self._shares_by_rate(), _RATES)
@@ -329,32 +292,3 @@ class Background:
         chances = 1 - np.exp(-_RATES[:, None] * np.arange(WINDOW + 1)[None, :])
         by_rate: NDArray[np.float64] = chances @ self.length_shares
         return by_rate
-
-
-def sample_prefixes(index: Index, size: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sentences and positions of random prefixes, each at most once; all where there are no more than `size`."""
-    sentences, lengths = sentence_lengths(index)
-    edges = np.concatenate([[0], np.cumsum(lengths)])
-    total = int(edges[-1])
-    if size >= total:
-        drawn = np.arange(total)
-    else:
-        random = np.random.default_rng([seed, 5])
-        drawn = (
-            np.sort(random.choice(total, size, replace=False)) if total < 20 * size else _distinct(random, total, size)
-        )
-    place = np.searchsorted(edges, drawn, side="right") - 1
-    return sentences[place].astype(np.int64), (drawn - edges[place]).astype(np.int64)
-
-
-def sentence_lengths(index: Index) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number and tokens of every sentence; the tokens themselves are not loaded."""
-    query = "SELECT sentence, len(ends)::BIGINT AS tokens FROM read_parquet($1) ORDER BY sentence"
-    with closing(duckdb.connect(config={"threads": 1})) as database:
-        found = database.execute(query, [str(index.path("corpus"))]).fetchnumpy()
-    return np.asarray(found["sentence"], np.int64), np.asarray(found["tokens"], np.int64)
-
-
-def _distinct(random: np.random.Generator, total: int, size: int) -> NDArray[np.int64]:
-    """About `size` different numbers below a large total, without an array of that size."""
-    return np.unique(random.integers(0, total, size))

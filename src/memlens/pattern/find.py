@@ -1,27 +1,39 @@
-"""Patterns of all memories of an index, in memory.
+"""Patterns of all memories of an index, and the tokens that follow their triggers, in memory.
 
-    1  triggers and a sample of all prefixes as words                  prefix_words, background
-    2  features that three triggers share; one cut for all             features, significance, shallow
-    3  the few of them that a person would name                        choosing
-    4  coherence beyond their words, with its own cut; topics          word_vectors, coherence, topics, semantic
-    5  content words that no topic accounts for                        choosing
+ 1. Read triggers and a sample of all prefixes as words (words).
+ 2. Find features that three triggers share, with one cut for all memories (features, shallow).
+ 3. Choose the few of them that a person would name (shallow).
+ 4. Find memories that are coherent beyond their words, with a cut of its own, and their topics (word_vectors, topics).
+ 5. Add content words that no topic accounts for (shallow).
+ 6. A next token is typical if it follows at least three triggers, more often than its share of the corpus allows: again
+    a binomial tail and a cut over all memories and all tokens.
 
-False discoveries are held to one rate in each of two families of hypotheses: every feature of the background for every
-memory, and one coherence a memory. Memory grows with the number of triggers, not with the corpus. No model is needed.
+The rate of false discoveries holds in each of the three families of hypotheses. Memory grows with the number of
+triggers, not with the corpus. No model is needed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+
+import duckdb
+import numpy as np
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.pattern.choose import Candidate, Chosen, add_waiting, choose
-from memlens.pattern.shallow import Texts, find_shared
+from memlens.pattern.shallow import Candidate, ShallowChoice, Texts, add_waiting, choose, find_significant
 from memlens.pattern.topics import Topic, find_topics
 from memlens.pattern.word_vectors import WordVectors, word_vectors
-from memlens.pattern.words import TriggerRows, read_trigger_rows
+from memlens.pattern.words import GROUNDED, TriggerRows, read_trigger_rows
 from memlens.settings import PatternSettings
+from memlens.stats import binomial_tail, q_values, upper_share
+
+PROMOTED = 3  # tokens of a value that are named
+_LOOKED_AT = 10  # tokens of a value that a typical next token is looked for in
 
 
 @dataclass(frozen=True)
@@ -46,28 +58,28 @@ class Pattern:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """Patterns by row of TriggerRows, the most telling first, and how they were found."""
+class PatternSearch:
+    """The result: patterns by row of TriggerRows, the most telling first, and notes for the manifest."""
 
     triggers: TriggerRows
     patterns: list[list[Pattern]]
     notes: dict[str, float | int]
 
 
-def find_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> Found:
+def find_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternSearch:
     triggers = read_trigger_rows(index, settings.top)
     if len(triggers.rows) == 0:
-        return Found(triggers, [], {})
+        return PatternSearch(triggers, [], {})
     progress("words", 0, None)
     texts = Texts.read(index, triggers, settings)
-    believed = find_shared(texts, triggers, settings, progress)
-    candidates = list(believed.candidates(texts, len(triggers.rows)))
+    significant = find_significant(texts, triggers, settings, progress)
+    candidates = list(significant.candidates(texts, len(triggers.rows)))
     vectors = word_vectors(index, texts.words, settings.seed)
     filled = triggers.filled.tolist()
     content = texts.content_words()
     last = _last_words(texts, triggers)
     chosen = [
-        choose(own, filled[m], last[m], content, believed.cutoff) if own else Chosen((), ())
+        choose(own, filled[m], last[m], content, significant.cutoff) if own else ShallowChoice((), ())
         for m, own in enumerate(candidates)
     ]
     topics = find_topics(texts, triggers, chosen, vectors, settings, progress)
@@ -75,17 +87,17 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
     for m, own in enumerate(candidates):
         topic, q = topics.get(m, (None, 1.0))
         members = topic.members if topic else 0
-        kept = add_waiting(chosen[m], own, members, filled[m], last[m], believed.cutoff)
+        kept = add_waiting(chosen[m], own, members, filled[m], last[m], significant.cutoff)
         named = [_shallow(candidate, texts) for candidate in kept]
         named += [_semantic(topic, texts, vectors, q)] if topic else []
         patterns.append(sorted(named, key=lambda pattern: (-pattern.confidence(filled[m]), pattern.name)))
     notes: dict[str, float | int] = {
-        "hypotheses": believed.hypotheses + len(triggers.rows),
+        "hypotheses": significant.hypotheses + len(triggers.rows),
         "background": len(texts.sample),
-        "highest_p": believed.cutoff,
+        "highest_p": significant.cutoff,
         "word_vectors": len(vectors.vectors),
     }
-    return Found(triggers, patterns, notes)
+    return PatternSearch(triggers, patterns, notes)
 
 
 def _last_words(texts: Texts, triggers: TriggerRows) -> list[list[int]]:
@@ -98,19 +110,70 @@ def _last_words(texts: Texts, triggers: TriggerRows) -> list[list[int]]:
 
 
 def _shallow(candidate: Candidate, texts: Texts) -> Pattern:
-    feature = candidate.feature
-    return Pattern(
-        feature.name(texts.words),
-        "shallow",
-        feature.describe(texts.words),
-        candidate.members,
-        candidate.share,
-        candidate.q,
-    )
+    feature, words = candidate.feature, texts.words
+    described = (feature.name(words), "shallow", feature.describe(words))
+    return Pattern(*described, candidate.members, candidate.share, candidate.q)
 
 
 def _semantic(topic: Topic, texts: Texts, vectors: WordVectors, q: float) -> Pattern:
     words = [texts.words.texts[vectors.numbers[row]] for row in topic.words]
-    return Pattern(
-        f"topic:{' '.join(sorted(words))}", "semantic", f"about: {', '.join(words)}", topic.members, topic.share, q
+    described = (f"topic:{' '.join(sorted(words))}", "semantic", f"about: {', '.join(words)}")
+    return Pattern(*described, topic.members, topic.share, q)
+
+
+@dataclass(frozen=True)
+class FollowingTokens:
+    """Tokens after the triggers of one memory."""
+
+    typical: tuple[tuple[int, int], ...] = ()  # token, triggers it follows; the most frequent first
+    promoted: tuple[int, ...] = ()  # the value's top tokens
+    agrees: bool | None = None  # is a typical next token among the value's top tokens? None: cannot be said
+
+
+def what_follows(index: Index, triggers: TriggerRows, rate: float) -> list[FollowingTokens]:
+    """For each row of TriggerRows."""
+    typical = _typical(index, triggers, rate)
+    promoted = dict(_promoted(index)) if index.has("values") else {}
+    found = []
+    names = zip(triggers.layer.tolist(), triggers.memory.tolist(), strict=True)
+    for own, name in zip(typical, names, strict=True):
+        tokens = promoted.get(name, ())
+        agrees = any(token in tokens for token, _ in own) if own and tokens else None
+        found.append(FollowingTokens(tuple(own), tuple(tokens[:PROMOTED]), agrees))
+    return found
+
+
+def _typical(index: Index, triggers: TriggerRows, rate: float) -> list[list[tuple[int, int]]]:
+    counts = _token_counts(index)
+    memory, rank = np.nonzero(triggers.following >= 0)
+    pairs, times = np.unique(
+        memory.astype(np.int64) << 32 | triggers.following[memory, rank].astype(np.int64), return_counts=True
     )
+    kept = times >= GROUNDED
+    pairs, times = pairs[kept], times[kept]
+    owner, token = pairs >> 32, pairs & 0xFFFFFFFF
+    shares = upper_share(counts[token], int(counts.sum()))
+    followed = (triggers.following >= 0).sum(1)
+    q = q_values(binomial_tail(times, followed[owner], shares), max(len(counts) * len(followed), len(times)))
+    found: list[list[tuple[int, int]]] = [[] for _ in followed]
+    for m, t, k in zip(owner[q <= rate].tolist(), token[q <= rate].tolist(), times[q <= rate].tolist(), strict=True):
+        found[m].append((t, k))
+    return [sorted(own, key=lambda pair: (-pair[1], pair[0])) for own in found]
+
+
+def _token_counts(index: Index) -> NDArray[np.int64]:
+    """How often each token is in the corpus."""
+    query = "SELECT token, count(*) AS times FROM (SELECT unnest(tokens) AS token FROM read_parquet($1)) GROUP BY token"
+    with closing(duckdb.connect(config={"threads": 1})) as database:
+        rows = database.execute(query, [str(index.path("corpus"))]).fetchnumpy()
+    tokens = np.asarray(rows["token"], np.int64)
+    counts = np.zeros(max(index.manifest.model.vocabulary, int(tokens.max(initial=-1)) + 1), np.int64)
+    counts[tokens] = np.asarray(rows["times"], np.int64)
+    return counts
+
+
+def _promoted(index: Index) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
+    with pq.ParquetFile(index.path("values")) as file:
+        for batch in file.iter_batches(4096, columns=["layer", "memory", "tokens"]):
+            for row in batch.to_pylist():
+                yield (row["layer"], row["memory"]), tuple((row["tokens"] or ())[:_LOOKED_AT])

@@ -1,37 +1,77 @@
-"""Significant shared features of all memories: one test a feature and memory, one cut for the whole model.
+"""Shallow patterns: features that more triggers of a memory share than chance allows, and the few a person would name.
 
-The hypotheses are all features that at least three prefixes of the background have, for every memory; a feature that
-three triggers share is tested, the others count with p = 1. Done for some thousand memories at a time, so that only
-what may be significant stays in memory.
+Significance, for all memories at once:
+
+ 1. A hypothesis is a feature that at least three prefixes of the background have, for one memory.
+ 2. p = P(X >= k), X ~ Binomial(t, f): k of the memory's t triggers share a feature that a random prefix has with
+    chance f. Features that fewer than three triggers share count with p = 1.
+ 3. One cut for the whole model at the rate of false discoveries (Benjamini and Hochberg, 1995).
+
+Choice, for one memory, since features overlap ("free press" implies "press", -ess and contains "press"):
+
+ 1. An ending or n-gram that is no rarer than one of its content words explains is dropped in favour of the word.
+ 2. A content word in few triggers waits until topics are known: a word of the memory's topic is no pattern of its own.
+ 3. The most telling feature is taken first (below 1 in 1000 rarity adds nothing, so that what covers more wins). One
+    that concerns the same words must be significant among the prefixes that are left.
+ 4. A longer ending or n-gram that covers as much takes the place of the shorter one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memlens.index.reader import Index
 from memlens.parallel import Progress
-from memlens.pattern.choose import Candidate
-from memlens.pattern.features import (
+from memlens.pattern.features import OPENING_QUOTE, Background, Feature, SpellingFeatures, read_key, shared_keys
+from memlens.pattern.words import (
     GROUNDED,
-    Background,
-    SpellingFeatures,
-    read_key,
+    PrefixWords,
+    TriggerRows,
+    Words,
+    read_prefix_words,
     sample_prefixes,
-    shared_keys,
-    sizes,
 )
-from memlens.pattern.words import PrefixWords, TriggerRows, Words, read_prefix_words
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values
 
 _AT_ONCE = 2048  # memories
 _FREQUENT = 4e-3  # of all words: a word that is so frequent has no content
+_RARE = 1e-3  # below this, rarity adds nothing to the order of choice
+_COVERS_AS_MUCH = 0.9
+_EXPLAINED = 0.01  # a feature no rarer than this, given its content word, is explained by the word
+_DOMINANT = 0.6  # a content word in so many of the triggers is a pattern whatever the topic
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A significant feature of one memory."""
+
+    feature: Feature
+    members: int  # prefixes by trigger rank, a bit each
+    share: float  # chance that a random prefix has it
+    count: int  # how many of the sampled prefixes have it
+    q: float
+
+    @property
+    def size(self) -> int:
+        return self.members.bit_count()
+
+    def is_content_word(self, content: Collection[int]) -> bool:
+        return self.feature.kind == "n-gram" and len(self.feature.words) == 1 and self.feature.words[0] in content
+
+
+@dataclass(frozen=True)
+class ShallowChoice:
+    """Patterns of one memory, and content words that may yet become some."""
+
+    patterns: tuple[Candidate, ...]
+    waiting: tuple[Candidate, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +102,15 @@ class Texts:
 
 
 @dataclass(frozen=True, eq=False)
-class Believed:
-    """Features that survive the cut, sorted by memory."""
+class SignificantFeatures:
+    """Features below the cut, sorted by memory."""
 
     memory: NDArray[np.int32]  # rows of TriggerRows
     keys: NDArray[np.int64]
     sets: NDArray[np.uint64]
     shares: NDArray[np.float64]
     q: NDArray[np.float64]
-    cutoff: float  # the highest p-value that is believed
+    cutoff: float  # the highest p-value among them
     hypotheses: int
 
     def candidates(self, texts: Texts, memories: int) -> Iterator[list[Candidate]]:
@@ -84,16 +124,18 @@ class Believed:
             yield flat[first:last]
 
 
-def find_shared(texts: Texts, triggers: TriggerRows, settings: PatternSettings, progress: Progress) -> Believed:
+def find_significant(
+    texts: Texts, triggers: TriggerRows, settings: PatternSettings, progress: Progress
+) -> SignificantFeatures:
     parts = []
     memories = len(triggers.rows)
     for first in range(0, memories, _AT_ONCE):
         progress("shallow", first, memories)
         rows = triggers.rows[first : first + _AT_ONCE]
-        memory, keys, sets = shared_keys(rows, texts.triggers, texts.spelled, GROUNDED)
+        memory, keys, sets, sizes = shared_keys(rows, texts.triggers, texts.spelled, GROUNDED)
         lengths = np.where(rows >= 0, texts.triggers.lengths[np.maximum(rows, 0)], -1)
         shares = texts.background.shares(keys, lengths[memory])
-        p = binomial_tail(sizes(sets), (rows >= 0).sum(1)[memory], shares)
+        p = binomial_tail(sizes, (rows >= 0).sum(1)[memory], shares)
         kept = p <= settings.rate  # no higher p-value can survive
         parts.append((memory[kept] + first, keys[kept], sets[kept], shares[kept], p[kept]))
     progress("shallow", memories, memories)
@@ -102,4 +144,128 @@ def find_shared(texts: Texts, triggers: TriggerRows, settings: PatternSettings, 
     q = q_values(p, max(hypotheses, len(p)))
     kept = q <= settings.rate
     cutoff = float(p[kept].max(initial=0.0))
-    return Believed(memory[kept], keys[kept], sets[kept], shares[kept], q[kept], cutoff, hypotheses)
+    return SignificantFeatures(memory[kept], keys[kept], sets[kept], shares[kept], q[kept], cutoff, hypotheses)
+
+
+def choose(
+    candidates: Sequence[Candidate], triggers: int, last_words: Sequence[int], content: Collection[int], cutoff: float
+) -> ShallowChoice:
+    """The shallow patterns among a memory's significant features; `cutoff` is the highest p-value among all."""
+    words = {c.feature.words[0]: c for c in candidates if c.is_content_word(content)}
+    kept = [c for c in candidates if not any(_explains(words.get(w), c) for w in set(c.feature.words))]
+    waiting = [c for c in kept if c.is_content_word(content) and c.size < _DOMINANT * triggers]
+    names = {c.feature for c in waiting}
+    patterns = _greedy([], [c for c in kept if c.feature not in names], triggers, last_words, cutoff)
+    return ShallowChoice(tuple(_longest(patterns, candidates)), tuple(waiting))
+
+
+def add_waiting(
+    chosen: ShallowChoice,
+    candidates: Sequence[Candidate],
+    topic: int,
+    triggers: int,
+    last_words: Sequence[int],
+    cutoff: float,
+) -> tuple[Candidate, ...]:
+    """Patterns with those waiting words that the topic's prefixes (a bit each) do not account for."""
+    free = [c for c in chosen.waiting if (c.members & topic).bit_count() < c.size / 2]
+    more = _greedy(list(chosen.patterns), free, triggers, last_words, cutoff)
+    return tuple(_longest(more, candidates, before=len(chosen.patterns)))
+
+
+def _explains(word: Candidate | None, candidate: Candidate) -> bool:
+    """Is a candidate as frequent as chance makes it among the prefixes that have the word?"""
+    if word is None or word is candidate:
+        return False
+    given = min((candidate.count + 1) / (word.count + 1), 1.0)
+    return bool(binomial_tail(candidate.size, word.size, given) > _EXPLAINED)
+
+
+def _score(candidate: Candidate, triggers: int) -> tuple[float, int, float, str]:
+    """Sorts the most telling first; equal ones by length, rarity and name, so that the order is always the same."""
+    feature, p = candidate.feature, float(binomial_tail(candidate.size, triggers, max(candidate.share, _RARE)))
+    name = repr((feature.words, feature.shape))
+    return log(max(p, 1e-300)), -max(len(feature.words), 1), candidate.share, name
+
+
+def _greedy(
+    picked: list[Candidate], candidates: Iterable[Candidate], triggers: int, last_words: Sequence[int], cutoff: float
+) -> list[Candidate]:
+    for candidate in sorted(candidates, key=lambda c: _score(c, triggers)):
+        taken = 0
+        at_end = sum(1 << rank for rank, word in enumerate(last_words) if word in candidate.feature.words)
+        for other in picked:
+            if _same_words(candidate.feature, other.feature):
+                taken |= other.members
+            elif other.feature.kind == "shape":
+                taken |= other.members & at_end
+        fresh = candidate.members & ~taken
+        if fresh.bit_count() < GROUNDED:
+            continue
+        is_of_words = candidate.feature.kind == "shape" and candidate.feature.shape != OPENING_QUOTE
+        if is_of_words and len({word for rank, word in enumerate(last_words) if fresh >> rank & 1}) < GROUNDED:
+            continue  # a few words over and over are endings, not a shape
+        if taken and binomial_tail(fresh.bit_count(), triggers - taken.bit_count(), candidate.share) > cutoff:
+            continue
+        picked.append(candidate)
+    return picked
+
+
+def _same_words(one: Feature, other: Feature) -> bool:
+    """Do two features look at the same place? Endings and shapes do: at the last word."""
+    if one.kind != "n-gram" and other.kind != "n-gram":
+        return True
+    return not set(one.words).isdisjoint(other.words)
+
+
+def _longest(patterns: Iterable[Candidate], candidates: Sequence[Candidate], before: int = 0) -> list[Candidate]:
+    """Each pattern, from number `before` on, in its longest form; what then repeats an earlier one is dropped."""
+    found: list[Candidate] = []
+    for number, pattern in enumerate(patterns):
+        best = pattern
+        for other in candidates if number >= before else ():
+            is_longer = _length(other.feature) > _length(best.feature) and _implies(other.feature, pattern.feature)
+            if is_longer and other.size >= _COVERS_AS_MUCH * pattern.size:
+                best = other
+        taken = 0
+        for earlier in found:
+            if _same_words(best.feature, earlier.feature):
+                taken |= earlier.members
+        if (best.members & ~taken).bit_count() >= GROUNDED:
+            found.append(best)
+        else:
+            found = [_joined(earlier, best) for earlier in found]
+    return found
+
+
+def _joined(one: Candidate, other: Candidate) -> Candidate:
+    """Two n-grams of the same prefixes that continue each other, as one: "for the first" and "the first time"."""
+    left, right = one.feature.words, other.feature.words
+    if one.feature.kind != "n-gram" or other.feature.kind != "n-gram" or _implies(one.feature, other.feature):
+        return one
+    both = one.members & other.members
+    if both.bit_count() < _COVERS_AS_MUCH * one.size:
+        return one
+    for first, second in ((left, right), (right, left)):
+        for overlap in range(min(len(first), len(second)) - 1, 0, -1):
+            if first[-overlap:] == second[:overlap]:
+                return replace(one, feature=Feature("n-gram", first + second[overlap:]), members=both)
+    return one
+
+
+def _length(feature: Feature) -> int:
+    return len(feature.words) or (len(feature.shape) if "-" in feature.shape else 0)
+
+
+def _implies(longer: Feature, shorter: Feature) -> bool:
+    if longer.kind != shorter.kind:
+        return False
+    if longer.kind == "shape":  # of affixes: -ing implies -ng, under- implies und-
+        one, other = longer.shape, shorter.shape
+        if other.startswith("-"):
+            return one.startswith("-") and one.endswith(other[1:])
+        return other.endswith("-") and one.startswith(other[:-1])
+    size = len(shorter.words)
+    if longer.kind == "ending":
+        return longer.words[-size:] == shorter.words
+    return any(longer.words[i : i + size] == shorter.words for i in range(len(longer.words) - size + 1))

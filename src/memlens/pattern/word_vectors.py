@@ -1,30 +1,32 @@
-"""Vectors of the corpus' own words: which words occur in the same stretches of text.
+"""Vectors of words and of prefixes, from the corpus alone: words that occur in the same stretches of text are near.
 
-Latent semantic analysis: stretches (a few sentences of one paragraph; more of one file) by words, each cell positive
-pointwise mutual information, reduced to DIMENSIONS by a randomised singular value decomposition. Computed from at most
-TOKENS of the corpus, without any model and without a forward pass. Words that are met in fewer than LEAST stretches
-have no vector (they would only remember where they stood), nor have numbers and signs. Knows the corpus, no memory.
+Words (latent semantic analysis; Deerwester et al., 1990):
 
-A prefix as a vector: the mean of its words' vectors, each weighted by its rarity, at unit length.
+ 1. Count words in stretches of text: a few sentences of one paragraph, more of one file; at most TOKENS of the corpus.
+ 2. Each cell of [stretches, words] is max(0, log(n_sw N / (n_s n_w))) / sqrt(n_s): positive pointwise mutual
+    information, damped for long stretches, which say less about each of their words.
+ 3. Reduce to DIMENSIONS with a randomised singular value decomposition; centre; unit length.
 
-Words count once a prefix; some may be left out. How many words a prefix has says how noisy its vector is: that is its
-size class. Compiled; knows prefixes and words as numbers only.
+Words in fewer than LEAST stretches have no vector (it would only say where they stood), nor have numbers and signs.
+
+Prefixes: the mean of the words' vectors, each word once and weighted by its rarity, at unit length. The number of words
+says how noisy that is: the prefix's size class.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
 from memlens.index.reader import Index
 from memlens.parallel import compiled
-from memlens.pattern.features import sentence_lengths
-from memlens.pattern.words import WORD, PrefixWords, Words
+from memlens.pattern.words import WORD, PrefixWords, Words, sentence_lengths
 
 DIMENSIONS = 96
 LEAST = 3
@@ -34,6 +36,7 @@ MOST_WORDS = 40_000
 _RUN = 64  # sentences in a row that are drawn together, so that paragraphs stay whole
 _FREQUENT = 1e-3  # of all words: weighs half (smooth inverse frequency)
 _POWERS = 3
+SIZES = np.array([1, 2, 3, 5, 9, 17])  # words with a vector: a prefix is in the last class whose bound it reaches
 
 _QUERY = """
 SELECT regexp_extract_all(text, $word) AS words, source FROM read_parquet($path)
@@ -41,9 +44,8 @@ WHERE (sentence // $run) % $every = $which ORDER BY sentence
 """
 
 
-@dataclass(frozen=True, eq=False)
-class WordVectors:
-    """A vector and a weight for every word that has them."""
+class WordVectors(NamedTuple):
+    """A vector and a weight for every word that has them; a tuple, so that compiled code takes it."""
 
     rows: NDArray[np.int32]  # [words of Words]: the word's row below, -1 for none
     numbers: NDArray[np.int64]  # [rows]: the word's number
@@ -124,18 +126,8 @@ def _choose_words(cells: _Cells, words: Words) -> tuple[NDArray[np.int64], NDArr
     return chosen, (_FREQUENT / (_FREQUENT + shares)).astype(np.float32), shares
 
 
-@dataclass(frozen=True, eq=False)
-class _Sparse:
-    """Rows one after another: columns and values."""
-
-    offsets: NDArray[np.int64]
-    columns: NDArray[np.int64]
-    values: NDArray[np.float64]
-    width: int
-
-
-def _information(cells: _Cells, rows: NDArray[np.int32], size: int) -> _Sparse:
-    """[stretches, words]: log of how much more often than chance, where positive, damped for repeats."""
+def _information(cells: _Cells, rows: NDArray[np.int32], size: int) -> csr_matrix:
+    """Damped positive pointwise mutual information, [stretches, words]."""
     column: NDArray[np.int64] = rows[cells.word].astype(np.int64)
     kept = column >= 0
     stretch, column, times = cells.stretch[kept], column[kept], cells.times[kept].astype(np.float64)
@@ -143,39 +135,20 @@ def _information(cells: _Cells, rows: NDArray[np.int32], size: int) -> _Sparse:
     of_word = np.bincount(column, times, minlength=size)
     expected = in_stretch[stretch] * of_word[column] / max(times.sum(), 1)
     values = np.maximum(np.log(np.maximum(times, 1e-9) / expected), 0)
-    values /= np.sqrt(np.maximum(in_stretch[stretch], 1))  # a long stretch says less about each of its words
+    values /= np.sqrt(np.maximum(in_stretch[stretch], 1))
     offsets = np.concatenate([[0], np.cumsum(np.bincount(stretch, minlength=cells.stretches))])
-    return _Sparse(offsets.astype(np.int64), column, values, size)
+    return csr_matrix((values, column, offsets), (cells.stretches, size))
 
 
-@compiled
-def _times(offsets: Any, columns: Any, values: Any, dense: Any) -> NDArray[np.float64]:
-    found = np.zeros((len(offsets) - 1, dense.shape[1]))
-    for row in range(len(offsets) - 1):
-        for place in range(offsets[row], offsets[row + 1]):
-            found[row] += values[place] * dense[columns[place]]
-    return found
-
-
-@compiled
-def _transposed_times(offsets: Any, columns: Any, values: Any, width: int, dense: Any) -> NDArray[np.float64]:
-    found = np.zeros((width, dense.shape[1]))
-    for row in range(len(offsets) - 1):
-        for place in range(offsets[row], offsets[row + 1]):
-            found[columns[place]] += values[place] * dense[row]
-    return found
-
-
-def _reduce(matrix: _Sparse, dimensions: int, seed: int) -> NDArray[np.float64]:
+def _reduce(matrix: csr_matrix, dimensions: int, seed: int) -> NDArray[np.float64]:
     """The words in the space of the leading singular vectors, scaled by the square root of the singular values."""
-    if matrix.width == 0:
+    width = matrix.shape[1]
+    if width == 0:
         return np.zeros((0, 1))
-    parts = (matrix.offsets, matrix.columns, matrix.values)
-    size = min(dimensions + 8, matrix.width)
-    basis = np.random.default_rng([seed, 7]).standard_normal((matrix.width, size))
+    basis = np.random.default_rng([seed, 7]).standard_normal((width, min(dimensions + 8, width)))
     for _ in range(_POWERS):
-        basis, _ = np.linalg.qr(_transposed_times(*parts, matrix.width, _times(*parts, basis)))
-    projected = _times(*parts, basis)  # [stretches, size]
+        basis, _ = np.linalg.qr(matrix.T @ (matrix @ basis))
+    projected = matrix @ basis  # [stretches, size]
     strengths, turns = np.linalg.eigh(projected.T @ projected)
     order = np.argsort(-strengths)[:dimensions]
     scale = np.maximum(strengths[order], 0) ** 0.25
@@ -183,12 +156,8 @@ def _reduce(matrix: _Sparse, dimensions: int, seed: int) -> NDArray[np.float64]:
     return vectors
 
 
-SIZES = np.array([1, 2, 3, 5, 9, 17])  # words with a vector: a prefix is in the last class whose bound it reaches
-
-
-@dataclass(frozen=True, eq=False)
-class VectorWords:
-    """The words of prefixes that have a vector, each once a prefix."""
+class VectorWords(NamedTuple):
+    """The words of prefixes that have a vector, each once per prefix; a tuple, so that compiled code takes it."""
 
     rows: NDArray[np.int32]  # rows of WordVectors
     is_last: NDArray[np.bool_]  # does it stand nowhere but at the end?
@@ -197,9 +166,6 @@ class VectorWords:
     @classmethod
     def of(cls, prefixes: PrefixWords, vectors: WordVectors) -> VectorWords:
         return cls(*_vector_words(prefixes.words, prefixes.offsets, vectors.rows))
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
 
 
 @compiled
@@ -223,22 +189,22 @@ def _vector_words(words: Any, offsets: Any, row_of: Any) -> tuple[Any, Any, Any]
 
 @compiled
 def prefix_vector_(
-    prefix: int, rows: Any, is_last: Any, offsets: Any, out: Any, drop_last: bool, vectors: Any, weights: Any,
+    prefixes: VectorWords, prefix: int, excluded: Any, drop_last: bool, vectors: WordVectors,
     vector: Any, used: Any, parts: Any,
 ) -> int:  # fmt: skip
     """Write the unit vector, its words and their coefficients; how many words it has comes back (0: no vector)."""
     vector[:] = 0
     count = 0
-    for place in range(offsets[prefix], offsets[prefix + 1]):
-        row = rows[place]
-        if drop_last and is_last[place]:
+    for place in range(prefixes.offsets[prefix], prefixes.offsets[prefix + 1]):
+        row = prefixes.rows[place]
+        if drop_last and prefixes.is_last[place]:
             continue
         is_out = False
-        for other in out:
+        for other in excluded:
             is_out |= other == row
         if not is_out:
-            used[count], parts[count] = row, weights[row]
-            vector += weights[row] * vectors[row]
+            used[count], parts[count] = row, vectors.weights[row]
+            vector += vectors.weights[row] * vectors.vectors[row]
             count += 1
     norm = np.sqrt((vector * vector).sum())
     if norm < 1e-6:

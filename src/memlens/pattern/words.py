@@ -1,11 +1,9 @@
-"""The top triggers of every memory as one matrix of prefix numbers. Reads the triggers table; knows no text.
-
-Prefixes as words: the text of each prefix cut into words and signs, as numbers.
+"""The triggers of every memory as a matrix of prefixes, random prefixes, and prefixes cut into words.
 
 A word is a run of letters (with an apostrophe inside), a number (1,900.5; 1990s; 21st), one character of a script that
-is written without spaces, or a single sign. The last word of a prefix is what the prefix has of it: a model that reads
-pieces of words may stop inside one. Words are compared without capitals; how the last word is written is kept for
-shapes. Of a long prefix the last WINDOW words count. Knows the corpus of an index, but neither memories nor statistics.
+is written without spaces, or a single sign. The last word of a prefix is what the prefix has of it: a tokenizer may cut
+inside a word. Words are compared without capitals; the spelling of the last one is kept for its shape. Of a long prefix
+the last WINDOW words count.
 """
 
 from __future__ import annotations
@@ -24,6 +22,11 @@ from memlens.index.reader import Index
 
 KINDS = ("shallow", "semantic")  # classes of patterns
 GROUNDED = 3  # prefixes that a pattern needs, as in the paper
+WINDOW = 64
+UNKNOWN = 0  # a word beyond the room of the vocabulary; part of no pattern
+ROOM = 1 << 20  # words that can be told apart: three of them fit one 60-bit key
+_ROWS_AT_ONCE = 32_768
+_CHARACTERS = 16 * WINDOW  # of a long prefix, enough for its last words
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +46,7 @@ class TriggerRows:
         counts: NDArray[np.int64] = (self.rows >= 0).sum(1)
         return counts
 
-    def one_a_sentence(self) -> NDArray[np.int64]:
+    def one_per_sentence(self) -> NDArray[np.int64]:
         """`rows` with only the best prefix of a sentence: two of one sentence are alike by nature."""
         sentences = np.where(self.rows >= 0, self.sentences[np.maximum(self.rows, 0)], -1)
         found = self.rows.copy()
@@ -76,11 +79,31 @@ def read_trigger_rows(index: Index, top: int) -> TriggerRows:
     )
 
 
-WINDOW = 64
-UNKNOWN = 0  # a word beyond the room of the vocabulary; part of no pattern
-ROOM = 1 << 20  # words that can be told apart: three of them fit one 60-bit key
-_ROWS_AT_ONCE = 32_768
-_CHARACTERS = 16 * WINDOW  # of a long prefix, enough for its last words
+def sample_prefixes(index: Index, size: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Sentences and positions of random prefixes, each at most once; all where there are no more than `size`."""
+    sentences, lengths = sentence_lengths(index)
+    edges = np.concatenate([[0], np.cumsum(lengths)])
+    total = int(edges[-1])
+    if size >= total:
+        drawn = np.arange(total)
+    else:
+        random = np.random.default_rng([seed, 5])
+        # of a large total about `size` different numbers are drawn, without an array of that total
+        few = total < 20 * size
+        drawn = (
+            np.sort(random.choice(total, size, replace=False)) if few else np.unique(random.integers(0, total, size))
+        )
+    place = np.searchsorted(edges, drawn, side="right") - 1
+    return sentences[place].astype(np.int64), (drawn - edges[place]).astype(np.int64)
+
+
+def sentence_lengths(index: Index) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Number and tokens of every sentence; the tokens themselves are not loaded."""
+    query = "SELECT sentence, len(ends)::BIGINT AS tokens FROM read_parquet($1) ORDER BY sentence"
+    with closing(duckdb.connect(config={"threads": 1})) as database:
+        found = database.execute(query, [str(index.path("corpus"))]).fetchnumpy()
+    return np.asarray(found["sentence"], np.int64), np.asarray(found["tokens"], np.int64)
+
 
 _ALONE = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}"
 _LETTER = rf"[^\P{{L}}{_ALONE}]|\p{{M}}"
@@ -166,7 +189,7 @@ def read_prefix_words(
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     offsets = np.concatenate([[0], np.cumsum(lengths[back])]).astype(np.int64)
-    # where each word of the result stands in what was read
+    # where each word of the result stands among those read
     source = np.repeat(begins[:-1][back] - offsets[:-1], lengths[back]) + np.arange(offsets[-1])
     return PrefixWords(numbers[source], offsets, last[back], opens[back])
 

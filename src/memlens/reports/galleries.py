@@ -17,7 +17,8 @@ from typing import Any
 from memlens.annotations.store import CHOICES
 from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId, Trigger
-from memlens.pattern.related import TOKENS, DuplicateGroup, duplicate_groups, token_sets, trigger_sets
+from memlens.pattern.alike import DuplicateGroup, duplicate_groups, token_sets, trigger_sets
+from memlens.pattern.related import TOKENS
 from memlens.pattern.words import KINDS
 from memlens.reports.sections import Row, Tables
 from memlens.text import head, tail, token, visible
