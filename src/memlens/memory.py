@@ -64,6 +64,7 @@ class Trigger:
     token: str
     after: str
     next_token: int | None
+    next_text: str | None
 
     @property
     def text(self) -> str:

@@ -92,7 +92,7 @@ def test_in_a_pipe_lines_are_whole_plain_and_shown_as_text(run: Run, evil: Path)
 def test_json_holds_the_text_itself_but_only_ascii(run: Run, evil: Path) -> None:
     out = run("search", evil, "red", "--json").out
     assert out.isascii() and "\x1b" not in out
-    assert EVIL.startswith(json.loads(out)["memories"][0]["best_text"])
+    assert EVIL.startswith(json.loads(out)["found"][0]["trigger"]["before"])
 
 
 def test_a_reader_that_leaves_early_is_no_error(made: dict[str, Path]) -> None:
@@ -134,7 +134,7 @@ def test_notebooks_show_escaped_html(evil: Path, models: dict[str, Path]) -> Non
     index = Index(evil)
     memory = next(f"L0N{n}" for n in range(40) if len(index.triggers(f"L0N{n}")))
     triggers = index.triggers(memory)
-    triggers += [triggers[0].__class__(1, 2.0, triggers[0].prefix, "<script>", "<b>", "&", None)]
+    triggers += [triggers[0].__class__(1, 2.0, triggers[0].prefix, "<script>", "<b>", "&", None, None)]
     shown = triggers._repr_html_()
     assert "&lt;script&gt;" in shown and "<script>" not in shown
     assert "<td>120</td>" in index._repr_html_()

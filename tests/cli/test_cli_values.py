@@ -69,9 +69,9 @@ def test_show_has_both_ends_of_the_value_the_key_and_the_agreement(run: Run, val
     for row, key in list(zip(rows_of(valued, "values"), keys, strict=True))[::17]:
         told = json.loads(run("show", valued, f"L{row['layer']}N{row['memory']}", "--json").out)["value"]
         for end, tokens, p in (("promotes", "tokens", "p"), ("demotes", "bottom_tokens", "bottom_p")):
-            assert [(one["token"], one["p"]) for one in told[end]] == list(zip(row[tokens], row[p], strict=True))
+            assert [(one["token"], one["number"]) for one in told[end]] == list(zip(row[tokens], row[p], strict=True))
             assert all(one["text"] == vocabulary[one["token"]] for one in told[end])
-        assert [(one["token"], one["score"]) for one in told["key"]] == list(
+        assert [(one["token"], one["number"]) for one in told["key"]] == list(
             zip(key["tokens"], key["scores"], strict=True)
         )
         assert told["target_rank"] == row["target_rank"]
@@ -115,24 +115,26 @@ def test_search_in_values_finds_what_a_naive_search_finds(
         "--substring" in options,
         ("bottom_tokens", "bottom_p") if "--bottom" in options else ("tokens", "p"),
     )
+    forms = {form for query in queries for form in (query, query if query.startswith(" ") else f" {query}")}
     naive = {}
     for row in rows_of(valued, "values"):
         found = [
             (token, p)
             for token, p in zip(row[names[0]], row[names[1]], strict=True)
-            if (any(q in vocabulary[token] for q in queries) if substring else vocabulary[token] in queries)
+            if (any(q in vocabulary[token] for q in queries) if substring else vocabulary[token] in forms)
         ]
         if found:
             naive[f"L{row['layer']}N{row['memory']}"] = found
     told = json.loads(run("search", valued, *queries, "--in", "values", *options, "--limit", 1000, "--json").out)
     assert told["total"] == len(naive) > 0
-    assert {m["name"]: [(t["token"], t["p"]) for t in m["found"]] for m in told["memories"]} == naive
+    assert {m["name"]: [(t["token"], t["p"]) for t in m["tokens"]] for m in told["found"]} == naive
     if len(queries) == 1 and not options:
-        assert [m["p"] for m in told["memories"]] == sorted((m["p"] for m in told["memories"]), reverse=True)
+        assert [m["p"] for m in told["found"]] == sorted((m["p"] for m in told["found"]), reverse=True)
     if len(queries) == 2:
-        assert [len(m["found"]) for m in told["memories"]] == sorted(map(len, naive.values()), reverse=True)
+        read = [{(t["text"].strip() == "the") for t in m["tokens"]} for m in told["found"]]
+        assert [len(own) for own in read] == sorted(map(len, read), reverse=True)
     people = run("search", valued, *queries, "--in", "values", *options, "--limit", 1)
-    assert told["memories"][0]["name"] in people.out and len(people.out.splitlines()) == 2
+    assert told["found"][0]["name"] in people.out and len(people.out.splitlines()) == 2
 
 
 def test_a_token_that_is_not_one_token_is_refused_with_its_split(run: Run, valued: Path) -> None:

@@ -129,7 +129,7 @@ def test_dead_memories_are_counted_by_layer(run: Run, tmp_path: Path, text: Path
     shown = run("show", tmp_path / "index", "L1N4")
     assert "dead" in shown.out and "no top triggers" in shown.out
     lines = [json.loads(line) for line in run("export", tmp_path / "index").out.splitlines()]
-    assert [line["triggers"] for line in lines if line["name"] == "L1N9"] == [{"top": []}]
+    assert [line["triggers"] for line in lines if line["name"] == "L1N9"] == [{"top": [], "bottom": []}]
 
 
 def test_an_interrupted_scan_exits_with_130_and_continues_to_the_same_bytes(
@@ -192,7 +192,7 @@ def test_show_as_json_is_complete(run: Run, made: dict[str, Path], kind: str) ->
     assert told["histogram"] == facts.histogram and len(told["histogram_edges"]) + 1 == len(facts.histogram)
     for end in ("top", "bottom"):
         triggers = index.triggers("L1N3", end)
-        assert [t["text"] for t in told["triggers"][end]] == [t.text for t in triggers]
+        assert [t["before"] + t["token"] for t in told["triggers"][end]] == [t.text for t in triggers]
         assert [t["next_token"] for t in told["triggers"][end]] == [t.next_token for t in triggers]
     assert bool(told["triggers"]["bottom"]) == (kind == "gated")
 
@@ -211,22 +211,32 @@ def test_show_lists_both_ends_best_first_with_the_token_marked(run: Run, made: d
 @pytest.mark.parametrize("kind", ["plain", "gated"])
 @pytest.mark.parametrize(
     ("query", "options"),
-    [("river", []), ("the", ["--ends"]), (" the", ["--ends"]), ("RIVER", ["-i"]), ("ÉD OP", ["-i"]), ("é", [])],
+    [
+        ("river", []),
+        ("the", ["--ends"]),
+        (" the", ["--ends"]),
+        ("RIVER", ["-i"]),
+        ("ÉD OP", ["-i"]),
+        ("é", []),
+        ("The", []),
+    ],
 )
 def test_search_finds_what_looking_at_every_trigger_finds(
     run: Run, made: dict[str, Path], kind: str, query: str, options: list[str]
 ) -> None:
-    wanted = query.lower() if "-i" in options else query
+    ignores = "-i" in options or query == query.lower()
+    wanted = query.lower() if ignores else query
     naive = []
     for (name, end), triggers in triggers_by_end(made[kind]).items():
-        texts = [text.lower() if "-i" in options else text for text, _ in triggers]
+        texts = [text.lower() if ignores else text for text, _ in triggers]
         hits = [r for r, t in enumerate(texts) if (t.endswith(wanted) if "--ends" in options else wanted in t)]
         if hits:
             memory = MemoryId.parse(name)
             naive.append((-len(hits), hits[0], memory.layer, memory.memory, end))
     naive.sort(key=lambda match: (*match[:4], match[4] == "bottom"))
     told = json.loads(run("search", made[kind], query, *options, "--limit", 10_000, "--json").out)
-    found = [(-m["matches"], m["best_rank"], m["layer"], m["memory"], m["end"]) for m in told["memories"]]
+    hits = [(MemoryId.parse(hit["name"]), hit) for hit in told["found"]]
+    found = [(-m["matches"], m["trigger"]["rank"], n.layer, n.memory, m["end"]) for n, m in hits]
     assert found == naive and told["total"] == len(naive)
     assert query in ("ÉD OP", "é") or naive  # the plain queries do find something
 
@@ -250,7 +260,7 @@ def test_export_as_json_lines_has_every_memory_and_trigger(run: Run, made: dict[
     naive = triggers_by_end(made[kind])
     for line in lines:
         for end, told in line["triggers"].items():
-            assert [(t["text"], t["token"]) for t in told] == naive.get((line["name"], end), [])
+            assert [(t["before"] + t["token"], t["token"]) for t in told] == naive.get((line["name"], end), [])
     one = index.facts("L2N7")
     told = next(line for line in lines if line["name"] == "L2N7")
     assert (told["max"], told["dead"], told["histogram"]) == (one.max, one.dead, one.histogram)

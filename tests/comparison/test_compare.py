@@ -29,7 +29,7 @@ def triggers_of(index: Index) -> dict[MemoryId, list[tuple[str, Trigger]]]:
     corpus = {row["sentence"]: row for row in index.table("corpus").to_pylist()}
     found: dict[MemoryId, list[tuple[str, Trigger]]] = {name: [] for name in every_memory(index)}
     for row in index.table("triggers").to_pylist():
-        trigger = trigger_of(row, corpus[row["sentence"]])
+        trigger = trigger_of(row, corpus[row["sentence"]], index.vocabulary)
         found[MemoryId(row["layer"], row["memory"])].append((row["end"], trigger))
     return found
 

@@ -51,7 +51,8 @@ def test_every_memory_is_there_with_its_own_triggers(index: Index) -> None:
     own: dict[MemoryId, list[Trigger]] = {name: [] for name in names}
     for row in index.table("triggers").to_pylist():
         if row["end"] == "top":
-            own[MemoryId(row["layer"], row["memory"])].append(trigger_of(row, corpus[row["sentence"]]))
+            trigger = trigger_of(row, corpus[row["sentence"]], index.vocabulary)
+            own[MemoryId(row["layer"], row["memory"])].append(trigger)
     for name, line in zip(names, lines, strict=True):
         triggers = own[name]
         assert len(line["activations"]) == len(triggers)
@@ -66,7 +67,7 @@ def test_every_memory_is_there_with_its_own_triggers(index: Index) -> None:
 
 
 def test_statistics_and_both_ends_of_the_value_are_the_indexs(index: Index) -> None:
-    from memlens.vocab.read import read_value
+    from memlens.index.memory import read_value
 
     for line in exported(index)[::17]:
         facts = index.facts(f"L{line['layer'].removesuffix('-memlens')}N{line['index']}")

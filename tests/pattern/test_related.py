@@ -95,7 +95,7 @@ def test_thousands_of_equal_memories_are_two_groups() -> None:
 
 def test_related_memories_share_triggers_tokens_or_patterns(index: Index) -> None:
     sets, own = naive_sets(index), MemoryId(0, 0)
-    found = {related.memory: related for related in related_memories(index, "L0N0", limit=100)}
+    found = {related.name: related for related in related_memories(index, "L0N0", limit=100)}
     assert own not in found
     for memory, related in found.items():
         assert related.triggers == len(sets[own] & sets[memory])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Callable
@@ -12,32 +13,37 @@ import torch
 from fastapi.testclient import TestClient
 
 from memlens.annotations.store import Annotations, Label, LabelledPattern
+from memlens.cli import main
+from memlens.index.export import export_jsonl
+from memlens.index.memory import read_memory
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.pattern.related import related_memories
-from memlens.pattern.table import memory_patterns
+from memlens.text import plain
 from memlens.tracer.intervene import intervene
-from memlens.vocab.read import read_value
-from memlens.web.statistics import draw_histogram
+from memlens.web.pages.memory import draw_histogram
 
 
-def test_json_is_what_the_index_says(client: TestClient, index: Index) -> None:
-    found = client.get("/api/memories/L1N7").json()
-    facts, value = index.facts("L1N7"), read_value(index, "L1N7")
-    assert value is not None
-    assert (found["name"], found["max"], found["frequency"], found["histogram"]) == (
-        "L1N7", pytest.approx(facts.max), facts.frequency, facts.histogram)  # fmt: skip
-    assert [one["token"] for one in found["value"]["promotes"]] == [one.token for one in value.promotes]
-    assert found["value"]["agrees"] == value.agrees
-    triggers = index.triggers("L1N7")
-    assert [(one["rank"], one["before"] + one["token"]) for one in found["triggers"]["top"]] == [
-        (trigger.rank, trigger.text) for trigger in triggers
-    ]
-    patterns = memory_patterns(index, "L1N7")
-    assert [one["description"] for one in found["patterns"]] == [row["description"] for row in patterns]
-    for trigger in found["triggers"]["top"]:
-        assert trigger["patterns"] == [i for i, row in enumerate(patterns) if trigger["rank"] in row["prefixes"]]
+def test_json_is_the_record_of_the_library_with_what_people_say(client: TestClient, index: Index) -> None:
+    for name in ("L0N0", "L1N7", "L2N39"):
+        found = client.get(f"/api/memories/{name}").json()
+        assert found == plain(read_memory(index, name)) | {"labels": [], "unfinished": None}
+
+
+def test_show_prints_the_same_record(client: TestClient, index: Index, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(index.folder), "L1N7", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown.pop("related") == client.get("/api/memories/L1N7/related?limit=20").json()
+    assert shown | {"labels": [], "unfinished": None} == client.get("/api/memories/L1N7").json()
+
+
+def test_an_exported_line_has_the_statistics_and_triggers_of_the_record(index: Index) -> None:
+    sink = io.StringIO()
+    export_jsonl(index, sink)
+    for line in map(json.loads, sink.getvalue().splitlines()[::13]):
+        record = plain(read_memory(index, line["name"]))
+        assert line == {field: record[field] for field in line} and {"max", "histogram", "triggers"} < set(line)
 
 
 def test_the_page_shows_triggers_tokens_and_neighbours(client: TestClient, index: Index) -> None:
@@ -87,7 +93,7 @@ def test_related_memories_are_those_of_the_patterns(client: TestClient, index: I
     found = client.get("/api/memories/L1N7/related?limit=5").json()
     expected = related_memories(index, "L1N7", 5)
     assert [(one["name"], one["triggers"], one["tokens"]) for one in found] == [
-        (str(one.memory), one.triggers, one.tokens) for one in expected
+        (str(one.name), one.triggers, one.tokens) for one in expected
     ]
     assert all(f'href="/m/{one["name"]}"' in client.get("/m/L1N7?related=yes").text for one in found)
 

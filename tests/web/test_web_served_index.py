@@ -11,8 +11,8 @@ import pytest
 from web_helpers import fewer_patterns
 
 from memlens.errors import IndexFolderError
+from memlens.index.memory import read_value
 from memlens.index.reader import Index
-from memlens.vocab.read import read_value
 from memlens.web.served_index import ServedIndex
 
 

@@ -103,7 +103,7 @@ def _browse(screen: Screen, index: Index, related: str | None, shared: bool, lim
 
         memories = related_memories(index, related, limit)
         head = ["memory", "equal triggers", "equal tokens", "equal patterns"]
-        rows = [[m.memory, m.triggers, "" if m.tokens is None else m.tokens, ", ".join(m.patterns)] for m in memories]
+        rows = [[m.name, m.triggers, "" if m.tokens is None else m.tokens, ", ".join(m.patterns)] for m in memories]
         _list(screen, memories, head, rows)
     elif shared:
         from memlens.pattern.related import shared_patterns

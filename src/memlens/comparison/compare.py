@@ -300,7 +300,11 @@ def _read_sides(index: Index, wanted: str) -> Callable[[MemoryId], MemorySide]:
     def side(memory: MemoryId) -> MemorySide:
         # the top triggers; a memory that is always negative has bottom triggers only
         best = triggers.get(memory, [])[:_TRIGGERS]
-        shown = [trigger_of(row, sentences[row["sentence"]]) for row in best if row["end"] == best[0]["end"]]
+        shown = [
+            trigger_of(row, sentences[row["sentence"]], index.vocabulary)
+            for row in best
+            if row["end"] == best[0]["end"]
+        ]
         value = values.get(memory, [None])[0]
         own_kinds = sorted(row["kind"] for row in kinds.get(memory, []))
         return MemorySide(

@@ -1,29 +1,26 @@
-"""Memories in the layout of Neuronpedia's features: one record a memory, activations inside, as its site answers.
+"""An index as text for other programs: JSON Lines, one memory per line, or CSV, one trigger per row.
 
-Filled from a scan:
+    jsonl         statistics and triggers of MemoryRecord, named as in `memlens show --json`
+    neuronpedia   Neuronpedia's features: one record per memory, activations inside, as its site answers
+    csv           one row per trigger
+
+Memories are read some at a time, so that memory stays bounded. Texts are written as they are in the corpus; a
+spreadsheet may take one that begins with = for a formula.
+
+Neuronpedia's fields, filled from a scan:
 
     modelId, layer, index            the model's name, "3-memlens", "512"
-    activations                      one a top trigger, strongest first: tokens, values, maxValue, minValue,
+    activations                      one per top trigger, strongest first: tokens, values, maxValue, minValue,
                                      maxValueTokenIndex, qualifyingTokenIndex, binMin, binMax, binContains
     maxActApprox, frac_nonzero       the highest coefficient; the share of prefixes on which it is above 0
     freq_hist_data_bar_values        middles of the histogram's bins (they double in width outwards), and how many
     freq_hist_data_bar_heights       sampled prefixes lie in each, from the first filled bin to the last
 
-Filled from later stages, else empty: pos_str, pos_values, neg_str, neg_values (`memlens values`; a number is
-ln(p * vocabulary), the logit above that of a uniform choice), explanations (`memlens patterns`).
-
-What cannot be known and how that is said: an index keeps a coefficient at the trigger's own position only, so all other
-`values` are 0; tokens are cut to a window around it; bottom triggers have no place in the layout and are left out.
-neuron_alignment_*, correlated_*, topkCosSim*, logits_hist_*, decoder_weights_dist and vector speak of sparse
-autoencoders or of things not in an index: they are empty lists. Who made it and when is for whoever publishes it.
-Knows the index's tables; writes no file.
-
-An index as plain text for other programs: JSON Lines, one memory a line, or CSV, one trigger a row.
-
-JSON Lines come in two layouts: memlens' own, and that of Neuronpedia's features, of which neuronpedia.py says more.
-
-Memories are read some at a time, so that memory stays bounded however large the index is. Texts are written as they
-are in the corpus; a spreadsheet may take one that begins with = for a formula. Knows no files but the index's own.
+From later stages, else empty: pos_str, pos_values, neg_str, neg_values (`memlens values`; a number is
+ln(p * vocabulary), the logit above that of a uniform choice), explanations (`memlens patterns`). An index keeps a
+coefficient at the trigger's own position only, so all other `values` are 0; tokens are cut to a window around it;
+bottom triggers have no place in the layout. neuron_alignment_*, correlated_*, topkCosSim*, logits_hist_*,
+decoder_weights_dist and vector speak of sparse autoencoders or of things not in an index: they are empty lists.
 """
 
 from __future__ import annotations
@@ -31,15 +28,16 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, Protocol
 
 from memlens.index.reader import Index
-from memlens.memory import MemoryId
 
 _MEMORIES_AT_ONCE = 1024
+_CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029]")
 _BEFORE, _AFTER = 64, 16  # tokens kept around a trigger
 _TOKENS = 10  # at each end of a value, as the site shows
 _LEAST_P = 1.1754944e-38  # what float32 holds; a probability of 0 has no logarithm
@@ -50,6 +48,40 @@ _UNKNOWN = (
     *(f"correlated_{what}_{part}" for what in ("neurons", "features") for part in ("indices", "pearson", "l1")),
     *("logits_hist_data_bar_heights", "logits_hist_data_bar_values"),
 )
+
+# Records are made by the database: in Python each trigger would cost more than reading it.
+_BEGIN = "CASE WHEN t.position > 0 THEN c.ends[t.position] ELSE 0 END"  # position -1 is BOS alone, which has no text
+_STOP = "CASE WHEN t.position >= 0 THEN c.ends[t.position + 1] ELSE 0 END"
+_SOURCES = """
+FROM {triggers} t JOIN {corpus} c ON c.sentence = t.sentence LEFT JOIN {vocabulary} v ON v.token = t.next_token
+WHERE t.layer = $1 AND t.memory >= $2 AND t.memory < $3"""
+_RECORDS = f"""
+WITH own AS (
+    SELECT t.memory, t."end", t.rank, struct_pack(
+        rank := t.rank, coefficient := t.coefficient::DOUBLE,
+        prefix := struct_pack(sentence := t.sentence, position := t.position),
+        before := left(c.text, {_BEGIN}), token := substr(c.text, {_BEGIN} + 1, {_STOP} - {_BEGIN}),
+        after := substr(c.text, {_STOP} + 1), next_token := t.next_token, next_text := v.text) AS trigger {_SOURCES}
+), lists AS (
+    SELECT memory, list(trigger ORDER BY rank) FILTER ("end" = 'top') AS top,
+           list(trigger ORDER BY rank) FILTER ("end" = 'bottom') AS bottom FROM own GROUP BY memory
+)
+SELECT to_json(struct_pack(
+    name := 'L' || m.layer || 'N' || m.memory, layer := m.layer, memory := m.memory, max := m.max, min := m.min,
+    mean := m.mean, frequency := m.frequency, dead := m.dead, histogram := m.histogram,
+    triggers := struct_pack(top := coalesce(top, []), bottom := coalesce(bottom, []))))::VARCHAR AS line
+FROM {{memories}} m LEFT JOIN lists USING (memory)
+WHERE m.layer = $1 AND m.memory >= $2 AND m.memory < $3 ORDER BY m.memory
+"""
+CSV_COLUMNS = (
+    *("name", "layer", "memory", "end", "rank", "coefficient", "sentence", "position", "next_token", "next_text"),
+    *("token", "text"),
+)
+_ROWS = f"""
+SELECT 'L' || t.layer || 'N' || t.memory AS name, t.layer, t.memory, t."end", t.rank, t.coefficient, t.sentence,
+       t.position, t.next_token, v.text AS next_text, substr(c.text, {_BEGIN} + 1, {_STOP} - {_BEGIN}) AS token,
+       left(c.text, {_STOP}) AS text {_SOURCES} ORDER BY t.memory, t."end" DESC, t.rank
+"""
 
 _TRIGGERS = f"""
 WITH own AS (
@@ -71,16 +103,69 @@ _VALUES = f"SELECT memory, tokens, p, bottom_tokens, bottom_p {_PART.format(tabl
 _NAMES = f"SELECT memory, name {_PART.format(table='names')}"
 
 
-def neuronpedia_features(index: Index) -> Iterator[dict[str, Any]]:
-    """Every memory of the index in order."""
+class TextSink(Protocol):
+    """Anything with a write method that takes text."""
+
+    def write(self, text: str, /) -> Any: ...
+
+
+def _parts(index: Index) -> Iterator[list[int]]:
+    """Layer, first memory and the one after the last, in the order of the index."""
     for layer in index.layers:
         count = index.memories(layer)
         for first in range(0, count, _MEMORIES_AT_ONCE):
-            yield from _some(index, layer, first, min(first + _MEMORIES_AT_ONCE, count))
+            yield [layer, first, min(first + _MEMORIES_AT_ONCE, count)]
 
 
-def _some(index: Index, layer: int, first: int, last: int) -> Iterator[dict[str, Any]]:
-    part = [layer, first, last]
+def export_jsonl(index: Index, sink: TextSink) -> int:
+    """One JSON object per memory, dead ones included; the number of lines comes back."""
+    # Every text is of the corpus, so one look at it saves looking at each line.
+    query = f"SELECT 1 AS found FROM {{corpus}} WHERE regexp_matches(text, '{_CONTROLS.pattern}') LIMIT 1"
+    has_controls = bool(index.sql(query))
+    lines = (row["line"] for part in _parts(index) for row in index.stream(_RECORDS, part))
+    return _write_lines(map(_escaped, lines) if has_controls else lines, sink)
+
+
+def export_neuronpedia(index: Index, sink: TextSink) -> int:
+    """The same in the layout of Neuronpedia's features."""
+    features = (feature for part in _parts(index) for feature in _features(index, part))
+    return _write_lines((_escaped(json.dumps(own, ensure_ascii=False, allow_nan=False)) for own in features), sink)
+
+
+def _escaped(line: str) -> str:
+    """JSON allows these signs as they are, but terminals act on them; an escape means the same."""
+    return _CONTROLS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", line)
+
+
+def _write_lines(lines: Iterable[str], sink: TextSink) -> int:
+    count = 0
+    for line in lines:
+        sink.write(line + "\n")
+        count += 1
+    return count
+
+
+def export_csv(index: Index, sink: TextSink) -> int:
+    """One row per trigger below a row of column names; the number of triggers comes back."""
+    writer = csv.writer(sink, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    rows = 0
+    for part in _parts(index):
+        for row in index.stream(_ROWS, part):
+            writer.writerow(row.values())
+            rows += 1
+    return rows
+
+
+FORMATS: dict[str, Callable[[Index, TextSink], int]] = {
+    "jsonl": export_jsonl,
+    "csv": export_csv,
+    "neuronpedia": export_neuronpedia,
+}
+
+
+def _features(index: Index, part: list[int]) -> Iterator[dict[str, Any]]:
+    layer = part[0]
     groups = groupby(index.stream(_TRIGGERS, part), key=itemgetter("memory"))
     waiting = next(groups, None)
     values = {row["memory"]: row for row in index.sql(_VALUES, part)} if index.has("values") else {}
@@ -152,98 +237,3 @@ def _histogram(facts: dict[str, Any], edges: list[float]) -> dict[str, list[floa
         "freq_hist_data_bar_values": middles,
         "freq_hist_data_bar_heights": [counts[place] for place in shown][: len(middles)],
     }
-
-
-_EXPORT_MEMORIES_AT_ONCE = 4096  # the corpus is read once for so many
-# JSON allows these signs as they are, but terminals act on them; inside a JSON string an escape means the same.
-_ESCAPES = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}
-
-CSV_COLUMNS = (
-    *("name", "layer", "memory", "end", "rank", "coefficient", "sentence", "position", "next_token", "next_text"),
-    *("token", "text"),
-)
-
-_EXPORT_TRIGGERS = """
-SELECT t.memory, t."end", t.rank, t.coefficient, t.sentence, t.position, t.next_token, v.text AS next_text,
-       CASE WHEN t.position < 0 THEN '' ELSE left(c.text, c.ends[t.position + 1]) END AS text,
-       CASE WHEN t.position > 0 THEN c.ends[t.position] ELSE 0 END AS token_begins
-FROM {triggers} t JOIN {corpus} c ON c.sentence = t.sentence LEFT JOIN {vocabulary} v ON v.token = t.next_token
-WHERE t.layer = $1 AND t.memory >= $2 AND t.memory < $3
-ORDER BY t.memory, t."end" DESC, t.rank
-"""
-
-_EXPORT_FACTS = """
-SELECT layer, memory, max, min, mean, frequency, dead, histogram FROM {memories}
-WHERE layer = $1 AND memory >= $2 AND memory < $3 ORDER BY memory
-"""
-
-
-class TextSink(Protocol):
-    """Anything with a write method that takes text."""
-
-    def write(self, text: str, /) -> Any: ...
-
-
-def export_jsonl(index: Index, sink: TextSink) -> int:
-    """One JSON object a memory, dead ones included; the number of lines comes back."""
-    return _write_lines(_memories(index), sink)
-
-
-def export_neuronpedia(index: Index, sink: TextSink) -> int:
-    """The same in the layout of Neuronpedia's features."""
-    return _write_lines(neuronpedia_features(index), sink)
-
-
-def _write_lines(records: Iterable[dict[str, Any]], sink: TextSink) -> int:
-    lines = 0
-    for record in records:
-        sink.write(json.dumps(record, ensure_ascii=False, allow_nan=False).translate(_ESCAPES) + "\n")
-        lines += 1
-    return lines
-
-
-def export_csv(index: Index, sink: TextSink) -> int:
-    """One row a trigger below a row of column names; the number of triggers comes back."""
-    writer = csv.writer(sink, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    rows = 0
-    for memory in _memories(index):
-        whose = {"name": memory["name"], "layer": memory["layer"], "memory": memory["memory"]}
-        for end, triggers in memory["triggers"].items():
-            for trigger in triggers:
-                row: dict[str, Any] = {**whose, "end": end, **trigger}
-                writer.writerow([row[column] for column in CSV_COLUMNS])
-                rows += 1
-    return rows
-
-
-FORMATS: dict[str, Callable[[Index, TextSink], int]] = {
-    "jsonl": export_jsonl,
-    "csv": export_csv,
-    "neuronpedia": export_neuronpedia,
-}
-
-
-def _memories(index: Index) -> Iterator[dict[str, Any]]:
-    """Every memory of the index in order, with statistics and triggers."""
-    for layer in index.layers:
-        count = index.memories(layer)
-        for first in range(0, count, _EXPORT_MEMORIES_AT_ONCE):
-            part = [layer, first, min(first + _EXPORT_MEMORIES_AT_ONCE, count)]
-            groups = groupby(index.stream(_EXPORT_TRIGGERS, part), key=itemgetter("memory"))
-            waiting = next(groups, None)
-            for facts in index.sql(_EXPORT_FACTS, part):
-                triggers: dict[str, list[dict[str, Any]]] = {"top": []}
-                if waiting is not None and waiting[0] == facts["memory"]:  # a dead memory has no group
-                    _sort_by_end_(triggers, waiting[1])
-                    waiting = next(groups, None)
-                name = str(MemoryId(layer, facts["memory"]))
-                yield {"name": name, **facts, "triggers": triggers}
-
-
-def _sort_by_end_(triggers: dict[str, list[dict[str, Any]]], rows: Iterable[dict[str, Any]]) -> None:
-    for row in rows:
-        del row["memory"]
-        end, begins = row.pop("end"), row.pop("token_begins")
-        row["token"] = row["text"][begins:]
-        triggers.setdefault(end, []).append(row)

@@ -59,15 +59,15 @@ class TriggerList(list[Trigger]):
         return f"<table>{head}{rows}</table>"
 
 
-def trigger_of(row: dict[str, Any], sentence: dict[str, Any]) -> Trigger:
+def trigger_of(row: dict[str, Any], sentence: dict[str, Any], vocabulary: Sequence[str]) -> Trigger:
     """A row of a trigger table and the row of its sentence, as one trigger; position -1 is BOS alone."""
     text, ends, position = sentence["text"], sentence["ends"], row["position"]
     begin = ends[position - 1] if position > 0 else 0
     end = ends[position] if position >= 0 else 0
-    prefix = Prefix(row["sentence"], position)
-    return Trigger(
-        row["rank"], row["coefficient"], prefix, text[:begin], text[begin:end], text[end:], row["next_token"]
-    )
+    prefix, following = Prefix(row["sentence"], position), row["next_token"]
+    parts = text[:begin], text[begin:end], text[end:]
+    next_text = None if following is None else vocabulary[following]
+    return Trigger(row["rank"], row["coefficient"], prefix, *parts, following, next_text)
 
 
 _ROWS_AT_ONCE = 1024
@@ -184,6 +184,11 @@ class Index:
         with self._explaining_damage(), self._connect() as database:
             return database.execute(query.format_map(names), list(parameters)).fetchnumpy()
 
+    def arrow(self, query: str) -> pa.Table:
+        """The result of a DuckDB query as Arrow columns, for texts and lists that are computed with."""
+        with self._explaining_damage(), self._connect() as database:
+            return database.sql(query.format_map(TableNames(self))).to_arrow_table()
+
     def _connect(self) -> duckdb.DuckDBPyConnection:
         """A cursor for one query, to be closed after it."""
         with self._opening:  # the connection that all cursors come from refuses two callers at once
@@ -238,7 +243,7 @@ class Index:
             [name.layer, name.memory, *parameters],
         )[:limit]
         sentences = self.sentences(sorted({row["sentence"] for row in rows}))
-        return TriggerList(trigger_of(row, sentences[row["sentence"]]) for row in rows)
+        return TriggerList(trigger_of(row, sentences[row["sentence"]], self.vocabulary) for row in rows)
 
     def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Rows of the corpus by sentence id."""

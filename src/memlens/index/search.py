@@ -1,147 +1,379 @@
-"""Which memories have triggers with a given text in them, or a pattern that is described with given words.
+"""Search for memories: one engine for `memlens search` and for the workbench.
 
-Sentences are filtered first and joined with the triggers afterwards: the corpus is read once, and a text that is
-rare costs next to nothing. Patterns are what `memlens patterns` wrote. What values promote is not known here.
+    triggers   prefixes that contain the text, or end with it; capitals matter only where the text has some
+    values     tokens that read the text, with or without a space before it; else all tokens that contain it
+    patterns   descriptions in which every word of the text begins a word; capitals do not matter
+    name       L3N512, or the beginning of one
+    no text    all memories, by a statistic
+
+Filters hold for all of them. Everything is asked of the tables with DuckDB; text in triggers is found faster in arrays,
+which a server keeps in memory (`TriggerText`): the same answer either way.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from memlens.errors import SettingError
+from memlens.errors import SettingError, UnknownName
+from memlens.index.memory import read_summaries
 from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId, Trigger
 
+if TYPE_CHECKING:
+    from memlens.index.trigger_text import TriggerText
+    from memlens.models.tokenizer import Tokenizer
+
+Place = Literal["triggers", "values", "patterns", "name"]
+Kind = Literal["none", "shallow", "semantic", "both"]
+Statistic = Literal["max", "frequency", "mean", "max_p"]
+PLACES: tuple[str, ...] = get_args(Place)
+_HOMES = {
+    "ends": ("triggers",),
+    "ignore_case": ("triggers",),
+    "substring": ("values", "patterns"),
+    "bottom": ("values",),
+}
+_EVERY = "true"  # the condition that all memories meet
+_VALUE_COLUMNS = {"top": ("tokens", "p"), "bottom": ("bottom_tokens", "bottom_p")}
+_MOST_TOKENS = 200  # that contain a text; more of them say nothing
+_NAME = re.compile(r"[Ll]([0-9]{1,9})(?:[NnDd]([0-9]{0,9}))?")
+
 
 @dataclass(frozen=True)
-class MemoryMatch:
+class SearchQuery:
+    """What to look for, where, and among which memories."""
+
+    texts: tuple[str, ...] = ()  # in values several, else one; none lists memories by `order`
+    place: Place = "triggers"
+    layers: tuple[int, ...] | None = None
+    kind: Kind | None = None  # of patterns; shallow and semantic include memories that have both
+    agreement: Literal["yes", "no"] | None = None  # does the value promote what follows the top trigger?
+    order: Statistic = "max"
+    limit: int = 20
+    ends: bool = False
+    ignore_case: bool | None = None  # None: unless the text has capitals
+    substring: bool = False
+    bottom: bool = False
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.texts)
+
+    def condition(self, index: Index, row: str) -> str:
+        """The filters as SQL over layer and memory of a table; refused where they cannot be answered."""
+        own, parts = f"({row}.layer::BIGINT << 32 | {row}.memory)", []
+        if self.layers is not None:
+            for layer in self.layers:
+                index.memories(layer)  # refuses one that is not there
+            parts.append(f"{row}.layer IN ({', '.join(map(str, self.layers))})")
+        having = "(SELECT layer::BIGINT << 32 | memory FROM {{{}}} WHERE {})"
+        if self.kind == "none":
+            parts.append(f"{own} NOT IN {having.format('patterns', 'true')}")
+        elif self.kind is not None:
+            kinds = ("shallow", "semantic") if self.kind == "both" else (self.kind,)
+            parts += [f"{own} IN " + having.format("patterns", f"kind = '{kind}'") for kind in kinds]
+        if self.agreement is not None:
+            parts.append(
+                f"{own} IN " + having.format("values", f"argmax {'=' if self.agreement == 'yes' else '<>'} target")
+            )
+        return " AND ".join(parts) or _EVERY
+
+
+@dataclass(frozen=True)
+class MemoryHit:
+    """A memory that was found, with itself in one line."""
+
+    name: MemoryId
+    summary: str | None
+
+
+@dataclass(frozen=True)
+class TriggerHit(MemoryHit):
     """One end of a memory, some of whose triggers match."""
 
-    memory: MemoryId
     end: str
     matches: int
-    best: Trigger  # the matching trigger of lowest rank
+    trigger: Trigger  # the matching one of lowest rank
 
 
 @dataclass(frozen=True)
-class TriggerSearch:
-    """The best matches, and how many there are in all."""
+class ListedToken:
+    """A token that was searched for, in the list of a value."""
 
-    found: tuple[MemoryMatch, ...]
-    total: int
-
-
-# A prefix is the text up to the end of its last token; position -1 is BOS alone, which has no text.
-_PREFIX = "left(hit.text, CASE WHEN t.position < 0 THEN 0 ELSE hit.ends[t.position + 1] END)"
-
-_QUERY = """
-WITH hit AS MATERIALIZED (
-    SELECT sentence, text, ends FROM {{corpus}} WHERE contains({text}, {wanted})
-), matching AS (
-    SELECT t.layer, t.memory, t."end", t.rank,
-           {{{{'rank': t.rank, 'coefficient': t.coefficient, 'sentence': t.sentence, 'position': t.position,
-             'next_token': t.next_token}}}} AS trigger
-    FROM {{triggers}} t JOIN hit ON t.sentence = hit.sentence
-    WHERE {matches}({prefix}, {wanted})
-)
-SELECT layer, memory, "end", count(*) AS matches, min(rank) AS best_rank, arg_min(trigger, rank) AS best,
-       count(*) OVER () AS total
-FROM matching GROUP BY layer, memory, "end"
-ORDER BY matches DESC, best_rank, layer, memory, "end" DESC
-LIMIT $2
-"""
-
-
-def search_triggers(
-    index: Index, text: str, *, ends: bool = False, ignore_case: bool = False, limit: int = 20
-) -> TriggerSearch:
-    """Memories by the number of their triggers whose prefix contains the text (or ends with it), then by best rank."""
-    if not text:
-        raise SettingError("the text to search for is empty; give at least one character")
-    if limit < 1:
-        raise SettingError(f"--limit is {limit}; it must be 1 or more")
-    query = _QUERY.format(
-        text="lower(text)" if ignore_case else "text",
-        wanted="lower($1)" if ignore_case else "$1",
-        matches="suffix" if ends else "contains",
-        prefix=f"lower({_PREFIX})" if ignore_case else _PREFIX,
-    )
-    rows = index.sql(query, [text, limit])
-    sentences = index.sentences(sorted({row["best"]["sentence"] for row in rows}))
-    found = tuple(
-        MemoryMatch(
-            MemoryId(row["layer"], row["memory"]),
-            row["end"],
-            row["matches"],
-            trigger_of(row["best"], sentences[row["best"]["sentence"]]),
-        )
-        for row in rows
-    )
-    return TriggerSearch(found, rows[0]["total"] if rows else 0)
+    token: int
+    text: str
+    rank: int  # place in the list, from 0
+    p: float
 
 
 @dataclass(frozen=True)
-class PatternMatch:
+class ValueHit(MemoryHit):
+    """A memory whose value lists at least one of the tokens."""
+
+    p: float  # of all tokens found, added up
+    rank: int  # the best place among them, from 0
+    tokens: tuple[ListedToken, ...]  # by rank
+
+
+@dataclass(frozen=True)
+class PatternHit(MemoryHit):
     """A memory, some of whose patterns match, with the surest of these."""
 
-    memory: MemoryId
     matches: int
     description: str
     kind: str
     confidence: float
     prefixes: int
-    name: str  # the memory in one line
 
 
 @dataclass(frozen=True)
-class PatternSearch:
+class StatisticHit(MemoryHit):
+    """A memory with the number it was sorted by."""
+
+    statistic: str
+    number: float
+
+
+@dataclass(frozen=True)
+class SearchResult:
     """The best matches, and how many there are in all."""
 
-    found: tuple[PatternMatch, ...]
+    query: tuple[str, ...]
+    place: str
     total: int
+    found: tuple[TriggerHit | ValueHit | PatternHit | StatisticHit | MemoryHit, ...]
+    note: str | None = None
 
 
-# A word is what stands between spaces, quotes, commas and colons: ends with "press" has three of them.
-_WORDS = """regexp_extract_all(lower({text}), '[^\\s",:]+')"""
+Rows = list[dict[str, Any]]
+
+
+def search(index: Index, query: SearchQuery, arrays: TriggerText | None = None) -> SearchResult:
+    """Memories that pass all filters, the best matches first."""
+    if query.limit < 1:
+        raise SettingError(f"--limit is {query.limit}; it must be 1 or more")
+    if query.place not in PLACES:
+        raise SettingError(f"--in is '{query.place}'; choose one of: {', '.join(PLACES)}")
+    for option, homes in _HOMES.items():
+        if getattr(query, option) and query.place not in homes:
+            shown = f"--{option.replace('_', '-')} is for --in {' or '.join(homes)}"
+            raise SettingError(f"{shown}, but this looks in {query.place}; leave it out")
+    if not query.texts:
+        return _list_memories(index, query)
+    if query.place == "values":
+        return search_values(index, query, "substring" if query.substring else "word")
+    if query.place == "patterns":
+        return _search_patterns(index, query)
+    if query.place == "name":
+        return _search_names(index, query)
+    return _search_triggers(index, query, arrays)
+
+
+def _result(
+    index: Index, query: SearchQuery, rows: Rows, make: Callable[..., Any], note: str | None = None
+) -> SearchResult:
+    """Hits of rows with layer, memory and total; `make` gets a row, the memory's name and its summary."""
+    names = [MemoryId(row["layer"], row["memory"]) for row in rows]
+    summaries = read_summaries(index, names)
+    found = tuple(make(row, name, summaries.get(name)) for row, name in zip(rows, names, strict=True))
+    return SearchResult(query.texts, query.place, rows[0]["total"] if rows else 0, found, note)
+
+
+def _list_memories(index: Index, query: SearchQuery) -> SearchResult:
+    table = "{values}" if query.order == "max_p" else "{memories}"
+    sql = f"""SELECT layer, memory, {query.order} AS number, count(*) OVER () AS total FROM {table} m
+              WHERE isfinite({query.order}) AND {query.condition(index, "m")}
+              ORDER BY number DESC, layer, memory LIMIT $1"""
+    rows = index.sql(sql, [query.limit])
+    return _result(index, query, rows, lambda row, *who: StatisticHit(who[0], who[1], query.order, row["number"]))
+
+
+def _search_names(index: Index, query: SearchQuery) -> SearchResult:
+    match = _NAME.fullmatch(query.text.strip())
+    if match is None:
+        raise SettingError(f"'{query.text}' is not a memory's name; write layer and memory like L3N512, both from 0")
+    index.memories(int(match[1]))  # refuses a layer that is not there
+    begin = str(int(match[2])) if match[2] else ""
+    sql = f"""SELECT layer, memory, count(*) OVER () AS total FROM {{memories}} m
+              WHERE layer = $1 AND starts_with(memory::VARCHAR, $2) AND {query.condition(index, "m")}
+              ORDER BY memory LIMIT $3"""
+    rows = index.sql(sql, [int(match[1]), begin, query.limit])
+    return _result(index, query, rows, lambda row, *who: MemoryHit(who[0], who[1]))
+
+
+# Words in patterns
 
 _PATTERNS = """
-WITH wanted AS (SELECT {words_wanted} AS words),
-matching AS (SELECT p.* FROM {{patterns}} p, wanted WHERE len(wanted.words) > 0 AND {matches}),
-best AS (
-    SELECT *, len(prefixes) AS size, count(*) OVER (PARTITION BY layer, memory) AS matches FROM matching
-    QUALIFY row_number() OVER (PARTITION BY layer, memory ORDER BY confidence DESC, size DESC, pattern) = 1
+WITH matching AS (
+    SELECT p.*, description || ' ' || pattern AS said FROM {{patterns}} p WHERE {matches} AND {condition}
+), best AS (
+    SELECT layer, memory, count(*) AS matches, arg_min(pattern, row(-confidence, -len(prefixes), pattern)) AS pattern
+    FROM matching GROUP BY layer, memory
 )
-SELECT best.layer, best.memory, best.matches, best.description, best.kind, best.confidence, best.size, names.name,
+SELECT layer, memory, best.matches, p.description, p.kind, p.confidence, len(p.prefixes) AS prefixes,
        count(*) OVER () AS total
-FROM best LEFT JOIN {{names}} names ON names.layer = best.layer AND names.memory = best.memory
-ORDER BY best.confidence DESC, best.size DESC, best.layer, best.memory LIMIT $2
+FROM best JOIN {{patterns}} p USING (layer, memory, pattern)
+ORDER BY p.confidence DESC, len(p.prefixes) DESC, layer, memory LIMIT $1
 """
 
 
-def search_patterns(index: Index, text: str, *, substring: bool = False, limit: int = 20) -> PatternSearch:
-    """Memories that have a pattern whose description or name has every word of the text (or, within words, contains
-    it); capitals do not matter. The surest patterns first."""
-    if limit < 1:
-        raise SettingError(f"--limit is {limit}; it must be 1 or more")
-    said = "p.description || ' ' || p.pattern"
-    whole_words = f"list_has_all({_WORDS.format(text=said)}, wanted.words)"
-    query = _PATTERNS.format(
-        words_wanted=_WORDS.format(text="$1"),
-        matches=f"contains(lower({said}), lower($1))" if substring else whole_words,
-    )
-    rows = index.sql(query, [text, limit])
-    if not rows and not text.replace('"', " ").replace(",", " ").replace(":", " ").strip():
+def _search_patterns(index: Index, query: SearchQuery) -> SearchResult:
+    """A word is what stands between spaces, quotes, commas and colons: ends with "press" has three of them."""
+    words = re.findall(r'[^\s",:]+', query.text)
+    if not words:
         raise SettingError("the text to search for has no word in it; give at least one")
-    found = tuple(
-        PatternMatch(
-            MemoryId(row["layer"], row["memory"]),
-            row["matches"],
-            row["description"],
-            row["kind"],
-            row["confidence"],
-            row["size"],
-            row["name"] or "",
+    asked = [query.text] if query.substring else words
+    matches = [f"contains(lower(said), lower(${place}))" for place in range(2, len(asked) + 2)]
+    if not query.substring:  # the quick test above leaves few for this one
+        asked = asked + [rf'(?i)(^|[\s",:]){re.escape(word)}' for word in words]
+        matches += [f"regexp_matches(said, ${place})" for place in range(len(words) + 2, 2 * len(words) + 2)]
+    sql = _PATTERNS.format(matches=" AND ".join(matches), condition=query.condition(index, "p"))
+    columns = ("matches", "description", "kind", "confidence", "prefixes")
+    rows = index.sql(sql, [query.limit, *asked])
+    return _result(index, query, rows, lambda row, *who: PatternHit(*who, *(row[name] for name in columns)))
+
+
+# Tokens in values
+
+_VALUES = """
+WITH wanted AS (SELECT unnest($1::INTEGER[]) AS token, unnest($2::INTEGER[]) AS query),
+places AS (
+    SELECT layer, memory, unnest({tokens}) AS token, unnest({p}) AS p, unnest(range(len({tokens}))) AS rank
+    FROM {{values}} v WHERE {condition}
+), own AS (
+    SELECT layer, memory, count(DISTINCT query) AS queries, sum(p::DOUBLE) AS sum_p, min(rank) AS best,
+           list(struct_pack(token := token, rank := rank, p := p) ORDER BY rank) AS found
+    FROM places JOIN wanted USING (token) GROUP BY layer, memory
+)
+SELECT *, count(*) OVER () AS total FROM own ORDER BY queries DESC, {order}, layer, memory LIMIT $3
+"""
+
+
+def search_values(
+    index: Index, query: SearchQuery, mode: str = "token", tokenizer: Tokenizer | None = None
+) -> SearchResult:
+    """Memories whose value promotes the texts (or pushes them down): of several those with more of them first, then
+    by the probability of what was found, at the bottom end by best place.
+
+    mode "token": each text must be one token; else it is refused with its split, as the `tokenizer` makes it or into
+    the fewest tokens of the vocabulary. mode "substring": all tokens that contain a text. mode "word": see above.
+    """
+    if "" in query.texts or not query.texts:
+        raise SettingError("the query is empty; give the text of a token, like ' Paris'")
+    index.path("values")  # says which command to run where it is missing, before anything about tokens
+    tokens, note = _tokens(index, query.texts, mode, tokenizer)
+    counted = [0 if mode == "substring" else query_number for query_number in tokens.values()]
+    names, numbers = _VALUE_COLUMNS["bottom" if query.bottom else "top"]
+    order = "best, sum_p" if query.bottom else "sum_p DESC, best"
+    sql = _VALUES.format(tokens=names, p=numbers, condition=query.condition(index, "v"), order=order)
+    rows = index.sql(sql, [list(tokens), counted, query.limit])
+
+    def hit(row: dict[str, Any], name: MemoryId, summary: str | None) -> ValueHit:
+        listed = tuple(ListedToken(text=index.vocabulary[one["token"]], **one) for one in row["found"])
+        return ValueHit(name, summary, row["sum_p"], row["best"], listed)
+
+    return _result(index, query, rows, hit, note)
+
+
+def _tokens(
+    index: Index, texts: Sequence[str], mode: str, tokenizer: Tokenizer | None
+) -> tuple[dict[int, int], str | None]:
+    """Token -> the first of the texts that it stands for, and what to say about it."""
+    found: dict[int, int] = {}
+    note = None
+    readings: dict[str, list[int]] = {}
+    for token, reading in enumerate(index.vocabulary):
+        readings.setdefault(reading, []).append(token)
+    for number, text in enumerate(texts):
+        forms = [text] if mode == "token" or text.startswith(" ") else [text, f" {text}"]
+        exact = [] if mode == "substring" else [token for form in forms for token in readings.get(form, ())]
+        within = [] if exact or mode == "token" else [t for t, own in enumerate(index.vocabulary) if text in own]
+        if mode == "substring" and not within:
+            raise UnknownName(f"no token of this model contains {text!r}; try a shorter text")
+        if not exact and not within:
+            raise UnknownName(_not_one_token(text, set(readings) - {""}, tokenizer))
+        if mode == "word" and within:
+            if len(within) > _MOST_TOKENS:
+                raise SettingError(f"{len(within):,} tokens of this model contain {text!r}; write more of it")
+            note = f"{text!r} is not a token of its own; {len(within)} tokens contain it"
+        for token in exact or within:
+            found.setdefault(token, number)
+    return found, note
+
+
+def _not_one_token(text: str, readings: set[str], tokenizer: Tokenizer | None) -> str:
+    advice = "name one of its tokens, or search for a substring"
+    if tokenizer is not None:
+        pieces: list[str] | None = [tokenizer.token_text(token) for token in tokenizer.encode([text])[0].ids]
+        words = "but"
+    else:
+        pieces, words = _fewest_pieces(text, readings), "but can be written as"
+    if not pieces:
+        return f"{text!r} is not one token of this model, nor made of several; {advice}"
+    return f"{text!r} is not one token of this model {words} {' + '.join(repr(piece) for piece in pieces)}; {advice}"
+
+
+def _fewest_pieces(text: str, readings: set[str]) -> list[str] | None:
+    """The text as the fewest tokens, longer ones first; a tokenizer may split it otherwise."""
+    longest = max((len(reading) for reading in readings), default=0)
+    best: list[list[str] | None] = [None] * len(text) + [[]]
+    for first in range(len(text) - 1, -1, -1):
+        for last in range(min(first + longest, len(text)), first, -1):
+            rest = best[last]
+            if rest is not None and text[first:last] in readings:
+                current = best[first]
+                if current is None or len(rest) + 1 < len(current):
+                    best[first] = [text[first:last], *rest]
+    return best[0]
+
+
+# Text in triggers
+
+# Sentences are filtered first: a text that is rare costs next to nothing. A prefix is the text up to the end of its
+# last token; position -1 is BOS alone, which has no text.
+_PREFIX = "left(hit.text, CASE WHEN t.position < 0 THEN 0 ELSE hit.ends[t.position + 1] END)"
+_TRIGGERS = """
+WITH hit AS MATERIALIZED (SELECT sentence, text, ends FROM {{corpus}} WHERE contains({text}, {wanted})),
+matching AS (
+    SELECT t.layer, t.memory, t."end", t.rank, struct_pack(rank := t.rank, coefficient := t.coefficient,
+           sentence := t.sentence, position := t.position, next_token := t.next_token) AS trigger
+    FROM {{triggers}} t JOIN hit ON t.sentence = hit.sentence
+    WHERE {matches}({prefix}, {wanted})
+      AND {condition}
+)
+SELECT layer, memory, "end", count(*) AS matches, min(rank) AS rank, arg_min(trigger, rank) AS best,
+       count(*) OVER () AS total
+FROM matching GROUP BY layer, memory, "end" ORDER BY matches DESC, rank, layer, memory, "end" DESC LIMIT $2
+"""
+
+
+def _search_triggers(index: Index, query: SearchQuery, arrays: TriggerText | None) -> SearchResult:
+    if len(query.texts) > 1:
+        raise SettingError(f"{len(query.texts)} texts were given to look for in triggers; put one text in quotes")
+    if not query.text:
+        raise SettingError("the text to search for is empty; give at least one character")
+    ignores = query.text == query.text.lower() if query.ignore_case is None else query.ignore_case
+    if arrays is not None and not query.ends:
+        condition = query.condition(index, "m")
+        sql = f"SELECT layer, list(memory) AS memories FROM {{memories}} m WHERE {condition} GROUP BY layer"
+        allowed = {row["layer"]: row["memories"] for row in index.sql(sql)} if condition != _EVERY else None
+        rows = arrays.search(query.text, ignores, allowed, query.limit)
+    else:
+        sql = _TRIGGERS.format(
+            text="lower(text)" if ignores else "text",
+            prefix=f"lower({_PREFIX})" if ignores else _PREFIX,
+            wanted="lower($1)" if ignores else "$1",
+            matches="suffix" if query.ends else "contains",
+            condition=query.condition(index, "t"),
         )
-        for row in rows
-    )
-    return PatternSearch(found, rows[0]["total"] if rows else 0)
+        rows = index.sql(sql, [query.text, query.limit])
+    sentences = index.sentences(sorted({row["best"]["sentence"] for row in rows}))
+
+    def hit(row: dict[str, Any], name: MemoryId, summary: str | None) -> TriggerHit:
+        trigger = trigger_of(row["best"], sentences[row["best"]["sentence"]], index.vocabulary)
+        return TriggerHit(name, summary, row["end"], row["matches"], trigger)
+
+    return _result(index, query, rows, hit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memlens.errors import SettingError
+from memlens.index.memory import read_summaries
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 
@@ -19,7 +20,8 @@ TOP, TOKENS = 25, 10  # triggers and promoted tokens that are compared
 class RelatedMemory:
     """Another memory and what it shares."""
 
-    memory: MemoryId
+    name: MemoryId
+    summary: str | None  # the memory in one line
     triggers: int  # equal prefixes among the first 25
     tokens: int | None  # equal tokens among the 10 most promoted; None without values
     patterns: tuple[str, ...]  # descriptions of equal patterns
@@ -63,16 +65,17 @@ def related_memories(index: Index, memory: str | MemoryId, limit: int = 20) -> l
         parts[table] = {MemoryId(row["layer"], row["memory"]): row["n"] for row in rows}
     tokens = parts["values"]
     others = parts["triggers"].keys() | parts["patterns"].keys() | {m for m, n in tokens.items() if n > 1}
-    found = [
-        RelatedMemory(
-            other,
+    shared = {
+        other: (
             parts["triggers"].get(other, 0),
             tokens.get(other, 0) if index.has("values") else None,
             tuple(parts["patterns"].get(other, ())),
         )
         for other in others - {name}
-    ]
-    return sorted(found, key=lambda r: (-r.triggers, -len(r.patterns), -(r.tokens or 0), r.memory))[:limit]
+    }
+    best = sorted(shared, key=lambda o: (-shared[o][0], -len(shared[o][2]), -(shared[o][1] or 0), o))[:limit]
+    summaries = read_summaries(index, best)
+    return [RelatedMemory(other, summaries.get(other), *shared[other]) for other in best]
 
 
 def shared_patterns(index: Index, limit: int = 20) -> list[SharedPattern]:

@@ -127,7 +127,8 @@ def triggers_of(index: Index, names: Sequence[MemoryId]) -> dict[MemoryId, list[
     )
     sentences = index.sentences(sorted({row["sentence"] for row in triggers}))
     for row in triggers:
-        found[MemoryId(row["layer"], row["memory"])].append(trigger_of(row, sentences[row["sentence"]]))
+        trigger = trigger_of(row, sentences[row["sentence"]], index.vocabulary)
+        found[MemoryId(row["layer"], row["memory"])].append(trigger)
     return found
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from memlens.errors import SettingError, UnknownName
 from memlens.index.reader import Index
+from memlens.index.search import SearchQuery, ValueHit, search_values
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.tracer.intervention import Edit, Intervention, short
@@ -36,7 +37,6 @@ from memlens.tracer.prompt import (
 )
 from memlens.tracer.result import Trace
 from memlens.tracer.trace import divergence, trace_prompt
-from memlens.vocab.search import search_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,13 +185,16 @@ def promoting(
     check_count(within, "first tokens cannot be looked through")
     if limit is not None:
         check_count(limit, "memories are no group")
-    found = search_values(opened, texts, end=end, limit=None)
+    if end not in ("top", "bottom"):
+        raise UnknownName(f"a value has the ends 'top' and 'bottom', not '{end}'")
+    query = SearchQuery(tuple(texts), "values", bottom=end == "bottom", limit=sum(map(opened.memories, opened.layers)))
+    found = [hit for hit in search_values(opened, query).found if isinstance(hit, ValueHit)]
     listed = min(opened.manifest.values.top, len(opened.vocabulary))
     if within > listed:
         raise SettingError(
             f"{opened.folder} lists {listed} tokens a value, not {within}; lower `within` or make the values again"
         )
-    memories = tuple(one.memory for one in found if one.rank < within)[:limit]
+    memories = tuple(one.name for one in found if one.rank < within)[:limit]
     if not memories:
         raise UnknownName(f"no memory has {tokens!r} among the {within} first tokens of its value; raise `within`")
     return memories

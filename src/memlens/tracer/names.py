@@ -147,7 +147,7 @@ def _look_up_triggers_(names: dict[MemoryId, Names], memories: list[MemoryId], i
     )
     sentences = index.sentences(sorted({row["sentence"] for _, row in rows}))
     for memory, row in rows:
-        text = trigger_of(row, sentences[row["sentence"]]).text
+        text = trigger_of(row, sentences[row["sentence"]], index.vocabulary).text
         names[memory].triggers[row["end"]] = text[-_TRIGGER_CHARACTERS:]
 
 

@@ -15,11 +15,10 @@ from threading import Lock
 from typing import Any, TypeVar
 
 import duckdb
-import pyarrow as pa
 
 from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import reader_of
-from memlens.index.reader import Index, TableNames
+from memlens.index.reader import Index
 
 T = TypeVar("T")
 Stamp = tuple[int, int, int]
@@ -84,11 +83,6 @@ class ServedIndex(Index):
             while len(self._results) > _RESULTS_KEPT:
                 self._results.pop(next(iter(self._results)))
         return made
-
-    def arrow(self, query: str) -> pa.Table:
-        """The result of a query as columns, for those who compute with all of it."""
-        with self._explaining_damage(), self._connect() as database:
-            return database.sql(query.format_map(TableNames(self))).to_arrow_table()
 
     def close(self) -> None:
         """No question is answered after this; those that are being answered come to their end."""

@@ -10,7 +10,6 @@ The index layer by layer in a few numbers: what the overview says without a pict
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,57 +19,7 @@ from pydantic import BaseModel
 
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.text import edge
 from memlens.web.served_index import ServedIndex
-
-_WIDTH, _HEIGHT = 320.0, 72.0
-
-
-@dataclass(frozen=True)
-class Bar:
-    x: float
-    y: float
-    width: float
-    height: float
-    told: str
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """Bars by bin; bins double in width outwards, so equal bars on the screen are no equal ranges."""
-
-    width: float
-    height: float
-    bars: list[Bar]
-    marks: list[tuple[float, str]]  # where, and which coefficient
-
-
-def draw_histogram(counts: list[int], edges: list[float]) -> Histogram | None:
-    """The filled part; None without a sample. Heights are square roots: rare bins are the interesting ones."""
-    filled = [number for number, count in enumerate(counts) if count]
-    if not filled or len(counts) != len(edges) + 1:
-        return None
-    first, last = filled[0], filled[-1]
-    width = _WIDTH / (last - first + 1)
-    most, total = max(counts), sum(counts)
-    bars = []
-    for place, number in enumerate(range(first, last + 1)):
-        height = _HEIGHT * (counts[number] / most) ** 0.5
-        told = f"{_range(number, edges)}: {counts[number]:,} of {total:,}"
-        bars.append(Bar(place * width, _HEIGHT - height, max(width - 1.5, 0.5), height, told))
-    inner = [(place + 1, edges[number]) for place, number in enumerate(range(first, last))]
-    step = max(1, -(-len(inner) // 6))
-    marks = [(place * width - 0.75, edge(at)) for place, at in inner[::step]]
-    return Histogram(_WIDTH, _HEIGHT, bars, marks)
-
-
-def _range(number: int, edges: list[float]) -> str:
-    if number == 0:
-        return f"below {edge(edges[0])}"
-    if number == len(edges):
-        return f"{edge(edges[-1])} and above"
-    return f"{edge(edges[number - 1])} to {edge(edges[number])}"
-
 
 TABLES = ("memories", "values", "patterns")
 CLASSES = ("none", "shallow", "semantic", "both")  # of patterns; a memory's class is its place here
@@ -92,10 +41,6 @@ class Statistics:
     def row_of(self, memory: MemoryId) -> int:
         return int(self.starts[self.layers.index(memory.layer)]) + memory.memory
 
-    def memory_at(self, row: int) -> MemoryId:
-        place = int(np.searchsorted(self.starts, row, side="right")) - 1
-        return MemoryId(self.layers[place], int(row - self.starts[place]))
-
     def rows_of_layer(self, layer: int) -> slice:
         place = self.layers.index(layer)
         return slice(int(self.starts[place]), int(self.starts[place + 1]))
@@ -107,22 +52,6 @@ class Statistics:
         place = order[np.searchsorted(known, layer, sorter=order)]
         rows: NDArray[np.int64] = self.starts[place] + memory
         return rows
-
-    def chosen(
-        self, layers: Collection[int] | None = None, kind: str | None = None, agreement: str | None = None
-    ) -> NDArray[np.bool_]:
-        """Which memories pass all filters; a class of "shallow" includes those that have both. [memories]"""
-        mask = np.ones(len(self), np.bool_)
-        if layers is not None:
-            mask[:] = False
-            for layer in layers:
-                mask[self.rows_of_layer(layer)] = True
-        if kind is not None:
-            wanted = [place for place, name in enumerate(CLASSES) if name in (kind, "both" if kind != "none" else kind)]
-            mask &= np.isin(self.categories["class"], wanted)
-        if agreement is not None:
-            mask &= self.categories["agreement"] == AGREEMENTS.index(agreement)
-        return mask
 
 
 def read_statistics(index: ServedIndex) -> Statistics:

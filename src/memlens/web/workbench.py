@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from memlens.errors import MemlensError, ModelError
 from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
-from memlens.web.search_arrays import prepare_triggers, prepare_values
+from memlens.index.trigger_text import TriggerText
 from memlens.web.served_index import ServedIndex
 from memlens.web.statistics import read_statistics
 
@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 NONE, LOADING, READY, FAILED = "none", "loading", "ready", "failed"
+
+
+def trigger_text(index: ServedIndex) -> TriggerText | None:
+    """The texts of the triggers as they are now, made once; None where they would be too large."""
+    return index.remember(("triggers", "corpus"), ("trigger text",), lambda: TriggerText.read(index))
 
 
 class Workbench:
@@ -108,9 +113,7 @@ class Workbench:
     def _steps(self) -> Iterator[Callable[[], object]]:
         yield partial(read_statistics, self.index)
         yield self.index.keep_in_memory
-        yield partial(prepare_triggers, self.index)
-        if self.index.has("values"):
-            yield partial(prepare_values, self.index)
+        yield partial(trigger_text, self.index)
         if self.other is not None:
             yield self.other.keep_in_memory
         if self.index.has("patterns"):

@@ -1,32 +1,70 @@
-"""One memory: what triggers it, what its triggers have in common, what it promotes, and what happens without it."""
+"""The page of one memory: what triggers it, what that has in common, what it promotes, what happens without it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 
+from memlens.annotations.store import LABELS, Annotations, Label, history_mark
+from memlens.errors import IndexFolderError
+from memlens.index.memory import ENDS, MemoryRecord, read_memory
 from memlens.memory import MemoryId
+from memlens.pattern.related import RelatedMemory, related_memories
+from memlens.text import edge
 from memlens.web.live import Shaded, Silenced, shade_triggers, silence
-from memlens.web.memory_view import MemoryView, RelatedView, read_memory, read_related
 from memlens.web.rendering import MODEL_PROBLEMS, PROBLEMS, Bench, Viewer, page
 from memlens.web.served_index import ServedIndex
-from memlens.web.statistics import draw_histogram
 
 router = APIRouter(tags=["memory"])
 
 _TOKENS_SHOWN = 15
+_WIDTH, _HEIGHT = 320.0, 72.0  # of the histogram
 End = Literal["top", "bottom"]
 Name = Annotated[str, Path(description="Layer and memory from 0, like L3N512.", max_length=30)]
 
 
-class Change(BaseModel):
+class CoefficientChange(BaseModel):
     """What to do to the memory, and after which text to look."""
 
     prompt: str = Field(min_length=1, max_length=4000)
     change: str = Field(default="0", max_length=30, description="0 silences, 3.5 sets, x2 scales.")
+
+
+@dataclass(frozen=True)
+class LabelledMemory(MemoryRecord):
+    """Everything that the index says of one memory, and what people say of it."""
+
+    labels: tuple[Label, ...]
+    unfinished: str | None  # who looks, if they still label and so see only their own labels
+
+
+def read_labelled_memory(
+    index: ServedIndex, name: str | MemoryId, viewer: str | None, ends: tuple[str, ...] = ENDS
+) -> LabelledMemory:
+    """Refused if the index has no such memory. The viewer is the annotator who looks, if it is one."""
+    record = read_memory(index, name, ends)
+    labels, may_see_all = _labels(index, viewer)
+    own = tuple(label for label in labels if label.memory == record.name)
+    return LabelledMemory(**vars(record), labels=own, unfinished=None if may_see_all else viewer)
+
+
+def _labels(index: ServedIndex, viewer: str | None) -> tuple[list[Label], bool]:
+    """The labels this viewer may see, and whether these are all of those who have finished. Never makes the file."""
+
+    def read() -> tuple[list[Label], bool]:
+        with Annotations(index) as notes:
+            return notes.labels(viewer), viewer is None or viewer in notes.annotators(finished=True)
+
+    try:
+        mark = history_mark(index, LABELS)
+        return ([], True) if mark is None else index.remember((), ("labels", mark, viewer), read)
+    except IndexFolderError:  # a folder that cannot be written holds labels that cannot be opened
+        return [], True
 
 
 @router.get("/m/{name}", response_class=HTMLResponse, include_in_schema=False)
@@ -41,7 +79,7 @@ def memory_page(
     memory = bench.index.check(name)
     if name != str(memory):  # L3D512, l3n512: one address for one memory
         return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
-    view = read_memory(bench.index, memory, (end,), viewer)
+    view = read_labelled_memory(bench.index, memory, viewer, (end,))
     return page(
         request,
         "memory.html",
@@ -53,22 +91,20 @@ def memory_page(
         shown=_TOKENS_SHOWN,
         histogram=draw_histogram(view.histogram, view.histogram_edges),
         neighbours=_neighbours(bench.index, memory),
-        related=read_related(bench.index, memory) if related == "yes" else None,
+        related=read_related(bench, str(memory)) if related == "yes" else None,
     )
 
 
 @router.get("/api/memories/{name}", responses=PROBLEMS)
-def read_one_memory(bench: Bench, viewer: Viewer, name: Name) -> MemoryView:
+def read_one_memory(bench: Bench, viewer: Viewer, name: Name) -> LabelledMemory:
     """Everything the index knows of one memory."""
-    return read_memory(bench.index, name, viewer=viewer)
+    return read_labelled_memory(bench.index, name, viewer)
 
 
 @router.get("/api/memories/{name}/related", responses=PROBLEMS)
-def read_related_memories(
-    bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 12
-) -> list[RelatedView]:
+def read_related(bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> list[RelatedMemory]:
     """Memories with the same triggers, patterns or promoted tokens, the most alike first."""
-    return read_related(bench.index, name, limit)
+    return related_memories(bench.index, name, limit)
 
 
 @router.get("/api/memories/{name}/coefficients", responses=MODEL_PROBLEMS)
@@ -80,7 +116,7 @@ def read_coefficients(bench: Bench, name: Name, end: End = "top") -> list[Shaded
 
 
 @router.post("/api/memories/{name}/silence", responses=MODEL_PROBLEMS)
-def silence_memory(bench: Bench, name: Name, change: Change) -> Silenced:
+def silence_memory(bench: Bench, name: Name, change: CoefficientChange) -> Silenced:
     """What the model predicts after a prompt with and without the memory. Needs the model; changes nothing."""
     memory = bench.index.check(name)
     with bench.model() as model:
@@ -107,3 +143,49 @@ def _has_bottom(index: ServedIndex) -> bool:
     """Did the scan keep the most negative triggers of any memory?"""
     query = "SELECT 1 AS one FROM {triggers} WHERE \"end\" = 'bottom' LIMIT 1"
     return index.remember(("triggers",), ("has bottom",), lambda: bool(index.sql(query)))
+
+
+@dataclass(frozen=True)
+class Bar:
+    x: float
+    y: float
+    width: float
+    height: float
+    told: str
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Bars by bin; bins double in width outwards, so equal bars on the screen are no equal ranges."""
+
+    width: float
+    height: float
+    bars: list[Bar]
+    marks: list[tuple[float, str]]  # where, and which coefficient
+
+
+def draw_histogram(counts: Sequence[int], edges: Sequence[float]) -> Histogram | None:
+    """The filled part; None without a sample. Heights are square roots: rare bins are the interesting ones."""
+    filled = [number for number, count in enumerate(counts) if count]
+    if not filled or len(counts) != len(edges) + 1:
+        return None
+    first, last = filled[0], filled[-1]
+    width = _WIDTH / (last - first + 1)
+    most, total = max(counts), sum(counts)
+    bars = []
+    for place, number in enumerate(range(first, last + 1)):
+        height = _HEIGHT * (counts[number] / most) ** 0.5
+        told = f"{_range(number, edges)}: {counts[number]:,} of {total:,}"
+        bars.append(Bar(place * width, _HEIGHT - height, max(width - 1.5, 0.5), height, told))
+    inner = [(place + 1, edges[number]) for place, number in enumerate(range(first, last))]
+    step = max(1, -(-len(inner) // 6))
+    marks = [(place * width - 0.75, edge(at)) for place, at in inner[::step]]
+    return Histogram(_WIDTH, _HEIGHT, bars, marks)
+
+
+def _range(number: int, edges: Sequence[float]) -> str:
+    if number == 0:
+        return f"below {edge(edges[0])}"
+    if number == len(edges):
+        return f"{edge(edges[-1])} and above"
+    return f"{edge(edges[number - 1])} to {edge(edges[number])}"

@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from memlens.errors import UnknownName
 from memlens.index.layout import EXPERIMENTS
-from memlens.web.memory_view import read_summaries
+from memlens.index.memory import read_summaries
 from memlens.web.rendering import PROBLEMS, Bench, page
 from memlens.web.served_index import ServedIndex
 from memlens.web.statistics import TABLES, LayerView, Statistics, read_layers, read_statistics

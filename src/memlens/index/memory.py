@@ -1,0 +1,198 @@
+"""One memory as a record: everything that the tables of an index say about it.
+
+    read_memory(index, "L3N512")    statistics, summary, patterns, value, key, triggers and ordinary prefixes
+
+`memlens show --json` and the workbench write this record; each of its parts can be read alone. Needs no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memlens.index.reader import Index
+from memlens.memory import MemoryId, Trigger
+
+ENDS = ("top", "bottom")
+
+
+@dataclass(frozen=True)
+class TokenNumber:
+    """A token with its text and its number: a probability, or the score of a key."""
+
+    token: int
+    text: str
+    number: float
+
+
+@dataclass(frozen=True)
+class MemoryValue:
+    """What one value promotes and pushes down, and which tokens its key matches on its own."""
+
+    reading: str
+    max_p: float
+    entropy: float  # nats
+    norm: float
+    agrees: bool | None  # is its top token the one after the top trigger? None where nothing follows it
+    target: int | None  # the token after the top trigger; None where there is none
+    target_text: str | None
+    target_rank: int | None  # its place among all tokens, 1 is the top
+    promotes: tuple[TokenNumber, ...]  # most probable first
+    demotes: tuple[TokenNumber, ...]  # least probable first
+    key: tuple[TokenNumber, ...]  # best match first; empty where the index has no keys table
+
+
+@dataclass(frozen=True)
+class MemoryPattern:
+    """What some of the triggers have in common; a row of patterns.parquet."""
+
+    pattern: str
+    kind: str
+    description: str
+    prefixes: tuple[int, ...]  # ranks of the triggers
+    confidence: float
+    share: float  # upper bound of the share of random prefixes that have it
+    q: float  # lowest rate of false discoveries at which it is believed
+
+
+@dataclass(frozen=True)
+class MemorySummary:
+    """A memory in one line, and the counts behind it; a row of names.parquet."""
+
+    name: str
+    confidence: float
+    triggers: int
+    patterns: int
+    covered: int  # triggers with at least one pattern
+    follows: tuple[int, ...]  # typical next tokens
+    follows_times: tuple[int, ...]
+    promotes: tuple[int, ...]
+    agrees: bool | None
+
+
+@dataclass(frozen=True)
+class MemoryRecord:
+    """Everything that an index says about one memory; None where a later stage has still to say it."""
+
+    name: MemoryId
+    layer: int
+    memory: int
+    model: str
+    max: float
+    min: float
+    mean: float
+    frequency: float
+    dead: bool
+    histogram: tuple[int, ...]
+    histogram_edges: tuple[float, ...]
+    summary: MemorySummary | None
+    patterns: tuple[MemoryPattern, ...] | None  # the surest first
+    value: MemoryValue | None
+    triggers: dict[str, tuple[Trigger, ...]]  # by end, best first
+    ordinary: tuple[Trigger, ...]  # random prefixes it fires on
+
+    def patterns_of(self, rank: int) -> list[int]:
+        """Places of the patterns that the top trigger of a rank contains."""
+        return [place for place, pattern in enumerate(self.patterns or ()) if rank in pattern.prefixes]
+
+
+def read_memory(
+    index: Index, memory: str | MemoryId, ends: Sequence[str] = ENDS, top: int | None = None
+) -> MemoryRecord:
+    """Refused if the index has no such memory. `ends` and `top`: which triggers, and how many of each end."""
+    facts = index.facts(memory)
+    name = facts.id
+    return MemoryRecord(
+        name,
+        name.layer,
+        name.memory,
+        index.manifest.model.name,
+        facts.max,
+        facts.min,
+        facts.mean,
+        facts.frequency,
+        facts.dead,
+        tuple(facts.histogram),
+        tuple(index.manifest.histogram_edges),
+        read_summary(index, name),
+        read_patterns(index, name),
+        read_value(index, name),
+        {end: tuple(index.triggers(name, end, top)) for end in ends},
+        tuple(index.ordinary(name)),
+    )
+
+
+def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
+    """None where the index has no values yet."""
+    row = _row(index, "values", memory)
+    if row is None:
+        return None
+    key = _row(index, "keys", memory) if index.has("keys") else None
+    target = row["target"]
+    return MemoryValue(
+        index.manifest.values.reading,
+        row["max_p"],
+        row["entropy"],
+        row["norm"],
+        None if target is None else row["tokens"][0] == target,
+        target,
+        None if target is None else index.vocabulary[target],
+        row["target_rank"],
+        _tokens(index, row["tokens"], row["p"]),
+        _tokens(index, row["bottom_tokens"], row["bottom_p"]),
+        () if key is None else _tokens(index, key["tokens"], key["scores"]),
+    )
+
+
+def read_summary(index: Index, memory: str | MemoryId) -> MemorySummary | None:
+    """None where the index has no patterns yet, and for a memory without triggers."""
+    row = _row(index, "names", memory)
+    return None if row is None else MemorySummary(**_without_name(row))
+
+
+def read_patterns(index: Index, memory: str | MemoryId) -> tuple[MemoryPattern, ...] | None:
+    """The surest first; None where the index has no patterns yet."""
+    name = index.check(memory)
+    if not (index.has("patterns") and index.has("names")):
+        return None
+    query = "SELECT * FROM {patterns} WHERE layer = $1 AND memory = $2 ORDER BY confidence DESC, pattern"
+    return tuple(MemoryPattern(**_without_name(row)) for row in index.sql(query, [name.layer, name.memory]))
+
+
+def read_summaries(index: Index, memories: Sequence[MemoryId]) -> dict[MemoryId, str]:
+    """Memories in one line each, where there are names; else by what they promote most."""
+    if not memories or not (index.has("names") or index.has("values")):
+        return {}
+    where, asked = (
+        "WHERE layer::BIGINT << 32 | memory IN (SELECT unnest($1))",
+        [m.layer << 32 | m.memory for m in memories],
+    )
+    if index.has("names"):
+        rows = index.sql(f"SELECT layer, memory, name FROM {{names}} {where}", [asked])
+        return {MemoryId(row["layer"], row["memory"]): row["name"] for row in rows}
+    rows = index.sql(f"SELECT layer, memory, tokens[:4] AS tokens FROM {{values}} {where}", [asked])
+    return {
+        MemoryId(row["layer"], row["memory"]): "promotes "
+        + ", ".join(f'"{index.vocabulary[token].strip()}"' for token in row["tokens"])
+        for row in rows
+    }
+
+
+def _row(index: Index, table: str, memory: str | MemoryId) -> dict[str, Any] | None:
+    name = index.check(memory)
+    if not index.has(table):
+        return None
+    rows = index.sql(f"SELECT * FROM {{{table}}} WHERE layer = $1 AND memory = $2", [name.layer, name.memory])
+    return rows[0] if rows else None
+
+
+def _without_name(row: dict[str, Any]) -> dict[str, Any]:
+    own = {column: value for column, value in row.items() if column not in ("layer", "memory")}
+    return {column: tuple(value) if isinstance(value, list) else value for column, value in own.items()}
+
+
+def _tokens(index: Index, tokens: Sequence[int], numbers: Sequence[float]) -> tuple[TokenNumber, ...]:
+    return tuple(
+        TokenNumber(token, index.vocabulary[token], number) for token, number in zip(tokens, numbers, strict=True)
+    )
