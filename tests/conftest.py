@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+# waiting threads of torch sleep instead of spinning: several test runs on one machine do not slow each other down
+os.environ["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "1000")
+
 import memlens
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel

@@ -1,8 +1,7 @@
-"""The nouns everything shares: which memory, which prefix, which trigger.
+"""The records that every part shares: MemoryId, Prefix, Trigger, EncodedText.
 
 Layers, memories, ranks and positions count from 0. The paper counts layers and memories from 1, so its k^5_895 is
 `L4N894` here. A position counts a sentence's own tokens; a BOS token in front of them is not counted.
-This module knows nothing of models, files or tensors.
 """
 
 from __future__ import annotations
@@ -51,6 +50,14 @@ class Prefix:
 
     sentence: int
     position: int
+
+
+@dataclass(frozen=True)
+class EncodedText:
+    """A text's tokens; ends[i] is the character offset in the text where token i ends, never decreasing."""
+
+    ids: list[int]
+    ends: list[int]
 
 
 @dataclass(frozen=True)

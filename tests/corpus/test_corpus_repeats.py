@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlens.corpus.sentences import find_repeats, fresh_from, repeated_sentences
+from memlens.corpus.sentences import find_repeats
 
 Sentences = list[list[int]]
 
@@ -43,19 +43,18 @@ def test_repeats_are_as_the_definition_says(sentences: Sentences) -> None:
 @given(few_symbols)
 def test_arrays_and_a_stream_give_the_same(sentences: Sentences) -> None:
     stream = ((sentence, np.array(tokens, dtype=np.int32)) for sentence, tokens in in_order(sentences))
-    assert fresh_from(stream, len(sentences)).tolist() == naive_fresh_from(sentences)
+    assert find_repeats(stream, len(sentences)).fresh_from.tolist() == naive_fresh_from(sentences)
 
 
 @given(st.permutations([[1], [1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 4], [2], [2, 2], [1, 2, 3, 4, 5]]))
 def test_nested_prefixes_are_found_in_any_order_of_ids(sentences: Sentences) -> None:
-    assert fresh_from(in_order(sentences), len(sentences)).tolist() == naive_fresh_from(sentences)
+    assert find_repeats(in_order(sentences), len(sentences)).fresh_from.tolist() == naive_fresh_from(sentences)
 
 
 def test_the_first_of_equal_sentences_is_fresh_and_the_others_are_repeated() -> None:
     found = find_repeats(in_order([[5, 6], [5, 6], [5], [5, 6]]), 4)
     assert found.fresh_from.tolist() == [0, 2, 1, 2]
     assert found.repeated.tolist() == [False, True, False, True]
-    assert repeated_sentences(in_order([[5, 6], [5, 6]]), 2).tolist() == [False, True]
 
 
 def test_the_types_are_those_promised() -> None:

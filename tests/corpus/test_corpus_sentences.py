@@ -127,13 +127,8 @@ def test_a_cut_keeps_the_first_tokens_and_the_text_they_cover(text: str, length:
     assert text.startswith(found.text) and len(found.text) == found.ends[-1]
 
 
-@pytest.mark.parametrize("name", ["max_length", "max_tokens", "block", "batch"])
-def test_limits_below_one_are_refused_before_anything_is_read(name: str) -> None:
-    settings = {"max_length": None, "max_tokens": None, name: 0}
-    with pytest.raises(SettingError, match=f"{name.replace('_', ' ')} is 0"):
-        tokenize_units([], encode_words, **settings)  # type: ignore[arg-type]
-
-
-def test_blocks_longer_than_the_context_are_refused() -> None:
+def test_a_context_without_room_and_blocks_longer_than_it_are_refused_before_anything_is_read() -> None:
+    with pytest.raises(SettingError, match="max length is 0"):
+        tokenize_units([], encode_words, max_length=0, max_tokens=None)
     with pytest.raises(SettingError, match="use block:7 or less"):
         tokenize_units([], encode_words, max_length=7, max_tokens=None, block=8)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import memlens
-from memlens.models.decompose import Accounting
-from memlens.models.memory_model import MemoryModel, Positions, record_positions
+from memlens.models.decompose import LogitDecomposition, PositionStates, record_positions
+from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
 
 TOKENS = torch.tensor([[5, 17, 80, 3, 44, 9], [60, 2, 33, 71, 12, 90]])
@@ -18,7 +18,7 @@ def load(family: str) -> MemoryModel:
     return memlens.load(tiny_model(family), tokenizer=tiny_tokenizer())
 
 
-def run(model: MemoryModel) -> tuple[Positions, torch.Tensor, torch.Tensor]:
+def run(model: MemoryModel) -> tuple[PositionStates, torch.Tensor, torch.Tensor]:
     """What was recorded, the most likely tokens, and the model's own logits before the cap, [n, vocabulary]."""
     positions = record_positions(model, TOKENS, ROWS)
     own = model.logits(TOKENS).flatten(0, 1)[ROWS]
@@ -33,7 +33,7 @@ def test_parts_sum_to_the_logit_of_the_model_itself(family: str) -> None:
     positions, tokens, own = run(model)
     if model.lens.soft_cap is not None:  # a capped logit says little about itself near the cap: choose one that does
         tokens = own.abs().argmin(1)
-    account = Accounting(model).account(positions, tokens)
+    account = LogitDecomposition(model).logit_parts(positions, tokens)
     expected = own[torch.arange(len(ROWS)), tokens]
     assert torch.allclose(account.logit, expected, rtol=1e-4, atol=1e-4)
     assert account.attention.abs().min() > 0 and account.ffn.abs().min() > 0
@@ -43,9 +43,9 @@ def test_parts_sum_to_the_logit_of_the_model_itself(family: str) -> None:
 def test_memories_and_biases_sum_to_what_their_block_added(family: str) -> None:
     model = load(family)
     positions, tokens, _ = run(model)
-    accounting = Accounting(model)
+    accounting = LogitDecomposition(model)
     direction = accounting.direction(tokens, positions.o[2])
-    account = accounting.account(positions, tokens)
+    account = accounting.logit_parts(positions, tokens)
     for layer in range(3):
         m = positions.coefficients[layer]
         memories = accounting.memories(layer, m, direction)
@@ -59,7 +59,7 @@ def test_relative_parts_sum_to_the_logit_less_the_mean_of_all_logits(family: str
     positions, tokens, _ = run(model)
     logits = model.lens.state_logits(positions.o[2])
     expected = logits[torch.arange(len(ROWS)), tokens] - logits.mean(1)
-    account = Accounting(model).account(positions, tokens, relative=True)
+    account = LogitDecomposition(model).logit_parts(positions, tokens, relative=True)
     assert torch.allclose(account.logit, expected, rtol=1e-4, atol=1e-4)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from memlens.cli.options import Device, Dtype, Json, Model, Quiet, Threads, Verbose
 from memlens.cli.screen import Screen
+from memlens.parallel import import_torch
 from memlens.text import duration, size, visible
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def info(
 ) -> None:
     """Show a model as memories, with proof, and what a scan takes here."""
     screen = Screen(as_json, quiet, verbose)
+    import_torch()
     from memlens.models.info import describe
     from memlens.models.load import load
     from memlens.scanner.autotune import estimate_scan, usable_cores

@@ -11,6 +11,7 @@ import typer
 from memlens.cli.options import RUN, Device, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
+from memlens.parallel import import_torch
 
 if TYPE_CHECKING:
     from memlens.index.reader import Index
@@ -76,6 +77,7 @@ def trace(
         raise SettingError(f"there is nothing to save in {save}; say what to change with --set")
     if not generate and (temperature != 0 or seed != 0):
         raise SettingError("--temperature and --seed say how a text goes on, but there is no --generate")
+    import_torch()
     from memlens.tracer.prompt import open_model
 
     loaded, index = open_model(model, where=where, device=device, dtype=dtype)

@@ -1,8 +1,7 @@
-"""Sentences of one window become rectangular batches with little padding.
+"""Packs sentences into rectangular batches with little padding.
 
-A window is cut before any worker is chosen, and its batches depend on nothing but the window, so that a scan gives the
-same bytes wherever it runs. This module knows nothing of models; padding is token 0, on the right, where a causal
-model's earlier positions cannot see it.
+The batches depend on nothing but the sentences handed in, so that a scan gives the same bytes wherever it runs. Padding
+is token 0, on the right, where a causal model's earlier positions cannot see it.
 """
 
 from __future__ import annotations
@@ -13,34 +12,26 @@ from itertools import islice
 
 import numpy as np
 
-from memlens.errors import SettingError
-
 _SMALLEST = 8  # a batch may end early once it has an eighth of the places it could have
 _LEAST_FILL = 0.96
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
+    """A rectangle of tokens that the model is fed at once, one sentence per row."""
+
     tokens: np.ndarray  # int64 [batch, pos]; BOS in column 0 if there is one, then the sentence, then zeros
     sentences: np.ndarray  # int64 [batch]; ids
     lengths: np.ndarray  # int64 [batch]; own tokens, BOS not counted
 
-    @property
-    def filled(self) -> int:
-        """Places of `tokens` that are not padding. A batch is as wide as its longest sentence, plus BOS if any."""
-        bos = self.tokens.shape[1] - int(self.lengths.max())
-        return int(self.lengths.sum()) + bos * len(self.lengths)
 
-
-def cut_batches(window: Sequence[tuple[int, np.ndarray]], batch_tokens: int, bos: int | None) -> list[Batch]:
-    """Every sentence (id, tokens) of the window in exactly one batch, longest first, then by id.
+def cut_batches(sentences: Sequence[tuple[int, np.ndarray]], batch_tokens: int, bos: int | None) -> list[Batch]:
+    """Every sentence (id, tokens) in exactly one batch, longest first, then by id.
 
     A batch has at most `batch_tokens` places, padding and BOS included, but always one sentence at least. It ends
     earlier where shorter sentences would leave too much padding, once it is large enough to be worth a pass.
     """
-    if batch_tokens < 1:
-        raise SettingError(f"batch tokens is {batch_tokens}; it must be at least 1")
-    ordered = sorted(window, key=lambda sentence: (-len(sentence[1]), sentence[0]))
+    ordered = sorted(sentences, key=lambda sentence: (-len(sentence[1]), sentence[0]))
     widths = [len(own) + (bos is not None) for _, own in ordered]  # falling
     batches = []
     first = 0
@@ -78,9 +69,3 @@ def _fill(sentences: Sequence[tuple[int, np.ndarray]], width: int, bos: int | No
         row[start : start + len(own)] = own
     ids = np.array([sentence for sentence, _ in sentences], dtype=np.int64)
     return Batch(tokens, ids, np.array([len(own) for _, own in sentences], dtype=np.int64))
-
-
-def fill_share(batches: Sequence[Batch]) -> float:
-    """Share of all places that are not padding; 1.0 for no batches."""
-    places = sum(batch.tokens.size for batch in batches)
-    return sum(batch.filled for batch in batches) / places if places else 1.0

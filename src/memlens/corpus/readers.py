@@ -1,12 +1,8 @@
-"""One reader for each kind of file: .txt, .jsonl, .parquet, each a stream of passages.
+"""Reads passages of text from .txt, .jsonl and .parquet files and from Hub datasets (by the package `datasets`).
 
 A passage of .txt is a line, or, where documents are asked for, the whole file; of .jsonl a line's record; of .parquet
-a row. A null or blank text is an empty document and is passed over. A record's number counts from 1, blank lines of a
-.jsonl file included, so that it is the number an editor shows. This module knows nothing of sentences and tokens.
-
-Passages of a Hub dataset, streamed by the optional package `datasets`.
-
-This module knows nothing of files on disk; what the package raises becomes one line with the dataset's name.
+and of a dataset a row. A null or blank text is an empty document and is passed over. A record's number counts from 1,
+blank lines of a .jsonl file included, so that it is the number an editor shows.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ from memlens.corpus.settings import HubSpec
 from memlens.errors import CorpusError
 
 DOCUMENT_LIMIT = 64 << 20  # characters of a .txt file that is read as one document
-PIECE = 1 << 20  # characters after which a .txt file that will be cut into blocks goes on as a new document
+BLOCK_TEXT = 1 << 20  # characters after which a .txt file that will be cut into blocks goes on as a new document
 _ROWS = 256  # rows of a .parquet file in memory at a time
 
 
@@ -60,20 +56,20 @@ def read_whole(file: SourceFile) -> Iterator[Passage]:
         yield Passage(text, file.name)
 
 
-def read_pieces(file: SourceFile) -> Iterator[Passage]:
+def read_for_blocks(file: SourceFile) -> Iterator[Passage]:
     """A .txt file to be cut into blocks: one document, or, where it is long, several that end with a line."""
     lines: list[str] = []
     first, size = 1, 0
     for number, line in read_lines(file):
         lines.append(line)
         size += len(line) + 1
-        if size >= PIECE:
-            yield from _piece(file, first, lines)
+        if size >= BLOCK_TEXT:
+            yield from _joined_lines(file, first, lines)
             lines, first, size = [], number + 1, 0
-    yield from _piece(file, first, lines)
+    yield from _joined_lines(file, first, lines)
 
 
-def _piece(file: SourceFile, first: int, lines: list[str]) -> Iterator[Passage]:
+def _joined_lines(file: SourceFile, first: int, lines: list[str]) -> Iterator[Passage]:
     if text := "\n".join(lines).strip():
         yield Passage(text, f"{file.name}:{first}")
 

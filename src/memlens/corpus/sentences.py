@@ -1,26 +1,12 @@
-"""Passages of a whole corpus, and the units they are cut into.
+"""Cuts passages into units, and units into sentences of tokens with ids; finds repeats; fingerprints a corpus.
 
     sentence   each line of a passage cut by sentencex; a line break always ends a sentence, in every kind of file
     line       each line
     document   a .txt file, a .jsonl record, a .parquet row
-    block:N    documents too: only a tokenizer can count to N, so `tokenize_units` cuts them
+    block:N    documents cut into N tokens each
 
-Every unit is stripped of surrounding whitespace; blank ones are passed over. This module knows nothing of tokens.
-
-Units of text become sentences of tokens, each with an id that stays the same for one corpus and its settings.
-
-"Sentence" is whatever is scanned in one piece, also where the unit is a line, a document or a block. This module
-knows nothing of models: it is handed a function that encodes texts.
-
-Which prefixes of a sentence were seen before, in a sentence of lower id.
-
-Prefixes nest: if the first n tokens were seen before, so were all shorter prefixes. So one number a sentence says it
-all, `fresh_from`: the longest token prefix it shares with any sentence of lower id. Positions from there on are new.
-This module knows nothing of text; sorting is the caller's work, since a corpus may not fit in memory.
-
-One number for a corpus and how it is cut: equal for the same text wherever it lies, different after any change.
-
-This module reads bytes as they are on disk; it knows nothing of what they say.
+Every unit is stripped of surrounding whitespace; blank ones are passed over. A Sentence is whatever is scanned at once,
+also where the unit is a line, a document or a block; its id stays the same for one corpus and its settings.
 """
 
 from __future__ import annotations
@@ -30,7 +16,6 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -38,19 +23,20 @@ from memlens.corpus.files import CHUNK, SourceFile, list_files, open_raw, unread
 from memlens.corpus.readers import (
     Passage,
     hub_fingerprint,
+    read_for_blocks,
     read_hub,
     read_jsonl,
     read_paragraphs,
     read_parquet,
-    read_pieces,
     read_whole,
 )
 from memlens.corpus.settings import CorpusSettings, HubSpec, is_hub_source
 from memlens.errors import SettingError
+from memlens.memory import EncodedText
 
 _LINE_END = re.compile(r"\r\n|\r|\n")  # not str.splitlines, which also cuts at form feeds and U+2028
-
 _WIDE_SPACE = re.compile(r"[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")  # spaces of several bytes
+_BATCH_CHARACTERS = 4 << 20  # a batch of long documents is encoded before it fills the memory
 
 
 @dataclass(frozen=True)
@@ -77,7 +63,7 @@ def _read_file(file: SourceFile, settings: CorpusSettings) -> Iterator[Passage]:
     if file.kind == ".parquet":
         return read_parquet(file, settings.column)
     if settings.block:
-        return read_pieces(file)
+        return read_for_blocks(file)
     return read_whole(file) if settings.unit == "document" else read_paragraphs(file)
 
 
@@ -108,22 +94,9 @@ def cut_sentences(line: str, language: str) -> Iterator[str]:
         begin += len(sentence)
 
 
-_BATCH_CHARACTERS = 4 << 20  # a batch of long documents is encoded before it fills the memory
-
-
-class Encoded(Protocol):
-    """One text as tokens: their ids without special tokens, and the character offset in the text where each ends."""
-
-    @property
-    def ids(self) -> list[int]: ...
-
-    @property
-    def ends(self) -> list[int]: ...
-
-
 @dataclass(frozen=True)
 class Sentence:
-    """What is scanned in one piece.
+    """What is scanned at once.
 
     text    the unit, or where tokens were dropped or a block was cut, the part of it that the tokens cover
     ends    for each token the offset in `text` where it ends; never falling
@@ -140,7 +113,7 @@ class Sentence:
 
 def tokenize_units(
     units: Iterable[TextUnit],
-    encode: Callable[[Sequence[str]], Sequence[Encoded]],
+    encode: Callable[[Sequence[str]], Sequence[EncodedText]],
     *,
     max_length: int | None,
     max_tokens: int | None,
@@ -153,9 +126,8 @@ def tokenize_units(
     max_tokens  stop after the sentence that reaches this many tokens in all; that one is kept whole
     block       cut every unit into consecutive blocks of this many tokens, the last one shorter
     """
-    for name, value in (("max length", max_length), ("max tokens", max_tokens), ("block", block), ("batch", batch)):
-        if value is not None and value < 1:
-            raise SettingError(f"{name} is {value}; it must be at least 1")
+    if max_length is not None and max_length < 1:
+        raise SettingError(f"max length is {max_length}; it must be at least 1")
     if block and max_length and block > max_length:
         raise SettingError(
             f"unit block:{block} is longer than the {max_length} tokens that fit; use block:{max_length} or less"
@@ -185,7 +157,7 @@ def _sentences(parts: Iterator[_Part], max_tokens: int | None) -> Iterator[Sente
 
 def _parts(
     units: Iterable[TextUnit],
-    encode: Callable[[Sequence[str]], Sequence[Encoded]],
+    encode: Callable[[Sequence[str]], Sequence[EncodedText]],
     max_length: int | None,
     block: int | None,
     batch: int,
@@ -193,7 +165,7 @@ def _parts(
     for group in _groups(units, batch):
         for unit, encoded in zip(group, encode([unit.text for unit in group]), strict=True):
             if block:
-                yield from cut_blocks(unit, encoded, block)
+                yield from _cut_blocks(unit, encoded, block)
             elif encoded.ids:
                 yield _cut_to_length(unit, encoded, max_length)
 
@@ -211,14 +183,14 @@ def _groups(units: Iterable[TextUnit], batch: int) -> Iterator[list[TextUnit]]:
         yield group
 
 
-def _cut_to_length(unit: TextUnit, encoded: Encoded, max_length: int | None) -> _Part:
+def _cut_to_length(unit: TextUnit, encoded: EncodedText, max_length: int | None) -> _Part:
     if max_length is None or len(encoded.ids) <= max_length:
         return _Part(unit.text, encoded.ids, encoded.ends, unit.source)
     ends = encoded.ends[:max_length]
     return _Part(unit.text[: ends[-1]], encoded.ids[:max_length], ends, unit.source, len(encoded.ids) - max_length)
 
 
-def cut_blocks(unit: TextUnit, encoded: Encoded, block: int) -> Iterator[_Part]:
+def _cut_blocks(unit: TextUnit, encoded: EncodedText, block: int) -> Iterator[_Part]:
     """Consecutive blocks of tokens; their texts joined are the unit's text, and no token is lost.
 
     Where a block ends within a character (byte tokens), the character belongs to the block that begins it, and the
@@ -236,16 +208,14 @@ def cut_blocks(unit: TextUnit, encoded: Encoded, block: int) -> Iterator[_Part]:
 
 @dataclass(frozen=True)
 class Repeats:
+    """Prefixes that occur in a sentence of lower id, too.
+
+    Prefixes nest: where the first n tokens were seen before, so were all shorter prefixes. So one number per sentence
+    is enough: the longest token prefix that it shares with any sentence of lower id.
+    """
+
     fresh_from: np.ndarray  # int32 [sentences]; positions >= fresh_from are new
     repeated: np.ndarray  # bool [sentences]; an earlier sentence has exactly the same tokens
-
-
-def fresh_from(sorted_sentences: Iterable[tuple[int, Sequence[int] | np.ndarray]], count: int) -> np.ndarray:
-    return find_repeats(sorted_sentences, count).fresh_from
-
-
-def repeated_sentences(sorted_sentences: Iterable[tuple[int, Sequence[int] | np.ndarray]], count: int) -> np.ndarray:
-    return find_repeats(sorted_sentences, count).repeated
 
 
 def find_repeats(sorted_sentences: Iterable[tuple[int, Sequence[int] | np.ndarray]], count: int) -> Repeats:

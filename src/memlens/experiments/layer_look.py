@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlens.experiments.unembedding import Unembedding
-from memlens.models.decompose import Accounting
+from memlens.models.decompose import LogitDecomposition, PositionStates
 from memlens.models.lens import at_least_float32
-from memlens.models.memory_model import MemoryModel, Positions
+from memlens.models.memory_model import MemoryModel
 
 TOP_MEMORIES = (1, 10, 100)  # how many of the strongest memories are added up
 LISTED = 10  # memories that are named where a composition happens
@@ -36,7 +36,7 @@ class LayerLook:
         unembedding: Unembedding,
     ) -> None:
         self.model, self.promoted, self.unembedding = model, promoted, unembedding
-        self.accounting = Accounting(model)
+        self.accounting = LogitDecomposition(model)
         self.last = len(model.layers) - 1
         self.norms = {layer: at_least_float32(model.layers[layer].values).norm(dim=1) for layer in promoted}
         # a yes or no for every token, so that most prefixes need no look at single memories
@@ -44,12 +44,12 @@ class LayerLook:
         for layer, tokens in promoted.items():
             self.promotes[layer][tokens] = True
 
-    def look(self, positions: Positions) -> tuple[Columns, dict[int, Columns]]:
+    def look(self, positions: PositionStates) -> tuple[Columns, dict[int, Columns]]:
         """What holds for each prefix, and for each prefix in each layer."""
         final = self.unembedding.top(positions.o[self.last])
         tokens = self._tensor(final)
-        account = self.accounting.account(positions, tokens)
-        relative = self.accounting.account(positions, tokens, relative=True)
+        account = self.accounting.logit_parts(positions, tokens)
+        relative = self.accounting.logit_parts(positions, tokens, relative=True)
         whole = {
             "final_token": final,
             "logit": _numbers(account.logit),
@@ -75,7 +75,7 @@ class LayerLook:
             layers[layer] = columns
         return whole, layers
 
-    def _read(self, layer: int, positions: Positions, final: NDArray[np.int32]) -> Columns:
+    def _read(self, layer: int, positions: PositionStates, final: NDArray[np.int32]) -> Columns:
         r, y, o = positions.r[layer], positions.y[layer], positions.o[layer]
         tops = self.unembedding.layer(r, y, o, final, layer == self.last)
         return {
@@ -111,7 +111,7 @@ class LayerLook:
         running = added.topk(most, dim=1).values.clamp_min(0).double().cumsum(1)
         return {f"top{count}": _numbers(running[:, min(count, most) - 1]) for count in TOP_MEMORIES}
 
-    def _name_memories(self, layer: int, positions: Positions, columns: Columns) -> Columns:
+    def _name_memories(self, layer: int, positions: PositionStates, columns: Columns) -> Columns:
         """Where residual, layer and output have three tokens: who vetoed, and in the last layer who pushed.
 
         A veto is what a memory took from the residual's token, beside the mean of all tokens; a push what it gave to

@@ -44,7 +44,8 @@ from memlens.experiments.targets import stop_targets
 from memlens.experiments.unembedding import TRIED, Unembedding, rows_at_once
 from memlens.index.layout import EXPERIMENTS
 from memlens.index.reader import Index
-from memlens.models.memory_model import MemoryModel, Positions, record_positions
+from memlens.models.decompose import PositionStates, record_positions
+from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
 from memlens.scanner.mapper import Mapper
 from memlens.vocab.kernels import thread_pool
@@ -60,28 +61,28 @@ def chunk_rows(model: MemoryModel, rows: int) -> int:
 
 def run_chunks(
     model: MemoryModel, prefixes: Prefixes, layers: set[int], rows: int
-) -> Iterator[tuple[NDArray[np.int64], Positions]]:
+) -> Iterator[tuple[NDArray[np.int64], PositionStates]]:
     """Which prefixes, and what the model did at them; all chunks but the last have the same size."""
-    waiting: list[Positions] = []
+    waiting: list[PositionStates] = []
     numbers = np.zeros(0, np.int64)
     for batch_numbers, positions in _passes(model, prefixes, layers):
         waiting.append(positions)
         numbers = np.concatenate([numbers, batch_numbers])
         if len(numbers) < rows:
             continue
-        joined = Positions.join(waiting)
+        joined = PositionStates.join(waiting)
         whole = len(numbers) - len(numbers) % rows
         for first in range(0, whole, rows):
             yield numbers[first : first + rows], joined[first : first + rows]
         waiting, numbers = [joined[whole:].copy()], numbers[whole:]
         del joined
     if len(numbers):
-        yield numbers, Positions.join(waiting)
+        yield numbers, PositionStates.join(waiting)
 
 
 def run_chunk(
     model: MemoryModel, prefixes: Prefixes, layers: set[int], rows: int, number: int
-) -> tuple[NDArray[np.int64], Positions]:
+) -> tuple[NDArray[np.int64], PositionStates]:
     """Chunk `number` of those that run_chunks gives, by itself: only the batches that it lies in are run."""
     first, last, done = number * rows, (number + 1) * rows, 0
     numbers, positions = [], []
@@ -91,7 +92,7 @@ def run_chunk(
             part = slice(max(first - begin, 0), min(last, done) - begin)
             numbers.append(planned.numbers[part])
             positions.append(_run(model, planned, layers)[part])
-    return np.concatenate(numbers), Positions.join(positions)
+    return np.concatenate(numbers), PositionStates.join(positions)
 
 
 @dataclass(frozen=True)
@@ -103,13 +104,15 @@ class _Planned:
     tokens: NDArray[np.int64]
 
 
-def _passes(model: MemoryModel, prefixes: Prefixes, layers: set[int]) -> Iterator[tuple[NDArray[np.int64], Positions]]:
+def _passes(
+    model: MemoryModel, prefixes: Prefixes, layers: set[int]
+) -> Iterator[tuple[NDArray[np.int64], PositionStates]]:
     """One forward pass after another."""
     for planned in _planned(prefixes):
         yield planned.numbers, _run(model, planned, layers)
 
 
-def _run(model: MemoryModel, planned: _Planned, layers: set[int]) -> Positions:
+def _run(model: MemoryModel, planned: _Planned, layers: set[int]) -> PositionStates:
     return record_positions(model, torch.from_numpy(planned.tokens), torch.tensor(planned.places), layers)
 
 

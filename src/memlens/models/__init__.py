@@ -1,8 +1,15 @@
-"""A language model seen as memories.
+"""A language model seen as key-value memories.
 
-    model = memlens.models.load("gpt2")
-    model.layers[3].values            # [memories, d]
-    with model.watch(use): model.run_body(tokens)
+model = memlens.load("gpt2")
+model.layers[3].values            # [memories, d]
+with model.watch(use): model.run_body(tokens)
 
-Importing this package is cheap: torch and transformers come in with the first model. It knows nothing of corpora.
+load           names, folders and files to a MemoryModel
+memory_model   MemoryModel and FeedForward; hooks watch and edit coefficients
+families       where each architecture keeps keys, values and norms; huggingface runs them
+fairseq        the paper's checkpoint: network, files and words
+lens           states and values to scores over the vocabulary
+decompose      a logit as a sum of parts
+proof          the check at load time; info describes a model
+tokenizer      texts to tokens and back
 """

@@ -1,29 +1,107 @@
-"""Where a token's logit came from: an exact sum over embedding, attention, memories and biases.
+"""The states of every layer at chosen positions, and a token's logit as an exact sum over the parts of a state.
 
-The last state is a sum of parts, and the final norm would be linear if its scale did not depend on the state. So the
-scale is frozen at the very state that is read: then the logit is the sum over all parts of part . direction, plus a
-constant that no part can change. A post-norm between memories and stream is frozen in the same way. The sum is the
-model's own logit before soft-capping; of an adaptive softmax, the word's score and that of its band's class, before
-they are normalised: the lens says what its logit is.
-A logit means something only beside the others, so a direction can also be taken relative to the vocabulary's mean.
-This module knows a model and what was recorded of a pass; where the positions come from it does not know.
+The last state is a sum of embedding, attention, memories and biases. The final norm would be linear if its scale did
+not depend on the state, so the scale is frozen at the state that is read:
+
+    logit = constant + sum over parts of part . direction
+
+The constant is the biases' share, which no part changes. A post-norm between memories and stream is frozen in the same
+way. The sum is the model's logit before soft-capping; for an adaptive softmax, the word's score plus that of its band's
+class before both are normalised (`Lens.logit_is`). `relative` takes the logit less the mean over the vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from memlens.models.feed_forward import FeedForward
+from memlens.models import hooks
 from memlens.models.lens import Lens, Norm, at_least_float32
-from memlens.models.memory_model import MemoryModel, Positions
+from memlens.models.memory_model import FeedForward, MemoryModel
 
 
 @dataclass(frozen=True, eq=False)
-class Account:
+class PositionStates:
+    """What every layer did at n positions; o = r + y. All are copies, float32 or finer."""
+
+    embedding: Tensor  # [n, d], the input of the first layer
+    r: dict[int, Tensor]  # [n, d]
+    y: dict[int, Tensor]  # [n, d]
+    o: dict[int, Tensor]  # [n, d]
+    coefficients: dict[int, Tensor]  # [n, memories], of the layers asked for
+
+    def __len__(self) -> int:
+        return len(self.embedding)
+
+    def attention(self, layer: int) -> Tensor:
+        """What a layer added to the stream besides its memories, [n, d]."""
+        before = self.embedding if layer == 0 else self.o[layer - 1]
+        return self.r[layer] - before
+
+    def __getitem__(self, part: slice) -> PositionStates:
+        def cut(store: dict[int, Tensor]) -> dict[int, Tensor]:
+            return {layer: tensor[part] for layer, tensor in store.items()}
+
+        return PositionStates(self.embedding[part], cut(self.r), cut(self.y), cut(self.o), cut(self.coefficients))
+
+    def copy(self) -> PositionStates:
+        """The same numbers, so that a small part need not keep the whole in memory."""
+        return PositionStates.join([self, self[:0]])
+
+    @staticmethod
+    def join(parts: list[PositionStates]) -> PositionStates:
+        """The positions of several passes, one after another."""
+
+        def joined(stores: list[dict[int, Tensor]]) -> dict[int, Tensor]:
+            return {layer: torch.cat([store[layer] for store in stores]) for layer in stores[0]}
+
+        return PositionStates(
+            torch.cat([part.embedding for part in parts]),
+            joined([part.r for part in parts]),
+            joined([part.y for part in parts]),
+            joined([part.o for part in parts]),
+            joined([part.coefficients for part in parts]),
+        )
+
+
+def record_positions(
+    model: MemoryModel, tokens: Tensor, rows: Tensor, layers: Collection[int] | None = None
+) -> PositionStates:
+    """Run tokens [batch, pos] and keep the chosen rows of the flattened [batch * pos], [n] int64.
+
+    States are kept of all layers, coefficients of `layers` (None = all).
+    """
+    rows = rows.to(model.device)
+    embedding: dict[int, Tensor] = {}
+    y: dict[int, Tensor] = {}
+    o: dict[int, Tensor] = {}
+    coefficients: dict[int, Tensor] = {}
+
+    def keep(store: dict[int, Tensor], layer: int) -> Callable[[Tensor], None]:
+        def pick(states: Tensor) -> None:  # [batch, pos, ...]
+            # advanced indexing copies, so that later in-place changes do not reach what is kept
+            store[layer] = at_least_float32(states.detach().flatten(0, 1)[rows])
+
+        return pick
+
+    with ExitStack() as stack:
+        stack.enter_context(hooks.on_input(model.layers[0].block, keep(embedding, 0)))
+        for layer, memories in enumerate(model.layers):
+            if layers is None or layer in layers:
+                stack.enter_context(hooks.watch_coefficients(memories, keep(coefficients, layer)))
+            stack.enter_context(hooks.watch_addition(memories, keep(y, layer)))
+            stack.enter_context(hooks.on_output(memories.block, keep(o, layer)))
+        model.run_body(tokens)
+    return PositionStates(embedding[0], {layer: o[layer] - y[layer] for layer in o}, y, o, coefficients)
+
+
+@dataclass(frozen=True, eq=False)
+class LogitParts:
     """The logits of n tokens, taken apart: logit = embedding + constant + sum over layers of attention + ffn."""
 
     embedding: Tensor  # [n]
@@ -36,7 +114,7 @@ class Account:
         return self.embedding + self.attention.sum(0) + self.ffn.sum(0) + self.constant
 
 
-class Accounting:
+class LogitDecomposition:
     """The algebra for one model; keeps its output embedding once it was needed, which some models make anew."""
 
     def __init__(self, model: MemoryModel) -> None:
@@ -99,11 +177,11 @@ class Accounting:
         """[n]: how alike the output embeddings of two tokens are, from -1 to 1."""
         return torch.cosine_similarity(self._embedding[tokens], self._embedding[others], dim=-1)
 
-    def account(self, positions: Positions, tokens: Tensor, relative: bool = False) -> Account:
+    def logit_parts(self, positions: PositionStates, tokens: Tensor, relative: bool = False) -> LogitParts:
         """The logit that the model itself gives to each position's token [n], in parts."""
         layers = range(len(self._model.layers))
         direction = self.direction(tokens, positions.o[layers[-1]], relative)
-        return Account(
+        return LogitParts(
             embedding=_dot(positions.embedding, direction),
             attention=torch.stack([_dot(positions.attention(layer), direction) for layer in layers]),
             ffn=torch.stack([_dot(positions.y[layer], direction) for layer in layers]),

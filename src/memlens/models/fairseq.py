@@ -1,13 +1,8 @@
-"""Whole words as tokens, from a fairseq dictionary (dict.txt): what stands between white space is one word.
+"""The paper's model, a fairseq checkpoint with adaptive input and softmax, as a MemoryModel; fairseq is not needed.
 
-Four special words come first, then line k of the file is token k + 4. Words that are not in the file are `<unk>`.
-The same interface as Tokenizer, of which this is a kind without Hugging Face; it knows no model.
-
-The paper's own kind of model, a fairseq checkpoint with adaptive input and softmax, as a MemoryModel.
-
-A folder with model.pt and dict.txt is all it needs; fairseq is not. The lens is the adaptive softmax itself: its scores
-are log-probabilities over all words, for states and for values alike, since there is no final norm and no bias.
-How files are read is fairseq_checkpoint.py's matter, what the network computes adaptive_network.py's.
+A folder with model.pt and dict.txt is read. Tokens are whole words: four special ones, then line k of dict.txt is token
+k + 4; words that are not in the file are `<unk>`. The lens is the adaptive softmax itself: its scores are
+log-probabilities over all words, for states and for values, since there is no final norm and no bias.
 """
 
 from __future__ import annotations
@@ -22,12 +17,12 @@ import torch
 from torch import Tensor
 
 from memlens.errors import ModelError, UnknownName
+from memlens.memory import EncodedText
 from memlens.models.fairseq_checkpoint import Settings, build_network, read_checkpoint, read_shape
-from memlens.models.fairseq_network import ACTIVATIONS, AdaptiveTransformer, Block, Shape
-from memlens.models.feed_forward import FeedForward
+from memlens.models.fairseq_network import ACTIVATIONS, AdaptiveBlock, AdaptiveTransformer, Shape
 from memlens.models.lens import Lens, Norm, at_least_float32
-from memlens.models.memory_model import MemoryModel, fingerprint_of
-from memlens.models.tokenizer import Encoded, Tokenizer
+from memlens.models.memory_model import FeedForward, MemoryModel, fingerprint_of
+from memlens.models.tokenizer import Tokenizer
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
 START, PADDING, END, UNKNOWN = range(4)
@@ -51,12 +46,12 @@ class WordTokenizer(Tokenizer):
     def size(self) -> int:
         return len(self._words)
 
-    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    def encode(self, texts: Sequence[str]) -> list[EncodedText]:
         encoded = []
         for text in texts:
             found = list(_WORD.finditer(text))
             ids = [self._ids.get(match[0], UNKNOWN) for match in found]
-            encoded.append(Encoded(ids, [match.end() for match in found]))
+            encoded.append(EncodedText(ids, [match.end() for match in found]))
         return encoded
 
     def token_text(self, token: int) -> str:
@@ -111,20 +106,14 @@ def read_dictionary(path: Path) -> list[str]:
 FAMILY = "fairseq-adaptive"
 
 
-def load_adaptive(
-    folder: Path, device: torch.device, dtype: torch.dtype, *, name: str | None = None, source: str | None = None
-) -> AdaptiveModel:
+def load_fairseq(folder: Path, device: torch.device, dtype: torch.dtype, *, name: str, source: str) -> AdaptiveModel:
     """The model of a folder with model.pt and dict.txt."""
-    folder = folder.resolve()
-    name = name or folder.name
     words = read_dictionary(folder / "dict.txt")
     settings, tensors = read_checkpoint(folder / "model.pt", name)
     shape = read_shape(settings, len(words), name)
     network = build_network(settings, tensors, shape, dtype, name).to(device)
     tokenizer = WordTokenizer(words, bos=START if settings.get("add_bos_token") else END)
-    return AdaptiveModel(
-        network, shape, tokenizer, name=name, source=source or str(folder), context=_context(settings, name)
-    )
+    return AdaptiveModel(network, shape, tokenizer, name=name, source=source, context=_context(settings, name))
 
 
 class AdaptiveModel(MemoryModel):
@@ -225,7 +214,7 @@ class AdaptiveLens(Lens):
 
 
 def _feed_forward(layer: int, block: Any, activation: str) -> FeedForward:
-    assert isinstance(block, Block)
+    assert isinstance(block, AdaptiveBlock)
     return FeedForward(
         layer=layer,
         activation=activation,

@@ -1,8 +1,8 @@
 """Reads a fairseq language model's model.pt into an AdaptiveTransformer, without fairseq and without running anything.
 
-The file is a pickle. torch's reader of plain data opens it and only argparse.Namespace, a bag of settings, is allowed
+The file is a pickle. torch's reader of plain data opens it, and only argparse.Namespace, a bag of settings, is allowed
 besides tensors and plain values; a file that wants anything else is refused. So is every setting and every tensor that
-this reader does not understand, by name. Nothing here knows memories or words.
+this reader does not understand, by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
-from memlens.models.fairseq_network import ACTIVATIONS, AdaptiveTransformer, Shape, Tail
+from memlens.models.fairseq_network import ACTIVATIONS, AdaptiveTransformer, Shape, TailBand
 
 Settings = Mapping[str, Any]
 
@@ -236,7 +236,7 @@ def _tie_(network: AdaptiveTransformer, projections: bool, name: str) -> None:
     source, target = network.input, network.output
     pairs: list[tuple[nn.Module, str, nn.Parameter]] = [(target, "words", _weight(source.words[0]))]
     for band, tail in enumerate(target.tails, start=1):
-        assert isinstance(tail, Tail)
+        assert isinstance(tail, TailBand)
         pairs.append((tail, "words", _weight(source.words[band])))
         if projections:
             pairs.append((tail, "projection", _weight(source.projections[band])))

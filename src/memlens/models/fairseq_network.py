@@ -1,9 +1,9 @@
-"""The transformer of the paper as plain torch modules: adaptive input, sinusoids, pre-norm blocks, adaptive softmax.
+"""The paper's transformer as torch modules: adaptive input, sinusoids, pre-norm blocks, adaptive softmax.
 
 Words are sorted by frequency and cut into bands; rarer bands have narrower vectors. On the way in every band, the
 first one too, goes through its own projection. On the way out the first band, the head, is scored without one, and
 beside its words stands one class for each further band; a rare word's probability is its class's times its share
-within the band. This module knows neither files nor words' texts.
+within the band (Grave et al. 2017; Baevski and Auli 2019).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class AdaptiveInput(nn.Module):
         return torch.cat(pieces)
 
 
-class Tail(nn.Module):
+class TailBand(nn.Module):
     """The words of one rarer band on the output side."""
 
     def __init__(self, width: int, narrow: int, size: int) -> None:
@@ -100,7 +100,7 @@ class AdaptiveSoftmax(nn.Module):
         self.words = nn.Parameter(torch.empty(self.ends[0], shape.width))
         self.classes = nn.Parameter(torch.empty(len(self.ends) - 1, shape.width))
         self.tails = nn.ModuleList(
-            Tail(shape.width, narrow, end - start)
+            TailBand(shape.width, narrow, end - start)
             for start, end, narrow in zip(self.ends, self.ends[1:], widths[1:], strict=False)
         )
 
@@ -149,13 +149,13 @@ class AdaptiveSoftmax(nn.Module):
             rows[where] = tail.words[words[where] - start] @ tail.projection.T + self.classes[band]
         return rows
 
-    def _each_tail(self) -> Iterator[Tail]:
+    def _each_tail(self) -> Iterator[TailBand]:
         for tail in self.tails:
-            assert isinstance(tail, Tail)
+            assert isinstance(tail, TailBand)
             yield tail
 
 
-class Attention(nn.Module):
+class CausalAttention(nn.Module):
     """Causal self-attention; queries, keys and values of all heads from one projection."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -173,13 +173,13 @@ class Attention(nn.Module):
         return output
 
 
-class Block(nn.Module):
+class AdaptiveBlock(nn.Module):
     """One layer: attention, then the memories; a LayerNorm before each."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(shape.width)
-        self.attention = Attention(shape.width, shape.heads)
+        self.attention = CausalAttention(shape.width, shape.heads)
         self.memory_norm = nn.LayerNorm(shape.width)
         self.keys = nn.Linear(shape.width, shape.memories)
         self.values = nn.Linear(shape.memories, shape.width)
@@ -198,7 +198,7 @@ class AdaptiveTransformer(nn.Module):
         super().__init__()
         self.scale = shape.scale
         self.input = AdaptiveInput(shape)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(AdaptiveBlock(shape) for _ in range(shape.layers))
         self.output = AdaptiveSoftmax(shape)
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -1,11 +1,7 @@
-"""The architectures memlens knows, one declarative entry each: where a block keeps its keys, values and norms.
+"""The supported architectures, one declarative entry each: where a block keeps its keys, values and norms.
 
-Nothing is guessed: a model type that is not listed is refused by name, and a listed one is still proven at load time
-(see proof.py). This module names modules; it never touches one.
-
-Why a model cannot be seen as memories, said from its configuration alone, before any weight is read.
-
-This module knows configurations, not weights; what only running the network can show is proof.py's matter.
+Nothing is guessed: a model type that is not listed is refused by name, and so is a configuration that cannot be read as
+memories, before any weight is read. A listed one is still proven at load time (proof.py).
 """
 
 from __future__ import annotations
@@ -24,26 +20,12 @@ def _attribute(name: str) -> Callable[[Config], Any]:
     return lambda config: getattr(config, name)
 
 
-def _hidden_act(config: Config) -> str:
-    activation: str = config.hidden_act
-    return activation
-
-
-def _position_count(config: Config) -> int | None:
-    positions: int | None = config.max_position_embeddings
-    return positions
-
-
-def _sequential(config: Config) -> bool:
-    return False
-
-
 def _always(value: Any) -> Callable[[Config], Any]:
     return lambda config: value
 
 
-def _nothing_to_refuse(config: Config) -> str | None:
-    return None
+_HIDDEN_ACT, _POSITIONS = _attribute("hidden_act"), _attribute("max_position_embeddings")
+_SEQUENTIAL, _NO_REASON = _always(False), _always(None)
 
 
 @dataclass(frozen=True)
@@ -60,10 +42,10 @@ class Family:
     norm: NormKind
     up: str | None = None  # within a gated block
     post_norm: str | None = None  # within a block
-    activation: Callable[[Config], str] = _hidden_act
-    parallel: Callable[[Config], bool] = _sequential
-    context: Callable[[Config], int | None] = _position_count
-    refuse: Callable[[Config], str | None] = _nothing_to_refuse
+    activation: Callable[[Config], str] = _HIDDEN_ACT
+    parallel: Callable[[Config], bool] = _SEQUENTIAL
+    context: Callable[[Config], int | None] = _POSITIONS
+    refuse: Callable[[Config], str | None] = _NO_REASON
 
 
 def _refuse_bidirectional(config: Config) -> str | None:
@@ -265,20 +247,20 @@ _OTHER_HEADS = {
 
 def family_of(config: Config, name: str) -> Family:
     """The family of a configuration, or UnsupportedModel with the reason."""
-    reason = _kind_refused(config)
+    reason = _reason_against_kind(config)
     if reason is not None:
         raise UnsupportedModel(f"{name} ({config.model_type}) cannot be read as memories: {reason}")
     family = FAMILIES.get(config.model_type)
     if family is None:
         known = ", ".join(FAMILIES)
         raise UnsupportedModel(f"{name} has the unknown model type '{config.model_type}'; memlens knows {known}")
-    reason = family.refuse(config) or _head_refused(config)
+    reason = family.refuse(config) or _reason_against_head(config)
     if reason is not None:
         raise UnsupportedModel(f"{name} ({family.title}) cannot be read as memories: {reason}")
     return family
 
 
-def _kind_refused(config: Config) -> str | None:
+def _reason_against_kind(config: Config) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder, whose prefixes have no coefficients of their own; use a decoder-only model"
     if config.model_type in _ENCODERS:
@@ -301,7 +283,7 @@ def _is_quantized(config: Config) -> bool:
     return getattr(method, "value", method) != "gguf"  # those are unpacked as they are read
 
 
-def _head_refused(config: Config) -> str | None:
+def _reason_against_head(config: Config) -> str | None:
     for architecture in getattr(config, "architectures", None) or ():
         for ending, kind in _OTHER_HEADS.items():
             if architecture.endswith(ending):

@@ -1,7 +1,7 @@
-"""Hooks on a feed-forward block that exist only inside a `with` and are gone after it, whatever happened inside.
+"""Hooks on a feed-forward block, as context managers: they are gone after the `with`, whatever happened inside.
 
 Coefficients are read after the down projection ran, from the input it really got; edits are made before it runs. So a
-watcher always sees the coefficients that were used, in whichever order the two were entered.
+watcher sees the coefficients that were used, in whichever order watching and editing were entered.
 One model serves one thread at a time: a hook sees every pass through its model.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from memlens.models.feed_forward import FeedForward
+if TYPE_CHECKING:
+    from memlens.models.memory_model import FeedForward
 
 
 def first_tensor(output: Tensor | tuple[Any, ...]) -> Tensor:
@@ -70,7 +71,7 @@ class BatchShape:
 
 
 @contextmanager
-def watching(feed_forward: FeedForward, use: Callable[[Tensor], None]) -> Iterator[None]:
+def watch_coefficients(feed_forward: FeedForward, use: Callable[[Tensor], None]) -> Iterator[None]:
     """Call `use` with m [batch, pos, memories] whenever the block has used it."""
     shape = BatchShape()
 
@@ -86,7 +87,7 @@ def watching(feed_forward: FeedForward, use: Callable[[Tensor], None]) -> Iterat
 
 
 @contextmanager
-def editing(feed_forward: FeedForward, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def edit_coefficients(feed_forward: FeedForward, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Let the block use `change(m)` instead of m, [batch, pos, memories]."""
     shape = BatchShape()
 
@@ -104,7 +105,7 @@ def editing(feed_forward: FeedForward, change: Callable[[Tensor], Tensor]) -> It
 
 
 @contextmanager
-def watching_addition(feed_forward: FeedForward, use: Callable[[Tensor], None]) -> Iterator[None]:
+def watch_addition(feed_forward: FeedForward, use: Callable[[Tensor], None]) -> Iterator[None]:
     """Call `use` with y [batch, pos, d], what the block adds to the stream: after the post-norm where there is one."""
     shape = BatchShape()
     last = feed_forward.down if feed_forward.post_norm is None else feed_forward.post_norm.module

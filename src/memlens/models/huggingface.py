@@ -1,9 +1,4 @@
-"""Keeps transformers' reports and progress bars off the screen for the length of a call, then restores all.
-
-A Hugging Face causal language model as a MemoryModel: finds the parts that its family names.
-
-This module knows transformers' conventions for running a network; where files come from is load.py's matter.
-"""
+"""A Hugging Face causal language model as a MemoryModel: finds the modules that its family names, and runs them."""
 
 from __future__ import annotations
 
@@ -22,9 +17,8 @@ from torch import Tensor, nn
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
 from memlens.models.families import Config, Family, family_of
-from memlens.models.feed_forward import FeedForward
 from memlens.models.lens import Lens, Norm
-from memlens.models.memory_model import MemoryModel, fingerprint_of
+from memlens.models.memory_model import FeedForward, MemoryModel, fingerprint_of
 from memlens.models.tokenizer import Tokenizer
 
 

@@ -1,9 +1,7 @@
-"""The facts about a model that `memlens info` prints, as data; nothing here prints.
+"""Facts about a loaded model, and its sizes from the configuration alone, before anything is loaded.
 
-How large a model is, from its configuration alone: nothing is downloaded or loaded but that.
-
-The network is made without any memory behind it, by the same code that would load it, so the numbers are exact. Of a
-.gguf file or a fairseq checkpoint only the size of the file is known beforehand. This module estimates no time.
+For the sizes the network is built without memory behind it (torch's meta device) by the code that would load it, so
+they are exact. Of a .gguf file or a fairseq checkpoint only the size of the file is known beforehand.
 """
 
 from __future__ import annotations
@@ -13,8 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from memlens.errors import MemlensError
-from memlens.models.load import bundled_folder
+from memlens.models.families import family_of
+from memlens.models.huggingface import feed_forwards, quiet_transformers
+from memlens.models.load import bundled_folder, read_config
 from memlens.models.memory_model import MemoryModel
 from memlens.models.proof import Proof
 
@@ -108,12 +110,7 @@ def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
 
 
 def _from_configuration(place: str) -> ModelSizes:
-    import torch
     from transformers import AutoModelForCausalLM
-
-    from memlens.models.checkpoint import read_config
-    from memlens.models.families import family_of
-    from memlens.models.huggingface import feed_forwards, quiet_transformers
 
     config = read_config(place, place)
     family = family_of(config, place)

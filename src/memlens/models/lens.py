@@ -1,21 +1,8 @@
-"""A normalisation layer of a model, taken apart into what reading memories needs: centring, gain, bias.
+"""Norms, the lens from states and values to vocabulary scores, and the cases of the paper's Fig 11.
 
-The module that the checkpoint runs stays the authority (`norm(states)` calls it); `by_formula` states the same in
-plain arithmetic, and the proof at load time compares the two, so that a gain read wrongly cannot go unnoticed.
-This module does not know where in a model a norm sits.
-
-From a state or a value to scores over the vocabulary.
-
-A state (r, y or o) is read as the model itself would read it: final norm, output embedding E, its bias. A value is a
+A state (r, y or o) is read as the model itself reads it: final norm, output embedding E, its bias. A value is a
 direction, not a state, so it is read through the linear part only: `folded` is (v * gain) E, v centred first where the
 final norm is a LayerNorm, and a post-norm's gain folded in before that; `raw` is v E. No bias in either.
-The lens knows neither tokens' texts nor memories.
-
-The cases of Fig 11: whose token a layer's output has: the residual's, the feed-forward block's, both's or neither's.
-
-residual o == r != y; ffn o == y != r; agreement o == r == y; composition: three different tokens; reversal: r == y, but
-o differs, which linear logits cannot do, but a final norm or an adaptive softmax between can. All by top().
-This module knows top tokens only, not how they were found.
 """
 
 from __future__ import annotations

@@ -1,25 +1,43 @@
-"""From what a person names (a Hub id, a folder, a .gguf file, a loaded object) to a proven MemoryModel.
+"""Loads what a person names (a Hub id, a folder, a .gguf file, a loaded object) as a proven MemoryModel.
 
-Only safetensors, or a .bin read as plain tensors, comes in: no code of a checkpoint is run, no object unpickled.
-This module finds and reads; what a model is made of is hugging_face.py's matter.
+Weights come from safetensors, from a .gguf file (unpacked, rounding included) or from a .bin by torch's reader of plain
+tensors: no code of a checkpoint is run, no object unpickled. Every failure is one line.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import os
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from memlens.errors import ModelError, ModelNotFound, SettingError, UnsupportedModel
+import torch
+
+from memlens.errors import MemlensError, ModelError, ModelNotFound, SettingError, UnsupportedModel
+from memlens.models.families import Config, family_of
+from memlens.models.huggingface import HuggingFaceModel, quiet_transformers
 from memlens.models.memory_model import MemoryModel
-
-if TYPE_CHECKING:
-    import torch
-
-    from memlens.models.tokenizer import Tokenizer
+from memlens.models.tokenizer import Tokenizer
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu")
 _BUNDLED = Path(__file__).parent.parent / "bundled" / "model"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "spiece.model", "vocab.txt")
+_GGUF_ADDS_BOS = "tokenizer.ggml.add_bos_token"
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What was asked for beside the model's name."""
+
+    tokenizer: Any
+    device: torch.device
+    dtype: torch.dtype
+    device_map: Any
 
 
 def load(
@@ -42,10 +60,11 @@ def load(
     if isinstance(model, MemoryModel):
         return model
     if isinstance(model, (str, os.PathLike)):
+        options = _Options(tokenizer, _device(device), _dtype(dtype), device_map)
         is_path = isinstance(model, os.PathLike) or _looks_like_a_path(model)
-        loaded = _load_named(os.fspath(model), is_path, tokenizer, _device(device), _dtype(dtype), device_map)
+        loaded = _load_named(os.fspath(model), is_path, options)
     else:
-        loaded = _wrap_object(model, tokenizer)
+        loaded = _wrap_object(model, _tokenizer(tokenizer))
     if prove:
         from memlens.models.proof import prove as prove_memories
 
@@ -53,94 +72,188 @@ def load(
     return loaded
 
 
-def _expanded(name: str) -> Path:
-    try:
-        return Path(name).expanduser()
-    except RuntimeError as error:  # "~somebody" who has no account here
-        raise ModelNotFound(f"'{name}': there is no such home folder; give the whole path") from error
+def bundled_folder() -> Path:
+    """The folder of the bundled model, if this installation has it."""
+    return _BUNDLED
 
 
-def _load_named(
-    name: str, is_path: bool, tokenizer: Any, device: torch.device, dtype: torch.dtype, device_map: Any
-) -> MemoryModel:
+def _load_named(name: str, is_path: bool, options: _Options) -> MemoryModel:
     if name == "bundled":
         if not _BUNDLED.is_dir():
             raise ModelNotFound("'bundled': this installation holds no bundled model; name a Hub id or a folder")
-        return _load_folder(_BUNDLED, tokenizer, device, dtype, device_map, name="bundled", source="bundled")
-    path = _expanded(name)
+        return _load_folder(_BUNDLED, options, name="bundled", source="bundled")
+    try:
+        path = Path(name).expanduser()
+    except RuntimeError as error:  # "~somebody" who has no account here
+        raise ModelNotFound(f"'{name}': there is no such home folder; give the whole path") from error
     if path.is_dir() and name:
-        source = str(path.resolve())
-        return _load_folder(path, tokenizer, device, dtype, device_map, name=path.resolve().name, source=source)
+        return _load_folder(path, options, name=path.resolve().name, source=str(path.resolve()))
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{name} is a file but no .gguf; name a .gguf file or a folder with config.json")
-        from memlens.models.checkpoint import load_gguf
-
-        _refuse_device_map(device_map, name)
-        return load_gguf(path, _named_tokenizer(tokenizer), device, dtype)
+        _refuse_device_map(options, name)
+        return _load_gguf(path, options)
     if is_path:
         raise ModelNotFound(
             f"no such folder or file: '{name}'; give a folder with config.json, a .gguf file or a Hub id"
         )
-    from memlens.models.checkpoint import load_hub
-
-    return load_hub(name, _named_tokenizer(tokenizer), device, dtype, device_map)
-
-
-def bundled_folder() -> Path:
-    """Where the bundled model lies, if this installation has it."""
-    return _BUNDLED
+    _find_on_hub(name)
+    return _load_checkpoint(name, options, name=name, source=name)
 
 
-def _load_folder(
-    folder: Path, tokenizer: Any, device: torch.device, dtype: torch.dtype, device_map: Any, *, name: str, source: str
-) -> MemoryModel:
+def _load_folder(folder: Path, options: _Options, *, name: str, source: str) -> MemoryModel:
     if (folder / "model.pt").is_file() and (folder / "dict.txt").is_file():
-        from memlens.models.fairseq import load_adaptive
+        from memlens.models.fairseq import load_fairseq
 
-        if tokenizer is not None:
+        if options.tokenizer is not None:
             raise SettingError(f"{name} has its own words in dict.txt; leave tokenizer= out")
-        _refuse_device_map(device_map, name)
-        return load_adaptive(folder, device, dtype, name=name, source=source)
-    from memlens.models.checkpoint import load_folder
-
-    return load_folder(folder, _named_tokenizer(tokenizer), device, dtype, device_map, name=name, source=source)
-
-
-def _refuse_device_map(device_map: Any, name: str) -> None:
-    if device_map is not None:
-        raise SettingError(f"{name} cannot be spread over devices; --device-map is for safetensors checkpoints")
+        _refuse_device_map(options, name)
+        return load_fairseq(folder, options.device, options.dtype, name=name, source=source)
+    _check_config_file(folder)
+    if options.tokenizer is None and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
+        raise ModelError(f"{folder} holds no tokenizer (such as tokenizer.json); add it or pass tokenizer=")
+    return _load_checkpoint(str(folder), options, name=name, source=source)
 
 
-def _wrap_object(network: Any, tokenizer: Any) -> MemoryModel:
+def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -> HuggingFaceModel:
+    """The checkpoint of a local folder or a Hub id."""
+    tokenizer = _tokenizer(options.tokenizer)
+    config = read_config(place, name)
+    family_of(config, name)
+    if options.device_map is None:
+        network = _read_network(place, name, options.dtype, config=config).to(options.device)
+    else:
+        network = _read_network(place, name, options.dtype, config=config, device_map=_device_map(options.device_map))
+    return HuggingFaceModel(network, tokenizer or _read_tokenizer(place), name=name, source=source)
+
+
+def _load_gguf(path: Path, options: _Options) -> HuggingFaceModel:
+    """The model and the tokenizer of one .gguf file; its own metadata say whether BOS goes before a text."""
+    tokenizer = _tokenizer(options.tokenizer)
+    fields = _read_gguf_fields(path)
+    folder, file = str(path.resolve().parent), path.name
+    family_of(read_config(folder, file, gguf_file=file), file)
+    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting of transformers reaches
+        network = _read_network(folder, file, options.dtype, gguf_file=file)
+    if tokenizer is None:
+        adds_bos = fields.get(_GGUF_ADDS_BOS)
+        stated = None if adds_bos is None else bool(adds_bos.parts[adds_bos.data[0]][0])
+        tokenizer = _read_tokenizer(folder, stated, gguf_file=file)
+    return HuggingFaceModel(network.to(options.device), tokenizer, name=file, source=str(path.resolve()))
+
+
+def _wrap_object(network: Any, tokenizer: Tokenizer | None) -> HuggingFaceModel:
     from transformers import PreTrainedModel
 
     if not isinstance(network, PreTrainedModel):
         raise ModelError(
             f"{type(network).__name__} is not a model; give a Hub id, a folder, a .gguf file or a loaded causal LM"
         )
-    from memlens.models.families import family_of
-    from memlens.models.huggingface import HuggingFaceModel
-
     name = getattr(network.config, "_name_or_path", "") or type(network).__name__
     family_of(network.config, name)
     if network.get_output_embeddings() is None:
         raise UnsupportedModel(
             f"{type(network).__name__} has no language modelling head; load it with AutoModelForCausalLM"
         )
-    return HuggingFaceModel(network, _named_tokenizer(tokenizer), name=name, source="")
+    return HuggingFaceModel(network, tokenizer, name=name, source="")
 
 
-def _named_tokenizer(tokenizer: Any) -> Tokenizer | None:
-    from memlens.models.tokenizer import Tokenizer
+def read_config(place: str, name: str, **options: Any) -> Config:
+    """The configuration of a folder or Hub id."""
+    from transformers import AutoConfig
 
-    if tokenizer is None or isinstance(tokenizer, Tokenizer):
-        return tokenizer
-    if isinstance(tokenizer, (str, os.PathLike)):
-        from memlens.models.checkpoint import read_tokenizer
+    try:
+        with quiet_transformers():
+            return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+    except Exception as error:
+        path = Path(place) / "config.json"
+        if isinstance(error, ValueError) and path.is_file():
+            model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+            raise UnsupportedModel(
+                f"{name} is of the model type '{model_type}', which cannot be loaded ({_one_line(error)})"
+            ) from error
+        raise ModelError(f"the configuration of {name} cannot be read ({_one_line(error)})") from error
 
-        return read_tokenizer(os.fspath(tokenizer))
-    return Tokenizer(tokenizer)
+
+def _read_network(place: str, name: str, dtype: torch.dtype, **options: Any) -> Any:
+    """The network with every weight from the checkpoint, none made up, no gradients."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet_transformers():
+            network, report = AutoModelForCausalLM.from_pretrained(
+                place, dtype=dtype, trust_remote_code=False, weights_only=True, output_loading_info=True, **options
+            )
+    except MemlensError:
+        raise
+    except Exception as error:  # a damaged file makes its reader raise almost anything
+        raise ModelError(
+            f"the weights of {name} cannot be read ({_one_line(error)}); get the checkpoint again"
+        ) from error
+    missing = sorted(report["missing_keys"])
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise ModelError(f"{name} is not a whole causal language model: its weights lack {shown}")
+    network.requires_grad_(False)
+    return network
+
+
+def _read_tokenizer(place: str, adds_bos: bool | None = None, **options: Any) -> Tokenizer:
+    """The tokenizer of a folder or Hub id."""
+    from transformers import AutoTokenizer
+
+    try:
+        with quiet_transformers():
+            fast = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+    except Exception as error:  # the reader raises whatever the broken file made it stumble over
+        raise ModelError(f"the tokenizer of {place} cannot be read ({_one_line(error)})") from error
+    return Tokenizer(fast, adds_bos)
+
+
+def _read_gguf_fields(path: Path) -> dict[str, Any]:
+    try:
+        import_module("accelerate")  # transformers reads .gguf files with it
+        from gguf import GGUFReader
+    except ModuleNotFoundError as error:
+        raise ModelError(f'{path} needs the package {error.name}: pip install "memlens[gguf]"') from error
+    try:
+        return dict(GGUFReader(path).fields)
+    except Exception as error:  # a damaged file makes the reader stumble over anything
+        raise ModelError(f"{path} is not a readable .gguf file ({_one_line(error)}); get it again") from error
+
+
+def _check_config_file(folder: Path) -> None:
+    path = folder / "config.json"
+    if not path.is_file():
+        gguf = sorted(file.name for file in folder.glob("*.gguf"))
+        advice = f"name the file itself: {folder / gguf[0]}" if gguf else "give a folder as save_pretrained() writes it"
+        raise ModelNotFound(f"{folder} holds no config.json; {advice}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is not readable JSON ({_one_line(error)}); get the checkpoint again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{path} names no model_type; give a folder as save_pretrained() writes it")
+
+
+def _find_on_hub(name: str) -> None:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+    from transformers.utils import cached_file
+
+    try:
+        validate_repo_id(name)
+        with quiet_transformers():
+            cached_file(name, "config.json")
+    except HFValidationError as error:
+        raise ModelNotFound(f"'{name}' is no folder or file here and no possible Hub id; check the name") from error
+    except OSError as error:
+        if constants.HF_HUB_OFFLINE:
+            advice = "HF_HUB_OFFLINE is set and it is not in the cache; download it first or unset that"
+        else:
+            advice = f"the Hub did not give it ({_one_line(error)}); check the name, the network or your access"
+        raise ModelNotFound(f"'{name}' is no folder or file here, and {advice}") from error
 
 
 def _looks_like_a_path(name: str) -> bool:
@@ -154,9 +267,13 @@ def _looks_like_a_path(name: str) -> bool:
     )
 
 
-def _device(device: str | torch.device) -> torch.device:
-    import torch
+def _tokenizer(tokenizer: Any) -> Tokenizer | None:
+    if tokenizer is None or isinstance(tokenizer, Tokenizer):
+        return tokenizer
+    return _read_tokenizer(os.fspath(tokenizer)) if isinstance(tokenizer, (str, os.PathLike)) else Tokenizer(tokenizer)
 
+
+def _device(device: str | torch.device) -> torch.device:
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -171,10 +288,29 @@ def _device(device: str | torch.device) -> torch.device:
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
-    import torch
-
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise SettingError(f"dtype '{dtype}' is not one a model can be read in; use {', '.join(DTYPES)}")
     chosen: torch.dtype = getattr(torch, name)
     return chosen
+
+
+def _device_map(device_map: Any) -> Any:
+    if isinstance(device_map, str) and device_map not in DEVICE_MAPS:
+        raise SettingError(f"--device-map is '{device_map}'; choose one of: {', '.join(DEVICE_MAPS)}")
+    try:
+        import_module("accelerate")
+    except ModuleNotFoundError as error:
+        raise SettingError('--device-map needs the package accelerate: pip install "memlens[gguf]"') from error
+    return device_map
+
+
+def _refuse_device_map(options: _Options, name: str) -> None:
+    if options.device_map is not None:
+        raise SettingError(f"{name} cannot be spread over devices; --device-map is for safetensors checkpoints")
+
+
+def _one_line(error: Exception) -> str:
+    """The beginning of an error's text, on one line and not too long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -1,27 +1,18 @@
-"""One short text for one model: the same wherever its files lie, another as soon as anything that counts differs.
+"""MemoryModel, a language model seen as memories, and FeedForward, the memories of one of its layers.
 
-This module knows no architecture; what of a configuration belongs to the model, the caller says.
-
-What a forward pass does at a few chosen positions, layer by layer, without keeping the others.
-
-`MemoryModel.record` copies whole batches; a sample of prefixes needs one position of a sentence in twenty. Here a hook
-picks the chosen rows out of [batch * pos] as a layer is reached, so that memory grows with the sample and not with the
-text around it. This module knows nothing of sentences.
-
-A language model seen as memories: the one class that the rest of memlens works with.
-
-Anything that yields coefficients and values can be a MemoryModel. This base class does the watching, recording and
-editing, which need nothing but the modules named by `FeedForward`; a subclass knows how to run its network.
-It knows no architecture, no files and no corpus.
+A memory is one hidden unit of a feed-forward block: row i of `keys` with row i of `values` (and of `up` where the block
+is gated). MemoryModel watches, records and edits coefficients through the modules that FeedForward names; a subclass
+runs the network (huggingface.py, fairseq.py).
 """
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +21,7 @@ from torch import Tensor, nn
 
 from memlens.errors import ModelError, SettingError, UnknownName
 from memlens.models import hooks
-from memlens.models.feed_forward import FeedForward
-from memlens.models.lens import at_least_float32
+from memlens.models.lens import Norm, at_least_float32
 from memlens.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,91 +31,88 @@ if TYPE_CHECKING:
     from memlens.models.proof import Proof
 
 
-def fingerprint_of(config: str, tokenizer: Tokenizer | None, network: nn.Module) -> str:
-    """sha256 over the configuration, the tokenizer and each parameter's name, dtype, shape and bytes."""
-    digest = hashlib.sha256()
-    digest.update(config.encode())
-    digest.update(b"no tokenizer" if tokenizer is None else tokenizer.serialized().encode())
-    for name, parameter in sorted(network.named_parameters()):
-        digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
-        data: Any = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        digest.update(data)
-    return digest.hexdigest()
-
-
 @dataclass(frozen=True, eq=False)
-class Positions:
-    """What every layer did at n positions; o = r + y. All are copies, float32 or finer."""
+class FeedForward:
+    """The memories of one layer, and the modules through which they are watched and edited.
 
-    embedding: Tensor  # [n, d], the input of the first layer
-    r: dict[int, Tensor]  # [n, d]
-    y: dict[int, Tensor]  # [n, d]
-    o: dict[int, Tensor]  # [n, d]
-    coefficients: dict[int, Tensor]  # [n, memories], of the layers asked for
-
-    def __len__(self) -> int:
-        return len(self.embedding)
-
-    def attention(self, layer: int) -> Tensor:
-        """What a layer added to the stream besides its memories, [n, d]."""
-        before = self.embedding if layer == 0 else self.o[layer - 1]
-        return self.r[layer] - before
-
-    def __getitem__(self, part: slice) -> Positions:
-        def cut(store: dict[int, Tensor]) -> dict[int, Tensor]:
-            return {layer: tensor[part] for layer, tensor in store.items()}
-
-        return Positions(self.embedding[part], cut(self.r), cut(self.y), cut(self.o), cut(self.coefficients))
-
-    def copy(self) -> Positions:
-        """The same numbers, so that a small part need not keep the whole in memory."""
-        return Positions.join([self, self[:0]])
-
-    @staticmethod
-    def join(parts: list[Positions]) -> Positions:
-        """The positions of several passes, one after another."""
-
-        def joined(stores: list[dict[int, Tensor]]) -> dict[int, Tensor]:
-            return {layer: torch.cat([store[layer] for store in stores]) for layer in stores[0]}
-
-        return Positions(
-            torch.cat([part.embedding for part in parts]),
-            joined([part.r for part in parts]),
-            joined([part.y for part in parts]),
-            joined([part.o for part in parts]),
-            joined([part.coefficients for part in parts]),
-        )
-
-
-def record_positions(
-    model: MemoryModel, tokens: Tensor, rows: Tensor, layers: Collection[int] | None = None
-) -> Positions:
-    """Run tokens [batch, pos] and keep the chosen rows of the flattened [batch * pos], [n] int64.
-
-    States are kept of all layers, coefficients of `layers` (None = all).
+    plain: m = f(x K^T + b_K);  gated: m = f(x G^T + b_G) * (x U^T + b_U), with G in `keys` and U in `up`.
+    The block adds y = m V + b_V to the residual stream, through `post_norm` where there is one.
     """
-    rows = rows.to(model.device)
-    embedding: dict[int, Tensor] = {}
-    y: dict[int, Tensor] = {}
-    o: dict[int, Tensor] = {}
-    coefficients: dict[int, Tensor] = {}
 
-    def keep(store: dict[int, Tensor], layer: int) -> Callable[[Tensor], None]:
-        def pick(states: Tensor) -> None:  # [batch, pos, ...]
-            # advanced indexing copies, so that later in-place changes do not reach what is kept
-            store[layer] = at_least_float32(states.detach().flatten(0, 1)[rows])
+    layer: int
+    activation: str  # the checkpoint's own name, such as "gelu_new"
+    block: nn.Module = field(repr=False)  # its output (or that output's first element) is o, [batch, pos, d]
+    key_projection: nn.Module = field(repr=False)  # x -> x K^T + b_K; the gate of a gated block
+    up_projection: nn.Module | None = field(repr=False)
+    down: nn.Module = field(repr=False)  # its input is m, its output m V + b_V
+    input_norm: Norm | None = field(repr=False)  # the norm whose output is x; None where x is the stream itself
+    post_norm: Norm | None = field(repr=False)  # the norm between m V + b_V and the stream
+    parallel: bool = False  # does the block read the stream from before the attention of its layer?
+    activate: Callable[[Tensor], Tensor] = field(default=torch.relu, repr=False)  # f, found by the activation's name
 
-        return pick
+    @property
+    def memories(self) -> int:
+        return self.values.shape[0]
 
-    with ExitStack() as stack:
-        stack.enter_context(hooks.on_input(model.layers[0].block, keep(embedding, 0)))
-        for layer, memories in enumerate(model.layers):
-            if layers is None or layer in layers:
-                stack.enter_context(hooks.watching(memories, keep(coefficients, layer)))
-            stack.enter_context(hooks.watching_addition(memories, keep(y, layer)))
-            stack.enter_context(hooks.on_output(memories.block, keep(o, layer)))
-        model.run_body(tokens)
-    return Positions(embedding[0], {layer: o[layer] - y[layer] for layer in o}, y, o, coefficients)
+    @property
+    def gated(self) -> bool:
+        return self.up_projection is not None
+
+    @property
+    def signed(self) -> bool:
+        """Do negative coefficients mean something? Then bottom triggers are kept by default."""
+        return self.gated
+
+    @property
+    def keys(self) -> Tensor:
+        """[memories, d]; the gate's rows where the block is gated."""
+        return _input_rows(self.key_projection)
+
+    @property
+    def key_bias(self) -> Tensor | None:
+        return _bias(self.key_projection)
+
+    @property
+    def up(self) -> Tensor | None:
+        """[memories, d]; None where the block is not gated."""
+        return None if self.up_projection is None else _input_rows(self.up_projection)
+
+    @property
+    def up_bias(self) -> Tensor | None:
+        return None if self.up_projection is None else _bias(self.up_projection)
+
+    @property
+    def values(self) -> Tensor:
+        """[memories, d]"""
+        return _input_rows(self.down).T
+
+    @property
+    def value_bias(self) -> Tensor | None:
+        return _bias(self.down)
+
+    def coefficients(self, inputs: Tensor) -> Tensor:
+        """m [..., memories] for block inputs x [..., d], by the formula above and not by the model's own modules.
+
+        Computed in the dtype of `inputs`, whatever the model's is.
+        """
+        coefficients = self.activate(_affine(inputs, self.keys, self.key_bias))
+        return coefficients if self.up is None else coefficients * _affine(inputs, self.up, self.up_bias)
+
+
+def _affine(inputs: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
+    return nn.functional.linear(inputs, rows.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype))
+
+
+def _input_rows(projection: Any) -> Tensor:
+    """The matrix of a projection with one row per output, [outputs, inputs], whichever way round it is stored."""
+    weight: Tensor = projection.weight.detach()
+    # transformers' Conv1D (GPT-2) stores [inputs, outputs]; known by its name, so that this file needs torch only
+    return weight.T if type(projection).__name__ == "Conv1D" else weight
+
+
+def _bias(projection: nn.Module) -> Tensor | None:
+    bias: Tensor | None = getattr(projection, "bias", None)
+    return None if bias is None else bias.detach()
 
 
 @dataclass
@@ -202,12 +189,12 @@ class MemoryModel(ABC):
         `gradients`: let it be differentiated, by coefficients that an edit has put in.
         """
         with torch.set_grad_enabled(gradients):
-            return self._run_body(self._checked(tokens))
+            return self._run_body(self._check_tokens(tokens))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The model's own scores, [batch, pos, vocabulary], soft-capping included."""
         with torch.no_grad():
-            return self._logits(self._checked(tokens))
+            return self._logits(self._check_tokens(tokens))
 
     @abstractmethod
     def _run_body(self, tokens: Tensor) -> Tensor: ...
@@ -234,8 +221,8 @@ class MemoryModel(ABC):
         Nothing is stored or copied: what is to outlive the call, the callee copies.
         """
         with ExitStack() as stack:
-            for layer in self._chosen(layers):
-                stack.enter_context(hooks.watching(self.layers[layer], _with_layer(on_coefficients, layer)))
+            for layer in self._layer_numbers(layers):
+                stack.enter_context(hooks.watch_coefficients(self.layers[layer], partial(on_coefficients, layer)))
             yield
 
     @contextmanager
@@ -246,30 +233,30 @@ class MemoryModel(ABC):
         recording = Recording()
 
         def keep_embedding(embedding: Tensor) -> None:
-            recording.embedding = _copied(embedding)
+            recording.embedding = _copy(embedding)
 
         with ExitStack() as stack:
             if states:
                 stack.enter_context(hooks.on_input(self.layers[0].block, keep_embedding))
-            for layer in self._chosen(layers):
+            for layer in self._layer_numbers(layers):
                 memories = self.layers[layer]
                 if coefficients:
-                    keep = _keep_as_is(recording.coefficients, layer)
-                    stack.enter_context(hooks.watching(memories, keep))
+                    keep = partial(_keep_coefficients, recording.coefficients, layer)
+                    stack.enter_context(hooks.watch_coefficients(memories, keep))
                 if states:
-                    stack.enter_context(hooks.watching_addition(memories, _keep(recording.y, layer)))
-                    stack.enter_context(hooks.on_output(memories.block, _keep_output(recording, layer)))
+                    stack.enter_context(hooks.watch_addition(memories, partial(_keep_state, recording.y, layer)))
+                    stack.enter_context(hooks.on_output(memories.block, partial(_keep_output, recording, layer)))
             yield recording
 
     @contextmanager
     def edit(self, edits: Mapping[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
         """Within, each layer named uses its function of m [batch, pos, memories]; nested edits run outer first."""
         with ExitStack() as stack:
-            for layer in self._chosen(list(edits)):
-                stack.enter_context(hooks.editing(self.layers[layer], edits[layer]))
+            for layer in self._layer_numbers(list(edits)):
+                stack.enter_context(hooks.edit_coefficients(self.layers[layer], edits[layer]))
             yield
 
-    def _chosen(self, layers: Sequence[int] | None) -> Sequence[int]:
+    def _layer_numbers(self, layers: Sequence[int] | None) -> Sequence[int]:
         if layers is None:
             return range(len(self.layers))
         for layer in layers:
@@ -277,7 +264,7 @@ class MemoryModel(ABC):
                 raise UnknownName(f"layer {layer} does not exist: {self.name} has layers 0 to {len(self.layers) - 1}")
         return sorted(set(layers))
 
-    def _checked(self, tokens: Tensor) -> Tensor:
+    def _check_tokens(self, tokens: Tensor) -> Tensor:
         if tokens.dim() != 2 or tokens.shape[1] == 0:
             raise SettingError(f"tokens must be [batch, pos] with at least one position, not {list(tokens.shape)}")
         if self.context is not None and tokens.shape[1] > self.context:
@@ -307,32 +294,31 @@ class MemoryModel(ABC):
         return f"<table><caption>MemoryModel {escape(self.name)}</caption>{rows}</table>"
 
 
-def _with_layer(use: Callable[[int, Tensor], None], layer: int) -> Callable[[Tensor], None]:
-    return lambda coefficients: use(layer, coefficients)
+def _keep_state(store: dict[int, Tensor], layer: int, states: Tensor) -> None:
+    store[layer] = _copy(states)
 
 
-def _keep(store: dict[int, Tensor], layer: int) -> Callable[[Tensor], None]:
-    def keep(states: Tensor) -> None:
-        store[layer] = _copied(states)
-
-    return keep
+def _keep_output(recording: Recording, layer: int, output: Tensor) -> None:
+    recording.o[layer] = _copy(output)
+    recording.r[layer] = recording.o[layer] - recording.y[layer]  # a block adds y before it is done
 
 
-def _keep_output(recording: Recording, layer: int) -> Callable[[Tensor], None]:
-    def keep(output: Tensor) -> None:
-        recording.o[layer] = _copied(output)
-        recording.r[layer] = recording.o[layer] - recording.y[layer]  # a block adds y before it is done
-
-    return keep
+def _keep_coefficients(store: dict[int, Tensor], layer: int, coefficients: Tensor) -> None:
+    store[layer] = coefficients.detach().clone()
 
 
-def _keep_as_is(store: dict[int, Tensor], layer: int) -> Callable[[Tensor], None]:
-    def keep(coefficients: Tensor) -> None:
-        store[layer] = coefficients.detach().clone()
-
-    return keep
-
-
-def _copied(states: Tensor) -> Tensor:
+def _copy(states: Tensor) -> Tensor:
     copy = at_least_float32(states.detach())
     return copy.clone() if copy.dtype == states.dtype else copy
+
+
+def fingerprint_of(config: str, tokenizer: Tokenizer | None, network: nn.Module) -> str:
+    """sha256 over the configuration, the tokenizer and each parameter's name, dtype, shape and bytes."""
+    digest = hashlib.sha256()
+    digest.update(config.encode())
+    digest.update(b"no tokenizer" if tokenizer is None else tokenizer.serialized().encode())
+    for name, parameter in sorted(network.named_parameters()):
+        digest.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
+        data: Any = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        digest.update(data)
+    return digest.hexdigest()

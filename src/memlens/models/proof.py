@@ -2,7 +2,7 @@
 
 On a few random tokens every layer is computed twice: by the network's own modules, and by the formulas of the paper
 from the tensors that `FeedForward` and `Lens` hand out. Where the two part, the model is refused with the layer, the
-check and the size of the deviation. Nothing here knows an architecture.
+check and the size of the deviation.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
-from memlens.models.feed_forward import FeedForward
 from memlens.models.lens import at_least_float32
-from memlens.models.memory_model import MemoryModel
+from memlens.models.memory_model import FeedForward, MemoryModel
 
 _SEQUENCES, _LENGTH, _SEED = 2, 7, 2021
 # deviation allowed, as a share of the largest number at the same position
@@ -121,11 +120,11 @@ class _Probe:
         stack.enter_context(hooks.on_output(memories.down, self.keep("down_output")))
         if memories.input_norm is not None:
             stack.enter_context(hooks.on_input(memories.input_norm.module, self.keep("norm_input")))
-        stack.enter_context(hooks.watching_addition(memories, self.keep("y")))
+        stack.enter_context(hooks.watch_addition(memories, self.keep("y")))
 
     def silent_output(self) -> Tensor:
         """o of the same block on the same input with every coefficient at zero."""
-        with hooks.editing(self.feed_forward, torch.zeros_like):
+        with hooks.edit_coefficients(self.feed_forward, torch.zeros_like):
             output = self.feed_forward.block(*self.arguments, **self.named)
         return at_least_float32(hooks.first_tensor(output))
 

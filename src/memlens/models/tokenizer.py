@@ -1,31 +1,22 @@
-"""Text to tokens and back, with the character at which each token ends.
+"""Text to tokens and back, with the character at which each token ends: a Hugging Face fast tokenizer.
 
-Wraps a Hugging Face fast tokenizer. A text's own tokens only: BOS is a matter of the batch, not of the text, so no
-special token is ever added here. This module knows no model.
+No special token is added to a text: BOS is put before it when a batch is made.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from memlens.errors import CorpusError, ModelError, UnknownName
+from memlens.memory import EncodedText
 
 _PROBE = "The river"
 _SPACE_MARK = "\u2581"  # how sentencepiece writes a space inside a token
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """A text's tokens; ends[i] is the character offset in the text where token i ends, never decreasing."""
-
-    ids: list[int]
-    ends: list[int]
 
 
 class Tokenizer:
@@ -57,7 +48,7 @@ class Tokenizer:
     def size(self) -> int:
         return len(self._fast)
 
-    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    def encode(self, texts: Sequence[str]) -> list[EncodedText]:
         if not texts:
             return []
         try:
@@ -77,7 +68,7 @@ class Tokenizer:
             ) from error
         return [
             # a character of several tokens has the same end in each; some tokenizers step back, so take the furthest
-            Encoded(list(ids), list(accumulate((end for _start, end in offsets), max)))
+            EncodedText(list(ids), list(accumulate((end for _start, end in offsets), max)))
             for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True)
         ]
 

@@ -25,9 +25,9 @@ from torch import Tensor
 from memlens.errors import ModelError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.models.decompose import Accounting
+from memlens.models.decompose import LogitDecomposition, PositionStates, record_positions
 from memlens.models.lens import at_least_float32, case_of
-from memlens.models.memory_model import MemoryModel, Positions, record_positions
+from memlens.models.memory_model import MemoryModel
 from memlens.tracer.names import Names, name_memories
 from memlens.tracer.prompt import Prompt, Source, check_top, open_model, read_prompt, read_token
 from memlens.tracer.result import LayerTrace, Token, TokenShare, Trace, TracedMemory
@@ -167,13 +167,13 @@ class _Picked:
 class _Tracing:
     """One recorded position on its way to a Trace."""
 
-    def __init__(self, model: MemoryModel, prompt: Prompt, position: int, positions: Positions, top: int) -> None:
+    def __init__(self, model: MemoryModel, prompt: Prompt, position: int, positions: PositionStates, top: int) -> None:
         self.model, self.prompt, self.position, self.positions, self.top = model, prompt, position, positions, top
         self.texts = TokenTexts(model)
         self.count = len(model.layers)
         states = [store[layer] for layer in range(self.count) for store in (positions.r, positions.y, positions.o)]
         self.readings: Readings = read_states(model, torch.cat(states), top)
-        self.accounting = Accounting(model)
+        self.accounting = LogitDecomposition(model)
 
     def result(self, token: int | None, index: Index | None) -> Trace:
         last = 3 * self.count - 1

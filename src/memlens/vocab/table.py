@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 
 from memlens.errors import ModelError, SettingError
 from memlens.index.reader import Index
-from memlens.models.feed_forward import FeedForward
 from memlens.models.lens import at_least_float32
-from memlens.models.memory_model import MemoryModel
+from memlens.models.memory_model import FeedForward, MemoryModel
 from memlens.parallel import Progress, no_progress
 from memlens.scanner.mapper import Here, Mapper
 from memlens.vocab.kernels import find_ends, read_softmax, score_blocks, thread_pool

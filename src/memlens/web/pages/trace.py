@@ -181,7 +181,7 @@ def _tops(model: MemoryModel, prompt: Any) -> list[list[tuple[int, float]]]:
     """[layers][positions]: the top token of o and its probability."""
     import torch
 
-    from memlens.models.memory_model import record_positions
+    from memlens.models.decompose import record_positions
     from memlens.tracer.trace import read_states
 
     fed = prompt.fed()
