@@ -6,6 +6,8 @@ schema version is refused by name, never guessed at. What is read is written bac
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -14,7 +16,7 @@ from typing import Any, TypeVar
 
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.files import FileFacts, has_seal, is_sealed, read_json, write_sealed
-from memlens.index.layout import MANIFEST, SCHEMA_VERSION
+from memlens.index.layout import MANIFEST, SCAN_TABLES, SCHEMA_VERSION
 from memlens.scanner.settings import ScanSettings
 
 Note = TypeVar("Note")
@@ -102,8 +104,8 @@ class Manifest:
         if wrong:
             raise IndexFolderError(f"{path} is damaged: it has no usable '{wrong}'; scan again with --fresh")
         _refuse_other_schema(content["schema"], folder)
-        if not is_sealed(content):
-            raise IndexFolderError(f"{path} was changed after it was written; scan again")
+        if not has_seal(content) or not is_sealed(content):
+            raise IndexFolderError(f"{path} was changed after it was written; scan again with --fresh")
         return cls(content)
 
     def write(self, folder: Path) -> None:
@@ -117,9 +119,12 @@ class Manifest:
     def with_notes(self, notes: Mapping[str, Any]) -> Manifest:
         return Manifest({**self.content, **notes})
 
-    @property
-    def has_seal(self) -> bool:
-        return has_seal(self.content)
+    @cached_property
+    def generation(self) -> str:
+        """A name of the scan: another one as soon as the plan, the model, the corpus or a table of the scan differs."""
+        scanned = {name: facts.sha256 for name, facts in self.files.items() if name in SCAN_TABLES}
+        content = json.dumps([self.content["plan"], self.content["model"], scanned], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     @cached_property
     def model(self) -> ScannedModel:

@@ -24,8 +24,10 @@ import pyarrow as pa
 
 from memlens.errors import IndexFolderError, ModelError, UnknownName
 from memlens.files import (
+    FileStamp,
     explain_os_errors,
     facts_of,
+    file_stamp,
     fill_table,
     is_as_noted,
     only_writer,
@@ -102,6 +104,7 @@ class Index:
         if not (self.folder / MANIFEST).is_file():
             raise IndexFolderError(_why_not_an_index(self.folder))
         self.manifest = Manifest.read(self.folder)
+        self._verified: dict[str, tuple[str, FileStamp]] = {}  # file -> its checksum, and its stamp when it was read
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -131,7 +134,43 @@ class Index:
                 f"run `{command} {self.folder}` first" if command else "the index is damaged: scan again with --fresh"
             )
             raise IndexFolderError(f"{self.folder} has no table '{table}'; {advice}")
+        self._verify(path.relative_to(self.folder).as_posix())
         return path
+
+    def _verify(self, name: str) -> None:
+        """Refuse a file that is not, byte for byte, what the manifest notes. Each is read once for that."""
+        path = self.folder / name
+        for _ in range(2):
+            noted, stamp = self.manifest.files.get(name), file_stamp(path)
+            if noted is None or stamp is None:
+                break
+            if self._verified.get(name) == (noted.sha256, stamp):
+                return
+            if is_as_noted(path, noted):
+                self._verified[name] = (noted.sha256, stamp)
+                return
+            self._read_manifest_again()  # a later stage may have made the table again since this index was opened
+        advice = "see `memlens check`, then make it again with `memlens repair`, or scan again with --fresh"
+        raise IndexFolderError(f"{path} is damaged or being replaced; {advice}")
+
+    def _read_manifest_again(self) -> None:
+        """Take up what other stages have noted since; refused if the folder holds another scan by now."""
+        self.manifest = self._current_manifest()
+
+    def _current_manifest(self) -> Manifest:
+        if (self.folder / MANIFEST).is_file():
+            manifest = Manifest.read(self.folder)
+            if manifest.generation == self.manifest.generation:
+                return manifest
+        raise IndexFolderError(f"{self.folder} was replaced or removed since it was opened; run the command again")
+
+    def _refuse_changed_files(self) -> None:
+        """After reading: refuse an answer whose files were exchanged between their check and their reading."""
+        for name, (_, stamp) in self._verified.items():
+            if file_stamp(self.folder / name) != stamp:
+                self._read_manifest_again()
+                self._verified.clear()
+                raise IndexFolderError(f"{self.folder / name} was made again while it was read; run the command again")
 
     def has(self, table: str) -> bool:
         """Is the table there? A file that is not noted is none: a stage was killed while it replaced it."""
@@ -139,7 +178,7 @@ class Index:
         if not (self.folder / name).is_file():
             return False
         if name not in self.manifest.files:
-            self.manifest = Manifest.read(self.folder)  # another process may have made it since
+            self._read_manifest_again()
         return name in self.manifest.files
 
     def is_whole(self, table: str) -> bool:
@@ -173,6 +212,7 @@ class Index:
         names = TableNames(self)
         with self._explaining_damage(), self._connect() as database:
             cursor = database.execute(query.format_map(names), list(parameters))
+            self._refuse_changed_files()
             columns = [column[0] for column in cursor.description]
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for row in rows:
@@ -209,11 +249,12 @@ class Index:
         """A reader that fails on a damaged file becomes one line; one that fails on whole files is a bug."""
         try:
             yield
-        except (duckdb.Error, pa.ArrowException, OSError) as error:
+            self._refuse_changed_files()
+        except (duckdb.Error, pa.ArrowException, OSError):
+            self._verified.clear()
             for name in self.manifest.files:
                 if not self.is_whole(name.removesuffix(".parquet")):
-                    advice = "make it again with the command that made it, or scan again with --fresh"
-                    raise IndexFolderError(f"{self.folder / name} is damaged; {advice}") from error
+                    self._verify(name)
             raise
 
     def facts(self, memory: str | MemoryId) -> MemoryFacts:
@@ -283,20 +324,29 @@ class Index:
     ) -> None:
         """Write tables of a later stage as one: complete beside, then all renamed, then noted in the manifest.
 
-        Killed between two of these, the tables count as not there, never as something they are not.
+        Killed between two of these, the tables count as not there, never as something they are not. Refused if the
+        folder holds another scan by now, or another version of a table that was read from this index.
         """
         names = [f"{table}.parquet" for table in tables]
         with only_writer(self.folder / LOCK), explain_os_errors(self.folder):
+            self._refuse_other_sources(names)
             with ExitStack() as stack:
                 for name, (schema, parts) in zip(names, tables.values(), strict=True):
                     (self.folder / name).parent.mkdir(exist_ok=True)
                     fill_table(stack.enter_context(replacing(self.folder / name)), schema, parts)
-                Manifest.read(self.folder).with_files({}, without=names).write(self.folder)
+                self._current_manifest().with_files({}, without=names).write(self.folder)
             # Read again: another stage may have written it since this index was opened.
             facts = {name: facts_of(self.folder / name) for name in names}
-            self.manifest = Manifest.read(self.folder).with_files(facts)
+            self.manifest = self._current_manifest().with_files(facts)
             self.manifest = self.manifest.with_notes(notes())
             self.manifest.write(self.folder)
+
+    def _refuse_other_sources(self, names: Sequence[str]) -> None:
+        """Under the lock: what is to be written must belong to what the folder holds now."""
+        now = self._current_manifest().files
+        for name, (sha256, _) in self._verified.items():
+            if name not in names and (name not in now or now[name].sha256 != sha256):
+                raise IndexFolderError(f"{self.folder / name} was made again meanwhile; run the command again")
 
     def __repr__(self) -> str:
         model, counts = self.manifest.model, self.manifest.counts
