@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: demo test check format clean chromium
+.PHONY: demo test faults check format clean chromium
 
 demo: $(INSTALLED)
 	$(BIN)/memlens demo
 
 test: $(INSTALLED) chromium
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+
+# All places at which a command can be killed, refused by the system or find a damaged file; `make test` tries a sample.
+faults: $(INSTALLED)
+	MEMLENS_FAULTS=all $(BIN)/python -m pytest tests/faults
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

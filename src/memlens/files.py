@@ -151,16 +151,16 @@ def has_size(path: Path, facts: FileFacts | None) -> bool:
     return facts is not None and path.is_file() and path.stat().st_size == facts.bytes
 
 
-FileStamp = tuple[int, int, int]
+FileStamp = tuple[int, int, int, int]
 
 
 def file_stamp(path: Path) -> FileStamp | None:
-    """Size, time and inode of a file, which change when it is replaced; None where there is none."""
+    """Size, times and inode of a file, which change when it is replaced; None where there is none."""
     try:
         status = path.stat()
     except FileNotFoundError:
         return None
-    return status.st_size, status.st_mtime_ns, status.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def is_as_noted(path: Path, facts: FileFacts | None) -> bool:

@@ -32,6 +32,7 @@ from memlens.corpus.readers import (
 )
 from memlens.corpus.settings import CorpusSettings, HubSpec, is_hub_source
 from memlens.errors import SettingError
+from memlens.files import FileStamp, file_stamp
 from memlens.memory import EncodedText
 
 _LINE_END = re.compile(r"\r\n|\r|\n")  # not str.splitlines, which also cuts at form feeds and U+2028
@@ -279,6 +280,12 @@ def corpus_fingerprint(settings: CorpusSettings) -> str:
             entries.extend(["file", file.name, _digest(file)] for file in list_files(source))
     # JSON keeps the borders between the parts, so that no two corpora are written alike
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
+
+
+def corpus_stamps(settings: CorpusSettings) -> dict[str, FileStamp | None]:
+    """Every file of a corpus with its stamp: equal before and after reading only if nothing was changed meanwhile."""
+    local = [source for source in settings.sources if not is_hub_source(source)]
+    return {str(file.path): file_stamp(file.path) for source in local for file in list_files(source)}
 
 
 def _digest(file: SourceFile) -> str:

@@ -15,16 +15,16 @@ What may be in the folder before and after is staging's business, what is comput
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from memlens import __version__
-from memlens.corpus.sentences import Sentence, corpus_fingerprint, read_units, tokenize_units
+from memlens.corpus.sentences import Sentence, corpus_fingerprint, corpus_stamps, read_units, tokenize_units
 from memlens.corpus.settings import CorpusSettings
-from memlens.errors import SettingError
-from memlens.files import explain_os_errors, facts_of, only_writer
+from memlens.errors import CorpusError, SettingError
+from memlens.files import FileStamp, explain_os_errors, facts_of, only_writer
 from memlens.index import shards, staging
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import LOCK, PARTIAL, PARTS, SCAN_TABLES, SCHEMA_VERSION
@@ -80,13 +80,13 @@ def corpus_stage(
     settings: ScanSettings,
     max_length: int | None,
     partial: Path,
+    stamps: Mapping[str, FileStamp | None],
     progress: Progress,
     stopper: Stopper,
 ) -> CorpusStore:
+    """The sentences to be scanned: those of the unfinished scan in `partial`, or read from the corpus."""
     if CorpusStore.exists(partial):
-        store = CorpusStore(partial)
-        store.refuse_damage()
-        return store
+        return CorpusStore.verified(partial)
 
     def report(sentences: int) -> None:
         progress("corpus", sentences, None)
@@ -99,7 +99,19 @@ def corpus_stage(
         max_tokens=settings.max_tokens,
         block=corpus.block,
     )
-    return CorpusStore.create(partial, _checked(sentences, model), settings.dedup, report)
+    unchanged = _refuse_changes(_checked(sentences, model), corpus, stamps)
+    return CorpusStore.create(partial, unchanged, settings.dedup, report)
+
+
+def _refuse_changes(
+    sentences: Iterator[Sentence], corpus: CorpusSettings, stamps: Mapping[str, FileStamp | None]
+) -> Iterator[Sentence]:
+    """All sentences, refused at the end if a file is not what it was when the corpus was given its fingerprint."""
+    yield from sentences
+    now = corpus_stamps(corpus)
+    changed = [name for name in sorted({*now, *stamps}) if now.get(name) != stamps.get(name)]
+    if changed:
+        raise CorpusError(f"{changed[0]} changed while it was read; run the same command again when it is at rest")
 
 
 def _checked(sentences: Iterator[Sentence], model: MemoryModel) -> Iterator[Sentence]:
@@ -140,6 +152,7 @@ def build_index(
         raise SettingError(f"--layer-budget is {layer_budget}; it must be 1 or more")
     layers = choose_layers(settings.layers, len(model.layers))
     max_length = longest_sentence(model, settings)
+    stamps = corpus_stamps(corpus)  # before the fingerprint, which is the plan's
     plan = make_plan(model, corpus, settings, layers, share)
     staging.refuse_inside(folder, corpus.sources)
     with explain_os_errors(folder):
@@ -150,7 +163,7 @@ def build_index(
         if resume and (staging.is_finished(folder, plan) or shards.is_finished(folder, plan)):
             return
         staging.begin(folder, plan, resume)
-        store = corpus_stage(model, corpus, settings, max_length, folder / PARTIAL, progress, stopper)
+        store = corpus_stage(model, corpus, settings, max_length, folder / PARTIAL, stamps, progress, stopper)
 
         def recipe() -> ModelRecipe:
             return ModelRecipe.of(model, plan["model"], device_map)

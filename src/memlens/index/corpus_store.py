@@ -30,7 +30,6 @@ from memlens.files import (
     FileFacts,
     explain_os_errors,
     facts_of,
-    has_size,
     is_as_noted,
     read_sealed,
     reader_of,
@@ -51,10 +50,6 @@ class CorpusStore:
 
     def __init__(self, folder: Path) -> None:
         saved = read_sealed(folder / "corpus.json")
-        self._files = {name: FileFacts(**facts) for name, facts in saved["files"].items()}
-        for name in FLAT:
-            if not has_size(folder / name, self._files[name]):
-                raise _damaged(folder / name)
         self.counts: dict[str, Any] = saved["counts"]
         tokens = self.counts["tokens"]
         self.tokens: NDArray[np.int32] = np.memmap(folder / "tokens.bin", np.int32, "r", shape=(tokens,))
@@ -64,6 +59,17 @@ class CorpusStore:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CorpusStore, (self.folder,)  # another process maps the files itself
+
+    @classmethod
+    def verified(cls, folder: Path) -> CorpusStore:
+        """The store in `folder`, every file read again: damage would be passed on to the index."""
+        for name, facts in read_sealed(folder / "corpus.json")["files"].items():
+            path = folder / name
+            if name == CORPUS and not path.exists():
+                path = folder.parent / name  # moved up by a call that was killed while it published
+            if not is_as_noted(path, FileFacts(**facts)):
+                raise _damaged(path)
+        return cls(folder)
 
     @staticmethod
     def exists(folder: Path) -> bool:
@@ -85,15 +91,6 @@ class CorpusStore:
         files = {name: facts_of(folder / name) for name in (CORPUS, *FLAT)}
         write_sealed(folder / "corpus.json", {"counts": counts, "files": files})
         return cls(folder)
-
-    def refuse_damage(self) -> None:
-        """Read every file again: what was damaged since it was written would be damaged in the index, too."""
-        for name, facts in self._files.items():
-            path = self.folder / name
-            if name == CORPUS and not path.exists():
-                path = self.folder.parent / name  # moved up by a call that was killed while it published
-            if not is_as_noted(path, facts):
-                raise _damaged(path)
 
     @property
     def windows(self) -> int:

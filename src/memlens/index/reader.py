@@ -103,6 +103,7 @@ class Index:
         self._opening = Lock()
         if not (self.folder / MANIFEST).is_file():
             raise IndexFolderError(_why_not_an_index(self.folder))
+        self._manifest_stamp = file_stamp(self.folder / MANIFEST)
         self.manifest = Manifest.read(self.folder)
         self._verified: dict[str, tuple[str, FileStamp]] = {}  # file -> its checksum, and its stamp when it was read
 
@@ -155,6 +156,7 @@ class Index:
 
     def _read_manifest_again(self) -> None:
         """Take up what other stages have noted since; refused if the folder holds another scan by now."""
+        self._manifest_stamp = file_stamp(self.folder / MANIFEST)
         self.manifest = self._current_manifest()
 
     def _current_manifest(self) -> Manifest:
@@ -175,11 +177,9 @@ class Index:
     def has(self, table: str) -> bool:
         """Is the table there? A file that is not noted is none: a stage was killed while it replaced it."""
         name = f"{table}.parquet"
-        if not (self.folder / name).is_file():
-            return False
-        if name not in self.manifest.files:
-            self._read_manifest_again()
-        return name in self.manifest.files
+        if file_stamp(self.folder / MANIFEST) != self._manifest_stamp:
+            self._read_manifest_again()  # another process may have made it since
+        return name in self.manifest.files and (self.folder / name).is_file()
 
     def is_whole(self, table: str) -> bool:
         """Is the table there, byte for byte as the manifest has it?"""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memlens.errors import IndexFolderError
-from memlens.files import explain_os_errors, has_size, read_json, sync_folder, write_json
+from memlens.files import explain_os_errors, is_as_noted, read_json, sync_folder, write_json
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import (
     ANNOTATIONS,
@@ -86,7 +86,7 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
         )
     manifest = Manifest.read(folder)
     for name in SCAN_TABLES:
-        if not has_size(folder / name, manifest.files.get(name)):
+        if not is_as_noted(folder / name, manifest.files.get(name)):
             raise IndexFolderError(f"{folder / name} is missing or damaged; scan again with --fresh")
     if unfinished is None or unfinished == plan:
         throw_partial_away(folder)  # left by a scan that was killed while tidying up

@@ -1,0 +1,123 @@
+"""An index that is replaced, removed or made again under a process: the right answer or a refusal, never a mixture."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memlens
+from memlens.corpus.sentences import tokenize_units
+from memlens.errors import CorpusError, IndexFolderError
+from memlens.index import build
+from memlens.index.reader import Index
+
+
+@pytest.fixture
+def other(tiny_gpt2: Path, tmp_path: Path) -> Path:
+    """A complete index of another text."""
+    (tmp_path / "other.txt").write_text("Snow fell on the roads. The roads were closed, and the trains were late.\n")
+    return memlens.scan(tiny_gpt2, tmp_path / "other.txt", out=tmp_path / "other", top=7, threads=1).folder
+
+
+def put_in_place_of(folder: Path, other: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(other, folder)
+
+
+STAGES: dict[str, Callable[[Index], Any]] = {
+    "values": lambda index: memlens.values(index, threads=1),
+    "patterns": memlens.patterns,
+    "experiment": lambda index: memlens.experiment(index, ["refinement"], threads=1),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_never_writes_into_an_index_that_was_replaced(
+    tiny_gpt2_index: Index, other: Path, copy_of: Callable[..., Index], stage: str
+) -> None:
+    index = copy_of(tiny_gpt2_index)
+    put_in_place_of(index.folder, other)
+    before = {path.name for path in index.folder.iterdir()}
+    with pytest.raises(IndexFolderError, match="run the command again"):
+        STAGES[stage](index)
+    left = {path.name for path in index.folder.iterdir() if path.is_file() and path.stat().st_size}
+    assert left <= before and memlens.check(index.folder).is_whole
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda index: index.triggers("L0N1"),
+        lambda index: index.facts("L0N1"),
+        lambda index: index.vocabulary,
+        lambda index: index.table("memories"),
+        lambda index: index.sql("SELECT count(*) FROM {corpus}"),
+    ],
+)
+@pytest.mark.parametrize("has_read", [False, True])
+def test_an_open_index_does_not_mix_two_scans(
+    tiny_gpt2_index: Index, other: Path, copy_of: Callable[..., Index], look: Callable[[Index], Any], has_read: bool
+) -> None:
+    index = copy_of(tiny_gpt2_index)
+    if has_read:
+        index.triggers("L1N2")
+        look(index)
+        index.__dict__.pop("vocabulary", None)
+    put_in_place_of(index.folder, other)
+    with pytest.raises(IndexFolderError, match="was replaced or removed since it was opened"):
+        look(index)
+
+
+def test_an_index_that_is_gone_is_one_line(tiny_gpt2_index: Index, copy_of: Callable[..., Index]) -> None:
+    index = copy_of(tiny_gpt2_index)
+    shutil.rmtree(index.folder)
+    with pytest.raises(IndexFolderError, match="was replaced or removed"):
+        index.triggers("L0N1")
+
+
+def test_a_table_made_again_by_another_process_is_taken_up(
+    tiny_gpt2_values: Index, copy_of: Callable[..., Index]
+) -> None:
+    index = copy_of(tiny_gpt2_values)
+    nine = index.table("values").column("tokens")[0]
+    memlens.values(index.folder, top=3, threads=1)
+    assert index.table("values").column("tokens")[0].as_py() == nine.as_py()[:3]
+
+
+@pytest.mark.parametrize("change", ["append", "truncate", "replace", "remove"])
+def test_a_corpus_that_changes_while_it_is_read_is_refused(
+    tiny_gpt2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    text = tmp_path / "text.txt"
+    sentence = "The river runs to the sea, and the rain falls on the hills of number {}.\n"
+    text.write_text("".join(sentence.format(number) for number in range(4000)))
+    done = []
+
+    def tokenize(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for sentence in tokenize_units(*arguments, **options):
+            if not done:
+                disturb()
+            done.append(sentence)
+            yield sentence
+
+    def disturb() -> None:
+        if change == "append":
+            with text.open("a") as handle:
+                handle.write("One more sentence.\n")
+        elif change == "truncate":
+            with text.open("r+") as handle:
+                handle.truncate(1000)
+        elif change == "replace":
+            (tmp_path / "new.txt").write_text("Another text.\n")
+            (tmp_path / "new.txt").replace(text)
+        else:
+            text.unlink()
+
+    monkeypatch.setattr(build, "tokenize_units", tokenize)
+    with pytest.raises(CorpusError, match=r"changed while it was read|does not exist"):
+        memlens.scan(tiny_gpt2, text, out=tmp_path / "index", top=3, threads=1, max_tokens=3000)
+    assert done and not (tmp_path / "index" / "manifest.json").exists()
