@@ -20,10 +20,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import memlens
-from memlens.experiments.layer_look import LayerLook
+from memlens.experiments.layer_look import LayerLook, Unembedding
 from memlens.experiments.prefix_pass import chunk_rows, run_chunks, run_pass
 from memlens.experiments.prefixes import Prefixes, SampledSentence
-from memlens.experiments.unembedding import Unembedding
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.vocab.kernels import thread_pool

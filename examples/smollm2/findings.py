@@ -8,20 +8,23 @@ The raw material of docs/gallery.md. Works on any index; what its tables do not 
 import sys
 
 import memlens
-from memlens.reports.findings import find_all
-from memlens.reports.memory_findings import Material, Told
+from memlens.reports.findings import Insight, find_all
+from memlens.reports.sections import Tables
 
 
 def claims(index: memlens.Index) -> str:
     """The report's table: what the paper says, and whether this model shows it."""
     lines = ["| the paper's claim | published | this model | interval or spread | verdict |", "| --- " * 5 + "|"]
-    for claim, finding in Material(index).claims.values():
-        cells = (claim.text, claim.published, finding.yours, finding.interval or "–", f"**{finding.verdict}**")
+    for judged in Tables(index).judge():
+        claim, judgement = judged.claim, judged.judgement
+        if judgement is None:
+            continue
+        cells = (claim.text, claim.published, judgement.yours, judgement.interval or "–", f"**{judgement.verdict}**")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def as_markdown(number: int, told: Told) -> str:
+def as_markdown(number: int, told: Insight) -> str:
     """Lines that begin with spaces are text of the corpus; they belong to the line above."""
     lines = [f"  - {line.strip()}" if line.startswith(" ") else f"- {line}" for line in told.lines]
     return "\n".join([f"### {number}. {told.title}", "", *lines, "", "```", told.command, "```", ""])

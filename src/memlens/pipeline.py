@@ -32,9 +32,9 @@ from memlens.scanner.settings import ScanSettings
 from memlens.settings import PatternSettings, SampleSettings, ScanRunSettings, ValueSettings, divide
 
 if TYPE_CHECKING:
-    from memlens.experiments.registry import Experiment
+    from memlens.experiments.experiment import Experiment
     from memlens.models.memory_model import MemoryModel
-    from memlens.reports.memory_findings import Told
+    from memlens.reports.findings import Insight
 
 MADE, KEPT = "made", "kept"
 STAGES = ("scan", "values", "patterns", "experiments", "report")
@@ -247,7 +247,7 @@ class Demo:
     index: Index
     report: Path
     stages: tuple[Stage, ...]
-    findings: tuple[Told, ...]
+    findings: tuple[Insight, ...]
     smaller: tuple[SmallerSample, ...]
 
 
@@ -298,7 +298,7 @@ def _load(model: Any) -> MemoryModel:
         ) from error
 
 
-def _five(index: Index) -> list[Told]:
+def _five(index: Index) -> list[Insight]:
     from memlens.reports.findings import find
 
     told = find(index, *FINDINGS)

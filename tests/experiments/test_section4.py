@@ -133,7 +133,7 @@ def test_local_edits_are_the_mean_change_of_coefficients_run_one_by_one(fresh, m
         listed = {memory: triggers for memory, _, _, _, triggers in memories_of(index, model, layer) if triggers}
         alive = np.array(sorted(listed))
         sampled = bootstrap.draw(alive, 6, bootstrap.generator(0, "local-edits", layer))
-        rows = {row["edit"]: row for row in table.to_pylist() if row["layer"] == layer}
+        rows = {row["edit"]: row for row in table if row["layer"] == layer}
         found = {}
         for edit, place in (("first", lambda n: 0), ("last", lambda n: n - 1), ("random", lambda n: n // 2)):
             means, left_out = [], 0

@@ -12,9 +12,8 @@ import memlens
 from memlens.corpus.settings import CorpusSettings
 from memlens.errors import CorpusError, IndexFolderError, SettingError
 from memlens.experiments.prefix_pass import look_at_prefixes
-from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_validation
+from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_validation, stop_targets, word_at
 from memlens.experiments.run import run
-from memlens.experiments.targets import stop_targets, word_at
 from memlens.models.memory_model import MemoryModel
 
 Fresh = tuple[memlens.Index, MemoryModel]
@@ -307,16 +306,6 @@ def test_an_index_without_the_last_layer_has_no_last_layer_experiment(tmp_path: 
     ]
     with pytest.raises(IndexFolderError, match="last layer, 2, was not scanned"):
         run(index, "last-layer", model, sample=9)
-
-
-@one_family
-def test_every_experiment_draws_a_chart(fresh: Fresh) -> None:
-    from importlib import import_module
-
-    index, model = fresh
-    for name, table in run(index, NAMES, model, sample=SAMPLE).items():
-        chart = import_module(f"memlens.experiments.{name.replace('-', '_')}").chart(table)
-        assert chart.to_dict()["$schema"].startswith("https://vega.github.io/schema/vega-lite")
 
 
 @one_family

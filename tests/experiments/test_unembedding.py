@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 
 import memlens
 from memlens.errors import ModelError
-from memlens.experiments.unembedding import Unembedding, find_top_
+from memlens.experiments.layer_look import Unembedding, find_top_
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
 

@@ -13,6 +13,7 @@ import pytest
 from index_by_hand import write_index
 from memlens.annotations.store import Annotations, Label, LabelledPattern
 from memlens.experiments import patterns as figure
+from memlens.experiments.experiment import ModelShape
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.run import is_made, is_outdated, run
 from memlens.index.reader import Index
@@ -109,20 +110,20 @@ def test_shared_patterns_list_who_has_them(index: Index) -> None:
 
 
 def test_figure_two_counts_every_prefix_once(index: Index) -> None:
-    for row in figure.compute(index).to_pylist():
+    for row in figure.compute(index):
         assert row["prefixes"] == 60 == sum(row[kind] for kind in figure.KINDS)
         assert (row["shallow"], row["semantic"], row["both"]) == (5, 3, 1)
         assert row["shallow_low"] <= 5 / 60 <= row["shallow_high"]
         assert (row["memories"], row["patterned_memories"], row["patterns"]) == (6, 2, 3)
-    assert figure.compute(index, sample=2).column("memories").to_pylist() == [2, 2]
-    assert figure.chart(figure.compute(index)).to_dict()
+    assert [row["memories"] for row in figure.compute(index, sample=2)] == [2, 2]
+    assert len(figure.draw(figure.compute(index), ModelShape(2, 97))) == 2
 
 
 def test_figure_two_is_an_experiment_that_knows_when_patterns_or_labels_are_others(index: Index) -> None:
     known = EXPERIMENTS["patterns"]
     assert not is_made(index, known)
     made = run(index, "patterns")
-    assert set(made) == {"patterns", "patterns-people"} and made["patterns"].equals(figure.compute(index))
+    assert set(made) == {"patterns", "patterns-people"} and made["patterns"].to_pylist() == figure.compute(index)
     assert is_made(index, known) and not is_outdated(index, known)
     with Annotations(index) as notes:
         notes.save(Label("ann", MemoryId(1, 0), ()))
@@ -136,17 +137,17 @@ def test_figure_two_is_an_experiment_that_knows_when_patterns_or_labels_are_othe
 
 def test_a_kind_without_a_prefix_has_an_interval_all_the_same(index: Index) -> None:
     index.write({"patterns": (PATTERNS_SCHEMA, [PATTERNS_SCHEMA.empty_table()])}, dict)
-    for row in figure.compute(index).to_pylist():
+    for row in figure.compute(index):
         assert (row["shallow_low"], row["shallow_high"]) == wilson(0, 6)
         assert (row["not_covered_low"], row["not_covered_high"]) == wilson(6, 6)
 
 
 def test_figure_two_from_people_waits_until_they_have_finished(index: Index) -> None:
-    assert figure.compute_people(index).num_rows == 0
+    assert figure.compute_people(index) == []
     with Annotations(index) as notes:
         notes.save(Label("ann", MemoryId(1, 0), (LabelledPattern("x", "semantic", (0, 1, 2)),)))
-        assert figure.compute_people(index).num_rows == 0
+        assert figure.compute_people(index) == []
         notes.finish("ann")
-    (row,) = figure.compute_people(index).to_pylist()
+    (row,) = figure.compute_people(index)
     assert (row["annotator"], row["layer"], row["semantic"], row["not_covered"]) == ("ann", 1, 3, 7)
-    assert figure.chart_people(figure.compute_people(index)).to_dict()
+    assert [panel.name for panel in figure.draw_people([row], ModelShape(2, 97))] == ["patterns-people-0"]

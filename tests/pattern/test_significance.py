@@ -6,12 +6,13 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memlens.stats import binomial_tail, q_values, upper_share
 
 
+@settings(deadline=None)  # the first call imports scipy
 @given(st.integers(1, 40), st.integers(0, 40), st.floats(1e-6, 0.999))
 def test_the_tail_is_the_sum_of_its_terms(t: int, k: int, f: float) -> None:
     k = min(k, t)

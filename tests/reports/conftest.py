@@ -9,8 +9,7 @@ import pytest
 from report_tables import EVIL, write_all
 
 import memlens
-from memlens.reports.report import make_report
-from memlens.reports.style import vega_bundle
+from memlens.reports.report import make_report, vega_bundle
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.vocab.table import compute_values
 

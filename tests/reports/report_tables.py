@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from memlens.experiments import patterns as figure
+from memlens.experiments.registry import EXPERIMENTS
 from memlens.index.reader import Index
-from memlens.reports.published import published
 
 Row = dict[str, Any]
 
@@ -29,7 +29,11 @@ def like_the_paper(index: Index) -> dict[str, list[Row]]:
     layers, memories = len(index.layers), index.memories(0)
 
     def curve(name: str, column: str, **where: Any) -> Any:
-        rows = [row for row in published(name) if all(row[key] == value for key, value in where.items())]
+        rows = [
+            row
+            for row in EXPERIMENTS[name].tables[0].published()
+            if all(row[key] == value for key, value in where.items())
+        ]
         depths = (np.arange(16) + 0.5) / 16
         wanted = (np.arange(layers) + 0.5) / layers
         return np.interp(wanted, depths, [row[column] for row in rows]) * random.normal(1, 0.05, layers)
@@ -147,6 +151,6 @@ def write_all(index: Index) -> None:
         write_rows(index, name, rows)
     write_rows(index, "vetoes", vetoes_of(index))
     write_rows(index, "patterns", patterns_of(index), folder="")
-    write_rows(index, "patterns", figure.compute(index).to_pylist())
-    people = [{"annotator": EVIL, **row} for row in figure.compute(index).to_pylist()]
+    write_rows(index, "patterns", figure.compute(index))
+    people = [{"annotator": EVIL, **row} for row in figure.compute(index)]
     write_rows(index, "patterns-people", people)

@@ -15,12 +15,11 @@ from report_tables import write_rows
 import memlens
 from memlens.cli import main
 from memlens.errors import UnknownName
-from memlens.reports.findings import find, find_all, finders
-from memlens.reports.memory_findings import Material, Told
+from memlens.reports.findings import Insight, Material, find, find_all, finders
 from memlens.text import visible
 
 
-def only(index: memlens.Index, name: str) -> Told:
+def only(index: memlens.Index, name: str) -> Insight:
     (told,) = find(index, name)
     return told
 

@@ -7,20 +7,28 @@ from typing import Any
 
 import pytest
 
-from memlens.reports.charts import depth, third
-from memlens.reports.claims import CLAIMS, judge_all
-from memlens.reports.judgements import ABSENT, APPEARS, UNCLEAR, Evidence, decimal
-from memlens.reports.published import published
+from memlens.experiments.confidence import decimal
+from memlens.experiments.experiment import ABSENT, APPEARS, UNCLEAR, Evidence, Judgement, depth, third
+from memlens.experiments.registry import EXPERIMENTS, all_claims
 from memlens.stats import share_difference, wilson
 
 Row = dict[str, Any]
 LAYERS = 16
-MEMORIES = dict.fromkeys(range(LAYERS), 4096)
+
+
+CLAIMS = {claim.slug: (experiment, claim) for experiment, claim in all_claims()}
+
+
+def published(name: str) -> list[Row]:
+    return EXPERIMENTS[name].tables[0].published()
+
+
+def judge(slug: str, rows: list[Row], layers: int = LAYERS) -> Judgement:
+    return CLAIMS[slug][1].judge(Evidence(rows, layers, dict.fromkeys(range(layers), 4096)))
 
 
 def verdict(slug: str, rows: list[Row], layers: int = LAYERS) -> str:
-    claim = next(claim for claim in CLAIMS if claim.slug == slug)
-    return claim.judge(Evidence({claim.needs: rows}, layers, dict.fromkeys(range(layers), 4096))).verdict
+    return judge(slug, rows, layers).verdict
 
 
 def edits(last: Any, other: float = -0.1, width: float = 0.02) -> list[Row]:
@@ -146,7 +154,7 @@ SHOWN: dict[str, dict[str, list[Row]]] = {
 
 
 def test_every_claim_has_tables_for_every_verdict() -> None:
-    assert list(SHOWN) == [claim.slug for claim in CLAIMS]
+    assert list(SHOWN) == list(CLAIMS)
 
 
 @pytest.mark.parametrize(("slug", "expected"), [(slug, v) for slug in SHOWN for v in (APPEARS, ABSENT, UNCLEAR)])
@@ -155,24 +163,18 @@ def test_a_rule_gives_the_verdict_its_words_promise(slug: str, expected: str) ->
 
 
 def test_the_papers_own_curves_show_every_claim() -> None:
-    names = {claim.needs for claim in CLAIMS} - {"predictive-values"}
-    tables = {name: published(name) for name in names}
-    # The paper prints no intervals for edits; its plotted means are taken as they are.
-    tables["local-edits"] = [row | {"low": row["change"], "high": row["change"]} for row in tables["local-edits"]]
-    tables["predictive-values"] = confident([15] * 97 + [0] * 3, agrees=46)
-    found = {claim.slug: finding for claim, finding in judge_all(Evidence(tables, LAYERS, MEMORIES))}
-    assert {slug for slug, finding in found.items() if finding is None or finding.verdict != APPEARS} == set()
-
-
-def test_a_claim_without_its_table_is_not_judged() -> None:
-    judged = judge_all(Evidence({"rank": published("rank")}, LAYERS, MEMORIES))
-    assert [claim.slug for claim, finding in judged if finding] == ["rank"]
+    for slug, (experiment, _claim) in CLAIMS.items():
+        rows = published(experiment.name)
+        if experiment.name == "local-edits":  # the paper prints no intervals; its plotted means are taken as they are
+            rows = [row | {"low": row["change"], "high": row["change"]} for row in rows]
+        if experiment.name == "predictive-values":
+            rows = confident([15] * 97 + [0] * 3, agrees=46)
+        assert verdict(slug, rows) == APPEARS, slug
 
 
 @pytest.mark.parametrize("slug", list(SHOWN))
 def test_layers_that_were_not_measured_are_no_evidence(slug: str) -> None:
-    claim = next(claim for claim in CLAIMS if claim.slug == slug)
-    assert claim.judge(Evidence({claim.needs: []}, LAYERS, MEMORIES)).verdict == UNCLEAR
+    assert verdict(slug, []) == UNCLEAR
 
 
 @pytest.mark.parametrize("slug", ["last-token", "last-token-depth", "rank", "active", "active-middle", "confidence"])
@@ -180,9 +182,8 @@ def test_layers_in_which_nothing_took_part_are_no_evidence(slug: str) -> None:
     numbers = ("change", "low", "high", "q1", "median", "q3")
     rows = SHOWN[slug][APPEARS]
     empty = [{key: None if key in numbers else value for key, value in row.items()} for row in rows]
-    claim = next(claim for claim in CLAIMS if claim.slug == slug)
-    finding = claim.judge(Evidence({claim.needs: empty}, LAYERS, MEMORIES))
-    assert finding.verdict == UNCLEAR and "not measured" in finding.yours
+    judgement = judge(slug, empty)
+    assert judgement.verdict == UNCLEAR and "not measured" in judgement.yours
     assert verdict(slug, [*empty[3:6], *rows[:3], *rows[6:]]) == APPEARS  # the others still count
 
 
@@ -227,7 +228,7 @@ def test_intervals_of_shares_hold_what_they_promise() -> None:
 
 
 def test_layers_of_the_paper_are_quoted_from_zero() -> None:
-    said = {claim.slug: claim.published for claim in CLAIMS}
+    said = {slug: claim.published for slug, (_, claim) in CLAIMS.items()}
     quoted = [int(n) for text in said.values() for n in re.findall(r"(?:layers? |in |–)(\d+)(?![\d,.%]| of)", text)]
     assert quoted and max(quoted) == LAYERS - 1 and min(quoted) == 0
     active, rank, last = (published(name) for name in ("active", "rank", "local-edits"))
@@ -241,9 +242,8 @@ def test_confident_values_must_beat_chance() -> None:
     assert verdict("predictive-values", [row | {"chance": 0.1} for row in rows]) == APPEARS
     assert verdict("predictive-values", [row | {"chance": 0.45} for row in rows]) == UNCLEAR
     assert verdict("predictive-values", [row | {"chance": 0.5} for row in rows]) == ABSENT
-    claim = next(claim for claim in CLAIMS if claim.slug == "predictive-values")
-    found = claim.judge(Evidence({claim.needs: [row | {"chance": 0.1} for row in rows]}, LAYERS, MEMORIES))
-    assert found.yours == "50 of 100 (by chance: 10.0)"
+    judgement = judge("predictive-values", [row | {"chance": 0.1} for row in rows])
+    assert judgement.yours == "50 of 100 (by chance: 10.0)"
 
 
 def test_differences_of_the_same_memories_and_prefixes_count_where_the_table_has_them() -> None:

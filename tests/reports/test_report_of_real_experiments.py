@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 import memlens
+from memlens.experiments.agreement import BASELINES, draw
+from memlens.experiments.experiment import ModelShape
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.run import run
 from memlens.pattern.table import compute_patterns
-from memlens.reports.figures import BASELINES, Model, draw_agreement
 from memlens.reports.report import make_report
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.vocab.table import compute_values
@@ -77,7 +78,7 @@ def test_tables_of_different_passes_say_so_and_each_where_it_comes_from(
 
 def test_the_chart_of_agreement_has_both_baselines(measured: memlens.Index) -> None:
     rows = measured.table("experiments/agreement").to_pylist()
-    spec = draw_agreement(rows, Model(len(measured.layers), 97))[0].spec
+    spec = draw(rows, ModelShape(len(measured.layers), 97))[0].spec
     drawn = {
         (row["baseline"], row["layer"]): row["value"]
         for layer in spec["layer"]

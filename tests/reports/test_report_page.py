@@ -16,11 +16,12 @@ from report_tables import EVIL, like_the_paper, write_rows
 
 import memlens
 from memlens.errors import IndexFolderError, SettingError
+from memlens.experiments.registry import all_tables
+from memlens.experiments.style import page_spec
 from memlens.pattern.alike import duplicate_groups, token_sets, trigger_sets
 from memlens.reports.galleries import SHOWN, clearest_patterns, same_triggers, same_values
-from memlens.reports.report import make_report
-from memlens.reports.style import page_spec, vega_bundle
-from memlens.reports.topics import TOPICS
+from memlens.reports.report import make_report, vega_bundle
+from memlens.reports.sections import Tables
 from memlens.text import token, visible
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -131,9 +132,15 @@ def test_names_that_count_over_a_process_count_from_one_in_every_chart() -> None
 
 def test_missing_tables_are_named_with_the_command_that_makes_them(bare: memlens.Index, tmp_path: Path) -> None:
     text = read(bare, tmp_path).text
-    for topic in TOPICS:
-        assert topic.title in text and topic.made_by in text
+    for _, table in all_tables():
+        command = table.command or f"memlens experiment INDEX {table.name}"
+        assert table.question in text and command in text
     assert re.findall(r"(\d+) (?:appear|do not appear|cannot tell)\b", text) == ["0", "0", "0"]
+
+
+def test_a_claim_without_its_table_is_not_judged(bare: memlens.Index) -> None:
+    write_rows(bare, "rank", like_the_paper(bare)["rank"])
+    assert [judged.claim.slug for judged in Tables(bare).judge() if judged.judgement] == ["rank"]
 
 
 def test_any_subset_of_tables_is_shown(bare: memlens.Index, tmp_path: Path) -> None:

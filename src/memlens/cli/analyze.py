@@ -157,8 +157,7 @@ def _print_analysis(screen: Screen, analysis: Analysis) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from memlens.cli.experiment_tables import PICTURES, by_layer, headline
-    from memlens.reports.published import published
+    from memlens.experiments.registry import EXPERIMENTS
 
     index = analysis.index
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
@@ -168,11 +167,12 @@ def _print_analysis(screen: Screen, analysis: Analysis) -> None:
     table.add_column("peak", justify="right", no_wrap=True)
     table.add_column("in the paper", style="magenta", no_wrap=True)
     table.add_column("peak", justify="right", no_wrap=True)
-    for name in PICTURES:
-        if not index.has(f"experiments/{name}"):
+    for name, experiment in EXPERIMENTS.items():
+        if experiment.picture is None or not index.has(f"experiments/{name}"):
             continue
-        ours = headline(name, by_layer(name, index.table(f"experiments/{name}").to_pylist()))
-        theirs = headline(name, by_layer(name, published(name))) if published(name) else []
+        published = experiment.tables[0].published()
+        ours = experiment.picture.headline(index.table(f"experiments/{name}").to_pylist())
+        theirs = experiment.picture.headline(published) if published else []
         for place, (label, numbers, write) in enumerate(ours):
             others = theirs[place][1] if theirs and any(theirs[place][1]) else []
             cells = [*_drawn(numbers, write), *_drawn(others, write)]

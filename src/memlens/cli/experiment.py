@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,13 +11,16 @@ from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Validation, 
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.corpus.settings import CorpusSettings
 from memlens.settings import RunSettings, SampleSettings
-from memlens.text import visible
+from memlens.text import curve, visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from memlens.experiments.registry import Experiment
+    from memlens.experiments.experiment import Experiment, Picture, Row, Rows, Write
     from memlens.index.reader import Index
+
+_LAYERS = 12  # rows of a table; -v shows every layer
+_LABEL = 15
 
 
 @with_settings(SampleSettings, CorpusSettings, RunSettings)
@@ -59,8 +63,6 @@ def experiment(
     if as_json:
         screen.json(_as_json(opened, run, made, skipped))
     else:
-        from memlens.cli.experiment_tables import print_experiment
-
         for number, one in enumerate(run):
             if number:
                 screen.result()
@@ -106,12 +108,12 @@ def _list(screen: Screen, index: Index) -> None:
         ]
         screen.json({"index": str(index.folder), "experiments": listed})
         return
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for head in ("experiment", "paper", "made", "what it shows"):
-        table.add_column(head, no_wrap=head != "what it shows")
+    from memlens.experiments.experiment import plain_table
+
+    table = plain_table("experiment", "paper", "made")
+    table.add_column("what it shows")
     styles = {"made": "green", "outdated": "yellow"}
     words = {"made": "yes", "not made": "no"}
     for one in EXPERIMENTS.values():
@@ -139,3 +141,87 @@ def _short(figure: str) -> str:
     if not figure.startswith(("Figure", "Section")):
         return "–"
     return figure.split(" and ")[0].replace("Figure", "Fig.").replace("Section", "Sec.")
+
+
+def print_experiment(screen: Screen, index: Index, experiment: Experiment, tables: Rows) -> None:
+    """Heading, what took part, curves beside the paper's, table."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from memlens.experiments.experiment import Picture
+    from memlens.experiments.run import origin
+
+    screen.result(Text.assemble((experiment.name, "bold"), "  " + experiment.title))
+    prefixes = visible(origin(index, experiment) or "sampled prefixes")
+    rows = tables[experiment.name]
+    if experiment.terminal is not None:
+        words, shown = experiment.terminal(index, tables, screen.out.width, prefixes)
+    else:
+        picture = experiment.picture or Picture.plain(rows)
+        layers = picture.by_layer(rows)
+        words = prefixes if experiment.on_prefixes else _took_part(index, picture, layers)
+        shown = [_curves(experiment, picture, rows), _table(picture, layers, None if screen.verbose else _LAYERS)]
+    screen.result(Padding(Text(f"{experiment.figure}: {words}", "dim"), 0))  # broken between words where it is long
+    for part in shown:
+        screen.result(part)
+    if experiment.terminal is not None:
+        return
+    if len(layers) > _LAYERS and not screen.verbose:
+        screen.note(f"{_LAYERS} of {len(layers)} layers are listed; see all with -v")
+    for part in picture.below(tables) if picture.below else ():
+        screen.result(part)
+
+
+def _took_part(index: Index, picture: Picture, rows: list[Row]) -> str:
+    """How many memories and prefixes took part, and what was left out."""
+    parts = [f"{sum(row.get('memories') or 0 for row in rows):,} memories"]
+    if any("prefixes" in row for row in rows):
+        parts.append(f"{sum(row['prefixes'] for row in rows):,} prefixes")
+    remark = picture.remark(index) if picture.remark else ""
+    parts += [remark] if remark else []
+    reasons = {
+        "no_trigger": "without a trigger",
+        "no_next": "at a sentence's end",
+        "left_out": "prefixes of one token",
+    }
+    left = [f"{sum(row[c] for row in rows):,} {w}" for c, w in reasons.items() if any(row.get(c) for row in rows)]
+    return ", ".join(parts) + (f"; left out: {', '.join(left)}" if left else "")
+
+
+def _curves(experiment: Experiment, picture: Picture, rows: Sequence[Row]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2, 0, 0))
+    published = experiment.tables[0].published()
+    theirs = picture.headline(published) if published else []
+    for place, (label, numbers, write) in enumerate(picture.headline(rows)):
+        table.add_row(Text(f"{label:<{_LABEL}}"), Text(curve(numbers), "cyan"), _span(numbers, write))
+        paper = theirs[place][1] if theirs else []
+        if any(paper):
+            table.add_row(Text("  in the paper", "dim"), Text(curve(paper), "magenta"), _span(paper, write))
+    return table
+
+
+def _span(numbers: Sequence[float | None], write: Write) -> Any:
+    from rich.text import Text
+
+    known = [value for value in numbers if value is not None]
+    return Text(f"{write(min(known))} to {write(max(known))}" if known else "no numbers", "dim")
+
+
+def _table(picture: Picture, rows: list[Row], most: int | None) -> Any:
+    """At most so many layers, the first and the last among them."""
+    from memlens.experiments.experiment import plain_table
+
+    table = plain_table(">layer")
+    for column in picture.columns:
+        table.add_column(column.head, justify="right", no_wrap=True)
+        if column.interval:
+            table.add_column("95%", no_wrap=True, style="dim")
+    if most is not None and len(rows) > most:
+        rows = [rows[round(place * (len(rows) - 1) / (most - 1))] for place in range(most)]
+    for row in rows:
+        cells = [[column.cell(row), *([column.span(row)] if column.interval else [])] for column in picture.columns]
+        table.add_row(str(row["layer"]), *(text for cell in cells for text in cell))
+    return table

@@ -79,7 +79,7 @@ def patterns(
 def _summarize(screen: Screen, index: Index) -> None:
     from memlens.experiments.patterns import compute
 
-    rows = compute(index).to_pylist()
+    rows = compute(index)
     notes = index.manifest.patterns
     assert notes is not None  # just made
     if screen.as_json:

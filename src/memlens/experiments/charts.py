@@ -1,44 +1,274 @@
-"""The few shapes that experiments are drawn in, as Altair charts. Knows columns, not what they mean."""
+"""Chart shapes of the experiments: curves, quartile bands, stacked shares and bars over relative depth.
+
+Relative depth is (layer + 1/2) / L; a curve of the paper lies dashed beside the model's own, with other points.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-import pyarrow as pa
+import altair as alt
 
-WIDTH, HEIGHT = 480, 240
+from memlens.experiments.experiment import PAPER_LAYERS, QUARTILES, ModelShape, Panel, Row, depth
+from memlens.experiments.style import CATEGORIES, SHAPES, colour, page_spec
+from memlens.stats import wilson
+
+FORMULA = "(layer + ½) / L"
+YOURS, PAPER = "this model", "the paper"
+
+_HUES = alt.Scale(domain=[YOURS, PAPER], range=[colour("yours"), colour("paper")])
+_SHAPES = alt.Scale(domain=[YOURS, PAPER], range=["circle", "square"])
+_DASHES = alt.Scale(domain=[YOURS, PAPER], range=[[1, 0], [6, 4]])
+_BASELINE_DASHES = [[8, 3, 2, 3], [2, 3]]
+_EDGES = (("low", ".1%"), ("high", ".1%"))
+_SMALL, _LARGE = 46, 170  # a point, and the one under the pointer
 
 
-def by_layer(
-    table: pa.Table, column: str, title: str, *, format: str = "", lines: Mapping[str, str] | None = None
+def curves(
+    rows: list[Row],
+    title: str,
+    form: str,
+    layers: int,
+    *,
+    scale: alt.Scale | None = None,
+    x: alt.X | None = None,
+    baselines: Sequence[Row] = (),
 ) -> Any:
-    """Bars by layer with intervals `low` to `high`, and other columns as lines with a legend."""
-    import altair as alt
-
-    base = alt.Chart(table).encode(x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0)))
-    axis = alt.Axis(format=format) if format else alt.Axis()
-    bars = base.mark_bar(color="#9aa0a6").encode(y=alt.Y(f"{column}:Q", title=title, axis=axis), tooltip=_all(table))
-    parts = [bars, base.mark_rule().encode(y=alt.Y("low:Q", title=title), y2="high:Q")]
-    for name, label in (lines or {}).items():
-        drawn = base.transform_calculate(label=f"'{label}'").mark_line(point=True)
-        parts.append(drawn.encode(y=alt.Y(f"{name}:Q", title=title), color=alt.Color("label:N", title=None)))
-    return alt.layer(*parts).properties(width=WIDTH, height=HEIGHT)
-
-
-def quartiles_by_layer(table: pa.Table, title: str, *, scale: str = "linear") -> Any:
-    """A band from q1 to q3, the median as a line with its interval."""
-    import altair as alt
-
-    base = alt.Chart(table).encode(x=alt.X("layer:O", title="layer", axis=alt.Axis(labelAngle=0)))
-    band = base.mark_area(opacity=0.25).encode(
-        y=alt.Y("q1:Q", title=title, scale=alt.Scale(type=scale)),
-        y2="q3:Q",
+    """Lines by whose they are, with points, and whiskers where rows have `low` and `high`; thin ones for baselines."""
+    base = alt.Chart(alt.Data(values=rows))
+    x = x or _depth("depth", layers)
+    y = _y("value", form, scale)
+    hue = alt.Color("whose:N", scale=_HUES)
+    shown = [("whose", ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
+    return alt.layer(
+        *([_baselines(baselines, x)] if baselines else []),
+        _whiskers(base, x, hue),
+        base.mark_line().encode(x=x, y=y, color=hue, strokeDash=_dash(None)),
+        _points(base, x, "value", hue, alt.Shape("whose:N", scale=_SHAPES), ["whose"], shown, rows),
+        title=title,
     )
-    middle = base.mark_line(point=True).encode(y="median:Q", tooltip=_all(table))
-    whiskers = base.mark_rule().encode(y="low:Q", y2="high:Q")
-    return alt.layer(band, middle, whiskers).properties(width=WIDTH, height=HEIGHT)
 
 
-def _all(table: pa.Table) -> list[str]:
-    return list(table.column_names)
+def bands(
+    rows: list[Row],
+    title: str,
+    form: str,
+    layers: int,
+    *,
+    scale: alt.Scale | None = None,
+    ticks: Sequence[float] | None = None,
+) -> Any:
+    """Medians as lines, the middle half of the observations as a band around them."""
+    base = alt.Chart(alt.Data(values=rows))
+    x = _depth("depth", layers)
+    hue = alt.Color("whose:N", scale=_HUES)
+    shown = [("whose", ""), ("layer", ","), ("q1", form), ("median", form), ("q3", form)]
+    return alt.layer(
+        base.mark_area(opacity=0.16).encode(x=x, y=_y("q3", form, scale, ticks), y2="q1:Q", color=hue),
+        base.mark_line().encode(x=x, y=alt.Y("median:Q"), color=hue, strokeDash=_dash(None)),
+        _points(base, x, "median", hue, alt.Shape("whose:N", scale=_SHAPES), ["whose"], shown, rows),
+        title=title,
+    )
+
+
+def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str, form: str, layers: int) -> Any:
+    """Several curves: hue and shape by group, solid for this model, dashed for the paper."""
+    base = alt.Chart(alt.Data(values=rows))
+    x = _depth("depth", layers)
+    hue = alt.Color(f"{group}:N", scale=_category_hues(names))
+    forms = alt.Scale(domain=list(names), range=list(SHAPES[: len(names)]))
+    shown = [("whose", ""), (group, ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
+    stroke = alt.Legend(symbolType="stroke", symbolSize=500, symbolOffset=4, symbolStrokeColor=colour("soft"))
+    return alt.layer(
+        _whiskers(base, x, hue),
+        base.mark_line().encode(x=x, y=_y("value", form, None), color=hue, strokeDash=_dash(stroke)),
+        _points(base, x, "value", hue, alt.Shape(f"{group}:N", scale=forms), ["whose", group], shown, rows),
+        title=title,
+    )
+
+
+def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, layers: int) -> Any:
+    """Shares that add up to one, a bar a layer as wide as the layer's part of the stack; rows have `from` and `to`."""
+    scale = alt.Scale(domain=list(hues), range=[colour(hue) for hue in hues.values()])
+    legend = alt.Legend(columns=3, symbolType="square")
+    y = alt.Y("from:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=5))
+    return _rectangles(rows, title, layers).encode(
+        y=y,
+        y2="to:Q",
+        color=alt.Color(f"{group}:N", scale=scale, legend=legend),
+        tooltip=_tooltip([(group, ""), ("layer", ","), ("share", ".1%"), *_EDGES, ("count", ",")], rows),
+    )
+
+
+def bars(rows: list[Row], title: str, form: str, layers: int) -> Any:
+    """One bar a layer; rows have `value`."""
+    shown = [("layer", ","), ("value", form), ("dead", ","), ("memories", ",")]
+    return _rectangles([{**row, "zero": 0} for row in rows], title, layers).encode(
+        y=_y("value", form, None), y2="zero:Q", color=alt.value(colour("yours")), tooltip=_tooltip(shown, rows)
+    )
+
+
+def _rectangles(rows: list[Row], title: str, layers: int) -> Any:
+    half = 0.42 / layers
+    placed = [{**row, "left": row["depth"] - half, "right": row["depth"] + half} for row in rows]
+    chart = alt.Chart(alt.Data(values=placed), title=title).mark_rect()
+    return chart.encode(x=_depth("left", layers), x2="right:Q")
+
+
+def _depth(field: str, layers: int) -> alt.X:
+    return alt.X(
+        f"{field}:Q",
+        title=f"relative depth {FORMULA}, L = {layers}",
+        scale=alt.Scale(domain=[0, 1], nice=False),
+        axis=alt.Axis(values=[0, 0.25, 0.5, 0.75, 1], format=".2~f"),
+    )
+
+
+def _y(field: str, form: str, scale: alt.Scale | None, ticks: Sequence[float] | None = None) -> alt.Y:
+    where: dict[str, Any] = {"tickCount": 5} if ticks is None else {"values": list(ticks)}
+    return alt.Y(f"{field}:Q", title=None, axis=alt.Axis(format=form, **where), scale=scale or alt.Scale(zero=True))
+
+
+def _dash(legend: alt.Legend | None) -> Any:
+    """Dashed for the paper; without a legend it is no scale, which would take the other legends of `whose` with it."""
+    if legend is not None:
+        return alt.StrokeDash("whose:N", scale=_DASHES, legend=legend)
+    return alt.condition(f"datum.whose == '{PAPER}'", alt.value([6, 4]), alt.value([1, 0]))
+
+
+def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
+    """Thin lines in the colour of secondary text, told apart by their dashes; rows have `baseline` and `value`."""
+    names = list(dict.fromkeys(row["baseline"] for row in rows))
+    dashes = alt.StrokeDash(
+        "baseline:N",
+        scale=alt.Scale(domain=names, range=_BASELINE_DASHES[: len(names)]),
+        legend=alt.Legend(symbolType="stroke", symbolSize=500, symbolOffset=4, symbolStrokeColor=colour("soft")),
+    )
+    # A single layer makes no line, but a point.
+    line = alt.Chart(alt.Data(values=list(rows))).mark_line(
+        color=colour("soft"), strokeWidth=1.5, point=alt.OverlayMarkDef(size=8, color=colour("soft"))
+    )
+    return line.encode(x=x, y=alt.Y("value:Q"), strokeDash=dashes)
+
+
+def _category_hues(names: Sequence[str]) -> alt.Scale:
+    return alt.Scale(domain=list(names), range=[colour(hue) for hue in CATEGORIES[: len(names)]])
+
+
+def _whiskers(base: Any, x: alt.X, hue: alt.Color) -> Any:
+    known = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5, opacity=0.6)
+    return known.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=hue)
+
+
+def _points(
+    base: Any,
+    x: alt.X,
+    field: str,
+    hue: alt.Color,
+    shape: alt.Shape,
+    by: list[str],
+    shown: Sequence[tuple[str, str]],
+    rows: list[Row],
+) -> Any:
+    """Points that grow under the pointer; a touch near one is enough."""
+    near = alt.selection_point(name="near", fields=["depth", *by], nearest=True, on="pointerover", empty=False)
+    return (
+        base.mark_point(strokeWidth=2, fill=colour("page"), opacity=1)
+        .encode(
+            x=x,
+            y=alt.Y(f"{field}:Q"),
+            color=hue,
+            shape=shape,
+            size=alt.condition(near, alt.value(_LARGE), alt.value(_SMALL)),
+            tooltip=_tooltip(shown, rows),
+        )
+        .add_params(near)
+    )
+
+
+def _tooltip(fields: Sequence[tuple[str, str]], rows: list[Row]) -> list[alt.Tooltip]:
+    """(field, format) of what rows have; an empty format is text."""
+    return [
+        alt.Tooltip(f"{field}:{'Q' if form else 'N'}", title=field, **({"format": form} if form else {}))
+        for field, form in fields
+        if any(row.get(field) is not None for row in rows)
+    ]
+
+
+def with_depth(rows: Iterable[Row], layers: int) -> list[Row]:
+    """The rows with their relative depth."""
+    return [{"depth": depth(row["layer"], layers), **row} for row in rows]
+
+
+def beside_paper(
+    yours: list[Row], theirs: list[Row], model: ModelShape, column: str, keep: Sequence[str] = ("low", "high")
+) -> list[Row]:
+    """This model's rows and the paper's, with the column as `value`, on one axis."""
+    wanted = ("depth", "layer", "value", *keep)
+    both = [{"whose": YOURS, **row} for row in with_depth(yours, model.layers)]
+    both += [{"whose": PAPER, **row} for row in with_depth(theirs, PAPER_LAYERS)]
+    return [{"whose": row["whose"]} | {key: (row | {"value": row[column]}).get(key) for key in wanted} for row in both]
+
+
+def quartiles_beside_paper(yours: list[Row], theirs: list[Row], model: ModelShape) -> list[Row]:
+    both = [{"whose": YOURS, **row} for row in with_depth(yours, model.layers)]
+    both += [{"whose": PAPER, **row} for row in with_depth(theirs, PAPER_LAYERS)]
+    return [{key: row[key] for key in ("whose", "depth", "layer", *QUARTILES)} for row in both]
+
+
+def share_panel(
+    name: str, rows: list[Row], theirs: list[Row], hits: str, title: str, text: str, model: ModelShape
+) -> Panel:
+    """Curves of a share of prefixes from 0 to 1; Wilson's interval where a table has none."""
+    yours = []
+    for row in rows:
+        low, high = wilson(row[hits], row["prefixes"])
+        yours.append({**row, "low": row.get("low", low), "high": row.get("high", high)})
+    both = beside_paper(yours, theirs, model, "rate")
+    chart = curves(both, title, ".0%", model.layers, scale=alt.Scale(domain=[0, 1]))
+    return panel(name, chart, text, yours, "rate", "%")
+
+
+def stacked_panel(
+    name: str, rows: list[Row], group: str, hues: Mapping[str, str], whose: str, layers: int, text: str
+) -> Panel:
+    """Counts by part as stacked shares."""
+    labels = {part.replace("_", " "): hue for part, hue in hues.items()}
+    return panel(name, stacked(_stack(rows, hues, group, layers), group, labels, whose, layers), text)
+
+
+def panel(name: str, chart: Any, text: str, rows: Sequence[Row] = (), column: str = "", unit: str = "") -> Panel:
+    """A chart with what it shows in words, and where the curve of a column begins and ends."""
+    return Panel(name, text + _ends(rows, column, unit) + ".", page_spec(chart))
+
+
+def table_panel(name: str, chart: Any) -> Panel:
+    """A chart with the name of its table as its only words."""
+    return Panel(name, f"Chart of the table {name}", page_spec(chart))
+
+
+def _ends(rows: Sequence[Row], column: str, unit: str) -> str:
+    known = [row for row in rows if column and row.get(column) is not None]
+    if not known or "layer" not in known[0]:
+        return ""
+    first, last = known[0], known[-1]
+
+    def shown(value: float) -> str:
+        return f"{100 * value:.3g}%" if unit == "%" else f"{value:.3g}"
+
+    return f": {shown(first[column])} in layer {first['layer']}, {shown(last[column])} in layer {last['layer']}"
+
+
+def _stack(rows: list[Row], names: Collection[str], group: str, layers: int) -> list[Row]:
+    """One row a layer and part, with the edges of its rectangle."""
+    placed: list[Row] = []
+    for row in with_depth(rows, layers):
+        total, below = sum(row[name] for name in names), 0.0
+        for name in names:
+            share = row[name] / total if total else 0.0
+            place = {"depth": row["depth"], "layer": row["layer"], "from": below, "to": below + share}
+            known = {edge: row[f"{name}_{edge}"] for edge in ("low", "high") if row.get(f"{name}_{edge}") is not None}
+            placed.append({**place, group: name.replace("_", " "), "share": share, "count": row[name], **known})
+            below += share
+    return placed

@@ -1,18 +1,20 @@
-"""Fig 10: how probable the final token already is in the residual stream of a layer, softmax(r_l E)[top(o_L)].
+"""Confidence (Figure 10): the probability of the final token in the residual of a layer, softmax(r_l E)[top(o_L)].
 
 Beside the quartiles of the probability stands the median rank of the final token there (1 = top).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from memlens.experiments.charts import quartiles_by_layer
-from memlens.experiments.prefix_pass import Aggregate, on_prefixes, quartiles
+from memlens.experiments import experiment as ex
 from memlens.stats import generator, interval
+
+if TYPE_CHECKING:
+    from memlens.experiments.prefix_pass import Aggregate
 
 SCHEMA = pa.schema(
     [
@@ -28,18 +30,91 @@ SCHEMA = pa.schema(
 )
 
 
-@on_prefixes
-def compute(seen: Aggregate, seed: int) -> pa.Table:
+def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
     """Quartiles over the prefixes, layer by layer."""
     rows = []
     for layer, columns in seen.by_layer():
         p = columns["p_final"]
         low, high = interval(p, np.median, generator(seed, "confidence", layer))
         numbers = {"low": low, "high": high, "median_rank": float(np.median(columns["rank_final"]))}
-        rows.append({"layer": layer, "prefixes": len(p), **quartiles(p), **numbers})
-    return pa.Table.from_pylist(rows, SCHEMA)
+        rows.append({"layer": layer, "prefixes": len(p), **ex.quartiles(p), **numbers})
+    return rows
 
 
-def chart(table: pa.Table) -> Any:
-    """Median probability by layer within its quartiles."""
-    return quartiles_by_layer(table, "p of the final token in r")
+def published() -> list[ex.Row]:
+    return ex.paper_quartiles("fig10_prob")
+
+
+def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
+    import altair as alt
+
+    from memlens.experiments import charts
+
+    chart = charts.bands(
+        charts.quartiles_beside_paper(rows, published(), model),
+        "probability of the final token",
+        "~g",
+        model.layers,
+        scale=alt.Scale(type="symlog", constant=0.001, domainMax=1),
+        ticks=(0, 0.001, 0.01, 0.1, 0.3, 1),
+    )
+    text = "Probability of the final token under the residual, by depth"
+    return [charts.panel("confidence", chart, text, rows, "median")]
+
+
+def confidence_grows(evidence: ex.Evidence) -> ex.Judgement:
+    ends = evidence.ends(ex.known_rows(evidence.rows, ex.QUARTILES, "prefixes"))
+    if ends is None:
+        return ex.NOT_MEASURED
+    first, last = ends
+    surely = last["median"] > first["q3"]
+    verdict = ex.ABSENT if last["median"] <= first["median"] else ex.APPEARS if surely else ex.UNCLEAR
+    halves = [f"{decimal(row['q1'])} to {decimal(row['q3'])}" for row in ends]
+    yours = f"median {decimal(first['median'])} → {decimal(last['median'])}"
+    return ex.Judgement(yours, f"middle half {halves[0]}, then {halves[1]}", verdict)
+
+
+def decimal(value: float) -> str:
+    """Two significant digits, without an exponent as long as nobody has to count zeros."""
+    if value and abs(value) < 1e-6:
+        return np.format_float_scientific(value, precision=1, trim="-", exp_digits=1)
+    return np.format_float_positional(value, precision=2, fractional=False, trim="-")
+
+
+EXPERIMENT = ex.prefix_experiment(
+    "confidence",
+    "Figure 10",
+    "Probability of the final token in the residual stream",
+    ex.ResultTable(
+        "confidence",
+        SCHEMA,
+        compute,
+        question="How sure is the residual?",
+        lead="Line: the median prefix; band: the middle half of the prefixes. The axis is stretched near zero.",
+        how="The probability that the residual r, read as a prediction, gives to the token that the model finally "
+        "predicts.",
+        figure="Figure 10",
+        draw=draw,
+        published=published,
+        contract=("layer", *ex.QUARTILES),
+    ),
+    claims=(
+        ex.Claim(
+            "confidence",
+            "The residual grows confident of the final token",
+            "median .0004 → .295",
+            "Probability of the final token, first and last layer. Appears if the last median lies above the first "
+            "upper quartile; does not if it is no higher than the first median." + ex.rule_of_enough("prefixes"),
+            confidence_grows,
+        ),
+    ),
+    picture=ex.Picture(
+        (
+            ex.Column("median p", "median", ex.short, ("low", "high")),
+            ex.Column("q1", "q1", ex.short),
+            ex.Column("q3", "q3", ex.short),
+            ex.Column("median rank", "median_rank", ex.count),
+        ),
+        {"median": "median"},
+    ),
+)

@@ -1,22 +1,24 @@
-"""Contributions: what feed-forward blocks, attention and single memories put into the logit of the final token.
+"""Contributions (beyond the paper): how much blocks, attention and single memories add to the final token's logit.
 
 Logits can all be shifted alike without changing a probability, so a share is taken of how far the final token's logit
 stands above the mean of all logits. All layers' ffn and attention, the embedding and the constant (biases behind the
 last layer) add up to that; `*_share` is the sum over prefixes of a part over the sum of the whole, so shares add up to
 1 and may be negative. top1, top10 and top100 are what the memories that gave most gave together; others take some of
-it back. `ffn_logit` and `attention_logit` are the same parts of the plain logit. The algebra is in models/accounting.
+it back. `ffn_logit` and `attention_logit` are the same parts of the plain logit. See models.decompose for the algebra.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
-from memlens.experiments.charts import HEIGHT, WIDTH
-from memlens.experiments.prefix_pass import Aggregate, on_prefixes
+from memlens.experiments import experiment as ex
 from memlens.stats import generator, interval
+
+if TYPE_CHECKING:
+    from memlens.experiments.prefix_pass import Aggregate
 
 _PARTS = {"ffn": "ffn_above", "attention": "attention_above", "top1": "top1", "top10": "top10", "top100": "top100"}
 SCHEMA = pa.schema(
@@ -41,8 +43,7 @@ SCHEMA = pa.schema(
 )
 
 
-@on_prefixes
-def compute(seen: Aggregate, seed: int) -> pa.Table:
+def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
     """Means over the prefixes, layer by layer."""
     whole = float(np.mean(seen.column("above_mean")))
     same = {
@@ -65,21 +66,27 @@ def compute(seen: Aggregate, seed: int) -> pa.Table:
             | {f"{name}_share": _share(mean, whole) for name, mean in means.items()}
             | {name: float(np.mean(columns[name])) for name in ("ffn_logit", "attention_logit")}
         )
-    return pa.Table.from_pylist(rows, SCHEMA)
+    return rows
 
 
-def chart(table: pa.Table) -> Any:
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     """What attention, memories and the strongest ten of them gave, by layer."""
     import altair as alt
 
+    from memlens.experiments import charts
+
     names = {"ffn": "feed-forward", "attention": "attention", "top10": "its ten strongest memories"}
-    rows = [
+    parts = [
         {"layer": row["layer"], "part": label, "logit": row[name], "share": row[f"{name}_share"]}
-        for row in table.to_pylist()
+        for row in rows
         for name, label in names.items()
     ]
-    return (
-        alt.Chart(pa.Table.from_pylist(rows))
+    chart = (
+        alt.Chart(pa.Table.from_pylist(parts))
         .mark_line(point=True)
         .encode(
             x=alt.X("layer:O", title="layer"),
@@ -88,9 +95,38 @@ def chart(table: pa.Table) -> Any:
             strokeDash=alt.StrokeDash("part:N", title=None),
             tooltip=["layer", "part", alt.Tooltip("logit:Q", format=".3f"), alt.Tooltip("share:Q", format=".1%")],
         )
-        .properties(width=WIDTH, height=HEIGHT)
     )
+    return [charts.table_panel("contributions", chart)]
 
 
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _logit(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.2f}"
+
+
+EXPERIMENT = ex.prefix_experiment(
+    "contributions",
+    "beyond the paper",
+    "What attention, layers and memories put into the final logit",
+    ex.ResultTable(
+        "contributions",
+        SCHEMA,
+        compute,
+        question="Where does the final logit come from?",
+        lead="How much of the predicted token’s logit each layer’s attention and memories add.",
+        how="The final norm is frozen at the scale it really had, so that the logit of the final token is an exact sum "
+        "of parts: embedding, attention and feed-forward blocks of every layer, and within a block its memories. Parts "
+        "are averaged over the sampled prefixes.",
+        draw=draw,
+    ),
+    picture=ex.Picture(
+        (
+            ex.Column("ffn", "ffn_share"),
+            ex.Column("attention", "attention_share"),
+            ex.Column("top 1", "top1_share"),
+            ex.Column("top 10", "top10_share"),
+            ex.Column("top 100", "top100_share"),
+            ex.Column("ffn logit", "ffn", _logit, ("low", "high")),
+        ),
+        {"ffn_share": "ffn", "attention_share": "attention"},
+    ),
+)

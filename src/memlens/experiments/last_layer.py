@@ -1,9 +1,8 @@
-"""Last layer: 100 random prefixes whose last layer is a composition, for people to judge how far the word moved.
+"""Last layer (Section 5.2): 100 random prefixes whose last layer is a composition, for people to judge.
 
 Both words, the prefix, and the memories that pushed the change: those with the largest m_i (score of the output's token
 less score of the residual's token), scores at the final norm's scale for the layer's output. The cosine of the two
-words' output embeddings is a hint, not a verdict. People's verdicts are kept in the history of the index (see
-index/verdicts); how many say related and how many distant stands beside the hint.
+words' output embeddings is a hint; how many people say related and how many distant stands beside it.
 """
 
 from __future__ import annotations
@@ -11,20 +10,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from memlens.annotations.store import CHOICES, Annotations, LastLayerChange, has_annotations
+from memlens.annotations.store import CHOICES, VERDICTS, Annotations, LastLayerChange, has_annotations
 from memlens.errors import IndexFolderError
-from memlens.experiments.charts import HEIGHT, WIDTH
-from memlens.experiments.prefix_pass import Aggregate, on_prefixes
+from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
-from memlens.models.memory_model import MemoryModel
-from memlens.stats import draw, generator
+from memlens.memory import MemoryId
+from memlens.stats import draw as draw_sample
+from memlens.stats import generator
+from memlens.text import curve, cut_left, quoted, visible
+
+if TYPE_CHECKING:
+    from memlens.experiments.prefix_pass import Aggregate
 
 EXAMPLES = 100
+_SHOWN = 5  # examples that take a line of text each
+_TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # columns beside a prefix
 SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
@@ -47,23 +53,45 @@ SCHEMA = pa.schema(
 )
 
 
-def compute(index: Index, model: MemoryModel, **options: Any) -> pa.Table:
+def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
     """At most 100 rows, in the order of the prefixes, with people's verdicts."""
-    return with_verdicts(_examples(index, model, **options), index)
+    layers = dict(seen.by_layer())
+    if seen.last_layer not in layers:
+        raise IndexFolderError(
+            f"the model's last layer, {seen.last_layer}, was not scanned into this index; scan with it in --layers"
+        )
+    columns = layers[seen.last_layer]
+    compositions = np.array([row for row, memories in enumerate(columns["pushers"]) if memories is not None], np.int64)
+    places = seen.prefixes.select(["prefix", "sentence", "position", "text"]).to_pylist()
+    said = _verdicts(seen.index)
+    rows = []
+    for row in draw_sample(compositions, EXAMPLES, generator(seed, "last-layer")).tolist():
+        before, after = int(columns["residual_token"][row]), int(columns["output_token"][row])
+        words = {
+            "layer": seen.last_layer,
+            **places[row],
+            "residual": before,
+            "residual_text": seen.vocabulary[before],
+            "output": after,
+            "output_text": seen.vocabulary[after],
+        }
+        name = LastLayerChange.of(words).name
+        numbers = {
+            "cosine": columns["cosine"][row],
+            "memories": columns["pushers"][row],
+            "pushes": columns["pushes"][row],
+            "compositions": len(compositions),
+        }
+        rows.append(words | numbers | {"example": name} | {choice: said[name, choice] for choice in CHOICES})
+    return rows
 
 
-def with_verdicts(table: pa.Table, index: Index) -> pa.Table:
-    """The table with what people say now."""
-    said: Counter[tuple[str, str]] = Counter()
-    if has_annotations(index):
-        with Annotations(index) as notes:
-            said.update((one.subject, one.verdict) for one in notes.verdicts())
-    names = table.column("example").to_pylist()
-    for choice in CHOICES:
-        place = table.schema.get_field_index(choice)
-        counts = pa.array([said[name, choice] for name in names], pa.int64())
-        table = table.set_column(place, SCHEMA.field(choice), counts)
-    return table
+def _verdicts(index: Index) -> Counter[tuple[str, str]]:
+    """How many people say what about an example."""
+    if not has_annotations(index):
+        return Counter()
+    with Annotations(index) as notes:
+        return Counter((verdict.subject, verdict.verdict) for verdict in notes.verdicts())
 
 
 @dataclass(frozen=True)
@@ -93,54 +121,77 @@ def summarize_verdicts(rows: Sequence[Mapping[str, Any]]) -> VerdictSummary | No
         return None
     related = [row["cosine"] for row, lead in judged if lead > 0]
     distant = [row["cosine"] for row, lead in judged if lead < 0]
-    means = (sum(own) / len(own) if own else None for own in (related, distant))
+    means = (sum(group) / len(group) if group else None for group in (related, distant))
     return VerdictSummary(len(rows), len(related), len(distant), len(judged) - len(related) - len(distant), *means)
 
 
-@on_prefixes
-def _examples(seen: Aggregate, seed: int) -> pa.Table:
-    layers = dict(seen.by_layer())
-    if seen.last_layer not in layers:
-        raise IndexFolderError(
-            f"the model's last layer, {seen.last_layer}, was not scanned into this index; scan with it in --layers"
-        )
-    columns = layers[seen.last_layer]
-    compositions = np.array([row for row, memories in enumerate(columns["pushers"]) if memories is not None], np.int64)
-    places = seen.prefixes.select(["prefix", "sentence", "position", "text"]).to_pylist()
-    rows = []
-    for row in draw(compositions, EXAMPLES, generator(seed, "last-layer")).tolist():
-        before, after = int(columns["residual_token"][row]), int(columns["output_token"][row])
-        words = {
-            "layer": seen.last_layer,
-            **places[row],
-            "residual": before,
-            "residual_text": seen.vocabulary[before],
-            "output": after,
-            "output_text": seen.vocabulary[after],
-        }
-        rows.append(
-            {
-                **words,
-                "example": LastLayerChange.of(words).name,
-                "cosine": columns["cosine"][row],
-                "memories": columns["pushers"][row],
-                "pushes": columns["pushes"][row],
-                "compositions": len(compositions),
-            }
-        )
-    return pa.Table.from_pylist(rows, SCHEMA)
-
-
-def chart(table: pa.Table) -> Any:
+def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     """How alike the two words are, as a histogram."""
     import altair as alt
 
-    return (
-        alt.Chart(table.select(["cosine"]))
-        .mark_bar()
-        .encode(
-            x=alt.X("cosine:Q", bin=alt.Bin(maxbins=20), title="cosine of the two words in E"),
-            y=alt.Y("count()", title="prefixes"),
+    from memlens.experiments import charts
+
+    table = pa.Table.from_pylist([{"cosine": row["cosine"]} for row in rows])
+    x = alt.X("cosine:Q", bin=alt.Bin(maxbins=20), title="cosine of the two words in E")
+    chart = alt.Chart(table).mark_bar().encode(x=x, y=alt.Y("count()", title="prefixes"))
+    return [charts.table_panel("last-layer", chart)]
+
+
+def verdict_note(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
+    summary = summarize_verdicts(rows)
+    return ("verdicts", f"Here {summary}.") if summary else None
+
+
+def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
+    """How alike the words are, what people say, and the first few changes."""
+    from rich.text import Text
+
+    rows = tables["last-layer"]
+    found = rows[0]["compositions"] if rows else 0
+    words = f"{len(rows):,} of {found:,} compositions of the last layer, among {origin}"
+    if not rows:
+        return words, []
+    edges = [-1 + step / 5 for step in range(11)]
+    bins = [float(sum(low <= min(row["cosine"], 0.999) < high for row in rows)) for low, high in pairwise(edges)]
+    shown: list[Any] = [Text.assemble("cosine of the two words  -1 ", (curve(bins), "cyan"), " 1")]
+    summary = summarize_verdicts(rows)
+    if summary:
+        shown.append(Text(str(summary), "dim"))
+    room = max(min(width, 160) - _TEXT_TAKEN - (_VERDICTS_TAKEN if summary else 0), 16)
+    table = ex.plain_table(">prefix", "before", "after", ">cosine", *(["verdicts"] if summary else []), "pushed by")
+    for row in rows[:_SHOWN]:
+        said = ", ".join(f"{row[choice]} {choice}" for choice in CHOICES if row[choice])
+        table.add_row(
+            cut_left(visible(row["text"] or "–"), room),
+            quoted(row["residual_text"], 12),
+            Text(quoted(row["output_text"], 12), "cyan"),
+            f"{row['cosine']:.2f}",
+            *([said or "–"] if summary else []),
+            Text(" ".join(str(MemoryId(row["layer"], memory)) for memory in row["memories"][:2]), "bold"),
         )
-        .properties(width=WIDTH, height=HEIGHT)
-    )
+    return words, [*shown, table]
+
+
+EXPERIMENT = ex.prefix_experiment(
+    "last-layer",
+    "Section 5.2",
+    "Compositions of the last layer, for people to judge",
+    ex.ResultTable(
+        "last-layer",
+        SCHEMA,
+        compute,
+        question="What does the last layer change?",
+        lead="Random prefixes whose prediction the last layer turns into one that neither side had. People judged 66 "
+        "of the paper’s 100 changes to lead to a distant word, 34 to a related one.",
+        how="A random sample of last-layer compositions: the token on top of the residual before the last feed-forward "
+        "block, the token on top after it, the cosine of both in the output embedding as a hint, the memories that "
+        "pushed the change, and how many people call the two words related or distant (memlens annotate INDEX "
+        "verdicts).",
+        figure="Section 5.2",
+        draw=draw,
+        note=verdict_note,
+    ),
+    last_layer=True,
+    people=VERDICTS,
+    terminal=print_changes,
+)

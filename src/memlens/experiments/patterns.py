@@ -1,4 +1,4 @@
-"""Patterns (Figure 2): which kinds of pattern the trigger prefixes of a layer contain.
+"""Patterns (Figure 2): the kinds of pattern among the trigger prefixes of a layer.
 
 A prefix is shallow, semantic, both or not covered, by the patterns that are listed for it. The machine's patterns are
 counted for all memories (or a sample), people's for the memories they have labelled, each person on their own and only
@@ -8,22 +8,25 @@ no prefix or all, they are Wilson's with the memories as observations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlens.annotations.store import Annotations, has_annotations
-from memlens.experiments.charts import HEIGHT, WIDTH
+from memlens.annotations.store import LABELS, Annotations, has_annotations
+from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import RESAMPLES, draw, generator, wilson
+from memlens.stats import RESAMPLES, generator, share_difference, wilson
+from memlens.stats import draw as draw_sample
+from memlens.text import cut_right, percent, visible
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
-# told apart by people who see few colours, too
-COLOURS = {"shallow": "#0072b2", "both": "#009e73", "semantic": "#d55e00", "not_covered": "#bbbbbb"}
+HUES = {"shallow": "c1", "both": "c3", "semantic": "c2", "not_covered": "c5"}
+_PAPER_KINDS = {"shallow": "shallow", "shallow+semantic": "both", "semantic": "semantic", "not-covered": "not_covered"}
+_NAME = 15  # columns of an annotator's name
 _TOP = 25
 
 _COLUMNS = [
@@ -43,31 +46,29 @@ Listed = tuple[str, Iterable[int]]  # class and trigger ranks of a pattern
 
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
-) -> pa.Table:
+) -> list[ex.Row]:
     """The machine's patterns: one row a layer; `sample` memories of each, or all that have triggers."""
     top = index.manifest.patterns.top if index.manifest.patterns else _TOP
     rows = []
-    for done, layer in enumerate(index.layers):
-        progress("patterns", done, len(index.layers))
+    for layer in ex.layers_of(index, "patterns", progress):
         random = generator(seed, "patterns", layer)
         filled = _filled(index, layer, top)
-        chosen = draw(np.array(sorted(filled), np.int64), sample, random).tolist()
+        chosen = draw_sample(np.array(sorted(filled), np.int64), sample, random).tolist()
         query = "SELECT memory, kind, prefixes FROM {patterns} WHERE layer = $1"
         listed: dict[int, list[Listed]] = {memory: [] for memory in chosen}
         for row in index.stream(query, [layer]):
             if row["memory"] in listed:
                 listed[row["memory"]].append((row["kind"], row["prefixes"]))
         rows.append({"layer": layer, **_summary([(filled[m], own) for m, own in listed.items()], random)})
-    progress("patterns", len(index.layers), len(index.layers))
-    return pa.Table.from_pylist(rows, SCHEMA)
+    return rows
 
 
 def compute_people(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
-) -> pa.Table:
+) -> list[ex.Row]:
     """People's patterns: one row a person who has finished and layer; empty where nobody has."""
     if not has_annotations(index):
-        return PEOPLE_SCHEMA.empty_table()
+        return []
     with Annotations(index) as notes:
         labels, drawn = notes.labels(), notes.sample()
     top = drawn.top if drawn else _TOP
@@ -83,7 +84,7 @@ def compute_people(
                 ]
                 random = generator(seed, f"patterns-people-{number}", layer)
                 rows.append({"annotator": person, "layer": layer, **_summary(memories, random)})
-    return pa.Table.from_pylist(rows, PEOPLE_SCHEMA)
+    return rows
 
 
 def _filled(index: Index, layer: int, top: int) -> dict[int, int]:
@@ -94,10 +95,10 @@ def _filled(index: Index, layer: int, top: int) -> dict[int, int]:
     return {row["memory"]: row["n"] for row in index.sql(query, [layer, top])}
 
 
-def _summary(memories: list[tuple[int, list[Listed]]], random: np.random.Generator) -> dict[str, Any]:
+def _summary(memories: list[tuple[int, list[Listed]]], random: np.random.Generator) -> ex.Row:
     counts = np.array([_kinds(filled, listed) for filled, listed in memories], np.int64).reshape(-1, len(KINDS))
     low, high = _intervals(counts, random)
-    found: dict[str, Any] = {
+    found: ex.Row = {
         "memories": len(memories),
         "patterned_memories": sum(bool(listed) for _, listed in memories),
         "patterns": sum(len(listed) for _, listed in memories),
@@ -129,41 +130,152 @@ def _intervals(counts: NDArray[np.int64], random: np.random.Generator) -> tuple[
     return low.tolist(), high.tolist()
 
 
-def chart(table: pa.Table) -> Any:
-    """Shares of the four kinds by layer, stacked."""
-    return _stacked(table)
-
-
-def chart_people(table: pa.Table) -> Any:
-    """The same for each person."""
-    return _stacked(table, row="annotator:N") if table.num_rows else _stacked(table)
-
-
-def _stacked(table: pa.Table, **facet: Any) -> Any:
-    import altair as alt
-
-    rows = [
-        {
-            **{name: row[name] for name in ("annotator", "layer") if name in row},
-            "kind": kind,
-            "prefixes": row[kind],
-            "share": row[kind] / row["prefixes"] if row["prefixes"] else None,
-            "order": order,
-        }
-        for row in table.to_pylist()
-        for order, kind in enumerate(COLOURS)
+def published() -> list[ex.Row]:
+    shares = ex.paper_figures()["fig2_pct"]
+    return [
+        {"layer": layer} | {ours: shares[theirs][layer] / 100 for theirs, ours in _PAPER_KINDS.items()}
+        for layer in range(ex.PAPER_LAYERS)
     ]
-    colours = alt.Scale(domain=list(COLOURS), range=list(COLOURS.values()))
-    return (
-        alt.Chart(alt.Data(values=rows))
-        .mark_bar()
-        .encode(
-            x=alt.X("layer:O", title="layer"),
-            y=alt.Y("share:Q", title="prefixes", axis=alt.Axis(format="%")),
-            color=alt.Color("kind:N", title=None, scale=colours),
-            order="order:Q",
-            tooltip=["layer:O", "kind:N", "prefixes:Q", alt.Tooltip("share:Q", format=".1%")],
-            **facet,
+
+
+def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
+    from memlens.experiments.charts import PAPER, YOURS
+
+    return [
+        _panel("patterns", rows, YOURS, model.layers),
+        _panel("patterns-paper", published(), PAPER, ex.PAPER_LAYERS),
+    ]
+
+
+def draw_people(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
+    """One panel a person."""
+    people = list(dict.fromkeys(row["annotator"] for row in rows))
+    return [
+        _panel(
+            f"patterns-people-{number}",
+            [row for row in rows if row["annotator"] == person],
+            visible(person),
+            model.layers,
         )
-        .properties(width=WIDTH, height=HEIGHT)
-    )
+        for number, person in enumerate(people)
+    ]
+
+
+def _panel(name: str, rows: list[ex.Row], whose: str, layers: int) -> ex.Panel:
+    from memlens.experiments.charts import stacked_panel
+
+    text = f"Kinds of pattern among the trigger prefixes, by {whose}, by depth"
+    return stacked_panel(name, rows, "pattern", HUES, whose, layers, text)
+
+
+def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
+    return [ex.part_shares(row, KINDS) for row in rows]
+
+
+_CELLS = (
+    *(ex.Column(kind, kind, interval=(f"{kind}_low", f"{kind}_high")) for kind in ("shallow", "semantic")),
+    ex.Column("both", "both"),
+    ex.Column("not covered", "not_covered"),
+)
+
+
+def print_people(tables: ex.Rows) -> list[Any]:
+    """What people who have finished saw."""
+    from rich.text import Text
+
+    people = by_layer(tables.get("patterns-people", ()))
+    if not people:
+        return []
+    table = ex.plain_table("annotator", ">layer", ">memories", *(f">{column.head}" for column in _CELLS))
+    for row in people:
+        cells = [str(row["layer"]), f"{row['memories']:,}", *(column.cell(row) for column in _CELLS)]
+        table.add_row(Text(cut_right(visible(row["annotator"]), _NAME)), *cells)
+    return ["by people who have finished", table]
+
+
+def false_discoveries(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
+    noted = index.manifest.patterns
+    if noted is None:
+        return None
+    tested = f" over the {noted.hypotheses:,} hypotheses of the whole model" if noted.hypotheses else ""
+    expected = f"at most {100 * noted.rate:.2g}% are expected to be chance{tested}"
+    return "false discoveries", f"Of all patterns that are reported, {expected}."
+
+
+def rate_of_chance(index: Index) -> str:
+    noted = index.manifest.patterns
+    return f"at most {noted.rate:.2g} of all patterns by chance" if noted else ""
+
+
+def shallow_below_semantic_above(evidence: ex.Evidence) -> ex.Judgement:
+    ends = []
+    for which in ("lower", "upper"):
+        rows = evidence.third(which)
+        shallow, semantic = (sum(row[kind] for row in rows) for kind in ("shallow", "semantic"))
+        if not shallow + semantic:
+            return ex.NOT_MEASURED
+        ends.append((shallow / (shallow + semantic), sum(row.get("patterned_memories", 10) for row in rows)))
+    (below, many_below), (above, many_above) = ends
+    low, high = share_difference(below * many_below, many_below, above * many_above, many_above)
+    yours = f"{percent(below, 0)} shallow in the lower third, {percent(above, 0)} in the upper"
+    return ex.Judgement(yours, ex.as_points(low, high), ex.judge_difference(low, high, least=0.1))
+
+
+EXPERIMENT = ex.Experiment(
+    "patterns",
+    "Figure 2",
+    "Kinds of pattern among trigger prefixes",
+    (
+        ex.ResultTable(
+            "patterns",
+            SCHEMA,
+            compute,
+            question="What kind of pattern do triggers share?",
+            lead="In the paper, keys of lower layers pick out wordings and keys of upper layers pick out subjects.",
+            how="A pattern is something that at least three of a memory’s strongest trigger prefixes have in common: "
+            "shallow if it is a recurring wording, semantic if it is a recurring subject. A prefix counts as shallow, "
+            "semantic, both or not covered, by the patterns it contains. The paper’s people labelled ten memories a "
+            "layer; memlens finds patterns by machine, for every memory, so the two are alike in kind but not in "
+            "procedure. Intervals: bootstrap over memories, since the prefixes of one memory belong together. Which "
+            "patterns are believed is decided once for the whole model (Benjamini and Hochberg).",
+            figure="Figure 2",
+            draw=draw,
+            published=published,
+            contract=("layer", "prefixes", "patterned_memories", *KINDS),
+            note=false_discoveries,
+        ),
+        ex.ResultTable(
+            "patterns-people",
+            PEOPLE_SCHEMA,
+            compute_people,
+            question="What kind of pattern do people see?",
+            lead="The same shares from the labels of people who have finished, each on their own.",
+            how="People describe patterns of sampled memories, each in at least three prefixes, shallow or semantic, "
+            "and tick the prefixes; nobody sees another’s labels before finishing. Intervals: bootstrap over the "
+            "person’s memories.",
+            figure="Figure 2",
+            draw=draw_people,
+            command="memlens annotate INDEX sample",
+            by_people=True,
+        ),
+    ),
+    needs=("patterns",),
+    people=LABELS,
+    claims=(
+        ex.Claim(
+            "patterns",
+            "Upper layers hold fewer shallow and more semantic patterns than lower ones",
+            "shallow in layers 0–8, semantic in 9–15",
+            "Share of shallow among trigger prefixes with one kind of pattern only, lower third minus upper third; an "
+            "interval as if each memory were one observation. " + ex.rule_of_difference("10 points"),
+            shallow_below_semantic_above,
+        ),
+    ),
+    picture=ex.Picture(
+        _CELLS,
+        {"shallow": "shallow", "semantic": "semantic"},
+        by_layer,
+        remark=rate_of_chance,
+        below=print_people,
+    ),
+)

@@ -1,4 +1,4 @@
-"""Predictive values (Figure 6 and Table 2): are confident values right about what follows their triggers?
+"""Predictive values (Figure 6 and Table 2): confident values beside what follows their triggers.
 
 Table 2: the values with the highest max p, and for each its Precision@50: the share of its top 50 triggers (fewer if
 the scan kept fewer) whose next token is the value's top token; triggers that end their sentence take no part. A value
@@ -11,19 +11,23 @@ orders of magnitude in most models, or linear as in the paper where the index wa
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlens.experiments.charts import HEIGHT, WIDTH
-from memlens.experiments.targets import read_targets
+from memlens.experiments import experiment as ex
+from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
+from memlens.memory import MemoryId
 from memlens.parallel import Progress, no_progress
-from memlens.stats import generator, rate_interval
-from memlens.vocab.table import default_reading, read_next_tokens
+from memlens.stats import generator, rate_interval, wilson
+from memlens.text import curve, number, percent, quoted
 
+_CONFIDENT_FROM = 0.625  # layers 10 to 15 of the paper's 16 are those deeper than this
+_SHOWN = 10
 TRIGGERS, BINS = 50, 8
 
 SCHEMA = pa.schema(
@@ -55,20 +59,19 @@ BINS_SCHEMA = pa.schema(
 
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = 100, progress: Progress = no_progress
-) -> pa.Table:
+) -> list[ex.Row]:
     """The `sample` most confident values (all for None), most confident first, then by layer and memory."""
-    parts = []
-    for done, layer in enumerate(index.layers):
-        progress("predictive-values", done, len(index.layers))
-        parts.append(_precisions(index, layer))
-    progress("predictive-values", len(index.layers), len(index.layers))
-    table = pa.concat_tables(parts)
+    table = pa.concat_tables(
+        [_precisions(index, layer) for layer in ex.layers_of(index, "predictive-values", progress)]
+    )
     order = np.argsort(-table.column("max_p").to_numpy(), kind="stable")  # layers and memories come in order
-    return table.take(order if sample is None else order[:sample])
+    rows: list[ex.Row] = table.take(order if sample is None else order[:sample]).to_pylist()
+    return rows
 
 
 def _precisions(index: Index, layer: int) -> pa.Table:
     """Every candidate of a layer."""
+    from memlens.vocab.table import read_next_tokens
 
     values = index.table("values", ["max_p", "argmax"], [("layer", "=", layer)])
     max_p, argmax = values.column("max_p").to_numpy(), values.column("argmax").to_numpy()  # by memory
@@ -105,18 +108,18 @@ def _chance(next_tokens: NDArray[Any], argmax: NDArray[Any], taking_part: NDArra
 
 def compute_bins(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
-) -> pa.Table:
+) -> list[ex.Row]:
     """All memories with a target by max p; `sample` is not used."""
+    from memlens.vocab.table import default_reading
+
     targets = [read_targets(index, layer) for layer in index.layers]
     max_p = np.concatenate([layer.max_p for layer in targets]).astype(np.float64)
     agrees = np.concatenate([layer.agrees for layer in targets])
     if not len(max_p):
-        return BINS_SCHEMA.empty_table()
+        return []
     edges = bin_edges(max_p, logarithmic=default_reading(index) != "raw")
     numbers = np.clip(np.searchsorted(edges, max_p, side="right") - 1, 0, BINS - 1)
-    return pa.Table.from_pylist(
-        [_bin(number, edges, agrees[numbers == number], seed) for number in range(BINS)], BINS_SCHEMA
-    )
+    return [_bin(number, edges, agrees[numbers == number], seed) for number in range(BINS)]
 
 
 def bin_edges(max_p: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float64]:
@@ -125,7 +128,7 @@ def bin_edges(max_p: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float
     return np.asarray(space(max_p.min(), max_p.max(), BINS + 1), np.float64)
 
 
-def _bin(number: int, edges: NDArray[np.float64], agrees: NDArray[np.bool_], seed: int) -> dict[str, Any]:
+def _bin(number: int, edges: NDArray[np.float64], agrees: NDArray[np.bool_], seed: int) -> ex.Row:
     count, agree = len(agrees), int(agrees.sum())
     low, high = rate_interval(agree, count, generator(seed, "predictive-values", number))
     return {
@@ -140,34 +143,166 @@ def _bin(number: int, edges: NDArray[np.float64], agrees: NDArray[np.bool_], see
     }
 
 
-def chart(table: pa.Table) -> Any:
-    """Where the most confident values sit, and how many of them agree."""
+def published_bins() -> list[ex.Row]:
+    bins = ex.paper_figures()["fig6"]
+    return [{"max_p": float(edge), "rate": rate} for edge, rate in zip(bins["bin"], bins["agreement"], strict=True)]
+
+
+def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
+    """Where the most confident values sit."""
+    from memlens.experiments import charts
+
+    where = Counter(row["layer"] for row in rows)
+    own = [{"layer": layer, "value": times} for layer, times in sorted(where.items())]
+    title = f"of the {len(rows)} most confident values"
+    chart = charts.bars(charts.with_depth(own, model.layers), title, ",", model.layers)
+    return [charts.panel("predictive-values", chart, "Number of the most confident values, by depth", own, "value")]
+
+
+def draw_bins(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
+    """Agreement against the value's confidence; both axes are the same for any model."""
     import altair as alt
 
-    bars = (
-        alt.Chart(table)
-        .mark_bar()
-        .encode(
-            x=alt.X("layer:O", title="layer"),
-            y=alt.Y("count():Q", title="most confident values"),
-            color=alt.Color("agrees:N", title="agrees with a trigger"),
+    from memlens.experiments import charts
+
+    both: list[ex.Row] = []
+    for row in rows:
+        if row["rate"] is not None:
+            middle = (row["from_p"] * row["to_p"]) ** 0.5
+            own = {"max_p": middle, "value": row["rate"], "low": row["low"], "high": row["high"]}
+            both.append({"whose": charts.YOURS, **own})
+    for row in published_bins():
+        own = {"max_p": row["max_p"], "value": row["rate"], "low": None, "high": None}
+        both.append({"whose": charts.PAPER, **own})
+    both = [{**row, "depth": row["max_p"]} for row in both]
+    axis = alt.X("max_p:Q", title="highest probability of the value, max p", scale=alt.Scale(type="log"))
+    chart = charts.curves(both, "memories that agree", ".0%", model.layers, x=axis)
+    return [charts.panel("predictive-values-bins", chart, "Agreement by the value's confidence")]
+
+
+def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
+    """Where the values sit, agreement by confidence, and the first few."""
+    from rich.table import Table
+    from rich.text import Text
+
+    rows, bins = tables["predictive-values"], tables["predictive-values-bins"]
+    words = f"{len(rows):,} most confident values of {sum(row['memories'] for row in bins):,} with a target"
+    if rows:
+        words += f"; mean precision {percent(sum(row['precision'] for row in rows) / len(rows))}"
+        words += f", {sum(row['agrees'] for row in rows):,} agree with a trigger"
+        words += f" (by chance {sum(row['chance'] for row in rows):,.1f})" if "chance" in rows[0] else ""
+    where = Counter(row["layer"] for row in rows)
+    curves = Table.grid(padding=(0, 2, 0, 0))
+    counts = [float(where[layer]) for layer in index.layers]
+    curves.add_row("by layer", Text(curve(counts), "cyan"), Text(f"{max(counts):,.0f} at most", "dim"))
+    rates = [row["rate"] for row in bins]
+    if bins:
+        range_ = f"agreement for max p {number(bins[0]['from_p'])} to {number(bins[-1]['to_p'])}, up to "
+        range_ += percent(max(rate for rate in rates if rate is not None))
+        curves.add_row("by confidence", Text(curve(rates), "cyan"), Text(range_, "dim"))
+    table = ex.plain_table("memory", "token", ">p", ">precision", ">triggers", "agrees")
+    for row in rows[:_SHOWN]:
+        table.add_row(
+            Text(str(MemoryId(row["layer"], row["memory"])), "bold"),
+            Text(quoted(index.vocabulary[row["token"]], 20), "cyan"),
+            number(row["max_p"]),
+            percent(row["precision"]),
+            str(row["triggers"]),
+            Text("yes", "green") if row["agrees"] else Text("no"),
         )
-    )
-    return bars.properties(width=WIDTH, height=HEIGHT)
+    return words, [curves, table]
 
 
-def chart_bins(table: pa.Table) -> Any:
-    """Agreement by confidence."""
-    import altair as alt
+def confident_values_sit_high(evidence: ex.Evidence) -> ex.Judgement:
+    rows, memories = evidence.rows, evidence.memories
+    high_layers = [layer for layer in memories if ex.depth(layer, evidence.layers) > _CONFIDENT_FROM]
+    if not rows or not high_layers or len(high_layers) == len(memories):
+        return ex.NOT_MEASURED
+    expected = sum(memories[layer] for layer in high_layers) / sum(memories.values())
+    found = sum(row["layer"] in high_layers for row in rows)
+    low, high = wilson(found, len(rows))
+    verdict = _judge_beyond_chance(low, high, found / len(rows), bar=0.5, chance=expected)
+    return ex.Judgement(
+        f"{found} of {len(rows)} (evenly spread: {percent(expected, 0)})", ex.as_span(low, high), verdict
+    )
 
-    base = alt.Chart(table).transform_calculate(
-        range="format(datum.from_p, '.2g') + ' to ' + format(datum.to_p, '.2g')"
-    )
-    x = alt.X("range:O", title="max p of the value", sort=alt.SortField("bin"))
-    bars = base.mark_bar(opacity=0.7).encode(
-        x=x,
-        y=alt.Y("rate:Q", title="memories that agree", axis=alt.Axis(format="%")),
-        tooltip=["memories:Q", "agree:Q"],
-    )
-    whiskers = base.mark_rule().encode(x=x, y="low:Q", y2="high:Q")
-    return alt.layer(bars, whiskers).properties(width=WIDTH, height=HEIGHT)
+
+def confident_values_predict(evidence: ex.Evidence) -> ex.Judgement:
+    rows = evidence.rows
+    if not rows:
+        return ex.NOT_MEASURED
+    agree = sum(bool(row.get("agrees", (row["precision"] or 0) > 0)) for row in rows)
+    low, high = wilson(agree, len(rows))
+    known = all(row.get("chance") is not None for row in rows)  # the paper does not say what chance gives
+    chance = sum(row["chance"] for row in rows) / len(rows) if known else 0.0
+    verdict = _judge_beyond_chance(low, high, agree / len(rows), bar=0.25, chance=chance)
+    by_chance = f" (by chance: {chance * len(rows):.1f})" if known else ""
+    return ex.Judgement(f"{agree} of {len(rows)}{by_chance}", ex.as_span(low, high), verdict)
+
+
+def _judge_beyond_chance(low: float, high: float, share: float, bar: float, chance: float) -> str:
+    verdict = ex.judge_share(low, high, max(bar, chance))
+    return ex.ABSENT if verdict != ex.APPEARS and share <= chance else verdict
+
+
+EXPERIMENT = ex.Experiment(
+    "predictive-values",
+    "Figure 6 and Table 2",
+    "The most confident values, and agreement by confidence",
+    (
+        ex.ResultTable(
+            "predictive-values",
+            SCHEMA,
+            compute,
+            question="Where are the most confident values?",
+            lead="The hundred values with the highest max p, by layer. In the paper 97 of them lie in layers 10 to 15.",
+            how="Values are ordered by max p(v). Precision is the share of a memory’s top triggers whose next token is "
+            "the token that its value promotes most; a value agrees if that is so for at least one. Chance is how "
+            "likely it would agree if its triggers were followed by tokens drawn at random from those that follow all "
+            "triggers of its layer, its own among them: 1 − (1 − f)ⁿ for n triggers and a share f of the value’s top "
+            "token.",
+            figure="Table 2",
+            draw=draw,
+            contract=("layer", "memory", "max_p", "token", "precision"),
+        ),
+        ex.ResultTable(
+            "predictive-values-bins",
+            BINS_SCHEMA,
+            compute_bins,
+            question="Are confident values right more often?",
+            lead="Agreement of all memories, by how confident their value is.",
+            how="All memories are put into bins by max p(v); the share of memories that agree (as above) is shown for "
+            "each bin.",
+            figure="Figure 6",
+            draw=draw_bins,
+            published=published_bins,
+            contract=("from_p", "to_p", "memories", "agree", "rate", "low", "high"),
+            command="memlens experiment INDEX predictive-values",
+        ),
+    ),
+    sample_of="most confident values",
+    sample=100,
+    needs=("values",),
+    claims=(
+        ex.Claim(
+            "confident-values",
+            "The most confident values sit in the upper layers",
+            "97 of 100 in layers 10–15",
+            "Share of the most confident values in layers deeper than 0.625 (10–15 of the paper's 16). Appears if its "
+            "95% interval lies above one half and above an even spread; does not if it lies below or the share is no "
+            "more than even.",
+            confident_values_sit_high,
+        ),
+        ex.Claim(
+            "predictive-values",
+            "Confident values predict what follows their triggers",
+            "46 of 100",
+            "Share of the most confident values whose top token follows at least one of their triggers. By chance: the "
+            "same if triggers were followed by tokens drawn at random from those after all triggers of the layer. "
+            "Appears if the 95% interval lies above one quarter and above chance; does not if it lies below either or "
+            "the share is no more than chance.",
+            confident_values_predict,
+        ),
+    ),
+    terminal=print_values,
+)

@@ -1,22 +1,17 @@
-"""Forward passes over sampled prefixes: sentences in, what every layer did at the sampled positions out.
-
-Sentences are fed up to their last sampled position, in batches; what is kept comes out in chunks of one size, as many
-as one block of unembedding takes. This module knows nothing of what is looked at.
-
-One pass over a sample of prefixes, from which all experiments of section 5 are read.
+"""One pass over sampled prefixes, from which all experiments of section 5 are read.
 
     experiments/prefixes.parquet        one row a prefix: where it is, its text, its target, the final token
     experiments/prefix-layers.parquet   one row a prefix and layer: tops of r, y and o, active memories, contributions
 
-The two tables are kept in the index and used again as long as sample, seed, corpus and values are the same. How the
-model is run is in prefix_passes, what is computed at a position in layer_look.
+Sentences are fed up to their last sampled position, in batches; states come out in chunks of one size, as many as one
+block of unembedding takes. The two tables are kept in the index and used again as long as sample, seed, corpus and
+values are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -28,20 +23,19 @@ from numpy.typing import NDArray
 from memlens.corpus.batches import cut_batches
 from memlens.corpus.sentences import corpus_fingerprint
 from memlens.corpus.settings import CorpusSettings
-from memlens.experiments.layer_look import Columns, LayerLook
+from memlens.experiments.experiment import SAMPLE
+from memlens.experiments.layer_look import TRIED, Columns, LayerLook, Unembedding, rows_at_once
 from memlens.experiments.prefixes import (
     LAYERS_SCHEMA,
     PREFIXES_SCHEMA,
-    SAMPLE,
     Prefixes,
-    joined,
+    join_columns,
     layer_table,
     prefix_table,
     sample_prefixes,
     sample_validation,
+    stop_targets,
 )
-from memlens.experiments.targets import stop_targets
-from memlens.experiments.unembedding import TRIED, Unembedding, rows_at_once
 from memlens.index.layout import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.models.decompose import PositionStates, record_positions
@@ -50,11 +44,13 @@ from memlens.parallel import Progress, no_progress
 from memlens.scanner.mapper import Mapper
 from memlens.vocab.kernels import thread_pool
 
+PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"
 _BATCH_TOKENS = 2048
 _CHUNK_BYTES = 256 << 20  # states and coefficients of one chunk; a smaller chunk is taken where a model is large
 
 
 def chunk_rows(model: MemoryModel, rows: int) -> int:
+    """How many prefixes make a chunk: `rows`, or as many as fit the memory."""
     a_prefix = sum(4 * (3 * model.width + block.memories) for block in model.layers)
     return max(1, min(rows, _CHUNK_BYTES // a_prefix))
 
@@ -65,9 +61,9 @@ def run_chunks(
     """Which prefixes, and what the model did at them; all chunks but the last have the same size."""
     waiting: list[PositionStates] = []
     numbers = np.zeros(0, np.int64)
-    for batch_numbers, positions in _passes(model, prefixes, layers):
-        waiting.append(positions)
-        numbers = np.concatenate([numbers, batch_numbers])
+    for planned in _forward_passes(prefixes):
+        waiting.append(_run(model, planned, layers))
+        numbers = np.concatenate([numbers, planned.numbers])
         if len(numbers) < rows:
             continue
         joined = PositionStates.join(waiting)
@@ -86,7 +82,7 @@ def run_chunk(
     """Chunk `number` of those that run_chunks gives, by itself: only the batches that it lies in are run."""
     first, last, done = number * rows, (number + 1) * rows, 0
     numbers, positions = [], []
-    for planned in _planned(prefixes):
+    for planned in _forward_passes(prefixes):
         begin, done = done, done + len(planned.numbers)
         if done > first and begin < last:
             part = slice(max(first - begin, 0), min(last, done) - begin)
@@ -96,7 +92,7 @@ def run_chunk(
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _ForwardPass:
     """One forward pass: which prefixes, and where they are in its flattened tokens [batch, pos]."""
 
     numbers: NDArray[np.int64]
@@ -104,19 +100,11 @@ class _Planned:
     tokens: NDArray[np.int64]
 
 
-def _passes(
-    model: MemoryModel, prefixes: Prefixes, layers: set[int]
-) -> Iterator[tuple[NDArray[np.int64], PositionStates]]:
-    """One forward pass after another."""
-    for planned in _planned(prefixes):
-        yield planned.numbers, _run(model, planned, layers)
-
-
-def _run(model: MemoryModel, planned: _Planned, layers: set[int]) -> PositionStates:
+def _run(model: MemoryModel, planned: _ForwardPass, layers: set[int]) -> PositionStates:
     return record_positions(model, torch.from_numpy(planned.tokens), torch.tensor(planned.places), layers)
 
 
-def _planned(prefixes: Prefixes) -> Iterator[_Planned]:
+def _forward_passes(prefixes: Prefixes) -> Iterator[_ForwardPass]:
     """The forward passes in their order; sentences end at their last sampled position."""
     ends = np.full(len(prefixes.sentences), -1, np.int64)
     np.maximum.at(ends, prefixes.rows, prefixes.positions)
@@ -131,59 +119,38 @@ def _planned(prefixes: Prefixes) -> Iterator[_Planned]:
             for number in of_sentence[row]:
                 numbers.append(number)
                 places.append(line * batch.tokens.shape[1] + shift + int(prefixes.positions[number]))
-        yield _Planned(np.array(numbers, np.int64), places, batch.tokens)
-
-
-PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"
+        yield _ForwardPass(np.array(numbers, np.int64), places, batch.tokens)
 
 
 @dataclass(frozen=True, eq=False)
 class Aggregate:
     """The tables of one pass, by prefix and by layer and prefix, and where the prefixes came from."""
 
+    index: Index
     prefixes: pa.Table
     layers: pa.Table
-    vocabulary: list[str]  # the text of every token
-    memories: Mapping[int, int]  # layer -> how many
     last_layer: int  # of the model, whether it was scanned or not
     notes: Mapping[str, Any]
 
+    @property
+    def vocabulary(self) -> list[str]:
+        """The text of every token."""
+        return self.index.vocabulary
+
+    @property
+    def memories(self) -> dict[int, int]:
+        """layer -> how many"""
+        return {layer: self.index.memories(layer) for layer in self.index.layers}
+
     def by_layer(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Layer by layer its columns [prefixes] as arrays, lists as lists."""
-        for layer in self.memories:
+        for layer in self.index.layers:
             rows = self.layers.filter(pc.equal(self.layers.column("layer"), layer))
             yield layer, {name: _plain(rows.column(name)) for name in rows.column_names}
 
     def column(self, name: str) -> Any:
         """One column of the table of prefixes."""
         return _plain(self.prefixes.column(name))
-
-
-def quartiles(numbers: NDArray[np.float64]) -> dict[str, float]:
-    """q1, median and q3, linear between neighbours."""
-    return dict(zip(("q1", "median", "q3"), np.percentile(numbers, [25, 50, 75]).tolist(), strict=True))
-
-
-def on_prefixes(compute: Callable[[Aggregate, int], pa.Table]) -> Callable[..., pa.Table]:
-    """An experiment of what the pass has seen (and of a seed) as one that the registry can run on an index."""
-
-    @wraps(compute)
-    def run(
-        index: Index,
-        model: MemoryModel,
-        *,
-        seed: int = 0,
-        sample: int = SAMPLE,
-        validation: CorpusSettings | None = None,
-        stop_words: str = "en",
-        progress: Progress = no_progress,
-    ) -> pa.Table:
-        seen = aggregate(
-            index, model, sample=sample, seed=seed, validation=validation, stop_words=stop_words, progress=progress
-        )
-        return compute(seen, seed)
-
-    return run
 
 
 def aggregate(
@@ -211,7 +178,7 @@ def aggregate(
     }
     noted = dict(index.manifest.prefix_pass.content)
     if index.has(PREFIXES) and index.has(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
-        return _result(index, model, index.table(PREFIXES), index.table(LAYERS), noted)
+        return Aggregate(index, index.table(PREFIXES), index.table(LAYERS), len(model.layers) - 1, noted)
     index.check_model(model)
     prefixes = (
         sample_prefixes(index, sample, seed)
@@ -223,7 +190,7 @@ def aggregate(
     notes = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin, "threads": torch.get_num_threads()}
     tables = {PREFIXES: (PREFIXES_SCHEMA, [made.prefixes]), LAYERS: (LAYERS_SCHEMA, [made.layers])}
     index.write(tables, lambda: {"aggregate": notes})
-    return _result(index, model, made.prefixes, made.layers, notes)
+    return Aggregate(index, made.prefixes, made.layers, made.last_layer, notes)
 
 
 def look_at_prefixes(
@@ -236,11 +203,11 @@ def look_at_prefixes(
 ) -> Aggregate:
     """The pass over any prefixes, with the values of the index; nothing is written."""
     whole, layers = run_pass(model, prefixes, _promoted_tokens(index), progress, where)
-    return _result(
+    return Aggregate(
         index,
-        model,
         prefix_table(prefixes, stops, whole),
         pa.concat_tables(layer_table(layer, columns) for layer, columns in layers.items()),
+        len(model.layers) - 1,
         {"prefixes": len(prefixes), "origin": prefixes.origin},
     )
 
@@ -266,7 +233,7 @@ def run_pass(
         done += len(numbers)
         progress("prefixes", done, len(prefixes))
     back = np.argsort(np.concatenate(order))  # from the order of batches to that of the sample
-    return joined(whole, back), {layer: joined(parts, back) for layer, parts in layers.items()}
+    return join_columns(whole, back), {layer: join_columns(parts, back) for layer, parts in layers.items()}
 
 
 _Look = tuple[NDArray[np.int64], Columns, dict[int, Columns]]  # which prefixes, by prefix, by layer and prefix
@@ -319,13 +286,6 @@ def _promoted_tokens(index: Index) -> dict[int, NDArray[np.int32]]:
     )
     layer, argmax = table.column("layer").to_numpy(), table.column("argmax").to_numpy()
     return {number: argmax[layer == number] for number in index.layers}
-
-
-def _result(
-    index: Index, model: MemoryModel, prefixes: pa.Table, layers: pa.Table, notes: Mapping[str, Any]
-) -> Aggregate:
-    memories = {layer: index.memories(layer) for layer in index.layers}
-    return Aggregate(prefixes, layers, index.vocabulary, memories, len(model.layers) - 1, notes)
 
 
 def _plain(column: pa.ChunkedArray) -> Any:

@@ -1,19 +1,16 @@
-"""The two tables of the pass over sampled prefixes: their columns, and how the parts of a pass become one table.
-
-Knows columns; what the numbers are is layer_look's business, where the tables lie aggregate's.
-
-Which prefixes the experiments of section 5 look at, drawn at random or given one by one.
+"""Sampled prefixes: how they are drawn, their two tables, and whether a stop word follows.
 
 A draw is uniform over all prefixes of all sentences, without replacement: the prefixes with the lowest hashes of seed,
 sentence and position. So it depends on nothing but these, memory stays bounded however long the text is, and a larger
 sample contains every smaller one. A prefix is BOS (where it is fed) and the tokens up to its position; position -1 is
-BOS alone, which is never drawn but may be given. This module runs no model.
+BOS alone, which is never drawn but may be given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +19,37 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlens.corpus.sentences import Sentence, corpus_fingerprint, read_units, tokenize_units
 from memlens.corpus.settings import CorpusSettings
 from memlens.errors import CorpusError, SettingError
-from memlens.experiments.layer_look import Columns
+from memlens.experiments.experiment import SAMPLE
 from memlens.index.reader import Index
-from memlens.scanner.sample import prefix_hashes
-from memlens.scanner.settings import WINDOW
 
 if TYPE_CHECKING:
+    from memlens.corpus.sentences import Sentence
+    from memlens.experiments.layer_look import Columns
     from memlens.models.memory_model import MemoryModel
+
+FREQUENT = "frequent"
+_MOST_FREQUENT = 100
+_JOINS = "'’_"
+_WORD = re.compile(r"\w+(?:['’]\w+)*")
+
+_ENGLISH = """
+a an the this that these those such each every either neither both all any some no none another other others same own
+i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers herself
+it its itself they them their theirs themselves one oneself who whom whose which what whatever whoever
+am is are was were be been being do does did done doing have has had having can could may might must shall should will
+would ought need
+and or but nor so yet if then else than because since although though while whereas unless until whether as
+of in on at by for from to into onto upon with within without about above across after against along among around before
+behind below beneath beside besides between beyond during except inside near off out outside over past per through
+throughout toward towards under up down via
+not only also too very just even still again ever never always often once here there where when why how now more most
+less least much many few little several enough rather quite almost already however therefore thus hence further
+don't doesn't didn't isn't aren't wasn't weren't hasn't haven't hadn't can't couldn't won't wouldn't shouldn't it's
+i'm i've i'll you're we're they're that's there's let's he's she's s t d ll m re ve
+"""
+_LISTS = {"en": frozenset(_ENGLISH.split())}
 
 PREFIXES_SCHEMA = pa.schema(
     [
@@ -80,8 +98,9 @@ LAYERS_SCHEMA = pa.schema(
 
 
 def prefix_table(prefixes: Prefixes, stops: list[bool | None] | None, columns: Columns) -> pa.Table:
+    """One row a prefix."""
     targets = prefixes.targets
-    own = {
+    places = {
         "prefix": np.arange(len(prefixes)),
         "sentence": np.array([prefixes.sentences[row].id for row in prefixes.rows]),
         "position": prefixes.positions,
@@ -89,10 +108,11 @@ def prefix_table(prefixes: Prefixes, stops: list[bool | None] | None, columns: C
         "target": pa.array(targets, pa.int32(), mask=targets < 0),
         "stop_word": [None] * len(prefixes) if stops is None else stops,
     }
-    return _table(own | columns, PREFIXES_SCHEMA)
+    return _table(places | columns, PREFIXES_SCHEMA)
 
 
 def layer_table(layer: int, columns: Columns) -> pa.Table:
+    """One row a prefix, for one layer."""
     count = len(columns["active"])
     return _table({"layer": np.full(count, layer), "prefix": np.arange(count)} | columns, LAYERS_SCHEMA)
 
@@ -104,7 +124,8 @@ def _table(columns: Columns, schema: pa.Schema) -> pa.Table:
     return pa.table({field.name: typed(columns[field.name], field.type) for field in schema}, schema)
 
 
-def joined(parts: list[Columns], order: NDArray[np.int64]) -> Columns:
+def join_columns(parts: list[Columns], order: NDArray[np.int64]) -> Columns:
+    """The parts of a pass as one, in another order."""
     whole: Columns = {}
     for name, first in parts[0].items():
         if isinstance(first, list):
@@ -115,7 +136,6 @@ def joined(parts: list[Columns], order: NDArray[np.int64]) -> Columns:
     return whole
 
 
-SAMPLE = 4000
 _SALT = 0x5EC7105  # so that the scan's own sample of the same seed is another one
 
 
@@ -138,7 +158,6 @@ class Prefixes:
     positions: NDArray[np.int64]  # [n]
     bos: int | None  # what is fed before every sentence
     origin: str  # where they came from, in words
-    notes: dict[str, Any] = field(default_factory=dict)  # the same for machines; equal notes mean equal prefixes
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -191,6 +210,8 @@ class Prefixes:
 
 def sample_prefixes(index: Index, count: int = SAMPLE, seed: int = 0) -> Prefixes:
     """Random prefixes of the corpus that was scanned."""
+    from memlens.scanner.settings import WINDOW
+
     draw = _Draw(count, seed)
     for rows in pq.ParquetFile(index.path("corpus")).iter_batches(WINDOW, columns=["sentence", "tokens"]):
         draw.offer(rows.column("sentence").to_numpy(), np.diff(rows.column("tokens").offsets.to_numpy()))
@@ -201,8 +222,7 @@ def sample_prefixes(index: Index, count: int = SAMPLE, seed: int = 0) -> Prefixe
         for i in wanted.tolist()
     ]
     origin = f"{len(draw.sentences):,} random prefixes of the scanned corpus, seed {seed}"
-    notes = {"sample": count, "seed": seed, "validation": None}
-    return draw.prefixes(sentences, index.manifest.model.bos, origin, notes)
+    return draw.prefixes(sentences, index.manifest.model.bos, origin)
 
 
 def sample_validation(
@@ -232,9 +252,7 @@ def sample_validation(
         SampledSentence(i, np.asarray(kept[i].tokens, np.int64), kept[i].text, kept[i].ends) for i in sorted(kept)
     ]
     origin = f"{len(draw.sentences):,} random prefixes of {_names(corpus)}, seed {seed}"
-    return draw.prefixes(
-        sentences, bos, origin, {"sample": count, "seed": seed, "validation": corpus_fingerprint(corpus)}
-    )
+    return draw.prefixes(sentences, bos, origin)
 
 
 class _Draw:
@@ -250,6 +268,8 @@ class _Draw:
 
     def offer(self, sentences: NDArray[np.int64], lengths: NDArray[np.integer[Any]]) -> None:
         """All prefixes of sentences [n] with so many tokens each [n]."""
+        from memlens.scanner.sample import prefix_hashes
+
         ids = np.repeat(sentences, lengths)
         positions = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         hashes = prefix_hashes(self.seed + _SALT, ids, positions)
@@ -261,15 +281,15 @@ class _Draw:
         best = np.lexsort((positions, ids, hashes))[: self.count]
         self.hashes, self.sentences, self.positions = hashes[best], ids[best], positions[best]
 
-    def prefixes(
-        self, sentences: list[SampledSentence], bos: int | None, origin: str, notes: dict[str, Any]
-    ) -> Prefixes:
+    def prefixes(self, sentences: list[SampledSentence], bos: int | None, origin: str) -> Prefixes:
         order = np.lexsort((self.positions, self.sentences))
         rows = np.searchsorted([sentence.id for sentence in sentences], self.sentences[order])
-        return Prefixes(sentences, rows, self.positions[order], bos, origin, notes)
+        return Prefixes(sentences, rows, self.positions[order], bos, origin)
 
 
 def _tokenized(index: Index, model: MemoryModel, corpus: CorpusSettings, bos: int | None) -> Iterator[Sentence]:
+    from memlens.corpus.sentences import read_units, tokenize_units
+
     room = None if model.context is None else model.context - (bos is not None)
     limits = [limit for limit in (room, index.manifest.settings.max_length) if limit is not None]
     return tokenize_units(
@@ -282,6 +302,8 @@ def _tokenized(index: Index, model: MemoryModel, corpus: CorpusSettings, bos: in
 
 
 def _windows(sentences: Iterable[Sentence]) -> Iterator[list[Sentence]]:
+    from memlens.scanner.settings import WINDOW
+
     stream = iter(sentences)
     while window := list(islice(stream, WINDOW)):
         yield window
@@ -289,3 +311,56 @@ def _windows(sentences: Iterable[Sentence]) -> Iterator[list[Sentence]]:
 
 def _names(corpus: CorpusSettings) -> str:
     return "the corpus " + ", ".join(corpus.sources)
+
+
+def check_stop_words(words: str) -> None:
+    """Refuse what is neither a language with a list nor "frequent"."""
+    if words != FREQUENT and words not in _LISTS:
+        raise SettingError(f"there is no list of stop words for '{words}'; choose {', '.join(_LISTS)} or {FREQUENT}")
+
+
+def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bool | None]:
+    """For each prefix: is its target a stop word? None where the sentence ends with it.
+
+    A token may be a piece of a word, so the whole word around it is looked up where the text is known. A language
+    without a list falls back on the most frequent tokens of the scanned corpus ("frequent").
+    """
+    check_stop_words(words)
+    targets = prefixes.targets.tolist()
+    if words == FREQUENT:
+        frequent = frequent_tokens(index)
+        return [None if target < 0 else target in frequent for target in targets]
+    found: list[bool | None] = []
+    for target, row, position in zip(targets, prefixes.rows.tolist(), prefixes.positions.tolist(), strict=True):
+        if target < 0:
+            found.append(None)
+            continue
+        word = word_at(prefixes.sentences[row], position + 1) or index.vocabulary[target].strip()
+        found.append(word.lower().replace("’", "'") in _LISTS[words])
+    return found
+
+
+def frequent_tokens(index: Index, count: int = _MOST_FREQUENT) -> Collection[int]:
+    """The most frequent tokens of the scanned corpus; of equally frequent ones the lower ids."""
+    rows = index.sql(
+        "SELECT token FROM (SELECT unnest(tokens) AS token FROM {corpus}) GROUP BY token "
+        "ORDER BY count(*) DESC, token LIMIT $1",
+        [count],
+    )
+    return {row["token"] for row in rows}
+
+
+def word_at(sentence: SampledSentence, position: int) -> str | None:
+    """The whole word that a token is a piece of; None where the text is not known or the token is not in a word."""
+    if sentence.text is None:
+        return None
+    begin = sentence.ends[position - 1] if position else 0
+    piece = sentence.text[begin : sentence.ends[position]]
+    begin += len(piece) - len(piece.lstrip())
+    first = begin
+    while first > 0 and (sentence.text[first - 1].isalnum() or sentence.text[first - 1] in _JOINS):
+        first -= 1
+    for match in _WORD.finditer(sentence.text, first):
+        if match.end() > begin:
+            return match[0] if match.start() <= begin else None
+    return None

@@ -1,37 +1,32 @@
 """Run experiments and keep their tables in the index: INDEX/experiments/NAME.parquet.
 
-The same index, model and seed give the same bytes. This module knows the registry, not what an experiment computes.
-
-The pass over prefixes on another executor, before the experiments that are made of it run here.
-
-The pass is kept in the index and used again as long as it is the same one, so experiments need not know where it ran.
+The same index, model and seed give the same bytes. On another executor the pass over prefixes is made first; it is kept
+in the index and used again as long as it is the same one, so that experiments do not depend on where it ran.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from memlens.annotations.store import OLD_TABLES, history_mark
-from memlens.corpus.sentences import corpus_fingerprint
 from memlens.corpus.settings import CorpusSettings
 from memlens.errors import IndexFolderError, SettingError
-from memlens.experiments.prefix_pass import aggregate
-from memlens.experiments.prefixes import SAMPLE
-from memlens.experiments.registry import Experiment, find_experiments
+from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment, Row
+from memlens.experiments.registry import find_experiments
 from memlens.index.layout import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
-from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
-from memlens.scanner.mapper import Mapper
-from memlens.vocab.table import checked_model
+
+if TYPE_CHECKING:
+    from memlens.models.memory_model import MemoryModel
+    from memlens.scanner.mapper import Mapper
 
 STOP_WORDS = "en"
 _ORIGIN = "origin"  # where the prefixes of an experiment come from, in words
-_OF_THE_PASS = ("validation", "stop_words")  # options of the pass over prefixes, see aggregate
 
 
 def run(
@@ -54,6 +49,8 @@ def run(
     asked for it, it is left out and `skipped` told its name and the reason (without values `all` is refused, too: next
     to nothing would be left).
     """
+    from memlens.vocab.table import checked_model
+
     asked = [names] if isinstance(names, str) else list(names)
     chosen = _possible(index, find_experiments(asked), asked, skipped)
     _refuse_wrong(chosen, seed, sample, options)
@@ -63,17 +60,38 @@ def run(
         takes_sample = experiment.on_prefixes or experiment.name in asked
         size = sample if sample is not None and takes_sample else experiment.sample
         own = {name: value for name, value in options.items() if name in experiment.options}
+        rows = _compute(index, experiment, loaded, seed, size, progress, own)
         tables = {
-            name: compute(index, loaded, seed=seed, sample=size, progress=progress, **own)
-            for name, compute, _chart in experiment.tables()
+            table.name: pa.Table.from_pylist(own_rows, table.schema)
+            for table, own_rows in zip(experiment.tables, rows, strict=True)
         }
         # After the pass over prefixes the manifest says which text and stop words it was made with; the next pass will
         # overwrite that, so each experiment keeps its own.
         seen = index.manifest.prefix_pass.content if experiment.on_prefixes else {}
-        passed = {name: seen[name] for name in _OF_THE_PASS if name in experiment.options}
+        passed = {name: seen[name] for name in PREFIX_OPTIONS if name in experiment.options}
         origin = {_ORIGIN: seen[_ORIGIN]} if experiment.on_prefixes else {}
         made |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed}, origin)
     return made
+
+
+def _compute(
+    index: Index,
+    experiment: Experiment,
+    model: MemoryModel | None,
+    seed: int,
+    sample: int | None,
+    progress: Progress,
+    options: Mapping[str, Any],
+) -> list[list[Row]]:
+    """The rows of each table of an experiment."""
+    if not experiment.on_prefixes:
+        given = {"seed": seed, "sample": sample, "progress": progress}
+        return [table.compute(index, model, **given) for table in experiment.tables]
+    from memlens.experiments.prefix_pass import aggregate
+
+    assert model is not None
+    seen = aggregate(index, model, sample=sample or SAMPLE, seed=seed, progress=progress, **options)
+    return [table.compute(seen, seed) for table in experiment.tables]
 
 
 def is_made(
@@ -86,6 +104,8 @@ def is_made(
     stop_words: str = STOP_WORDS,
 ) -> bool:
     """Does the index hold this very experiment, whole, and made from the tables it has now?"""
+    from memlens.corpus.sentences import corpus_fingerprint
+
     if experiment.obstacle(index) is not None:
         return False
     given = {
@@ -95,7 +115,7 @@ def is_made(
     settings = {
         "seed": seed,
         "sample": experiment.sample if sample is None else sample,
-        **{name: given[name] for name in _OF_THE_PASS if name in experiment.options},
+        **{name: given[name] for name in PREFIX_OPTIONS if name in experiment.options},
     }
     noted = dict(index.manifest.experiment(experiment.name).content)
     noted.pop(_ORIGIN, None)  # words for what the settings say
@@ -163,12 +183,8 @@ def _keep(
     noted = {name: table.replace_schema_metadata(metadata) for name, table in tables.items()}
     written = {f"{FOLDER}/{name}": (table.schema, [table]) for name, table in noted.items()}
     entry = {experiment.name: {**note, **origin}}
-    index.write(written, lambda: {"experiments": {**_experiment_notes(index), **entry}})
+    index.write(written, lambda: {"experiments": {**index.manifest.content.get("experiments", {}), **entry}})
     return noted
-
-
-def _experiment_notes(index: Index) -> dict[str, Any]:
-    return {name: noted.content for name, noted in index.manifest.experiments.items()}
 
 
 def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,8 +210,11 @@ def pass_over_prefixes(
     progress: Progress,
 ) -> MemoryModel | str | None:
     """Make the pass that the named experiments will ask for, if any does; the model comes back, loaded if need be."""
+    from memlens.experiments.prefix_pass import aggregate
+    from memlens.vocab.table import checked_model
+
     chosen = find_experiments([names] if isinstance(names, str) else list(names))
-    wanted = [one for one in chosen if one.on_prefixes and one.obstacle(index) is None]
+    wanted = [experiment for experiment in chosen if experiment.on_prefixes and experiment.obstacle(index) is None]
     if not wanted or seed < 0 or (sample is not None and sample < 1):  # what is wrong, the experiments will say
         return model
     loaded = checked_model(index, model)

@@ -1,4 +1,4 @@
-"""Vetoes: which memories push the residual's top token down where a composition happens.
+"""Vetoes (beyond the paper): memories that push the residual's top token down where a composition happens.
 
 At every composition the ten memories that took most from the logit of top(r), beside the mean of all logits, are noted;
 here they are counted by memory: how often a memory was among the ten, how much it took on average, from which token
@@ -8,16 +8,21 @@ most often. Memories that veto many different tokens and those that always veto 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from memlens.experiments.charts import HEIGHT, WIDTH
-from memlens.experiments.prefix_pass import Aggregate, on_prefixes
+from memlens.experiments import experiment as ex
+from memlens.index.reader import Index
 from memlens.memory import MemoryId
+from memlens.text import curve, number, quoted
 
-_DRAWN = 25
+if TYPE_CHECKING:
+    from memlens.experiments.prefix_pass import Aggregate
+
+_DRAWN, _PRINTED = 25, 10
 SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
@@ -32,10 +37,9 @@ SCHEMA = pa.schema(
 )
 
 
-@on_prefixes
-def compute(seen: Aggregate, seed: int) -> pa.Table:
+def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
     """One row a memory that vetoed at all; by layer, most often first, then by memory."""
-    rows: list[dict[str, Any]] = []
+    rows: list[ex.Row] = []
     for layer, columns in seen.by_layer():
         tokens: dict[int, Counter[int]] = defaultdict(Counter)
         pushes: dict[int, list[float]] = defaultdict(list)
@@ -63,23 +67,68 @@ def compute(seen: Aggregate, seed: int) -> pa.Table:
                     "compositions": compositions,
                 }
             )
-    return pa.Table.from_pylist(rows, SCHEMA)
+    return rows
 
 
-def chart(table: pa.Table) -> Any:
+def _most_often(rows: Sequence[ex.Row], most: int) -> list[ex.Row]:
+    chosen = sorted(rows, key=lambda row: (-row["times"], row["layer"], row["memory"]))[:most]
+    return [row | {"name": str(MemoryId(row["layer"], row["memory"]))} for row in chosen]
+
+
+def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     """The memories that veto most often."""
     import altair as alt
 
-    rows = sorted(table.to_pylist(), key=lambda row: (-row["times"], row["layer"], row["memory"]))[:_DRAWN]
-    for row in rows:
-        row["name"] = str(MemoryId(row["layer"], row["memory"]))
-    return (
-        alt.Chart(alt.Data(values=rows))
+    from memlens.experiments import charts
+
+    shown = _most_often(rows, _DRAWN)
+    chart = (
+        alt.Chart(alt.Data(values=shown))
         .mark_bar()
         .encode(
             x=alt.X("times:Q", title="compositions with a veto of this memory"),
-            y=alt.Y("name:N", title=None, sort=[row["name"] for row in rows]),
+            y=alt.Y("name:N", title=None, sort=[row["name"] for row in shown]),
             tooltip=["name:N", "times:Q", alt.Tooltip("push:Q", format=".3f"), "token_text:N", "token_times:Q"],
         )
-        .properties(width=WIDTH, height=HEIGHT)
     )
+    return [charts.table_panel("vetoes", chart)]
+
+
+def print_vetoes(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
+    """Compositions by layer, and the memories that veto most often."""
+    from rich.text import Text
+
+    rows = tables["vetoes"]
+    compositions = {row["layer"]: row["compositions"] for row in rows}
+    words = f"{len(rows):,} memories in {sum(compositions.values()):,} compositions, among {origin}"
+    counts = [float(compositions.get(layer, 0)) for layer in index.layers]
+    line = Text.assemble("compositions  ", (curve(counts), "cyan"), (f"  {max(counts):,.0f} at most", "dim"))
+    table = ex.plain_table("memory", ">times", ">of", ">mean push", "mostly against", ">times")
+    for row in _most_often(rows, _PRINTED):
+        table.add_row(
+            Text(row["name"], "bold"),
+            f"{row['times']:,}",
+            f"{row['compositions']:,}",
+            number(row["push"]),
+            Text(quoted(row["token_text"], 20), "cyan"),
+            f"{row['token_times']:,}",
+        )
+    return words, [line, table]
+
+
+EXPERIMENT = ex.prefix_experiment(
+    "vetoes",
+    "beyond the paper",
+    "Memories that push the residual's token down",
+    ex.ResultTable(
+        "vetoes",
+        SCHEMA,
+        compute,
+        question="Which memories veto?",
+        lead="Memories that push the residual’s favourite down when a layer changes the prediction.",
+        how="Over all sampled compositions, the memories whose part in the logit of the residual’s top token is most "
+        "negative: how often, how strongly, and against which token.",
+        draw=draw,
+    ),
+    terminal=print_vetoes,
+)

@@ -1,78 +1,165 @@
-"""What an index has to tell a person: a few true sentences, each with the command that shows it.
+"""Findings: a few true sentences about an index, each with the command that shows it.
 
-    find_all(index)               everything that the tables of this index support, in the order of FINDERS
+    find_all(index)               everything that the tables of this index support
     find(index, "memory", ...)    some of them, by name
 
-Every word and number comes from the index. A trend is told with the verdict that the report's table of claims gives it,
-also where it is "does not appear". Findings about single memories are in memory_findings. Nothing is printed here.
+Every word and number comes from the index. A trend comes with the verdict that the report's table of claims gives it,
+also where it is "does not appear". Ties between memories go to the lower layer, then the lower memory. Where words are
+wanted, tokens that are none and the most frequent ones are passed over as long as there are others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import shlex
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from memlens.errors import UnknownName
+from memlens.experiments.experiment import ABSENT, APPEARS, UNCLEAR, in_third
+from memlens.experiments.prefixes import frequent_tokens
 from memlens.index.reader import Index
-from memlens.reports.charts import in_third
-from memlens.reports.claims import Claim
-from memlens.reports.galleries import dead_memories
-from memlens.reports.judgements import ABSENT, APPEARS, UNCLEAR, Finding
-from memlens.reports.memory_findings import MEMORY_FINDERS, Finder, Material, Told
-from memlens.text import percent
+from memlens.memory import MemoryId, Trigger
+from memlens.reports.galleries import dead_memories, same_triggers
+from memlens.reports.sections import JudgedClaim, Row, Section, Tables, make_sections
+from memlens.text import percent, tail, visible
 
 _KINDS = ("shallow", "semantic", "both")
+_TRIGGERS, _TOKENS, _ROOM = 3, 6, 64
+_CANDIDATES, _PHRASE, _PROMOTED = 1000, 5, 10
+_COMMON = 10  # triggers with a pattern that is worth telling
+_LEAST = 5  # triggers of a memory that is worth telling
 
 
-def find_all(index: Index) -> list[Told]:
+@dataclass(frozen=True)
+class Insight:
+    """A sentence, what it rests on, and how to see it."""
+
+    name: str
+    title: str
+    lines: tuple[str, ...]
+    command: str
+
+
+class Material:
+    """An index with everything that findings are read from, each part read once."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.tables = Tables(index)
+
+    @cached_property
+    def sections(self) -> dict[str, Section]:
+        return {section.name: section for section in make_sections(self.tables) if section.is_present}
+
+    @cached_property
+    def claims(self) -> dict[str, JudgedClaim]:
+        """The paper's claims that this index can be held against, with their verdicts."""
+        return {judged.claim.slug: judged for judged in self.tables.judge() if judged.judgement is not None}
+
+    def rows(self, name: str) -> list[Row]:
+        """The rows of an experiment; none where it was not run."""
+        return self.tables.rows(name) or []
+
+    @cached_property
+    def _frequent(self) -> Collection[int]:
+        return frequent_tokens(self.index)
+
+    @cached_property
+    def _read(self) -> Collection[int]:
+        """Tokens that the corpus contains: values promote half-words, too, that a model has hardly ever seen."""
+        rows = self.index.sql("SELECT DISTINCT unnest(tokens) AS token FROM {corpus}")
+        return {row["token"] for row in rows}
+
+    @cached_property
+    def _marks_words(self) -> bool:
+        """Does a space in front tell a word's first piece from the others?"""
+        return any(text[:1] == " " and text.strip() for text in self.index.vocabulary)
+
+    def is_word(self, token: int) -> bool:
+        """Is the token the beginning of a word of the corpus, and none of its most frequent ones?"""
+        text = self.index.vocabulary[token]
+        begins = text[:1] == " " or not self._marks_words
+        looks_so = begins and len(text.strip()) >= 3 and text.strip().isalpha()
+        return looks_so and token not in self._frequent and token in self._read
+
+    def first_word(self, rows: Sequence[Row], token_of: Callable[[Row], int]) -> Row | None:
+        """The first row whose token is a word; the first of all where no row has one, None where there is none."""
+        return next((row for row in rows if self.is_word(token_of(row))), rows[0] if rows else None)
+
+    def command(self, verb: str, *words: str) -> str:
+        """A command line that can be pasted."""
+        return shlex.join(["memlens", verb, str(self.index.folder), *words])
+
+    def command_of(self, name: str) -> str:
+        """The command that makes and prints the table of an experiment, with the sample it was made with."""
+        words = self.sections[name].command.split()  # memlens VERB INDEX ..., as the page has it
+        return self.command(words[1], *words[3:])
+
+
+Finder = Callable[[Material], Insight | None]
+
+
+def find_all(index: Index) -> list[Insight]:
     """Everything that this index has to tell."""
     return find(index, *finders())
 
 
-def find(index: Index, *names: str) -> list[Told]:
+def find(index: Index, *names: str) -> list[Insight]:
     """The findings of these names, in this order; what the tables of the index do not support is left out."""
     known = finders()
     for name in names:
         if name not in known:
             raise UnknownName(f"there is no finding '{name}'; known: {', '.join(known)}")
     material = Material(index)
-    told = (known[name](material) for name in names)
-    return [one for one in told if one is not None]
+    found = (known[name](material) for name in names)
+    return [insight for insight in found if insight is not None]
 
 
 def finders() -> dict[str, Finder]:
     """All findings by name: single memories first, then what changes with depth."""
-    own: dict[str, Finder] = {"settling": _settling, "depth": _depth, "composition": _composition, "dead": _dead}
-    others = ("last-token", "agreement", "rank", "confident-values", "active", "confidence", "residual", "changes")
-    return MEMORY_FINDERS | own | {f"claim-{slug}": _told_by(slug) for slug in others}
+    known: dict[str, Finder] = {
+        "memory": clearest,
+        "right": right,
+        "rarest": rarest,
+        "wanted": wanted,
+        "changed": changed,
+        "forbids": forbids,
+        "twins": twins,
+        "below": below,
+        "settling": settling,
+        "depth": depth,
+        "composition": composition,
+        "dead": dead,
+    }
+    claims = ("last-token", "agreement", "rank", "confident-values", "active", "confidence", "residual", "changes")
+    return known | {f"claim-{slug}": _by_claim(slug) for slug in claims}
 
 
-def claim_lines(claim: Claim, finding: Finding) -> tuple[str, ...]:
-    """A claim's own numbers, the published ones, and the verdict."""
-    interval = f" ({finding.interval})" if finding.interval else ""
-    return f"here: {finding.yours}{interval}", f"in the paper: {claim.published}", f"verdict: {finding.verdict}"
+_PRELUDES = {APPEARS: "", ABSENT: "Not here: ", UNCLEAR: "Cannot be told here: "}
 
 
-_SAID = {APPEARS: "", ABSENT: "Not here: ", UNCLEAR: "Cannot be told here: "}
-
-
-def _told_by(slug: str, extra: Callable[[Material], Iterable[str]] = lambda material: ()) -> Finder:
+def _by_claim(slug: str, extra: Callable[[Material], Iterable[str]] = lambda material: ()) -> Finder:
     """A claim of the paper as a finding; its sentence stands alone only where the claim holds."""
 
-    def told(material: Material) -> Told | None:
-        if slug not in material.claims:
+    def finder(material: Material) -> Insight | None:
+        judged = material.claims.get(slug)
+        if judged is None or judged.judgement is None:
             return None
-        claim, finding = material.claims[slug]
-        lines = (*extra(material), *claim_lines(claim, finding))
-        return Told(f"claim-{slug}", _SAID[finding.verdict] + claim.text, lines, material.command_of(claim.needs))
+        claim, judgement = judged.claim, judged.judgement
+        interval = f" ({judgement.interval})" if judgement.interval else ""
+        lines = (f"here: {judgement.yours}{interval}", f"in the paper: {claim.published}")
+        return Insight(
+            f"claim-{slug}",
+            _PRELUDES[judgement.verdict] + claim.text,
+            (*extra(material), *lines, f"verdict: {judgement.verdict}"),
+            material.command_of(judged.experiment),
+        )
 
-    return told
+    return finder
 
 
-def _renamed(name: str, told: Told | None, title: str | None = None) -> Told | None:
-    return None if told is None else Told(name, title or told.title, told.lines, told.command)
-
-
-def _settling(material: Material) -> Told | None:
+def settling(material: Material) -> Insight | None:
     """Where predictions settle."""
 
     def when(material: Material) -> Iterable[str]:
@@ -87,10 +174,11 @@ def _settling(material: Material) -> Told | None:
             else f"layer {half} is the first that begins with more than half of its predictions made, beyond doubt"
         )
 
-    return _renamed("settling", _told_by("refinement", when)(material))
+    found = _by_claim("refinement", when)(material)
+    return replace(found, name="settling") if found else None
 
 
-def _depth(material: Material) -> Told | None:
+def depth(material: Material) -> Insight | None:
     """How shallow and semantic patterns change with depth."""
 
     def by_third(material: Material) -> Iterable[str]:
@@ -101,10 +189,11 @@ def _depth(material: Material) -> Told | None:
                 kinds = (f"{percent(sum(row[kind] for row in rows) / total, 0)} {kind}" for kind in _KINDS)
                 yield f"{which} third of the layers: {', '.join(kinds)}"
 
-    return _renamed("depth", _told_by("patterns", by_third)(material))
+    found = _by_claim("patterns", by_third)(material)
+    return replace(found, name="depth") if found else None
 
 
-def _composition(material: Material) -> Told | None:
+def composition(material: Material) -> Insight | None:
     """How often a layer says what none of its memories says."""
     rows = [row for row in material.rows("composition") if row["prefixes"]]
     if not rows:
@@ -117,17 +206,208 @@ def _composition(material: Material) -> Told | None:
         if active:
             yield f"of none of those that fire: {percent(sum(active) / len(active))}"
 
-    return _renamed("composition", _told_by("composition", of_active)(material), title)
+    found = _by_claim("composition", of_active)(material)
+    return replace(found, name="composition", title=title) if found else None
 
 
-def _dead(material: Material) -> Told | None:
+def dead(material: Material) -> Insight | None:
     """Memories that no prefix of the corpus triggers."""
     layers = dead_memories(material.index)
-    dead, total = sum(row.dead for row in layers), sum(row.memories for row in layers)
-    if not dead:
+    count, total = sum(row.dead for row in layers), sum(row.memories for row in layers)
+    if not count:
         title = f"Every one of {total:,} memories fires somewhere in this corpus"
-        return Told("dead", title, (), material.command("report"))
+        return Insight("dead", title, (), material.command("report"))
     most = max(layers, key=lambda row: row.share)
-    title = f"{dead:,} of {total:,} memories ({percent(dead / total)}) never fire in this corpus"
+    title = f"{count:,} of {total:,} memories ({percent(count / total)}) never fire in this corpus"
     line = f"the largest share is in layer {most.layer}: {most.dead:,} of {most.memories:,}, among them {most.names[0]}"
-    return Told("dead", title, (line,), material.command("report"))
+    return Insight("dead", title, (line,), material.command("report"))
+
+
+def _quoted(text: str) -> str:
+    return f"'{visible(text)}'"
+
+
+def _name(row: Row) -> MemoryId:
+    return MemoryId(row["layer"], row["memory"])
+
+
+def _trigger_lines(triggers: Sequence[Trigger]) -> list[str]:
+    return [f"  {tail(trigger.text, _ROOM)}" for trigger in triggers[:_TRIGGERS]]
+
+
+def _promotes(index: Index, tokens: Sequence[int]) -> str:
+    return "promotes " + ", ".join(_quoted(index.vocabulary[token]) for token in tokens[:_TOKENS])
+
+
+def _fires(frequency: float) -> str:
+    return f"it fires, more or less, on {percent(frequency)} of all prefixes"
+
+
+def clearest(material: Material) -> Insight | None:
+    """The memory with a clear subject whose value promotes most words of it; without subjects, the same of a wording.
+
+    Words of the subject are those of the sentences that have it in common. Subjects of many triggers go first, and
+    those that are read off whole phrases: a list of single first words is no subject to a reader.
+    """
+    index = material.index
+    if not (index.has("patterns") and index.has("values")):
+        return None
+    rows = index.sql(
+        """WITH clear AS (
+               SELECT *, kind = 'semantic' AS is_subject, len(prefixes) >= $1 AS is_common FROM {patterns}
+               ORDER BY is_subject DESC, is_common DESC, confidence DESC, layer, memory, pattern LIMIT $2
+           ),
+           read AS (
+               SELECT layer, memory, pattern, median(t.position) >= $3 AS is_phrase,
+                      list_distinct(flatten(list(list_intersect(c.tokens, v.tokens[1:$4])))) AS said
+               FROM clear JOIN {triggers} t USING (layer, memory) JOIN {corpus} c USING (sentence)
+               JOIN {values} v USING (layer, memory)
+               WHERE t."end" = 'top' AND list_contains(prefixes, t.rank) GROUP BY layer, memory, pattern
+           )
+           SELECT layer, memory, is_subject, is_common, is_phrase, description, prefixes, v.tokens, said, m.frequency
+           FROM clear JOIN read USING (layer, memory, pattern) JOIN {values} v USING (layer, memory)
+           JOIN {memories} m USING (layer, memory)
+           ORDER BY confidence DESC, layer, memory, pattern""",
+        [_COMMON, _CANDIDATES, _PHRASE, _PROMOTED],
+    )
+    if not rows:
+        return None
+    for row in rows:
+        row["said"] = [token for token in row["tokens"] if token in row["said"] and material.is_word(token)]
+    row = max(rows, key=lambda row: (row["is_subject"], row["is_common"], row["is_phrase"], len(row["said"])))
+    name, ranks = _name(row), set(row["prefixes"])
+    listed = index.triggers(name)
+    triggers = [trigger for trigger in listed if trigger.rank in ranks]
+    looked_at = min(len(listed), index.manifest.patterns.top) if index.manifest.patterns else len(listed)
+    what = f"{len(ranks)} of its {looked_at} strongest triggers have that in common:"
+    said = ", ".join(_quoted(index.vocabulary[token]) for token in row["said"])
+    also = [f"of its first {_PROMOTED} tokens, these are words of those sentences: {said}"] if said else []
+    lines = (what, *_trigger_lines(triggers), _promotes(index, row["tokens"]), *also, _fires(row["frequency"]))
+    kind = "a subject" if row["is_subject"] else "a wording"
+    title = f"{name} knows {kind}: {visible(row['description']).removeprefix('about: ')}"
+    return Insight("memory", title, lines, material.command("show", str(name)))
+
+
+def right(material: Material) -> Insight | None:
+    """The memory whose value's top token follows most of its triggers."""
+    index = material.index
+    if not index.has("values"):
+        return None
+    rows = index.sql(
+        """SELECT layer, memory, v.argmax, v.tokens, count(t.next_token) AS followed,
+                  count(*) FILTER (t.next_token = v.argmax) AS agree
+           FROM {triggers} t JOIN {values} v USING (layer, memory)
+           WHERE t."end" = 'top' GROUP BY ALL HAVING agree > 0 AND followed >= $1
+           ORDER BY agree / followed DESC, followed DESC, layer, memory""",
+        [_LEAST],
+    )
+    row = material.first_word(rows, lambda row: row["argmax"])
+    if row is None:
+        return None
+    name, token = _name(row), row["argmax"]
+    listed = index.triggers(name)
+    triggers = [trigger for trigger in listed if trigger.next_token == token]
+    word = _quoted(index.vocabulary[token])
+    title = f"{name} promotes {word}, and {word} follows {row['agree']} of its {row['followed']} strongest triggers"
+    command = material.command("show", str(name), "--top", str(len(listed)))
+    return Insight("right", title, tuple(_trigger_lines(triggers)), command)
+
+
+def rarest(material: Material) -> Insight | None:
+    """The memory that fires on the fewest prefixes and still has a list of triggers."""
+    index = material.index
+    rows = index.sql(
+        """SELECT layer, memory, frequency FROM {memories}
+           JOIN (SELECT layer, memory, count(*) AS n FROM {triggers} WHERE "end" = 'top' GROUP BY ALL)
+           USING (layer, memory)
+           WHERE NOT dead AND n >= $1 ORDER BY frequency, layer, memory LIMIT 1""",
+        [_LEAST],
+    )
+    if not rows:
+        return None
+    name = _name(rows[0])
+    title = f"{name} waits: it fires on {rows[0]['frequency']:.2%} of prefixes"
+    lines = (*_trigger_lines(index.triggers(name)), f"no memory with {_LEAST} triggers or more fires on fewer")
+    return Insight("rarest", title, lines, material.command("show", str(name)))
+
+
+def wanted(material: Material) -> Insight | None:
+    """The word that most values promote above all others."""
+    index = material.index
+    if not index.has("values"):
+        return None
+    rows = index.sql(
+        """SELECT argmax, count(*) AS n, min(layer) AS low, max(layer) AS high FROM {values}
+           GROUP BY argmax ORDER BY n DESC, argmax"""
+    )
+    row = material.first_word(rows, lambda row: row["argmax"])
+    if row is None or row["n"] < 2:
+        return None
+    text = index.vocabulary[row["argmax"]]
+    others = "word (the most frequent tokens aside)" if material.is_word(row["argmax"]) else "token"
+    line = f"no {others} is the top token of more; they sit in layers {row['low']} to {row['high']}"
+    title = f"{_quoted(text)} is the top token of {row['n']:,} values"
+    listed = index.sql("SELECT count(*) AS n FROM {values} WHERE list_contains(tokens, $1)", [row["argmax"]])[0]["n"]
+    command = material.command("search", text, "--in", "values", "--limit", str(listed))  # they have place 1 there
+    return Insight("wanted", title, (line,), command)
+
+
+def changed(material: Material) -> Insight | None:
+    """The composition of the last layer that one memory pushed hardest."""
+    rows = [row for row in material.rows("last-layer") if row["pushes"] and material.is_word(row["residual"])]
+    row = material.first_word(sorted(rows, key=lambda row: -row["pushes"][0]), lambda row: row["output"])
+    if row is None:
+        return None
+    name = MemoryId(row["layer"], row["memories"][0])
+    before, after = _quoted(row["residual_text"]), _quoted(row["output_text"])
+    lines = (
+        f"  {tail(row['text'], _ROOM)}",
+        f"the residual says {before}, the model says {after}; {name} did most for it: it lifted {after} over {before} "
+        f"by {row['pushes'][0]:.2f} logits",
+    )
+    title = f"The last layer changed its mind from {before} to {after}"
+    return Insight("changed", title, lines, material.command_of("last-layer"))
+
+
+def forbids(material: Material) -> Insight | None:
+    """The memory that most often pushes down what the residual wants."""
+    rows = [row for row in material.rows("vetoes") if row["times"] >= 3]
+    if not rows:
+        return None
+    row = min(rows, key=lambda row: (-row["times"] / row["compositions"], row["layer"], row["memory"]))
+    name, token = _name(row), _quoted(row["token_text"])
+    title = f"{name} says no: it is among the ten strongest vetoes of {row['times']} of {row['compositions']} changes"
+    line = f"most often against {token} ({row['token_times']} times); it takes {-row['push']:.2f} logits on average"
+    return Insight("forbids", title, (line,), material.command_of("vetoes"))
+
+
+def twins(material: Material) -> Insight | None:
+    """The largest group of memories with mostly the same triggers."""
+    gallery = same_triggers(material.index)
+    if not gallery.cards:
+        return None
+    card = gallery.cards[0]
+    others = card.count - 1
+    title = f"{card.memories[0]} and {others:,} other{'s' * (others > 1)} fire on mostly the same texts"
+    lines = (
+        *(f"  {tail(one.before + one.token, _ROOM)}" for one in card.examples),
+        f"the largest of {gallery.groups:,} such groups, {gallery.memories:,} memories in all; the Jaccard index of "
+        f"its triggers with those of {card.memories[0]} is {card.least:.2f} or more",
+    )
+    return Insight("twins", title, lines, material.command("report"))
+
+
+def below(material: Material) -> Insight | None:
+    """Of a signed memory with triggers at both ends: the one whose negative end reaches furthest beside its top."""
+    index = material.index
+    rows = index.sql(
+        """SELECT layer, memory, min, max FROM {memories}
+           JOIN (SELECT DISTINCT layer, memory FROM {triggers} WHERE "end" = 'bottom') USING (layer, memory)
+           WHERE max > 0 ORDER BY min / max, layer, memory LIMIT 1"""
+    )
+    if not rows or rows[0]["min"] >= 0:
+        return None
+    name = _name(rows[0])
+    title = f"{name} speaks loudest when it is negative: {rows[0]['min']:.3g} against {rows[0]['max']:.3g} at its top"
+    lines = _trigger_lines(index.triggers(name, "bottom"))
+    return Insight("below", title, tuple(lines), material.command("show", str(name), "--bottom"))

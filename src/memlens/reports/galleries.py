@@ -1,11 +1,6 @@
-"""Memories worth looking at: the most predictive values, the clearest patterns, the ones that never fire.
+"""Galleries of the report: predictive values, clear patterns, last-layer changes, duplicates, memories that never fire.
 
-Each gallery is a list of plain records for the template. Works from the index alone; a gallery whose table is missing
-is None, and the page names the command that makes it.
-
-Memories that are all but the same, as cards: by their triggers, and by the tokens that their values promote.
-
-Which are alike is decided in patterns/duplicates; here they are only chosen and put into words.
+A gallery whose table is missing is None, and the page names the command that makes it.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ _BEFORE, _AFTER = 110, 24
 
 
 @dataclass(frozen=True)
-class Example:
+class TriggerExample:
     """One trigger: the prefix with its last token apart, and what came next."""
 
     before: str
@@ -49,11 +44,11 @@ class ValueCard:
     token: str
     precision: float | None
     promoted: list[tuple[str, float]]
-    examples: list[Example]
+    examples: list[TriggerExample]
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangeCard:
     """A prediction that the last layer made of something else."""
 
     text: str
@@ -72,7 +67,7 @@ class PatternCard:
     description: str
     confidence: float | None
     prefixes: int
-    examples: list[Example]
+    examples: list[TriggerExample]
 
 
 @dataclass(frozen=True)
@@ -152,14 +147,14 @@ def _promoted(index: Index, rows: list[Row]) -> dict[tuple[int, int], list[tuple
     }
 
 
-def last_layer_changes(tables: Tables) -> list[Change]:
+def last_layer_changes(tables: Tables) -> list[ChangeCard]:
     """The first few of the sampled compositions of the last layer; empty where there is no table of them."""
     needed = ("layer", "text", "residual_text", "output_text", "cosine", "memories")
     table = tables.table("last-layer")
     if table is None or not set(needed) <= set(table.column_names):
         return []
     return [
-        Change(
+        ChangeCard(
             tail(row["text"] or "", _BEFORE),
             token(row["residual_text"]),
             token(row["output_text"]),
@@ -241,12 +236,12 @@ def dead_memories(index: Index) -> list[DeadLayer]:
     ]
 
 
-def example_of(index: Index, trigger: Trigger, promoted: int | None) -> Example:
+def example_of(index: Index, trigger: Trigger, promoted: int | None) -> TriggerExample:
     following: Any = trigger.next_token
     shown = "" if following is None else index.vocabulary[following]
     # An unknown token has a name that is not in the text; then the text itself is shown.
     is_in_text = trigger.after.startswith(shown)
-    return Example(
+    return TriggerExample(
         tail(trigger.before, _BEFORE),
         visible(trigger.token) or "∅",
         visible(shown) if is_in_text else "",
@@ -266,7 +261,7 @@ class DuplicateCard:
     count: int
     layers: int
     least: float
-    examples: list[Example]  # triggers that the first two share
+    examples: list[TriggerExample]  # triggers that the first two share
     tokens: list[str]  # that the first promotes
 
 
@@ -297,17 +292,17 @@ def same_values(index: Index) -> DuplicateGallery | None:
     if not index.has("values"):
         return None
     groups = duplicate_groups(token_sets(index), ALIKE_TOKENS)
-    cards = [_card(group, [], _duplicates_promoted(index, group.memories[0])) for group in groups[:_SHOWN]]
+    cards = [_card(group, [], _top_tokens(index, group.memories[0])) for group in groups[:_SHOWN]]
     return _gallery(groups, cards)
 
 
-def _duplicates_promoted(index: Index, memory: MemoryId) -> list[str]:
+def _top_tokens(index: Index, memory: MemoryId) -> list[str]:
     query = "SELECT tokens FROM {values} WHERE layer = $1 AND memory = $2"
     (row,) = index.sql(query, [memory.layer, memory.memory])
     return [token(index.vocabulary[number]) for number in row["tokens"][:TOKENS]]
 
 
-def _card(group: DuplicateGroup, examples: list[Example], tokens: list[str]) -> DuplicateCard:
+def _card(group: DuplicateGroup, examples: list[TriggerExample], tokens: list[str]) -> DuplicateCard:
     names = [str(memory) for memory in group.memories[:_NAMES]]
     layers = len({memory.layer for memory in group.memories})
     return DuplicateCard(names, len(group.memories), layers, group.least, examples, tokens)

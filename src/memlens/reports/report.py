@@ -1,17 +1,8 @@
-"""Templates of a package, as the report and the workbench use them: every text is escaped, every name must be known.
+"""The report of an index as one self-contained HTML file, and its charts and tables as files.
 
-Each chart of the report as SVG and PDF, each table as CSV, in a folder.
-
-A CSV has exactly the rows and columns of its table; lists are written as JSON. Knows files and formats; no experiment.
-
-The report as one HTML text: everything it needs is inside, nothing is loaded, nothing but its own scripts may run.
-
-The scripts are named by their hashes in a Content-Security-Policy; text of the corpus passes through autoescape.
-The same index gives the same bytes: there is no date, no path and no random name in it.
-
-make_report: from an index to one HTML file, and the charts as files of their own if asked for.
-
-This module only calls the others in order and writes what comes back.
+The page loads nothing: scripts and styles are inside, the scripts are named by their hashes in a
+Content-Security-Policy, and text of the corpus passes through autoescape. The same index gives the same bytes: there is
+no date, no path and no random name in it.
 """
 
 from __future__ import annotations
@@ -21,31 +12,33 @@ import csv
 import hashlib
 import io
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import pyarrow as pa
 import vl_convert
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from memlens import __version__
-from memlens.errors import SettingError
+from memlens.errors import IndexFolderError, SettingError
+from memlens.experiments.experiment import ABSENT, APPEARS, LAYERS, UNCLEAR, Panel
+from memlens.experiments.registry import all_tables
+from memlens.experiments.style import css_variables, export_spec
 from memlens.files import explain_os_errors, replacing
 from memlens.index.manifest import Manifest
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.reports.charts import FORMULA
-from memlens.reports.claims import CLAIMS, Claim, judge_all
-from memlens.reports.figures import Model, Panel, draw_dead
 from memlens.reports.galleries import (
     ALIKE_TOKENS,
     ALIKE_TRIGGERS,
-    Change,
+    ChangeCard,
     DeadLayer,
     DuplicateGallery,
     PatternCard,
@@ -57,74 +50,11 @@ from memlens.reports.galleries import (
     same_triggers,
     same_values,
 )
-from memlens.reports.judgements import ABSENT, APPEARS, UNCLEAR, Evidence, Finding
-from memlens.reports.published import published
-from memlens.reports.sections import Section, Tables, make_sections
-from memlens.reports.style import Spec, css_variables, export_spec, vega_bundle
-from memlens.reports.topics import LAYERS
+from memlens.reports.sections import JudgedClaim, Section, Tables, make_sections
 from memlens.text import cell, token, visible
 
-
-def template_environment(package: str) -> Environment:
-    """For the templates in a package's folder templates/."""
-    environment = Environment(
-        loader=FunctionLoader(partial(read_template, package)),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters.update(number=cell, visible=visible, token=token)
-    return environment
-
-
-def read_template(package: str, name: str) -> str:
-    """A template, or a style or script that lies beside it."""
-    return files(package).joinpath("templates", name).read_text(encoding="utf-8")
-
-
-_VERSION = ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
-
-
-def assets_folder(folder: Path) -> Path:
-    """The folder, made if need be; a file in its place is refused."""
-    if folder.exists() and not folder.is_dir():
-        raise SettingError(f"--assets is {folder}, which is a file; name a folder, it is made if need be")
-    with explain_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
-def write_chart(folder: Path, name: str, spec: Spec) -> None:
-    """NAME.svg and NAME.pdf."""
-    exported = export_spec(spec)
-    svg: str = vl_convert.vegalite_to_svg(exported, vl_version=_VERSION)
-    pdf: bytes = vl_convert.vegalite_to_pdf(exported, vl_version=_VERSION)
-    _write(folder / f"{name}.svg", svg.encode())
-    _write(folder / f"{name}.pdf", pdf)
-
-
-def write_csv(folder: Path, name: str, table: pa.Table) -> None:
-    """NAME.csv."""
-    sink = io.StringIO()
-    writer = csv.writer(sink, lineterminator="\n")
-    writer.writerow(table.column_names)
-    for row in table.to_pylist():
-        writer.writerow([_cell(row[column]) for column in table.column_names])
-    _write(folder / f"{name}.csv", sink.getvalue().encode(errors="replace"))
-
-
-def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, tuple, Mapping)) else value
-
-
-def _write(path: Path, content: bytes) -> None:
-    with replacing(path) as beside:
-        beside.write_bytes(content)
-
-
 _PACKAGE = "memlens.reports"
+_SNIPPET = "window.vegaEmbed = vegaEmbed;"
 VERDICTS = {APPEARS: ("yes", "✓"), ABSENT: ("no", "✕"), UNCLEAR: ("open", "?")}
 
 
@@ -135,40 +65,70 @@ class Report:
     index: Index
     tables: Tables
     sections: list[Section]
-    claims: list[tuple[Claim, Finding | None]]
+    claims: list[JudgedClaim]
     values: list[ValueCard] | None
     patterns: list[PatternCard] | None
-    changes: list[Change]
+    changes: list[ChangeCard]
     duplicates: dict[str, DuplicateGallery | None]  # by what they share
     dead: list[DeadLayer]
-    dead_panels: list[Panel]
+    dead_charts: list[Panel]
 
     @property
-    def panels(self) -> list[Panel]:
-        return [panel for section in self.sections for panel in section.panels] + self.dead_panels
+    def charts(self) -> list[Panel]:
+        return [chart for section in self.sections for chart in section.charts] + self.dead_charts
 
 
-def dead_panels(dead: list[DeadLayer], tables: Tables) -> list[Panel]:
-    """A chart of dead memories, where there are any."""
-    rows = [{"layer": row.layer, "memories": row.memories, "dead": row.dead, "share": row.share} for row in dead]
-    return draw_dead(rows, Model(tables.layers, tables.vocabulary)) if any(row.dead for row in dead) else []
+def make_report(index: Index, out: Path, assets: Path | None = None, progress: Progress = no_progress) -> Path:
+    """Write the report of an index to `out`, and SVG, PDF and CSV of each chart into `assets`; `out` comes back."""
+    if out.is_dir():
+        raise SettingError(f"-o is {out}, which is a folder; name a file like {out / 'report.html'}")
+    folder = None if assets is None else assets_folder(assets)
+    progress("report", 0, None)
+    report = gather(index)
+    page = render(report, vega_bundle())
+    with explain_os_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(out) as beside:
+        beside.write_text(page, encoding="utf-8", newline="\n")
+    if folder is not None:
+        write_assets(report, folder, progress)
+    return out
 
 
-def judge(index: Index, tables: Tables, sections: list[Section]) -> list[tuple[Claim, Finding | None]]:
-    """The claims of the paper against the tables that are there."""
-    present = {section.topic.name: section.data.to_pylist() for section in sections if section.data is not None}
-    memories = {layer: index.memories(layer) for layer in index.layers}
-    return judge_all(Evidence(present, tables.layers, memories))
+def gather(index: Index) -> Report:
+    """Everything the report says."""
+    tables = Tables(index)
+    dead = dead_memories(index)
+    return Report(
+        index,
+        tables,
+        make_sections(tables),
+        tables.judge(),
+        predictive_values(index, tables),
+        clearest_patterns(index),
+        last_layer_changes(tables),
+        {"triggers": same_triggers(index), "values": same_values(index)},
+        dead,
+        _draw_dead(dead, tables.layers),
+    )
+
+
+def _draw_dead(dead: list[DeadLayer], layers: int) -> list[Panel]:
+    """Memories that never fire by layer, where there are any."""
+    from memlens.experiments import charts
+
+    if not any(row.dead for row in dead):
+        return []
+    rows = [{"layer": row.layer, "memories": row.memories, "dead": row.dead, "value": row.share} for row in dead]
+    chart = charts.bars(charts.with_depth(rows, layers), "memories that never fire", ".1%", layers)
+    return [charts.panel("dead", chart, "Share of memories without any trigger, by depth", rows, "value", "%")]
 
 
 def render(report: Report, bundle: str) -> str:
     """The whole page."""
     script = read_template(_PACKAGE, "report.js")
     manifest = report.index.manifest
-    counts = dict.fromkeys(VERDICTS, 0)
-    for _, finding in report.claims:
-        if finding:
-            counts[finding.verdict] += 1
+    verdicts = [judged.judgement.verdict for judged in report.claims if judged.judgement]
     return (
         template_environment(_PACKAGE)
         .get_template("report.html.j2")
@@ -181,20 +141,19 @@ def render(report: Report, bundle: str) -> str:
             total=sum(report.index.memories(layer) for layer in report.index.layers),
             dead_total=sum(layer.dead for layer in report.dead),
             verdicts=VERDICTS,
-            verdict_counts=counts,
-            claim_list=CLAIMS,
+            verdict_counts={verdict: verdicts.count(verdict) for verdict in VERDICTS},
             missing=[section for section in report.sections if not section.is_present],
-            parts=list(dict.fromkeys(section.topic.part for section in report.sections)),
+            parts=list(dict.fromkeys(section.part for section in report.sections)),
             passes=report.tables.passes(),
             prefix_part=LAYERS,
             alike={"triggers": ALIKE_TRIGGERS, "values": ALIKE_TOKENS},
-            formula=FORMULA,
+            formula="(layer + ½) / L",
             version=__version__,
             css=css_variables() + read_template(_PACKAGE, "report.css"),
             bundle=bundle,
             script=script,
             hashes=[_hash(bundle), _hash(script)],
-            specs=_json({panel.name: panel.spec for panel in report.panels}),
+            specs=_json({chart.name: chart.spec for chart in report.charts}),
         )
     )
 
@@ -218,53 +177,112 @@ def _json(content: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def make_report(index: Index, out: Path, assets: Path | None = None, progress: Progress = no_progress) -> Path:
-    """Write the report of an index to `out`, and SVG, PDF and CSV of each chart into `assets`; `out` comes back."""
-    if out.is_dir():
-        raise SettingError(f"-o is {out}, which is a folder; name a file like {out / 'report.html'}")
-    folder = None if assets is None else assets_folder(assets)
-    progress("report", 0, None)
-    report = gather(index)
-    page = render(report, vega_bundle())
-    with explain_os_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(out) as beside:
-        beside.write_text(page, encoding="utf-8", newline="\n")
-    if folder is not None:
-        write_assets(report, folder, progress)
-    return out
-
-
-def gather(index: Index) -> Report:
-    """Everything the report says."""
-    tables = Tables(index)
-    sections = make_sections(tables)
-    dead = dead_memories(index)
-    return Report(
-        index,
-        tables,
-        sections,
-        judge(index, tables, sections),
-        predictive_values(index, tables),
-        clearest_patterns(index),
-        last_layer_changes(tables),
-        {"triggers": same_triggers(index), "values": same_values(index)},
-        dead,
-        dead_panels(dead, tables),
+def template_environment(package: str) -> Environment:
+    """For the templates in a package's folder templates/."""
+    environment = Environment(
+        loader=FunctionLoader(partial(read_template, package)),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
+    environment.filters.update(number=cell, visible=visible, token=token)
+    return environment
+
+
+def read_template(package: str, name: str) -> str:
+    """A template, or a style or script that lies beside it."""
+    return files(package).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def vega_bundle() -> str:
+    """Vega, Vega-Lite and their embedder for a module script; afterwards `window.vegaEmbed` draws a chart.
+
+    It takes some seconds to make and depends on the library's version alone, so it is kept in the user's cache.
+    """
+    path = _cache_folder() / f"vega-{version('vl-convert-python')}.js"
+    kept = _read(path)
+    if kept is not None:
+        return kept
+    bundle: str = vl_convert.javascript_bundle(_SNIPPET)
+    bundle = bundle.replace("</script", "<\\/script")  # inside a page this would end the script
+    with suppress(OSError, IndexFolderError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as beside:
+            beside.write_bytes(_seal(bundle.encode()) + bundle.encode())
+    return bundle
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    # the specification of these variables says to ignore a relative path
+    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "memlens"
+
+
+def _seal(content: bytes) -> bytes:
+    """A first line from which a damaged or foreign file is known."""
+    return b"// " + hashlib.sha256(content).hexdigest().encode() + b"\n"
+
+
+def _read(path: Path) -> str | None:
+    try:
+        seal, _, content = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    return content.decode() if seal + b"\n" == _seal(content) else None
 
 
 def write_assets(report: Report, folder: Path, progress: Progress = no_progress) -> None:
     """NAME.svg, NAME.pdf and NAME.csv for each chart and table of the report."""
-    for done, panel in enumerate(report.panels):
-        progress("assets", done, len(report.panels))
-        write_chart(folder, panel.name, panel.spec)
-        paper = panel.name.removesuffix("-paper")
-        if paper != panel.name:
-            write_csv(folder, panel.name, pa.Table.from_pylist(published(paper)))
+    published = {f"{table.name}-paper": table.published for _, table in all_tables()}
+    for done, chart in enumerate(report.charts):
+        progress("assets", done, len(report.charts))
+        write_chart(folder, chart)
+        if chart.name in published:
+            write_csv(folder, chart.name, pa.Table.from_pylist(published[chart.name]()))
     for section in report.sections:
-        if section.data is not None:
-            write_csv(folder, section.topic.name, section.data)
+        if section.is_present:
+            write_csv(folder, section.name, report.tables.table(section.name))
     dead = [{"layer": row.layer, "memories": row.memories, "dead": row.dead} for row in report.dead]
     write_csv(folder, "dead", pa.Table.from_pylist(dead))
-    progress("assets", len(report.panels), len(report.panels))
+    progress("assets", len(report.charts), len(report.charts))
+
+
+def assets_folder(folder: Path) -> Path:
+    """The folder, made if need be; a file in its place is refused."""
+    if folder.exists() and not folder.is_dir():
+        raise SettingError(f"--assets is {folder}, which is a file; name a folder, it is made if need be")
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_chart(folder: Path, chart: Panel) -> None:
+    """NAME.svg and NAME.pdf."""
+    import altair as alt
+
+    exported, schema = export_spec(chart.spec), ".".join(alt.SCHEMA_VERSION.lstrip("v").split(".")[:2])
+    svg: str = vl_convert.vegalite_to_svg(exported, vl_version=schema)
+    pdf: bytes = vl_convert.vegalite_to_pdf(exported, vl_version=schema)
+    _write(folder / f"{chart.name}.svg", svg.encode())
+    _write(folder / f"{chart.name}.pdf", pdf)
+
+
+def write_csv(folder: Path, name: str, table: pa.Table) -> None:
+    """NAME.csv."""
+    sink = io.StringIO()
+    writer = csv.writer(sink, lineterminator="\n")
+    writer.writerow(table.column_names)
+    for row in table.to_pylist():
+        writer.writerow([_cell(row[column]) for column in table.column_names])
+    _write(folder / f"{name}.csv", sink.getvalue().encode(errors="replace"))
+
+
+def _cell(value: Any) -> Any:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, tuple, Mapping)) else value
+
+
+def _write(path: Path, content: bytes) -> None:
+    with replacing(path) as beside:
+        beside.write_bytes(content)

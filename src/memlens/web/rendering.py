@@ -31,8 +31,8 @@ from pydantic import BaseModel
 
 from memlens import __version__
 from memlens.errors import IndexFolderError, ModelError, UnknownName
+from memlens.experiments.style import css_variables
 from memlens.reports.report import template_environment
-from memlens.reports.style import css_variables
 from memlens.text import finite, head, letter, probability, tail
 from memlens.web.security import cookie_name, read_cookies
 from memlens.web.workbench import Workbench
@@ -80,7 +80,7 @@ def _vega() -> tuple[bytes, str, str]:
 
 @cache
 def _made_vega() -> tuple[bytes, str, str]:
-    from memlens.reports.style import vega_bundle
+    from memlens.reports.report import vega_bundle
 
     content = vega_bundle().encode()
     return content, "text/javascript", _tag(content)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from base64 import b64encode
 from dataclasses import dataclass
 from threading import Lock
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
@@ -27,38 +27,12 @@ from pydantic import BaseModel
 from memlens.errors import UnknownName
 from memlens.index.layout import EXPERIMENTS
 from memlens.index.memory import read_summaries
+from memlens.reports.sections import Section, Tables, make_sections
 from memlens.web.rendering import PROBLEMS, Bench, page
 from memlens.web.served_index import ServedIndex
 from memlens.web.statistics import TABLES, LayerView, Statistics, read_layers, read_statistics
 
 _DRAWING = Lock()  # several pages may ask at once; one draws
-
-
-class ChartTable(BaseModel):
-    """Numbers as text."""
-
-    caption: str
-    columns: list[str]
-    rows: list[list[str]]
-
-
-class Chart(BaseModel):
-    """A Vega-Lite specification, and the same in words."""
-
-    name: str
-    alt: str
-    spec: dict[str, Any]
-
-
-class ChartSection(BaseModel):
-    """One experiment: what it asks, what to look for, how it is drawn, and its numbers."""
-
-    name: str
-    figure: str
-    title: str
-    lead: str
-    charts: list[Chart]
-    tables: list[ChartTable]
 
 
 def experiment_tables(index: ServedIndex) -> list[str]:
@@ -67,7 +41,7 @@ def experiment_tables(index: ServedIndex) -> list[str]:
     return [name for name in found if index.has(name)]
 
 
-def read_charts(index: ServedIndex) -> list[ChartSection]:
+def read_charts(index: ServedIndex) -> list[Section]:
     """Every experiment that was run; none costs nothing."""
     tables = experiment_tables(index)
     if not tables:
@@ -76,23 +50,8 @@ def read_charts(index: ServedIndex) -> list[ChartSection]:
         return index.remember([*tables, "patterns"], ("charts",), lambda: _draw(index))
 
 
-def _draw(index: ServedIndex) -> list[ChartSection]:
-    from memlens.reports.sections import Tables, make_sections
-
-    return [
-        ChartSection(
-            name=section.topic.name,
-            figure=section.topic.figure,
-            title=section.topic.title,
-            lead=section.topic.lead,
-            charts=[Chart(name=panel.name, alt=panel.alt, spec=panel.spec) for panel in section.panels],
-            tables=[
-                ChartTable(caption=table.caption, columns=table.columns, rows=table.rows) for table in section.tables
-            ],
-        )
-        for section in make_sections(Tables(index))
-        if section.is_present and section.panels
-    ]
+def _draw(index: ServedIndex) -> list[Section]:
+    return [section for section in make_sections(Tables(index)) if section.is_present and section.charts]
 
 
 NOTHING = 255  # the level of a memory of which nothing is known
@@ -338,7 +297,7 @@ def read_brief(bench: Bench, name: str, by: Annotated[str, Query(max_length=30)]
 
 
 @router.get("/api/charts")
-def read_experiment_charts(bench: Bench) -> list[ChartSection]:
+def read_experiment_charts(bench: Bench) -> list[Section]:
     """The charts of all experiments that were run; the first time this takes some seconds."""
     return read_charts(bench.index)
 

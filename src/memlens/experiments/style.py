@@ -1,68 +1,16 @@
-"""Vega, Vega-Lite and their embedder as one piece of JavaScript, made once and kept in the user's cache.
+"""Colours, fonts and sizes of every chart, and the Vega-Lite specification that a page or a file holds.
 
-Making it takes some seconds; it depends on nothing but the version of the library that holds it. A cache that cannot be
-written or that holds something else is done without. No network is needed.
-
-Colours, shapes and dashes of every chart, and how a chart becomes a specification that never varies.
-
-On the page colours are CSS variables, so that a chart follows the reader's light or dark screen and the printer; an
-exported file has the light ones. The hues are told apart by colour-blind people, and no two series differ by hue alone:
-shape or dash goes with it. Knows Altair and Vega-Lite; no experiment.
+On a page colours are CSS variables, so that a chart follows a light or dark screen and the printer; an exported file
+has the light ones. No two series differ by hue alone: shape or dash goes with it, and colour-blind readers tell the
+hues apart.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
-from importlib.metadata import version
-from pathlib import Path
 from typing import Any
-
-import vl_convert
-
-from memlens.errors import IndexFolderError
-from memlens.files import replacing
-
-_SNIPPET = "window.vegaEmbed = vegaEmbed;"
-
-
-def vega_bundle() -> str:
-    """JavaScript for a module script; afterwards `window.vegaEmbed` draws a chart."""
-    path = _cache_folder() / f"vega-{version('vl-convert-python')}.js"
-    kept = _read(path)
-    if kept is not None:
-        return kept
-    bundle: str = vl_convert.javascript_bundle(_SNIPPET)
-    bundle = bundle.replace("</script", "<\\/script")  # inside a page this would end the script
-    with suppress(OSError, IndexFolderError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as beside:
-            beside.write_bytes(_seal(bundle.encode()) + bundle.encode())
-    return bundle
-
-
-def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    # the specification of these variables says to ignore a relative path
-    return (Path(root) if Path(root).is_absolute() else Path.home() / ".cache") / "memlens"
-
-
-def _seal(content: bytes) -> bytes:
-    """A first line from which a damaged or foreign file is known."""
-    return b"// " + hashlib.sha256(content).hexdigest().encode() + b"\n"
-
-
-def _read(path: Path) -> str | None:
-    try:
-        seal, _, content = path.read_bytes().partition(b"\n")
-    except OSError:
-        return None
-    return content.decode() if seal + b"\n" == _seal(content) else None
-
 
 Spec = dict[str, Any]
 

@@ -1,0 +1,336 @@
+"""Experiment: a question of the paper with its tables, charts, terminal picture, words, claims and published rows.
+
+An experiment is one module of this package that ends in `EXPERIMENT = Experiment(...)`, and one name in the registry.
+The command line, the report and the workbench read everything about it from there. These modules are imported to look
+something up, so that they import torch, numba and Altair only inside the functions that compute or draw.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from memlens.errors import IndexFolderError
+from memlens.index.reader import Index
+from memlens.parallel import Progress
+from memlens.text import number, percent, visible
+
+Row = dict[str, Any]
+Write = Callable[[Any], str]
+Rows = Mapping[str, Sequence[Row]]  # the tables of an experiment by name
+
+KEYS, LAYERS = "What memories hold", "How memories add up"  # the two parts of the report
+SAMPLE = 4000  # prefixes
+PREFIX_OPTIONS = ("validation", "stop_words")  # of the pass over prefixes
+PAPER_LAYERS, PAPER_MEMORIES, PAPER_VOCABULARY = 16, 4096, 267_744
+APPEARS, ABSENT, UNCLEAR = "appears", "does not appear", "cannot tell"
+FEWEST = 6  # observations; of fewer, a median has no 95% interval: they lie on one side of it more than once in 20
+QUARTILES = ("q1", "median", "q3")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a chart needs to know of the model."""
+
+    layers: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, index: Index) -> ModelShape:
+        return cls(len(index.manifest.model.memories), index.manifest.model.vocabulary)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart of a figure."""
+
+    name: str  # of its files
+    alt: str  # what it shows, for those who do not see it
+    spec: dict[str, Any]  # Vega-Lite, in the page's colours
+
+
+@dataclass(frozen=True, eq=False)
+class ResultTable:
+    """One table of an experiment, and the words of the section about it."""
+
+    name: str
+    schema: pa.Schema
+    # of (index, model, *, seed, sample, progress), or of (seen, seed) for an experiment on prefixes
+    compute: Callable[..., list[Row]]
+    question: str
+    lead: str  # what to look for
+    how: str  # how the numbers come about
+    figure: str = ""  # in the paper; empty where memlens adds it
+    draw: Callable[[list[Row], ModelShape], list[Panel]] | None = None
+    published: Callable[[], list[Row]] = list  # the rows that the paper's own model would have
+    contract: tuple[str, ...] = ("layer",)  # columns without which it cannot be shown
+    command: str = ""  # what makes the table, if not `memlens experiment`
+    by_people: bool = False  # empty until people have done something
+    note: Callable[[Index, list[Row]], tuple[str, str] | None] | None = None  # a label and a sentence beside the lead
+
+
+def count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def signed(share: float | None) -> str:
+    return "–" if share is None else f"{share:+.0%}"
+
+
+def short(value: float | None) -> str:
+    return "–" if value is None else number(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column on a terminal: a number, and its interval where there is one."""
+
+    head: str
+    name: str
+    write: Write = percent
+    interval: tuple[str, str] | None = None  # names of the columns that hold its ends
+
+    def cell(self, row: Row) -> str:
+        return self.write(row[self.name])
+
+    def span(self, row: Row) -> str:
+        low, high = (row[name] for name in self.interval or ())
+        if low is None or high is None:
+            return "–"
+        # one sign for both ends keeps three intervals on one line
+        return f"{self.write(low).removesuffix('%')} to {self.write(high)}"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn on a terminal of an experiment that has a row a layer."""
+
+    columns: tuple[Column, ...]
+    curves: Mapping[str, str]  # column -> label
+    by_layer: Callable[[Sequence[Row]], list[Row]] = list  # a row a layer, where the table has others
+    remark: Callable[[Index], str] | None = None  # beside how many took part
+    below: Callable[[Rows], list[Any]] | None = None  # what rich can print, from the other tables
+
+    @classmethod
+    def plain(cls, rows: Sequence[Row]) -> Picture:
+        """For an experiment without one: its first numbers as they are."""
+        numbers = [name for name in (rows[0] if rows else {}) if isinstance(rows[0][name], float)][:4]
+        return cls(tuple(Column(visible(name), name, short) for name in numbers), {name: name for name in numbers[:1]})
+
+    def headline(self, rows: Sequence[Row]) -> list[tuple[str, list[float | None], Write]]:
+        """The curves: label, numbers by layer, how they are written."""
+        writes = {column.name: column.write for column in self.columns}
+        shown = self.by_layer(rows)
+        return [(label, [row.get(name) for row in shown], writes[name]) for name, label in self.curves.items()]
+
+
+def plain_table(*heads: str) -> Any:
+    """A table for rich; a head with > before it stands over numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for head in heads:
+        table.add_column(head.removeprefix(">"), justify="right" if head.startswith(">") else "left", no_wrap=True)
+    return table
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The rows of the table that a claim is judged by, and how deep the model is."""
+
+    rows: list[Row]
+    layers: int  # of the model
+    memories: Mapping[int, int]  # by scanned layer
+
+    def third(self, which: str) -> list[Row]:
+        return in_third(self.rows, which, self.layers)
+
+    def ends(self, rows: list[Row]) -> tuple[Row, Row] | None:
+        """The model's first and last layer; None unless there are two and both were measured."""
+        by_layer = {int(row["layer"]): row for row in rows}
+        if self.layers < 2 or not {0, self.layers - 1} <= by_layer.keys():
+            return None
+        return by_layer[0], by_layer[self.layers - 1]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a table says about a claim."""
+
+    yours: str
+    interval: str  # empty where the table has none
+    verdict: str
+
+
+NOT_MEASURED = Judgement("the layers that would show it were not measured, or not enough", "", UNCLEAR)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, the numbers it rests on, and how it is judged here.
+
+    The rules were chosen with the paper's curves in view: every claim must appear for them.
+    """
+
+    slug: str
+    text: str
+    published: str
+    rule: str
+    judge: Callable[[Evidence], Judgement]
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """One experiment of the paper."""
+
+    name: str
+    figure: str  # where the paper shows it
+    title: str
+    tables: tuple[ResultTable, ...]  # the first has the experiment's name, and its claims look at it
+    sample_of: str = "memories a layer"  # what `sample` counts
+    sample: int | None = None  # how many by default; None = all
+    needs: tuple[str, ...] = ()  # tables that must be in the index
+    uses_model: bool = False
+    last_layer: bool = False  # must the model's last layer have been scanned?
+    people: str = ""  # which history of people's work it reads (see annotations.store)
+    claims: tuple[Claim, ...] = ()
+    picture: Picture | None = None
+    # in place of a picture, of (index, rows by table, columns of the terminal, origin of the prefixes): a line about
+    # what took part, and what rich can print
+    terminal: Callable[[Index, Rows, int, str], tuple[str, list[Any]]] | None = None
+    options: tuple[str, ...] = field(init=False)  # further settings that its computation takes
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", PREFIX_OPTIONS if self.on_prefixes else ())
+
+    @property
+    def on_prefixes(self) -> bool:
+        """Is it read from the pass over sampled prefixes?"""
+        return self.sample_of == "prefixes"
+
+    @property
+    def part(self) -> str:
+        """The part of the report that it belongs to."""
+        return LAYERS if self.on_prefixes else KEYS
+
+    @property
+    def table_names(self) -> tuple[str, ...]:
+        return tuple(table.name for table in self.tables)
+
+    def charts(self, index: Index) -> list[Any]:
+        """The charts of its tables in an index, as a notebook draws them."""
+        import altair as alt
+
+        from memlens.experiments.style import export_spec
+
+        panels: list[Panel] = []
+        for table in self.tables:
+            rows = index.table(f"experiments/{table.name}").to_pylist()
+            panels += table.draw(rows, ModelShape.of(index)) if table.draw and rows else []
+        return [alt.Chart.from_dict(export_spec(panel.spec)) for panel in panels]
+
+    def obstacle(self, index: Index) -> str | None:
+        """Why this index cannot have the experiment, and what to do about it; None where nothing is in the way."""
+        for table in self.needs:
+            try:
+                index.path(table)
+            except IndexFolderError as error:
+                return str(error)
+        last = len(index.manifest.model.memories) - 1
+        if self.last_layer and last not in index.layers:
+            return f"the model's last layer, {last}, was not scanned into {index.folder}; scan with it in --layers"
+        return None
+
+
+def prefix_experiment(name: str, figure: str, title: str, table: ResultTable, **rest: Any) -> Experiment:
+    """An experiment that is read from the one pass over sampled prefixes."""
+    return Experiment(
+        name, figure, title, (table,), sample_of="prefixes", sample=SAMPLE, needs=("values",), uses_model=True, **rest
+    )
+
+
+def layers_of(index: Index, name: str, progress: Progress) -> Iterator[int]:
+    """The scanned layers one by one, with progress."""
+    for done, layer in enumerate(index.layers):
+        progress(name, done, len(index.layers))
+        yield layer
+    progress(name, len(index.layers), len(index.layers))
+
+
+@cache
+def paper_figures() -> dict[str, Any]:
+    """The paper's plotted numbers by figure, as read off its vector graphics; layers count from 0."""
+    text = files("memlens.experiments").joinpath("published_figures.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def paper_quartiles(figure: str, unit: float = 1) -> list[Row]:
+    columns = paper_figures()[figure]
+    return [{"layer": n} | {name: columns[name][n] * unit for name in QUARTILES} for n in range(PAPER_LAYERS)]
+
+
+def quartiles(numbers: Any) -> dict[str, float]:
+    """q1, median and q3, linear between neighbours."""
+    return dict(zip(QUARTILES, np.percentile(numbers, [25, 50, 75]).tolist(), strict=True))
+
+
+def depth(layer: int, layers: int) -> float:
+    """Relative depth: the middle of the layer's part of the stack, so that models of any depth share one axis."""
+    return round((layer + 0.5) / layers, 6)
+
+
+def third(layer: int, layers: int) -> str:
+    """In which third of the stack the middle of the layer lies."""
+    return ("lower", "middle", "upper")[min(int(3 * (layer + 0.5) / layers), 2)]
+
+
+def in_third(rows: Iterable[Row], which: str, layers: int) -> list[Row]:
+    return [row for row in rows if third(row["layer"], layers) == which]
+
+
+def part_shares(row: Row, parts: Sequence[str]) -> Row:
+    """The row with counts as shares of their sum."""
+    total = sum(row[part] for part in parts)
+    return row | {part: row[part] / total if total else None for part in parts}
+
+
+def known_rows(rows: list[Row], columns: Sequence[str], observed: str) -> list[Row]:
+    """The rows that have numbers there, of enough observations where their number is known (the paper's is not)."""
+    enough = [row for row in rows if row.get(observed) is None or row[observed] >= FEWEST]
+    return [row for row in enough if all(row[column] is not None for column in columns)]
+
+
+def rule_of_difference(least: str) -> str:
+    return f"Appears if the 95% interval of the difference lies above {least}; does not if it ends below that."
+
+
+def rule_of_enough(observed: str) -> str:
+    return f" Layers with fewer than {FEWEST} {observed} do not count."
+
+
+def judge_difference(low: float, high: float, least: float) -> str:
+    """The one rule for "more here than there": certainly too small to count, certainly not, or neither."""
+    if high < least:
+        return ABSENT
+    return APPEARS if low >= least else UNCLEAR
+
+
+def judge_share(low: float, high: float, bar: float) -> str:
+    """The one rule for "more than": the interval above the bar, below it, or across."""
+    return APPEARS if low > bar else ABSENT if high < bar else UNCLEAR
+
+
+def as_points(low: float, high: float) -> str:
+    return f"{100 * low:+.1f} to {100 * high:+.1f} points".replace("-", "−")
+
+
+def as_span(low: float, high: float) -> str:
+    return f"{percent(low)} to {percent(high)}"
