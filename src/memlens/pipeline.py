@@ -129,7 +129,7 @@ class _Drawn:
 
     def refuse_wrong(self) -> None:
         from memlens.experiments.registry import find_experiments
-        from memlens.experiments.targets import check_stop_words
+        from memlens.experiments.prefixes import check_stop_words
 
         find_experiments(list(self.samples))
         for sample in self.samples.values():

@@ -226,15 +226,13 @@ class Experiment:
 
     def charts(self, index: Index) -> list[Any]:
         """The charts of its tables in an index, as a notebook draws them."""
-        import altair as alt
-
-        from memlens.experiments.style import export_spec
+        from memlens.experiments.style import notebook_chart
 
         panels: list[Panel] = []
         for table in self.tables:
             rows = index.table(f"experiments/{table.name}").to_pylist()
             panels += table.draw(rows, ModelShape.of(index)) if table.draw and rows else []
-        return [alt.Chart.from_dict(export_spec(panel.spec)) for panel in panels]
+        return [notebook_chart(panel.spec) for panel in panels]
 
     def obstacle(self, index: Index) -> str | None:
         """Why this index cannot have the experiment, and what to do about it; None where nothing is in the way."""

@@ -113,6 +113,15 @@ def export_spec(spec: Spec) -> Spec:
     return exported
 
 
+def notebook_chart(spec: Spec) -> Any:
+    """The same as an Altair chart."""
+    import altair as alt
+
+    exported = export_spec(spec)
+    del exported["config"]["legend"]["layout"]  # Vega-Lite knows it, its schema does not
+    return alt.Chart.from_dict(exported)
+
+
 def _count_names_on_y(spec: Spec) -> int:
     """How many rows a chart of names has; 0 for one of numbers. (A height by steps does not go with a fitted width.)"""
     y = spec.get("encoding", {}).get("y", {})
