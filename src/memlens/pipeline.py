@@ -128,8 +128,8 @@ class _Drawn:
     text: CorpusSettings | None
 
     def refuse_wrong(self) -> None:
-        from memlens.experiments.registry import find_experiments
         from memlens.experiments.prefixes import check_stop_words
+        from memlens.experiments.registry import find_experiments
 
         find_experiments(list(self.samples))
         for sample in self.samples.values():
