@@ -193,7 +193,10 @@ class Index:
         path = self.path(table)
         # A handle, since a path with a colon would be taken for an address.
         with self._explaining_damage(), path.open("rb") as handle:
-            return pq.read_table(handle, columns=None if columns is None else list(columns), filters=filters)
+            names = None if columns is None else list(columns)
+            if filters is None:  # filters need pyarrow.dataset, which imports pandas where it is installed
+                return pq.ParquetFile(handle).read(columns=names)
+            return pq.read_table(handle, columns=names, filters=filters)
 
     def schema_names(self, table: str) -> list[str]:
         """The columns of a table."""

@@ -1,0 +1,54 @@
+"""Looking something up costs no torch: each such command runs in a process that loads no heavy library."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memlens
+from memlens.index.reader import Index
+
+HEAVY = {"torch", "numba", "transformers", "pandas"}
+CODE = (
+    "import sys; from memlens.cli import main; code = main(sys.argv[1:]); "
+    "print(*sys.modules, file=sys.stderr); sys.exit(code)"
+)
+COMMANDS = (
+    ["show", "INDEX", "L1N3"],
+    ["show", "INDEX", "L1N3", "--json"],
+    ["search", "INDEX", "river"],
+    ["search", "INDEX", "the", "--in", "values", "--layers", "0-1"],
+    ["search", "INDEX", "ends", "--in", "patterns", "--json"],
+    ["check", "INDEX"],
+    ["annotate", "INDEX", "status"],
+    ["compare", "INDEX", "INDEX"],
+    ["compare", "INDEX", "INDEX", "--by", "values"],
+    ["export", "INDEX", "-o", "OUT"],
+    ["export", "INDEX", "-o", "OUT", "--format", "csv"],
+    ["export", "INDEX", "-o", "OUT", "--format", "neuronpedia"],
+)
+
+
+@pytest.fixture(scope="module")
+def looked_at(tiny_gpt2_values: Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = shutil.copytree(tiny_gpt2_values.folder, tmp_path_factory.mktemp("looked-at") / "index")
+    return memlens.patterns(folder, rate=0.5).folder
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_looking_something_up_loads_no_heavy_library(command: list[str], looked_at: Path, tmp_path: Path) -> None:
+    names = {"INDEX": str(looked_at), "OUT": str(tmp_path / "out")}
+    words = [names.get(word, word) for word in command]
+    ran = subprocess.run([sys.executable, "-c", CODE, *words], capture_output=True, text=True, check=True)
+    loaded = set(ran.stderr.split())
+    assert "memlens.cli" in loaded and not HEAVY & loaded
+
+
+def test_importing_memlens_loads_next_to_nothing() -> None:
+    code = "import sys; before = set(sys.modules); import memlens; print(*(set(sys.modules) - before))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not (HEAVY | {"numpy", "pyarrow", "duckdb", "rich", "typer"}) & set(ran.stdout.split())
