@@ -44,44 +44,27 @@ def test_a_model_that_is_no_causal_language_model_is_refused(
     assert is_refused(run("scan", tmp_path / "model", text, "-o", tmp_path / "out"), word)
 
 
-def test_an_empty_corpus_is_refused(run: Run, models: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("\n \n")
-    ran = run("scan", models["plain"], tmp_path / "empty.txt", "-o", tmp_path / "out", "--threads", 1)
-    assert is_refused(ran, "no text")
-
-
-def test_a_column_that_is_not_there_is_refused_by_file_and_line(
-    run: Run, models: dict[str, Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("empty.txt", b"\n \n", ["no text"]),
+        ("a.jsonl", b'{"body": "The river."}\n', ["text", "a.jsonl"]),
+        ("latin.txt", b"The river.\nA caf\xe9 opened.\n", ["latin.txt", "UTF-8", "2"]),
+        ("a.txt.gz", gzip.compress(b"The river runs to the sea. " * 50)[:-12], ["a.txt.gz"]),
+    ],
+)
+def test_a_corpus_that_cannot_be_read_is_refused_by_file_and_line(
+    run: Run, models: dict[str, Path], tmp_path: Path, name: str, content: bytes, words: list[str]
 ) -> None:
-    (tmp_path / "a.jsonl").write_text('{"body": "The river."}\n')
-    ran = run("scan", models["plain"], tmp_path / "a.jsonl", "-o", tmp_path / "out", "--column", "story")
-    assert is_refused(ran, "story", "a.jsonl")
+    (tmp_path / name).write_bytes(content)
+    assert is_refused(run("scan", models["plain"], tmp_path / name, "-o", tmp_path / "out", "--threads", 1), *words)
 
 
-def test_text_that_is_not_utf8_is_refused_by_file_and_line(run: Run, models: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "latin.txt").write_bytes(b"The river.\nA caf\xe9 opened.\n")
-    ran = run("scan", models["plain"], tmp_path / "latin.txt", "-o", tmp_path / "out")
-    assert is_refused(ran, "latin.txt", "UTF-8", "2")
-
-
-def test_a_damaged_archive_is_refused(run: Run, models: dict[str, Path], tmp_path: Path) -> None:
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"The river runs to the sea. " * 50)[:-12])
-    ran = run("scan", models["plain"], tmp_path / "a.txt.gz", "-o", tmp_path / "out")
-    assert is_refused(ran, "a.txt.gz")
-
-
-def test_a_folder_with_another_models_index_is_refused_and_stays(
+def test_a_folder_with_another_index_is_refused_and_stays(
     run: Run, models: dict[str, Path], plain: Path, text: Path
 ) -> None:
     before = checksums(plain)
     assert is_refused(run("scan", models["other"], text, "-o", plain, "--top", 7), "another model", "--fresh")
-    assert checksums(plain) == before
-
-
-def test_a_folder_with_an_index_of_other_settings_is_refused_and_stays(
-    run: Run, models: dict[str, Path], plain: Path, text: Path
-) -> None:
-    before = checksums(plain)
     assert is_refused(run("scan", models["plain"], text, "-o", plain, "--top", 8), "--top 7 instead of 8")
     assert checksums(plain) == before
 
@@ -158,6 +141,10 @@ def test_weights_that_are_not_numbers_are_refused(
         (["--dtype", "int8"], ["int8", "float32"]),
         (["--bottom", "maybe"], ["--bottom", "auto"]),
         (["--workers", "0"], ["--workers is 0"]),
+        (["--shard", "5"], ["3/16"]),
+        (["--executor", "slurm"], ["local, ray"]),
+        (["--ray-address", "auto"], ["--executor ray only"]),
+        (["--layer-budget", "0"], ["--layer-budget is 0"]),
     ],
 )
 def test_an_option_that_cannot_work_is_refused_and_the_index_stays(

@@ -1,4 +1,4 @@
-"""`memlens check` and `memlens merge` as commands, and the options of scan that say where it runs."""
+"""`memlens check` and `memlens merge` as commands."""
 
 from __future__ import annotations
 
@@ -45,14 +45,3 @@ def test_parts_of_a_scan_by_the_command_line(
     assert ran.code == 0 and json.loads(ran.out)["layers"] == [0, 1, 2]
     ours, theirs = checksums(tmp_path / "index"), checksums(made["plain"])
     assert {name: ours[name] for name in theirs} == theirs
-
-
-def test_ways_to_run_that_cannot_be_are_refused(run: Run, models: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    for options, words in (
-        (("--workers", 0), "--workers is 0"),
-        (("--shard", "5"), "3/16"),
-        (("--executor", "slurm"), "local, ray"),
-        (("--ray-address", "auto"), "--executor ray only"),
-        (("--layer-budget", 0), "--layer-budget is 0"),
-    ):
-        assert is_refused(run("scan", models["plain"], text, "-o", tmp_path / "index", *options), words)
