@@ -30,39 +30,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_WHERE = {
-    "Edit": "memlens.tracer.intervention",
-    "Index": "memlens.index.reader",
-    "Intervention": "memlens.tracer.intervention",
-    "MemlensError": "memlens.errors",
-    "MemoryId": "memlens.memory",
-    "MemoryModel": "memlens.models.memory_model",
-    "Prefix": "memlens.memory",
-    "Trigger": "memlens.memory",
-    "ValueChange": "memlens.tracer.value_changes",
-    "analyze": "memlens.pipeline",
-    "check": "memlens.api",
-    "compare": "memlens.api",
-    "demo": "memlens.pipeline",
-    "experiment": "memlens.api",
-    "generate": "memlens.tracer.generate",
-    "in_common": "memlens.tracer.attribution",
-    "integrate": "memlens.tracer.attribution",
-    "intervene": "memlens.tracer.intervene",
-    "load": "memlens.models.load",
-    "merge": "memlens.api",
-    "open_index": "memlens.api",
-    "patterns": "memlens.api",
-    "promoting": "memlens.tracer.intervene",
-    "report": "memlens.api",
-    "save_changed": "memlens.tracer.value_changes",
-    "scan": "memlens.api",
-    "side_effects": "memlens.tracer.value_changes",
-    "silence_each": "memlens.tracer.attribution",
-    "trace": "memlens.tracer.trace",
-    "trying": "memlens.tracer.value_changes",
-    "values": "memlens.api",
+_NAMES = {
+    "memlens.api": ("check", "compare", "experiment", "merge", "open_index", "patterns", "report", "scan", "values"),
+    "memlens.errors": ("MemlensError",),
+    "memlens.index.reader": ("Index",),
+    "memlens.memory": ("MemoryId", "Prefix", "Trigger"),
+    "memlens.models.load": ("load",),
+    "memlens.models.memory_model": ("MemoryModel",),
+    "memlens.pipeline": ("analyze", "demo"),
+    "memlens.tracer.attribution": ("in_common", "integrate", "silence_each"),
+    "memlens.tracer.generate": ("generate",),
+    "memlens.tracer.intervene": ("intervene", "promoting"),
+    "memlens.tracer.intervention": ("Edit", "Intervention"),
+    "memlens.tracer.trace": ("trace",),
+    "memlens.tracer.value_changes": ("ValueChange", "save_changed", "side_effects", "trying"),
 }
+_MODULE = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "Edit",
@@ -100,9 +83,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULE:
         raise AttributeError(f"module 'memlens' has no attribute '{name}'")
-    return getattr(import_module(_WHERE[name]), name)
+    return getattr(import_module(_MODULE[name]), name)
 
 
 def __dir__() -> list[str]:
