@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,12 @@ from docs_pages import ROOT, blocks
 
 from memlens.testing import save_tiny
 
-TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
-Rain fell on the hills, and the rivers rose. In 1990 a café opened near the river; it was the first of its kind.
-The end of the war came in the spring, as the papers of the day had said it would. The River City was free.
-"""
-
 
 @pytest.fixture
-def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def newcomer(tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model called gpt2 whose memory L5N94 the texts beside it fire."""
     save_tiny(tmp_path / "gpt2", "gpt2", n_layer=6, n_inner=900, seed=1)
-    (tmp_path / "my-texts").mkdir()
-    (tmp_path / "my-texts" / "text.txt").write_text(TEXT, encoding="utf-8")
+    shutil.copytree(tiny_text.parent, tmp_path / "my-texts")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path

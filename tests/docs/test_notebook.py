@@ -11,13 +11,7 @@ import pytest
 from docs_pages import ROOT
 from nbclient import NotebookClient
 
-from memlens.testing import save_tiny
-
 NOTEBOOK = ROOT / "notebooks" / "first_hour.ipynb"
-TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
-Rain fell on the hills, and the rivers rose. In 1990 a café opened near the river; it was the first of its kind.
-The end of the war came in the spring, as the papers of the day had said it would. The River City was free.
-"""
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +28,9 @@ def test_the_notebook_asks_for_what_comes_with_memlens(notebook: Any) -> None:
     assert 'MODEL = "bundled"' in parameters(notebook).source and 'CORPUS = "bundled"' in parameters(notebook).source
 
 
-def test_the_notebook_runs(notebook: Any, tmp_path: Path) -> None:
-    save_tiny(tmp_path / "model", "gpt2")
-    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+def test_the_notebook_runs(notebook: Any, tiny_gpt2: Path, tiny_text: Path, tmp_path: Path) -> None:
     changed = deepcopy(notebook)
-    parameters(changed).source = 'MODEL, CORPUS, INDEX = "model", "text.txt", "index"'
+    parameters(changed).source = f"MODEL, CORPUS, INDEX = {str(tiny_gpt2)!r}, {str(tiny_text)!r}, 'index'"
     NotebookClient(changed, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = [cell.outputs for cell in changed.cells if cell.cell_type == "code"][1:]
     assert all(outputs for outputs in shown), "a cell that shows nothing"

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from docs_pages import ROOT
 
-import memlens
-from memlens.testing import save_tiny
+from memlens.index.reader import Index
 
 EXAMPLE = ROOT / "examples" / "smollm2"
 
@@ -61,15 +60,11 @@ def test_missing_articles_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "work").exists()
 
 
-def test_findings_come_as_markdown_with_their_commands(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("The river runs to the sea. Rain fell on the hills, and the rivers rose.")
-    index = memlens.scan(
-        save_tiny(tmp_path / "model", "gpt2"), tmp_path / "text.txt", out=tmp_path / "index", threads=1
-    )
-    ran = run("findings.py", index.folder)
+def test_findings_come_as_markdown_with_their_commands(tiny_gpt2_index: Index) -> None:
+    ran = run("findings.py", tiny_gpt2_index.folder)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("| the paper's claim |") and "\n### 1. " in ran.stdout
-    assert f"```\nmemlens report {index.folder}\n```" in ran.stdout
+    assert f"```\nmemlens report {tiny_gpt2_index.folder}\n```" in ran.stdout
 
 
 def test_findings_of_no_index_are_one_line(tmp_path: Path) -> None:
