@@ -1,7 +1,4 @@
-"""What to read and how to cut it: the settings of a corpus, validated once, here.
-
-This module knows the form of every setting, but not whether a file exists or what is in it.
-"""
+"""Settings of a corpus: the sources to read, and the units they are cut into."""
 
 from __future__ import annotations
 
