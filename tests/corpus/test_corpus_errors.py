@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -32,23 +31,18 @@ def has(message: str, *parts: str) -> None:
         assert part in message, f"{part!r} is not in {message!r}"
 
 
-def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
+def test_a_source_that_is_not_there(tmp_path: Path) -> None:
     has(refusal(tmp_path / "no.txt"), "no.txt", "does not exist", "check the path")
-
-
-def test_a_name_too_long_for_a_file(tmp_path: Path) -> None:
     has(refusal(tmp_path / ("x" * 300 + ".txt")), "xxx.txt", "check the path")
-
-
-def test_a_folder_without_a_readable_file(tmp_path: Path) -> None:
-    (tmp_path / "notes.md").write_text("x")
-    has(refusal(tmp_path), tmp_path.name, "no file memlens can read", ".txt, .jsonl or .parquet")
+    (tmp_path / "a.txt").symlink_to(tmp_path / "gone.txt")
+    has(refusal(tmp_path), "a.txt", "No such file")
 
 
 @pytest.mark.parametrize("name", ["a.md", "a", "a.gz", "a.csv.gz", "txt"])
-def test_an_unknown_ending(tmp_path: Path, name: str) -> None:
+def test_a_file_of_an_unknown_kind_and_a_folder_without_others(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("x")
     has(refusal(tmp_path / name), f"{name}'", "unknown kind", ".jsonl")
+    has(refusal(tmp_path), tmp_path.name, "no file memlens can read", ".txt, .jsonl or .parquet")
 
 
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
@@ -56,11 +50,6 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
     has(refusal(tmp_path / "a.txt"), "a.txt", "not a regular file")
     with pytest.raises(CorpusError, match="not a regular file"):
         corpus_fingerprint(CorpusSettings((str(tmp_path),)))
-
-
-def test_a_broken_link_in_a_folder(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").symlink_to(tmp_path / "gone.txt")
-    has(refusal(tmp_path), "a.txt", "No such file")
 
 
 @contextmanager
@@ -94,15 +83,17 @@ def test_a_file_and_a_folder_without_permission(tmp_path: Path, monkeypatch: pyt
         Path("shut").chmod(0o755)
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
-def test_text_that_is_not_utf8(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b'"one"\n"caf\xe9"\n')
-    has(refusal(tmp_path / name), f"{name}' line 2", "not UTF-8 at byte 5", "0xe9", "iconv")
-
-
-def test_utf16_text(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("one\ntwo".encode("utf-16-le"))
-    has(refusal(tmp_path / "a.txt"), "a.txt' line 1", "NUL at byte 2", "iconv")
+@pytest.mark.parametrize(
+    ("name", "data", "parts"),
+    [
+        ("a.txt", b'"one"\n"caf\xe9"\n', ("a.txt' line 2", "not UTF-8 at byte 5", "0xe9", "iconv")),
+        ("a.jsonl", b'"one"\n"caf\xe9"\n', ("a.jsonl' line 2", "not UTF-8 at byte 5", "0xe9", "iconv")),
+        ("a.txt", "one\ntwo".encode("utf-16-le"), ("a.txt' line 1", "NUL at byte 2", "iconv")),
+    ],
+)
+def test_text_that_is_not_utf8(tmp_path: Path, name: str, data: bytes, parts: tuple[str, ...]) -> None:
+    (tmp_path / name).write_bytes(data)
+    has(refusal(tmp_path / name), *parts)
 
 
 def test_binary_data_without_line_ends_is_refused_at_its_first_nul(tmp_path: Path) -> None:
@@ -133,20 +124,19 @@ def test_a_bad_record_of_jsonl(tmp_path: Path, line: str, parts: tuple[str, ...]
     has(refusal(tmp_path / "a.jsonl"), "a.jsonl' line 3", *parts)
 
 
-def test_a_parquet_file_without_the_column(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"body": ["x"], "id": [1]}), tmp_path / "a.parquet")
-    has(refusal(tmp_path / "a.parquet"), "a.parquet' record 1", "no column 'text'", "--column: body, id")
-
-
-@pytest.mark.parametrize("values", [[1], [["x"]], [b"x"]])
-def test_a_parquet_column_that_is_not_text(tmp_path: Path, values: list[object]) -> None:
-    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
-    has(refusal(tmp_path / "a.parquet"), "a.parquet' record 1", "column 'text' is", "not text")
-
-
-def test_a_parquet_column_that_exists_twice(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_arrays([pa.array(["x"])] * 2, names=["text", "text"]), tmp_path / "a.parquet")
-    has(refusal(tmp_path / "a.parquet"), "a.parquet' record 1", "more than once")
+@pytest.mark.parametrize(
+    ("table", "parts"),
+    [
+        (pa.table({"body": ["x"], "id": [1]}), ("no column 'text'", "--column: body, id")),
+        (pa.table({"text": [1]}), ("column 'text' is", "not text")),
+        (pa.table({"text": [["x"]]}), ("column 'text' is", "not text")),
+        (pa.table({"text": [b"x"]}), ("column 'text' is", "not text")),
+        (pa.Table.from_arrays([pa.array(["x"])] * 2, names=["text", "text"]), ("more than once",)),
+    ],
+)
+def test_a_parquet_column_that_cannot_be_read(tmp_path: Path, table: pa.Table, parts: tuple[str, ...]) -> None:
+    pq.write_table(table, tmp_path / "a.parquet")
+    has(refusal(tmp_path / "a.parquet"), "a.parquet' record 1", *parts)
 
 
 def test_a_parquet_text_that_is_not_utf8_or_holds_a_nul(tmp_path: Path) -> None:
@@ -171,17 +161,12 @@ def test_a_parquet_file_that_is_none_or_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [".txt", ".jsonl", ".parquet"])
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
 @pytest.mark.parametrize("damage", ["truncated", "not compressed"])
-def test_a_compressed_file_that_is_damaged(tmp_path: Path, kind: str, ending: str, damage: str) -> None:
+def test_a_compressed_file_that_is_damaged(
+    tmp_path: Path, compress: Callable[[bytes, str], bytes], kind: str, ending: str, damage: str
+) -> None:
     plain = b'"a line of text"\n' * 500
-    if ending == ".gz":
-        data = gzip.compress(plain)
-    else:
-        sink = pa.BufferOutputStream()
-        with pa.CompressedOutputStream(sink, "zstd") as stream:
-            stream.write(plain)
-        data = sink.getvalue().to_pybytes()
     path = tmp_path / f"a{kind}{ending}"
-    path.write_bytes(data[:-5] if damage == "truncated" else plain)
+    path.write_bytes(compress(plain, ending)[:-5] if damage == "truncated" else plain)
     has(refusal(path), f"a{kind}{ending}'", f"truncated or not a {ending} file", "again")
 
 

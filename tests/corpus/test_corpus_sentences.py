@@ -1,35 +1,32 @@
-"""Units become sentences of tokens: ids, cuts, blocks, limits."""
+"""Units become sentences of tokens: ids, cuts, blocks, limits; repeats against their definition."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlens.corpus.sentences import Sentence, TextUnit, tokenize_units
+from memlens.corpus.sentences import Sentence, TextUnit, find_repeats, tokenize_units
 from memlens.errors import SettingError
+from memlens.memory import EncodedText
+
+Sentences = list[list[int]]
 
 
-@dataclass(frozen=True)
-class Words:
-    ids: list[int]
-    ends: list[int]
-
-
-def encode_words(texts: Sequence[str]) -> list[Words]:
+def encode_words(texts: Sequence[str]) -> list[EncodedText]:
     """A word with the space before it is a token; punctuation-only texts such as "-" have none."""
     found = [list(re.finditer(r"\s*\w+", text)) for text in texts]
-    return [Words([len(match[0].strip()) for match in each], [match.end() for match in each]) for each in found]
+    return [EncodedText([len(match[0].strip()) for match in each], [match.end() for match in each]) for each in found]
 
 
-def encode_bytes(texts: Sequence[str]) -> list[Words]:
+def encode_bytes(texts: Sequence[str]) -> list[EncodedText]:
     """A byte is a token and ends where its character does, as byte-level tokenizers tell it."""
     return [
-        Words(list(text.encode()), [at + 1 for at, character in enumerate(text) for _ in character.encode()])
+        EncodedText(list(text.encode()), [at + 1 for at, character in enumerate(text) for _ in character.encode()])
         for text in texts
     ]
 
@@ -84,9 +81,9 @@ def test_units_are_not_read_far_ahead_of_the_sentences() -> None:
 def test_long_documents_are_encoded_a_few_at_a_time() -> None:
     sizes = []
 
-    def encode(texts: Sequence[str]) -> list[Words]:
+    def encode(texts: Sequence[str]) -> list[EncodedText]:
         sizes.append(len(texts))
-        return [Words([1], [len(text)]) for text in texts]
+        return [EncodedText([1], [len(text)]) for text in texts]
 
     assert len(list(tokenize_units(units(*["x" * (3 << 20)] * 5), encode, max_length=None, max_tokens=None))) == 5
     assert sizes == [2, 2, 1]
@@ -132,3 +129,60 @@ def test_a_context_without_room_and_blocks_longer_than_it_are_refused_before_any
         tokenize_units([], encode_words, max_length=0, max_tokens=None)
     with pytest.raises(SettingError, match="use block:7 or less"):
         tokenize_units([], encode_words, max_length=7, max_tokens=None, block=8)
+
+
+def in_order(sentences: Sentences) -> list[tuple[int, Sequence[int]]]:
+    return sorted(enumerate(sentences), key=lambda each: (each[1], each[0]))
+
+
+def naive_fresh_from(sentences: Sentences) -> list[int]:
+    fresh = []
+    for at, tokens in enumerate(sentences):
+        longest = 0
+        for earlier in sentences[:at]:
+            for length in range(1, len(tokens) + 1):
+                if earlier[:length] == tokens[:length] and len(earlier) >= length:
+                    longest = max(longest, length)
+        fresh.append(longest)
+    return fresh
+
+
+few_symbols = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=14)
+
+
+@given(few_symbols)
+def test_repeats_are_as_the_definition_says(sentences: Sentences) -> None:
+    found = find_repeats(in_order(sentences), len(sentences))
+    assert found.fresh_from.tolist() == naive_fresh_from(sentences)
+    assert found.repeated.tolist() == [tokens in sentences[:at] for at, tokens in enumerate(sentences)]
+
+
+@given(few_symbols)
+def test_arrays_and_a_stream_give_the_same(sentences: Sentences) -> None:
+    stream = ((sentence, np.array(tokens, dtype=np.int32)) for sentence, tokens in in_order(sentences))
+    assert find_repeats(stream, len(sentences)).fresh_from.tolist() == naive_fresh_from(sentences)
+
+
+@given(st.permutations([[1], [1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 4], [2], [2, 2], [1, 2, 3, 4, 5]]))
+def test_nested_prefixes_are_found_in_any_order_of_ids(sentences: Sentences) -> None:
+    assert find_repeats(in_order(sentences), len(sentences)).fresh_from.tolist() == naive_fresh_from(sentences)
+
+
+def test_the_first_of_equal_sentences_is_fresh_and_the_others_are_repeated() -> None:
+    found = find_repeats(in_order([[5, 6], [5, 6], [5], [5, 6]]), 4)
+    assert found.fresh_from.tolist() == [0, 2, 1, 2]
+    assert found.repeated.tolist() == [False, True, False, True]
+
+
+def test_the_types_are_those_promised() -> None:
+    found = find_repeats([], 3)
+    assert (found.fresh_from.dtype, found.repeated.dtype) == (np.int32, np.bool_)
+    assert (found.fresh_from.tolist(), found.repeated.tolist()) == ([0] * 3, [False] * 3)
+
+
+@pytest.mark.parametrize(
+    "sentences", [[(0, [2]), (1, [1])], [(0, [1, 2]), (1, [1])], [(1, [1]), (0, [1])], [(0, [1, 3]), (1, [1, 2])]]
+)
+def test_sentences_out_of_order_are_noticed(sentences: list[tuple[int, list[int]]]) -> None:
+    with pytest.raises(ValueError, match="sorted"):
+        find_repeats(sentences, 2)

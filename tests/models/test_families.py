@@ -5,7 +5,7 @@ import torch
 
 from memlens.models.families import FAMILIES as KNOWN
 from memlens.models.load import load
-from memlens.testing import CONTEXT, FAMILIES, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model, tiny_tokenizer
+from memlens.testing import CONTEXT, FAMILIES, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model
 
 GATED = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "stablelm"}
 WITHOUT_BIAS = GATED - {"llama"}  # the tiny Llama is built with mlp_bias
@@ -27,9 +27,19 @@ VARIANTS = [
     ("starcoder2", {"use_bias": False}),
 ]
 CASES = [(family, {}) for family in FAMILIES] + VARIANTS
-each_case = pytest.mark.parametrize(
-    ("family", "changes"), CASES, ids=[family + "".join(f"-{key}" for key in changes) for family, changes in CASES]
+
+
+@pytest.fixture(
+    scope="module", params=CASES, ids=[family + "".join(f"-{key}" for key in changes) for family, changes in CASES]
 )
+def case(request):
+    family, changes = request.param
+    return family, changes, load(tiny_model(family, **changes))
+
+
+@pytest.fixture
+def model(case):
+    return case[2]
 
 
 def tokens(batch=2, length=7, seed=1):
@@ -48,9 +58,8 @@ def test_there_is_a_tiny_model_for_every_family_that_memlens_knows():
     assert set(FAMILIES) == set(KNOWN)
 
 
-@each_case
-def test_the_facts_of_a_layer_are_those_of_the_architecture(family, changes):
-    model = load(tiny_model(family, **changes))
+def test_the_facts_of_a_layer_are_those_of_the_architecture(case):
+    family, changes, model = case
     memories = 4 * WIDTH if family == "bloom" else MEMORIES
     assert [layer.layer for layer in model.layers] == list(range(LAYERS))
     assert model.family == family
@@ -66,9 +75,8 @@ def test_the_facts_of_a_layer_are_those_of_the_architecture(family, changes):
     assert model.context == (None if unlimited else CONTEXT)
 
 
-@each_case
-def test_the_proof_holds_and_is_tight(family, changes):
-    proof = load(tiny_model(family, **changes)).proof
+def test_the_proof_holds_and_is_tight(model):
+    proof = model.proof
     deviations = (proof.coefficients, proof.output, proof.addition, proof.stream, proof.norms, proof.prediction)
     assert max(deviations) < 5e-6
     assert proof.positions == 14
@@ -82,12 +90,10 @@ def test_the_proof_holds_in_other_precisions(family, dtype):
     assert model.proof is not None
 
 
-@each_case
-def test_a_recording_agrees_with_a_naive_computation(family, changes):
-    network = tiny_model(family, **changes)
-    model = load(network)
+def test_a_recording_agrees_with_a_naive_computation_and_with_what_the_model_reports_itself(model):
     with model.record() as recording:
         last = model.run_body(tokens())
+        own = model.network(tokens(), output_hidden_states=True, use_cache=False)
     assert set(recording.coefficients) == set(recording.y) == set(recording.o) == set(recording.r) == set(range(LAYERS))
     for layer in model.layers:
         m = recording.coefficients[layer.layer]
@@ -97,28 +103,17 @@ def test_a_recording_agrees_with_a_naive_computation(family, changes):
         y = y if layer.post_norm is None else layer.post_norm.module(y)
         close(recording.y[layer.layer], y)
         close(recording.o[layer.layer], recording.r[layer.layer] + recording.y[layer.layer])
-    close(recording.o[LAYERS - 1], last)
-
-
-@each_case
-def test_states_are_those_that_the_model_reports_itself(family, changes):
-    network = tiny_model(family, **changes)
-    model = load(network)
-    with model.record() as recording:
-        last = model.run_body(tokens())
-        own = network(tokens(), output_hidden_states=True, use_cache=False)
     close(recording.embedding, own.hidden_states[0])
     for layer in range(LAYERS - 1):
         close(recording.o[layer], own.hidden_states[layer + 1])
+    close(recording.o[LAYERS - 1], last)
     final_norm = model.lens.final_norm
     close(last if final_norm is None else final_norm.module(last), own.hidden_states[-1])
     assert torch.equal(model.logits(tokens()), own.logits)
     assert torch.equal(model.lens.capped(model.lens.state_logits(last)), own.logits)
 
 
-@each_case
-def test_watching_shows_the_same_coefficients_as_recording(family, changes):
-    model = load(tiny_model(family, **changes))
+def test_watching_shows_the_same_coefficients_as_recording(model):
     seen = []
     with model.record(states=False) as recording, model.watch(lambda layer, m: seen.append((layer, m.clone()))):
         model.run_body(tokens())
@@ -127,17 +122,13 @@ def test_watching_shows_the_same_coefficients_as_recording(family, changes):
         assert torch.equal(m, recording.coefficients[layer])
 
 
-@each_case
-def test_an_edit_that_changes_nothing_changes_no_bit(family, changes):
-    model = load(tiny_model(family, **changes))
+def test_an_edit_that_changes_nothing_changes_no_bit(model):
     before = model.logits(tokens())
     with model.edit({layer: lambda m: m for layer in range(LAYERS)}):
         assert torch.equal(model.logits(tokens()), before)
 
 
-@each_case
-def test_silencing_a_layer_leaves_only_its_bias(family, changes):
-    model = load(tiny_model(family, **changes))
+def test_silencing_a_layer_leaves_only_its_bias(model):
     before = model.logits(tokens())
     memories = model.layers[1]
     outputs = []
@@ -151,9 +142,7 @@ def test_silencing_a_layer_leaves_only_its_bias(family, changes):
     assert not torch.allclose(before, after)
 
 
-@each_case
-def test_padding_on_the_right_does_not_reach_the_tokens_before_it(family, changes):
-    model = load(tiny_model(family, **changes))
+def test_padding_on_the_right_does_not_reach_the_tokens_before_it(model):
     short = tokens(length=5)
     padded = torch.cat([short, torch.zeros(2, 4, dtype=torch.int64)], dim=1)
     close(model.run_body(padded)[:, :5], model.run_body(short))
@@ -161,15 +150,14 @@ def test_padding_on_the_right_does_not_reach_the_tokens_before_it(family, change
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_hook_outlives_its_context_even_after_an_error(family):
-    network = tiny_model(family)
-    model = load(network, tokenizer=tiny_tokenizer())
-    assert hook_count(network) == 0
+    model = load(tiny_model(family))  # a new one: asked for its hidden states, transformers leaves hooks of its own
+    assert hook_count(model.network) == 0
 
     def stumble(layer, m):
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError), model.record(), model.edit({0: lambda m: m}), model.watch(stumble):
         model.run_body(tokens())
-    assert hook_count(network) == 0
+    assert hook_count(model.network) == 0
     model.logits(tokens())
-    assert hook_count(network) == 0
+    assert hook_count(model.network) == 0

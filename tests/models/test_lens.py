@@ -37,6 +37,8 @@ def test_a_value_is_read_by_the_formula(family):
         torch.testing.assert_close(model.lens.value_scores(values, layer, "folded"), folded @ E.T)
         torch.testing.assert_close(model.lens.value_scores(values, layer, "raw"), values @ E.T)
     assert model.lens.readings == ("folded", "raw")
+    with pytest.raises(SettingError, match="folded or raw"):
+        model.lens.value_scores(values, 0, "logit")
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama", "gemma2"])
@@ -78,12 +80,6 @@ def test_without_a_final_norm_there_is_only_the_raw_reading():
     torch.testing.assert_close(model.lens.value_scores(values, 0), values @ network.lm_head.weight.T.detach())
     with pytest.raises(SettingError, match="'folded' is not"):
         model.lens.value_scores(values, 0, "folded")
-
-
-def test_an_unknown_reading_is_refused():
-    model = load(tiny_model("gpt2"))
-    with pytest.raises(SettingError, match="folded or raw"):
-        model.lens.value_scores(model.layers[0].values, 0, "logit")
 
 
 def test_scores_of_a_half_precision_model_are_float32():

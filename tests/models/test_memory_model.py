@@ -1,13 +1,9 @@
 """Watching, recording and editing, apart from any one architecture."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from memlens.errors import ModelError, SettingError, UnknownName
-from memlens.models.info import describe
 from memlens.models.load import load
 from memlens.testing import CONTEXT, LAYERS, tiny_model, tiny_tokenizer
 
@@ -138,21 +134,3 @@ def test_a_model_without_a_tokenizer_says_so_when_text_is_needed():
     assert not model.has_tokenizer
     with pytest.raises(ModelError, match="tokenizer="):
         _ = model.tokenizer
-
-
-def test_the_description_states_what_the_model_is():
-    info = describe(load(tiny_model("gemma2"), tokenizer=tiny_tokenizer(adds_bos=True)))
-    assert (info.layers, info.memories, info.total_memories) == (3, (40, 40, 40), 120)
-    assert (info.activation, info.gated, info.signed, info.parallel) == ("gelu_pytorch_tanh", True, True, False)
-    assert (info.input_norm, info.post_norm, info.final_norm) == ("RMSNorm",) * 3
-    assert (info.tied, info.soft_cap, info.bos, info.adds_bos) == (True, 5.0, "<s>", True)
-    assert info.parameters == sum(parameter.numel() for parameter in tiny_model("gemma2").parameters())
-    assert info.proof is not None and (info.dtype, info.device) == ("float32", "cpu")
-    info = describe(load(tiny_model("gptj"), prove=False))
-    assert (info.parallel, info.tied, info.post_norm, info.final_norm) == (True, False, None, "LayerNorm")
-    assert info.proof is None and info.bos is None and info.adds_bos is None
-
-
-def test_importing_the_package_does_not_import_torch():
-    code = "import sys, memlens, memlens.models; assert not {'torch', 'transformers'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)

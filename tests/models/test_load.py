@@ -66,10 +66,6 @@ def test_a_loaded_network_stays_as_it_is_but_for_evaluation_mode():
     assert model.network is network and model.source == "" and model.name == "LlamaForCausalLM"
     assert model.dtype == torch.bfloat16 and not network.training
     assert all(parameter.requires_grad for parameter in network.parameters())
-
-
-def test_a_memory_model_is_returned_as_is():
-    model = load(tiny_model("gpt2"))
     assert load(model) is model
 
 
@@ -124,20 +120,14 @@ def test_a_hub_id_that_is_not_in_the_cache_is_refused_offline(offline, tmp_path,
     refused(ModelNotFound, "not a hub id", "'not a hub id'", "Hub id")
 
 
-def test_a_folder_without_a_configuration_is_refused(tmp_path):
+def test_what_holds_no_configuration_is_refused(folder, tmp_path):
     refused(ModelNotFound, tmp_path, "config.json")
     (tmp_path / "weights.gguf").write_bytes(b"GGUF")
     refused(ModelNotFound, tmp_path, "weights.gguf")
-
-
-def test_a_file_that_is_no_gguf_is_refused(folder):
     refused(ModelError, folder / "model.safetensors", "no .gguf")
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"model_type": 3}'])
-def test_a_broken_configuration_is_refused(folder, text):
-    (folder / "config.json").write_text(text)
-    refused(ModelError, folder, "config.json")
+    for text in ("{", "[]", "{}", '{"model_type": 3}'):
+        (folder / "config.json").write_text(text)
+        refused(ModelError, folder, "config.json")
 
 
 def test_settings_that_do_not_fit_the_weights_are_refused(folder):
@@ -158,20 +148,15 @@ def test_broken_weights_are_refused(folder):
     refused(ModelError, folder, "weights of tiny-gpt2 cannot be read")
 
 
-def test_weights_that_are_missing_are_named_and_never_made_up(folder):
-    path = folder / "model.safetensors"
-    weights = load_file(path)
-    del weights["transformer.h.1.mlp.c_fc.weight"]
-    save_file(weights, path, metadata={"format": "pt"})
-    refused(ModelError, folder, "lack transformer.h.1.mlp.c_fc.weight")
-
-
-def test_weights_with_a_nan_are_refused_by_name(folder):
+def test_weights_that_are_missing_or_nan_are_named_and_never_made_up(folder):
     path = folder / "model.safetensors"
     weights = load_file(path)
     weights["transformer.ln_f.bias"][3] = float("nan")
     save_file(weights, path, metadata={"format": "pt"})
     refused(ModelError, folder, "transformer.ln_f.bias", "NaN")
+    del weights["transformer.h.1.mlp.c_fc.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    refused(ModelError, folder, "lack transformer.h.1.mlp.c_fc.weight")
 
 
 class Bomb:
@@ -206,16 +191,13 @@ def test_code_that_comes_with_a_checkpoint_is_not_run(folder, tmp_path):
     assert not mark.exists()
 
 
-def test_a_folder_without_a_tokenizer_is_refused_unless_one_is_given(folder):
+def test_a_broken_tokenizer_is_refused_and_a_missing_one_unless_one_is_given(folder):
+    (folder / "tokenizer.json").write_text('{"version": ')
+    refused(ModelError, folder, "tokenizer")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     refused(ModelError, folder, "no tokenizer", "tokenizer=")
     assert load(folder, tokenizer=tiny_tokenizer()).tokenizer.size == 97
-
-
-def test_a_broken_tokenizer_is_refused(folder):
-    (folder / "tokenizer.json").write_text('{"version": ')
-    refused(ModelError, folder, "tokenizer")
 
 
 def test_a_bos_beyond_the_embedding_is_refused():

@@ -1,4 +1,4 @@
-"""How large a model is, before it is loaded; and layers spread by a device map."""
+"""Facts about a model, and its sizes before it is loaded; layers spread by a device map."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 
 import memlens
 from memlens.errors import SettingError
-from memlens.models.info import sizes_before_loading
+from memlens.models.info import describe, sizes_before_loading
 from memlens.scanner.autotune import memory_before_loading
 from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import ScanState
-from memlens.testing import save_tiny
+from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -48,3 +48,16 @@ def test_a_device_map_gives_the_same_model(tmp_path: Path) -> None:
     (tmp_path / "other.gguf").write_bytes(b"")
     with pytest.raises(SettingError, match="cannot be spread over devices"):
         memlens.load(tmp_path / "other.gguf", device_map="auto")
+
+
+def test_the_description_states_what_the_model_is() -> None:
+    info = describe(memlens.load(tiny_model("gemma2"), tokenizer=tiny_tokenizer(adds_bos=True)))
+    assert (info.layers, info.memories, info.total_memories) == (3, (40, 40, 40), 120)
+    assert (info.activation, info.gated, info.signed, info.parallel) == ("gelu_pytorch_tanh", True, True, False)
+    assert (info.input_norm, info.post_norm, info.final_norm) == ("RMSNorm",) * 3
+    assert (info.tied, info.soft_cap, info.bos, info.adds_bos) == (True, 5.0, "<s>", True)
+    assert info.parameters == sum(parameter.numel() for parameter in tiny_model("gemma2").parameters())
+    assert info.proof is not None and (info.dtype, info.device) == ("float32", "cpu")
+    info = describe(memlens.load(tiny_model("gptj"), prove=False))
+    assert (info.parallel, info.tied, info.post_norm, info.final_norm) == (True, False, None, "LayerNorm")
+    assert info.proof is None and info.bos is None and info.adds_bos is None

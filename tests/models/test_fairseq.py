@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memlens.errors import ModelError, SettingError, UnknownName, UnsupportedModel
-from memlens.models import fairseq_network as adaptive_network
+from memlens.models import fairseq_network
 from memlens.models.fairseq import WordTokenizer, read_dictionary
 from memlens.models.load import load
 
@@ -74,6 +74,12 @@ def write(folder, args, tensors, words=WORDS):
     torch.save({"args": args, "model": tensors, "extra_state": {"epoch": 3}}, folder / "model.pt")
     (folder / "dict.txt").write_text("".join(f"{word} 9\n" for word in words), encoding="utf-8")
     return folder
+
+
+def refused(folder, said, kind=ModelError, **options):
+    with pytest.raises(kind, match=said) as refusal:
+        load(folder, **options)
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +223,7 @@ def test_scores_are_log_probabilities_for_states_and_values(model):
 
 def test_scores_are_the_same_in_blocks_of_one_row(model, monkeypatch):
     whole = model.lens.value_scores(model.layers[0].values, 0)
-    monkeypatch.setattr(adaptive_network, "_SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(fairseq_network, "_SCORES_AT_ONCE", 1)
     torch.testing.assert_close(model.lens.value_scores(model.layers[0].values, 0), whole)
 
 
@@ -254,48 +260,45 @@ def test_gelu_is_the_checkpoints_own_variant(tmp_path, activation):
     torch.testing.assert_close(recording.coefficients[0], expected, atol=1e-5, rtol=1e-5)
 
 
-REFUSED_SETTINGS = {
-    "decoder_normalize_before": False,
-    "no_decoder_final_norm": False,
-    "adaptive_input": False,
-    "decoder_learned_pos": True,
-    "no_token_positional_embeddings": True,
-    "character_embeddings": True,
-    "layernorm_embedding": True,
-    "share_decoder_input_output_embed": True,
-    "decoder_layers_to_keep": "0,2",
-    "activation_fn": "swish",
-    "arch": "transformer_wmt_en_de",
-    "decoder_relative_attention": True,
-    "moe_freq": 2,
-    "scale_heads": True,
-    "decoder_output_dim": 6,
-    "decoder_layers": 2.5,
-    "decoder_attention_heads": 5,
-    "adaptive_input_cutoff": "23,11",
-    "adaptive_softmax_cutoff": None,
-}
+REFUSED_SETTINGS = [  # setting, value, what the message holds besides the setting's name
+    ("decoder_normalize_before", False, ""),
+    ("no_decoder_final_norm", False, ""),
+    ("adaptive_input", False, ""),
+    ("decoder_learned_pos", True, ""),
+    ("no_token_positional_embeddings", True, ""),
+    ("character_embeddings", True, ""),
+    ("layernorm_embedding", True, ""),
+    ("share_decoder_input_output_embed", True, ""),
+    ("decoder_layers_to_keep", "0,2", ""),
+    ("activation_fn", "swish", ""),
+    ("activation_fn", ["relu"], ""),
+    ("arch", "transformer_wmt_en_de", ""),
+    ("decoder_relative_attention", True, ""),
+    ("moe_freq", 2, ""),
+    ("scale_heads", True, ""),
+    ("decoder_output_dim", 6, ""),
+    ("decoder_layers", 2.5, ""),
+    ("decoder_layers", 10**9, "weights for 3 layers"),
+    ("decoder_layers", 10**30, ""),
+    ("decoder_embed_dim", math.nan, ""),
+    ("decoder_embed_dim", math.inf, ""),
+    ("decoder_attention_heads", 5, "heads"),
+    ("adaptive_input_cutoff", "23,11", ""),
+    ("adaptive_softmax_cutoff", None, ""),
+]
 
 
-@pytest.mark.parametrize("setting", REFUSED_SETTINGS)
-def test_a_setting_that_is_not_understood_is_refused_by_name(tmp_path, setting):
-    args = settings(True, True, **{setting: REFUSED_SETTINGS[setting]})
-    with pytest.raises(UnsupportedModel) as refusal:
-        load(write(tmp_path, args, make_tensors()))
-    assert "\n" not in str(refusal.value)
-    assert ("heads" if setting == "decoder_attention_heads" else setting) in str(refusal.value)
+@pytest.mark.parametrize(("setting", "value", "words"), REFUSED_SETTINGS)
+def test_a_setting_that_is_not_understood_is_refused_by_name(tmp_path, setting, value, words):
+    kind = ModelError if value == 10**9 else UnsupportedModel
+    refused(write(tmp_path, settings(True, True, **{setting: value}), make_tensors()), words or setting, kind)
 
 
-def test_a_final_norm_among_the_weights_is_refused_whatever_the_settings_say(tmp_path):
-    tensors = make_tensors() | {"decoder.layer_norm.weight": torch.ones(WIDTH)}
-    with pytest.raises(UnsupportedModel, match=r"decoder\.layer_norm\.weight"):
-        load(write(tmp_path, settings(True, True), tensors))
+def convert(name, kind):
+    return lambda t: t.update({name: t[name].to(kind)})
 
 
-def damaged(change):
-    tensors = make_tensors()
-    change(tensors)
-    return tensors
+FC2 = "decoder.layers.1.fc2.weight"
 
 
 @pytest.mark.parametrize(
@@ -310,12 +313,17 @@ def damaged(change):
         (lambda t: t.pop("decoder.adaptive_softmax.version"), "no version"),
         (lambda t: t["decoder.layers.2.fc2.weight"].fill_(math.nan), r"blocks\.2\.values\.weight holds numbers"),
         (lambda t: t.update({"decoder.layers.0.fc2.bias": "text"}), "not a tensor"),
+        (lambda t: t.update({"decoder.layer_norm.weight": torch.ones(WIDTH)}), r"decoder\.layer_norm\.weight"),
+        (lambda t: t.update({"layers.1.fc2.weight": t[FC2] * 2}), "twice"),
+        (convert(FC2, torch.complex64), r"fc2\.weight"),
+        (convert(FC2, torch.int64), r"fc2\.weight"),
+        (convert(FC2, "meta"), r"fc2\.weight"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, change, said):
-    with pytest.raises(ModelError, match=said) as refusal:
-        load(write(tmp_path, settings(True, True), damaged(change)))
-    assert "\n" not in str(refusal.value)
+    tensors = make_tensors()
+    change(tensors)
+    refused(write(tmp_path, settings(True, True), tensors), said)
 
 
 class Trap:
@@ -331,42 +339,30 @@ class Trap:
 def test_a_checkpoint_that_wants_to_run_something_is_refused_and_nothing_runs(tmp_path):
     sprung = tmp_path / "sprung"
     args = settings(True, True, anything=Trap(sprung))
-    with pytest.raises(ModelError, match=r"wants \w+\.mkdir while it is read, which is refused") as refusal:
-        load(write(tmp_path / "trap", args, make_tensors()))
-    assert "\n" not in str(refusal.value)
+    refused(write(tmp_path / "trap", args, make_tensors()), r"wants \w+\.mkdir while it is read, which is refused")
     assert not sprung.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04 broken"])
-def test_a_file_that_is_no_checkpoint_is_refused_in_one_line(folder, tmp_path, content):
+def test_a_file_that_is_no_checkpoint_is_refused(folder, tmp_path):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "model.pt").write_bytes(content)
-    with pytest.raises(ModelError, match="not a readable checkpoint") as refusal:
-        load(tmp_path)
-    assert "\n" not in str(refusal.value)
-
-
-def test_a_checkpoint_without_settings_is_refused(folder, tmp_path):
-    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    for content in (b"", b"not a checkpoint", b"PK\x03\x04 broken"):
+        (tmp_path / "model.pt").write_bytes(content)
+        refused(tmp_path, "not a readable checkpoint")
     torch.save({"args": None, "model": {}}, tmp_path / "model.pt")
-    with pytest.raises(ModelError, match="lacks its settings"):
-        load(tmp_path)
+    refused(tmp_path, "lacks its settings")
 
 
-def test_a_dictionary_of_another_size_is_refused(tmp_path):
-    with pytest.raises(ModelError, match=r"where its settings and dict\.txt say"):
-        load(write(tmp_path, settings(True, True), make_tensors(), words=WORDS[:-1]))
-
-
-def test_another_tokenizer_is_refused(folder):
-    with pytest.raises(SettingError, match=r"dict\.txt"):
-        load(folder, tokenizer="gpt2")
+def test_another_dictionary_and_another_tokenizer_are_refused(folder, tmp_path):
+    refused(folder, r"dict\.txt", SettingError, tokenizer="gpt2")
+    other = write(tmp_path, settings(True, True), make_tensors(), words=WORDS[:-1])
+    refused(other, r"where its settings and dict\.txt say")
 
 
 def test_the_fingerprint_follows_weights_words_and_settings_but_not_the_place(folder, model, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     assert load(tmp_path / "copy").fingerprint() == model.fingerprint()
-    nudged = damaged(lambda t: t["decoder.layers.2.fc2.bias"].add_(1e-6))
+    nudged = make_tensors()
+    nudged["decoder.layers.2.fc2.bias"].add_(1e-6)
     others = [
         load(write(tmp_path / "weights", settings(True, True), nudged)),
         load(write(tmp_path / "words", settings(True, True), make_tensors(), words=["other", *WORDS[1:]])),
@@ -417,49 +413,8 @@ def test_a_damaged_dictionary_is_refused_with_the_line(tmp_path, content, said):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_word_meant_to_overwrite_an_earlier_one_does(tmp_path):
-    (tmp_path / "dict.txt").write_text("word 1\nlong dash 2\nword 3 #fairseq:overwrite\n", encoding="utf-8")
+def test_a_word_may_overwrite_an_earlier_one_and_a_byte_order_mark_is_no_part_of_the_first(tmp_path):
+    (tmp_path / "dict.txt").write_text("\ufeffword 1\nlong dash 2\nword 3 #fairseq:overwrite\n", encoding="utf-8")
     words = read_dictionary(tmp_path / "dict.txt")
     assert words[4:] == ["word", "long dash", "word"]
     assert WordTokenizer(words).id_of("word") == 6
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"decoder_layers": 10**9}, "weights for 3 layers"),
-        ({"decoder_layers": 10**30}, "decoder_layers"),
-        ({"decoder_embed_dim": float("nan")}, "decoder_embed_dim"),
-        ({"decoder_embed_dim": float("inf")}, "decoder_embed_dim"),
-        ({"activation_fn": ["relu"]}, "activation_fn"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused_at_once(tmp_path, changed, words):
-    write(tmp_path, settings(True, True, **changed), make_tensors())
-    with pytest.raises(ModelError, match=words):
-        load(tmp_path)
-
-
-def test_tensors_that_are_no_real_weights_are_refused(tmp_path):
-    for number, kind in enumerate((torch.complex64, torch.int64, "meta")):
-        tensors = make_tensors()
-        key = "decoder.layers.1.fc2.weight"
-        tensors[key] = tensors[key].to(kind)
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        write(folder, settings(True, True), tensors)
-        with pytest.raises(ModelError, match=r"fc2\.weight"):
-            load(folder)
-
-
-def test_weights_that_stand_there_twice_are_refused(tmp_path):
-    tensors = make_tensors()
-    tensors["layers.0.fc2.weight"] = tensors["decoder.layers.0.fc2.weight"] * 2
-    write(tmp_path, settings(True, True), tensors)
-    with pytest.raises(ModelError, match="twice"):
-        load(tmp_path)
-
-
-def test_a_byte_order_mark_before_the_words_is_no_part_of_the_first(tmp_path):
-    (tmp_path / "dict.txt").write_bytes(b"\xef\xbb\xbfthe 5\nof 3\n")
-    assert read_dictionary(tmp_path / "dict.txt")[4:] == ["the", "of"]
