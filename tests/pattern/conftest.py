@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import lexicon_one
-import lexicon_two
 import pytest
-from planted import Planted, plant
+from planted import Planted, plant, read_lexicon
 
 from memlens.index.reader import Index
 from memlens.pattern.table import compute_patterns
 
-CORPORA = {"first": (lexicon_one, 1), "second": (lexicon_two, 20)}
+SEEDS = {"first": 1, "second": 20}
 
 
-@pytest.fixture(scope="session", params=list(CORPORA))
+@pytest.fixture(scope="session", params=list(SEEDS))
 def planted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, Planted]:
-    index, truth = plant(tmp_path_factory.mktemp("planted") / "index", *CORPORA[request.param])
+    folder = tmp_path_factory.mktemp("planted") / "index"
+    index, truth = plant(folder, read_lexicon(request.param), SEEDS[request.param])
     compute_patterns(index)
     return index, truth

@@ -8,12 +8,13 @@ two of the topic's words are in it.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace as Lexicon
 
 from index_by_hand import Place, pieces, write_index
 from memlens.index.reader import Index
@@ -38,7 +39,16 @@ class _Corpus:
     topics: list[str]  # of each sentence; "" for none
 
 
-def plant(folder: Path, words: ModuleType, seed: int) -> tuple[Index, Planted]:
+def read_lexicon(name: str) -> Lexicon:
+    """The words of a planted corpus: "first", which the method was made with, or "second", which it had not seen."""
+    content = json.loads((Path(__file__).parent / "lexicons.json").read_text(encoding="utf-8"))[name]
+    topics = {topic: words.split() for topic, words in content.pop("TOPICS").items()}
+    return Lexicon(
+        TOPICS=topics, **{k: words.split() if isinstance(words, str) else words for k, words in content.items()}
+    )
+
+
+def plant(folder: Path, words: Lexicon, seed: int) -> tuple[Index, Planted]:
     draw = random.Random(seed)
     corpus = _write_corpus(words, draw)
     cut = [pieces(text) for text in corpus.texts]
@@ -66,7 +76,7 @@ def plant(folder: Path, words: ModuleType, seed: int) -> tuple[Index, Planted]:
 
         has_test = {place for place in prefixes if test and test(text_of[place])}
         has_topic = {
-            place for place in prefixes if topic and len(words_of[place].intersection(words.TOPICS[topic].split())) >= 2
+            place for place in prefixes if topic and len(words_of[place].intersection(words.TOPICS[topic])) >= 2
         }
         if test:
             add(sorted(has_test), share)
@@ -80,7 +90,7 @@ def plant(folder: Path, words: ModuleType, seed: int) -> tuple[Index, Planted]:
     return write_index(folder, corpus.texts, chosen, corpus.sources), planted
 
 
-def _truths(words: ModuleType) -> tuple[dict[int, Test], dict[int, str]]:
+def _truths(words: Lexicon) -> tuple[dict[int, Test], dict[int, str]]:
     def ends(phrase: str) -> Test:
         return lambda text: text.endswith(" " + phrase)
 
@@ -111,7 +121,7 @@ def _truths(words: ModuleType) -> tuple[dict[int, Test], dict[int, str]]:
     return shallow, semantic
 
 
-def _write_corpus(words: ModuleType, draw: random.Random) -> _Corpus:
+def _write_corpus(words: Lexicon, draw: random.Random) -> _Corpus:
     texts, sources, topics = [], [], []
     names = [*words.TOPICS, *[""] * len(words.TOPICS)]
     for paragraph in range(900):
@@ -123,8 +133,8 @@ def _write_corpus(words: ModuleType, draw: random.Random) -> _Corpus:
     return _Corpus(texts, sources, topics)
 
 
-def _sentence(words: ModuleType, topic: str, draw: random.Random) -> str:
-    own = words.TOPICS[topic].split() if topic else []
+def _sentence(words: Lexicon, topic: str, draw: random.Random) -> str:
+    own = words.TOPICS[topic] if topic else []
     ranks = [1 / (i + 5) for i in range(len(words.FILLER))]
     parts: list[str] = []
     for _ in range(draw.randint(9, 22)):
@@ -142,7 +152,7 @@ def _sentence(words: ModuleType, topic: str, draw: random.Random) -> str:
     return parts[0].capitalize() + " " + " ".join(parts[1:]) + "."
 
 
-def _special(words: ModuleType, draw: random.Random) -> str:
+def _special(words: Lexicon, draw: random.Random) -> str:
     number = draw.randint(100, 999)
     return draw.choice(
         [

@@ -47,11 +47,8 @@ def test_a_study_is_done_by_keys_alone(browser: Any, study: Index) -> None:
         for key in ("j", "x", "Control+Enter"):
             page.keyboard.press(key)
         page.locator("h1", has_text=first).wait_for(state="detached")
-        wanted = (
-            LabelledPattern("ends with a name", "shallow", (0, 1, 3)),
-            LabelledPattern("about rivers", "semantic", (2, 3, 4)),
-        )
-        assert labels(study, "Ada <i>") == [wanted]
+        shallow, semantic = ("ends with a name", "shallow", (0, 1, 3)), ("about rivers", "semantic", (2, 3, 4))
+        assert labels(study, "Ada <i>") == [(LabelledPattern(*shallow), LabelledPattern(*semantic))]
         assert "1 of 2 labelled" in page.inner_text(".progress")
         page.locator(".labelling.live #text0:focus").wait_for()
         page.keyboard.press("Escape")

@@ -12,7 +12,8 @@ import pytest
 from fastapi.testclient import TestClient
 from own_server import without_labels
 
-from memlens.annotations.store import Annotations, Label, LabelledPattern, Sample
+from memlens.annotations.store import Annotations, Sample
+from memlens.annotations.study import draw_sample, read_study
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
@@ -38,10 +39,12 @@ def client(study: Index, client_of: Callable[..., TestClient]) -> TestClient:
 
 
 def sampled(index: Index) -> list[str]:
-    with Annotations(index) as notes:
-        sample = notes.sample()
-    assert sample is not None
-    return [str(name) for name in sample.memories]
+    return [str(name) for name in read_study(index).memories]
+
+
+def label(client: TestClient, annotator: str, memory: str, *patterns: dict[str, Any]) -> Any:
+    content = {"annotator": annotator, "memory": memory, "patterns": patterns}
+    return client.post("/api/annotate/labels", json=content)
 
 
 def post_form(client: TestClient, path: str, fields: list[tuple[str, str]], csrf: bool = True, **query: str) -> Any:
@@ -62,8 +65,6 @@ def test_looking_makes_no_file(own_index: Index, client_of: Callable[..., TestCl
 
 
 def test_a_sample_is_drawn_as_the_command_draws_it(own_index: Index, client_of: Callable[..., TestClient]) -> None:
-    from memlens.annotations.study import draw_sample
-
     client = client_of(without_labels(own_index))
     answer = post_form(client, "/annotate/sample", [("per_layer", "2"), ("top", "7"), ("seed", "3")])
     assert answer.status_code == 303 and answer.headers["location"] == "/annotate"
@@ -83,21 +84,14 @@ def test_one_labels_memory_by_memory_and_finishes(client: TestClient, study: Ind
     shown = [int(rank) for rank in re.findall(r'<li data-rank="(\d+)"', page)]
     assert shown == [0, 1, 2, 3] and "0 of 2 labelled" in page
     ticks = [("tick", f"0:{rank}") for rank in (0, 1, 3)] + [("tick", f"2:{rank}") for rank in (1, 2, 3)]
-    fields = [
-        ("text0", " ends alike "),
-        ("kind0", "shallow"),
-        ("text1", ""),
-        ("text2", "rivers"),
-        ("kind2", "semantic"),
-    ]
-    saved = post_form(client, "/annotate/save", [*fields, *ticks], **{"as": "ann", "memory": first})
+    named = {"text0": " ends alike ", "kind0": "shallow", "text1": "", "text2": "rivers", "kind2": "semantic"}
+    saved = post_form(client, "/annotate/save", [*named.items(), *ticks], **{"as": "ann", "memory": first})
     assert saved.status_code == 303 and saved.headers["location"] == "/annotate?as=ann"
-    with Annotations(study) as notes:
-        (label,) = notes.labels("ann")
-    assert label.patterns == (
-        LabelledPattern("ends alike", "shallow", (0, 1, 3)),
-        LabelledPattern("rivers", "semantic", (1, 2, 3)),
-    )
+    (saved_label,) = client.get("/api/annotate/labels?as=ann").json()["labels"]
+    assert saved_label["memory"] == first and saved_label["patterns"] == [
+        {"description": "ends alike", "kind": "shallow", "prefixes": [0, 1, 3]},
+        {"description": "rivers", "kind": "semantic", "prefixes": [1, 2, 3]},
+    ]
     again = client.get(f"/annotate?as=ann&memory={first}").text
     assert 'value="ends alike"' in again and 'value="1:3" checked' in again and "1 of 2 labelled" in again
     assert post_form(client, "/annotate/save", [], **{"as": "ann", "memory": second}).status_code == 303  # no pattern
@@ -120,8 +114,7 @@ def test_what_is_refused_is_shown_again_with_the_reason(client: TestClient, stud
 def test_undo_brings_back_what_was_said_before(client: TestClient, study: Index) -> None:
     first = sampled(study)[0]
     for patterns in ([RIVER], []):
-        label = {"annotator": "ann", "memory": first, "patterns": patterns}
-        assert client.post("/api/annotate/labels", json=label).status_code == 200
+        assert label(client, "ann", first, *patterns).status_code == 200
     undone = post_form(client, "/annotate/undo", [], **{"as": "ann", "memory": first})
     assert undone.status_code == 303 and undone.headers["location"].endswith(f"memory={first}")
     assert client.get("/api/annotate/labels?as=ann").json()["labels"][0]["patterns"] == [RIVER]
@@ -134,8 +127,7 @@ def test_nobody_sees_others_before_finishing(client: TestClient, study: Index) -
     secret = RIVER | {"description": "ann's secret"}
     for memory in sampled(study):
         for annotator, pattern in (("ann", secret), ("bob", RIVER)):
-            label = {"annotator": annotator, "memory": memory, "patterns": [pattern]}
-            assert client.post("/api/annotate/labels", json=label).status_code == 200
+            assert label(client, annotator, memory, pattern).status_code == 200
     client.post("/api/annotate/finish", json={"annotator": "ann"})
     for address in ("/annotate", "/annotate?as=bob", f"/annotate?as=bob&memory={sampled(study)[0]}", "/api/annotate"):
         assert "secret" not in client.get(address).text
@@ -150,11 +142,9 @@ def test_the_page_of_a_memory_hides_others_labels_from_whoever_still_labels(
 ) -> None:
     client, stranger = client_of(study), client_of(study)
     first = sampled(study)[0]
-    with Annotations(study) as notes:
-        for memory in sampled(study):
-            secret = LabelledPattern("ann's secret", "semantic", (0, 1, 2))
-            notes.save(Label("ann", MemoryId.parse(memory), (secret,)))
-        notes.finish("ann")
+    for memory in sampled(study):
+        assert label(stranger, "ann", memory, RIVER | {"description": "ann's secret"}).status_code == 200
+    stranger.post("/api/annotate/finish", json={"annotator": "ann"})
     for name in ("bob", "Zoë; <b>"):  # from the first look at a memory, before anything is saved
         assert client.get("/annotate", params={"as": name}).status_code == 200
         page, told = client.get(f"/m/{first}").text, client.get(f"/api/memories/{first}").json()
@@ -163,8 +153,7 @@ def test_the_page_of_a_memory_hides_others_labels_from_whoever_still_labels(
     assert "secret" in stranger.get(f"/m/{first}").text
     client.get("/annotate", params={"as": "bob"})
     for memory in sampled(study):
-        label = {"annotator": "bob", "memory": memory, "patterns": [RIVER]}
-        assert client.post("/api/annotate/labels", json=label).status_code == 200
+        assert label(client, "bob", memory, RIVER).status_code == 200
     page = client.get(f"/m/{first}").text
     assert "the river" in page and "secret" not in page
     client.post("/api/annotate/finish", json={"annotator": "bob"})
@@ -175,8 +164,7 @@ def test_the_page_of_a_memory_hides_others_labels_from_whoever_still_labels(
 def test_spaces_around_a_name_make_nobody_else(client: TestClient, study: Index) -> None:
     first = sampled(study)[0]
     for name in ("ann", " ann", "ann\t"):
-        label = {"annotator": name, "memory": first, "patterns": []}
-        assert client.post("/api/annotate/labels", json=label).status_code == 200
+        assert label(client, name, first).status_code == 200
         assert post_form(client, "/annotate/save", [], **{"as": name, "memory": first}).status_code == 303
     assert [one["annotator"] for one in client.get("/api/annotate").json()["people"]] == ["ann"]
     assert client.post("/api/annotate/finish", json={"annotator": "  "}).status_code == 422
@@ -184,14 +172,10 @@ def test_spaces_around_a_name_make_nobody_else(client: TestClient, study: Index)
 
 def test_nothing_is_written_without_the_pages_secret(client: TestClient, study: Index) -> None:
     first = sampled(study)[0]
-    label = {"annotator": "eve", "memory": first, "patterns": []}
-    posts = [
-        post_form(client, "/annotate/save", [], csrf=False, **{"as": "eve", "memory": first}),
-        client.post("/api/annotate/labels", json=label, headers={"x-memlens-csrf": "wrong"}),
-        client.post("/api/annotate/labels", json=label, headers={"origin": "http://evil.example"}),
-        client.post("/api/annotate/labels", json=label, headers={"sec-fetch-site": "cross-site"}),
-    ]
-    assert [answer.status_code for answer in posts] == [403] * 4
+    content = {"annotator": "eve", "memory": first, "patterns": []}
+    assert post_form(client, "/annotate/save", [], csrf=False, **{"as": "eve", "memory": first}).status_code == 403
+    for wrong in ({"x-memlens-csrf": "wrong"}, {"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}):
+        assert client.post("/api/annotate/labels", json=content, headers=wrong).status_code == 403
     assert client.get("/api/annotate").json()["people"] == []
 
 
@@ -204,6 +188,7 @@ def test_nothing_is_written_without_the_pages_secret(client: TestClient, study: 
         ({"annotator": ""}, 422, "annotator"),
         ({"patterns": [RIVER | {"kind": "deep"}]}, 422, "not a class"),
         ({"patterns": [RIVER | {"description": " "}]}, 422, "no description"),
+        ({"patterns": [RIVER | {"description": "x" * 201}]}, 422, "more than 200 characters"),
         ({"patterns": [RIVER | {"prefixes": [0, 1, 4]}]}, 422, "only the trigger ranks 0 to 3"),
         ({"patterns": [RIVER | {"prefixes": [0, 0, 0]}]}, 422, "fewer than 3"),
         ({"patterns": [RIVER | {"prefixes": ["x"]}]}, 422, "prefixes"),
@@ -213,8 +198,8 @@ def test_nothing_is_written_without_the_pages_secret(client: TestClient, study: 
 def test_bad_labels_are_refused_with_one_line(
     client: TestClient, study: Index, change: dict[str, Any], status: int, words: str
 ) -> None:
-    label = {"annotator": "ann", "memory": sampled(study)[0], "patterns": [RIVER]} | change
-    answer = client.post("/api/annotate/labels", json=label)
+    content = {"annotator": "ann", "memory": sampled(study)[0], "patterns": [RIVER]} | change
+    answer = client.post("/api/annotate/labels", json=content)
     assert answer.status_code == status and words in answer.json()["error"] and "\n" not in answer.json()["error"]
     assert client.get("/api/annotate").json()["people"] == []
 
@@ -222,34 +207,21 @@ def test_bad_labels_are_refused_with_one_line(
 def test_odd_addresses_and_forms_are_answered(client: TestClient, study: Index) -> None:
     first = sampled(study)[0]
     outside = next(f"L0N{number}" for number in range(40) if f"L0N{number}" not in sampled(study))
-    for address in (
-        f"/annotate?as=ann&memory={outside}",
-        "/annotate?as=ann&memory=L7N1",
-        "/annotate?as=ann&memory=../..",
-    ):
-        assert client.get(address).status_code == 404
+    for memory in (outside, "L7N1", "../.."):
+        assert client.get(f"/annotate?as=ann&memory={memory}").status_code == 404
     assert client.get(f"/annotate?as={'x' * 61}").status_code == 422
     evil = client.get("/annotate", params={"as": "<script>alert(1)</script>", "memory": first})
     assert evil.status_code == 200 and "<script>alert" not in evil.text
     query = {"as": "ann", "memory": first}
     for fields in ([("tick", "0")], [("tick", "0:-1")], [("tick", "0:9999999999")], [("text0", "x" * 200_000)]):
         assert post_form(client, "/annotate/save", fields, **query).status_code == 422
-    broken = client.build_request(
-        "POST", f"/annotate/save?as=ann&memory={first}", content=b"\xff\xfe=%ff", headers=FORM
-    )
-    assert client.send(broken).status_code == 422
+    broken = client.post(f"/annotate/save?as=ann&memory={first}", content=b"\xff\xfe=%ff", headers=FORM)
+    assert broken.status_code == 422
 
 
 def test_a_form_becomes_patterns() -> None:
-    fields = [
-        ("text0", ""),
-        ("kind0", "shallow"),
-        ("text1", "a"),
-        ("kind1", "semantic"),
-        ("tick", "1:4"),
-        ("tick", "1:2"),
-    ]
-    (pattern,) = patterns_of_form([*fields, ("then", "next")])
+    named = {"text0": "", "kind0": "shallow", "text1": "a", "kind1": "semantic", "then": "next"}
+    (pattern,) = patterns_of_form([*named.items(), ("tick", "1:4"), ("tick", "1:2")])
     assert (pattern.description, pattern.kind, pattern.prefixes) == ("a", "semantic", (4, 2))
     (nameless,) = patterns_of_form([("tick", "3:1")])  # not dropped here, so that it is refused
     assert nameless.description == "" and nameless.prefixes == (1,)
@@ -265,5 +237,5 @@ def test_an_index_that_cannot_be_written_says_so(study: Index, client_of: Callab
         extra.unlink()
     client = client_of(study)
     assert client.get("/annotate").status_code == 409
-    answer = client.post("/api/annotate/labels", json={"annotator": "ann", "memory": first, "patterns": []})
+    answer = label(client, "ann", first)
     assert answer.status_code == 409 and "annotations.sqlite" in answer.json()["error"]

@@ -25,7 +25,6 @@ from memlens.annotations.store import (
     Annotations,
     Label,
     LabelledPattern,
-    LastLayerChange,
     Sample,
     Verdict,
     check_annotator,
@@ -119,12 +118,13 @@ def _read_event(notes: Annotations, task: str, event: Any, where: str) -> dict[s
         raise SettingError(f"{where} has a key, a time or an annotator that memlens never writes; the file is damaged")
     if kind != "sample":
         check_annotator(event["annotator"])
+    read = {name: event[name] for name in _EVENT}
     try:
-        subject = "" if kind in ("sample", "finish") else _subject(notes, task, event)
-        content = _content(notes, task, {**event, "subject": subject}, where)
+        read["subject"] = "" if kind in ("sample", "finish") else _subject(notes, task, event)
+        read["content"] = _content(notes, task, read)
     except _UNREADABLE as error:
-        raise SettingError(f"{where} has no readable subject or content; the file is damaged") from error
-    return {**{name: event[name] for name in _EVENT}, "subject": subject, "content": content}
+        raise SettingError(f"{where} has no readable subject and content; the file is damaged") from error
+    return read
 
 
 def _subject(notes: Annotations, task: str, event: Mapping[str, Any]) -> str:
@@ -135,26 +135,19 @@ def _subject(notes: Annotations, task: str, event: Mapping[str, Any]) -> str:
     return str(notes.index.check(MemoryId(exactly(event["layer"], int), exactly(event["memory"], int))))
 
 
-def _content(notes: Annotations, task: str, event: Mapping[str, Any], where: str) -> dict[str, Any]:
-    kind, content = event["kind"], event["content"]
-    if kind == "undo":
-        return {"undoes": exactly(content["undoes"], str)}
-    if kind == "finish":
+def _content(notes: Annotations, task: str, event: Mapping[str, Any]) -> dict[str, Any]:
+    if event["kind"] == "undo":
+        return {"undoes": exactly(event["content"]["undoes"], str)}
+    if event["kind"] == "finish":
         return {}
-    if kind == "sample":
-        sample = Sample.read(content)
+    if event["kind"] == "sample":
+        sample = Sample.read(event["content"])
         for memory in sample.memories:
             notes.index.check(memory)
         return sample.content
     answer = ANSWERS[task].read(event)
     notes.check(answer)
-    _check_subject(answer, event["subject"], where)
     return answer.content
-
-
-def _check_subject(answer: Label | Verdict, subject: str, where: str) -> None:
-    if answer.subject != subject:
-        raise SettingError(f"{where}: its prefix and words are not those of example {subject}; the file was changed")
 
 
 # CSV
@@ -174,18 +167,16 @@ def _csv_rows(task: str, text: str) -> Iterator[tuple[str, dict[str, str]]]:
     reader = csv.DictReader(io.StringIO(text, newline=""))
     try:
         if tuple(reader.fieldnames or ()) != columns:
-            raise SettingError(
-                f"the file's first line is not {','.join(columns)}; is it an export of `memlens annotate`?"
-            )
+            wanted = ",".join(columns)
+            raise SettingError(f"the file's first line is not {wanted}; is it an export of `memlens annotate`?")
         for row in reader:
             where = f"line {reader.line_num} of the file"
             if None in row or None in row.values():
                 raise SettingError(f"{where} has not {len(columns)} columns")
             yield where, row
     except csv.Error as error:
-        raise SettingError(
-            f"line {reader.line_num + 1} of the file is no CSV ({error}); save it as CSV again"
-        ) from error
+        where = f"line {reader.line_num + 1} of the file"
+        raise SettingError(f"{where} is no CSV ({error}); save it as CSV again") from error
 
 
 def _label_rows(label: Label) -> list[list[Any]]:
@@ -218,9 +209,7 @@ def _read_verdicts(text: str) -> list[Verdict]:
     verdicts = []
     for where, row in _csv_rows(VERDICTS, text):
         try:
-            verdict = Verdict(row["annotator"], LastLayerChange.of(row), row["verdict"])
+            verdicts.append(Verdict.read({**row, "subject": row["example"], "content": row}))
         except _UNREADABLE as error:
-            raise SettingError(f"{where} has no readable example; the file is damaged") from error
-        _check_subject(verdict, row["example"], where)
-        verdicts.append(verdict)
+            raise SettingError(f"{where} has no readable example, or another than its name says") from error
     return verdicts

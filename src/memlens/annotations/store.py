@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
@@ -52,12 +53,11 @@ _SCHEMA = (
         content TEXT NOT NULL
     )""",
     "CREATE INDEX IF NOT EXISTS history_by_person ON history (task, annotator, subject)",
-    """
-    CREATE TRIGGER IF NOT EXISTS never_change_history BEFORE UPDATE ON history
-    BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END""",
-    """
-    CREATE TRIGGER IF NOT EXISTS never_delete_history BEFORE DELETE ON history
-    BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END""",
+    *(
+        f"CREATE TRIGGER IF NOT EXISTS never_{change}_history BEFORE {change} ON history "
+        "BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END"
+        for change in ("update", "delete")
+    ),
 )
 _LATEST_SAMPLE = "SELECT content FROM history WHERE kind = 'sample' AND id < ? ORDER BY id DESC LIMIT 1"
 _END = (1 << 63) - 1  # above every id
@@ -157,8 +157,11 @@ class Verdict:
 
     @classmethod
     def read(cls, event: Mapping[str, Any]) -> Verdict:
-        """A KeyError, TypeError, ValueError or OverflowError where the content is not a verdict's."""
-        return cls(event["annotator"], LastLayerChange.of(event["content"]), str(event["content"]["verdict"]))
+        """A KeyError, TypeError, ValueError or OverflowError where the content is not a verdict's on the subject."""
+        change = LastLayerChange.of(event["content"])
+        if change.name != event["subject"]:
+            raise ValueError("the prefix and words are not those of the subject")
+        return cls(event["annotator"], change, str(event["content"]["verdict"]))
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ class Annotations:
         self.index = index
         self.path = index.folder / ANNOTATIONS
         self._triggers: dict[MemoryId, int] = {}  # an index with annotations keeps its triggers
-        try:
+        with _explaining(self.path):
             self._database = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
@@ -198,10 +201,6 @@ class Annotations:
                 for statement in _SCHEMA:
                     database.execute(statement)
                 _copy_old_tables(database)
-        except sqlite3.Error as error:
-            raise IndexFolderError(
-                f"cannot open {self.path}: {error}; restore it from a copy or move it away"
-            ) from error
 
     def __enter__(self) -> Annotations:
         return self
@@ -211,8 +210,6 @@ class Annotations:
 
     def close(self) -> None:
         self._database.close()
-
-    # Writing
 
     def set_sample(self, sample: Sample) -> None:
         """Begin a study; refused once somebody has labelled, since their work would not fit any more."""
@@ -270,8 +267,6 @@ class Annotations:
             _check_rules(database)
             return added
 
-    # Reading
-
     def history(self, task: str) -> list[dict[str, Any]]:
         """Every event of a task in order, as export writes it and append_events takes it."""
         return self._events("task = ?", task)
@@ -318,8 +313,6 @@ class Annotations:
         sample, shown = self.sample(), self._count_triggers(memory)
         for pattern in answer.patterns:
             _check_pattern(memory, pattern, min(shown, sample.top) if sample else shown)
-
-    # Parts
 
     def _events(self, where: str, *parameters: str) -> list[dict[str, Any]]:
         names = ("key", "time", "kind", "annotator", "subject", "content")
@@ -369,20 +362,23 @@ def history_mark(index: Index, task: str) -> str | None:
     path = index.folder / ANNOTATIONS
     if not path.is_file():
         return None
+    address = path.absolute().as_uri() + "?mode=ro"
+    keys: dict[str, None] = {}
+    with _explaining(path), closing(sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)) as database:
+        for table, where in (("history", f"WHERE task = '{task}'"), (OLD_TABLES[task], "")):
+            if _has_table(database, table):
+                keys |= dict.fromkeys(
+                    key for (key,) in database.execute(f"SELECT key FROM {table} {where} ORDER BY id")
+                )
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else None
+
+
+@contextmanager
+def _explaining(path: Path) -> Iterator[None]:
     try:
-        address = path.absolute().as_uri() + "?mode=ro"
-        with closing(sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)) as database:
-            queries = {"history": f"WHERE task = '{task}'", OLD_TABLES[task]: ""}
-            rows = [
-                row
-                for table, where in queries.items()
-                if _has_table(database, table)
-                for row in database.execute(f"SELECT key FROM {table} {where} ORDER BY id")
-            ]
+        yield
     except sqlite3.Error as error:
         raise IndexFolderError(f"cannot open {path}: {error}; restore it from a copy or move it away") from error
-    keys = dict.fromkeys(key for (key,) in rows)
-    return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else None
 
 
 def check_annotator(annotator: str) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from memlens.pattern.words import KINDS
 
 Covered = dict[str, frozenset[int]]  # class, or "either" -> trigger ranks
 _CLASSES = (*KINDS, "either")
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,10 @@ def compare_with_people(index: Index) -> list[MachineAgreement]:
     found = []
     for person, own in sorted(_covered_by_people(labels).items()):
         for kind in _CLASSES:
-            pairs = [(machine[memory][kind], covered[kind]) for memory, covered in own.items()]
-            found.append(MachineAgreement(person, kind, len(own), *_rates(pairs)))
+            prefixes = [{(memory, rank) for memory in own for rank in by[memory][kind]} for by in (machine, own)]
+            memories = [{memory for memory, _ in covered} for covered in prefixes]
+            rates = *_precision_and_recall(*memories), *_precision_and_recall(*prefixes)
+            found.append(MachineAgreement(person, kind, len(own), *rates))
     return found
 
 
@@ -204,17 +208,9 @@ def _mean_jaccard(pairs: Sequence[tuple[frozenset[int], frozenset[int]]]) -> flo
     return _share(sum(known), len(known))
 
 
-def _rates(
-    pairs: Sequence[tuple[frozenset[int], frozenset[int]]],
-) -> tuple[float | None, float | None, float | None, float | None]:
-    both = sum(bool(machine) and bool(person) for machine, person in pairs)
-    hits = sum(len(machine & person) for machine, person in pairs)
-    return (
-        _share(both, sum(bool(machine) for machine, _ in pairs)),
-        _share(both, sum(bool(person) for _, person in pairs)),
-        _share(hits, sum(len(machine) for machine, _ in pairs)),
-        _share(hits, sum(len(person) for _, person in pairs)),
-    )
+def _precision_and_recall(machine: set[_Item], person: set[_Item]) -> tuple[float | None, float | None]:
+    both = len(machine & person)
+    return _share(both, len(machine)), _share(both, len(person))
 
 
 def _share(part: float, whole: int) -> float | None:

@@ -131,9 +131,6 @@ def _report(screen: Screen, index: Index, task: str, doing: str, annotator: str 
         screen.note(none)
 
 
-# Labels
-
-
 def _draw(screen: Screen, notes: Annotations, per_layer: int, top: int, seed: int) -> None:
     from memlens.annotations.study import draw_sample
 
@@ -166,18 +163,14 @@ def _parse(text: str) -> LabelledPattern:
     return LabelledPattern(description.strip(), kind.strip(), prefixes)
 
 
-# Verdicts
-
-
 def _changes(index: Index) -> dict[str, LastLayerChange]:
     """The changes to judge, by name."""
     from memlens.annotations.store import LastLayerChange
 
-    table = index.table(_CHANGES)
-    if "example" not in table.column_names:
+    if "example" not in index.schema_names(_CHANGES):
         again = f"memlens experiment {index.folder} last-layer"
         raise IndexFolderError(f"the table '{_CHANGES}' of {index.folder} is of an older memlens; run `{again}` again")
-    changes = [LastLayerChange.of(row) for row in table.to_pylist()]
+    changes = [LastLayerChange.of(row) for row in index.sql(f"SELECT * FROM {{{_CHANGES}}}")]
     return {change.name: change for change in changes}
 
 
@@ -226,9 +219,6 @@ def _verdict_progress(index: Index) -> list[dict[str, Any]]:
         {"annotator": person, "judged": len(names & wanted), "examples": len(wanted), "all": len(names)}
         for person, names in judged.items()
     ]
-
-
-# Both
 
 
 def _undo(screen: Screen, notes: Annotations, task: str, annotator: str, subject: str) -> None:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.pattern.shallow import Candidate, ShallowChoice, Texts, add_waiting, choose, find_significant
-from memlens.pattern.topics import Topic, find_topics
+from memlens.pattern.topics import SemanticTopic, find_topics
 from memlens.pattern.word_vectors import WordVectors, word_vectors
 from memlens.pattern.words import GROUNDED, TriggerRows, read_trigger_rows
 from memlens.settings import PatternSettings
@@ -58,7 +58,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, eq=False)
-class PatternSearch:
+class PatternResult:
     """The result: patterns by row of TriggerRows, the most telling first, and notes for the manifest."""
 
     triggers: TriggerRows
@@ -66,10 +66,10 @@ class PatternSearch:
     notes: dict[str, float | int]
 
 
-def find_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternSearch:
+def find_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternResult:
     triggers = read_trigger_rows(index, settings.top)
     if len(triggers.rows) == 0:
-        return PatternSearch(triggers, [], {})
+        return PatternResult(triggers, [], {})
     progress("words", 0, None)
     texts = Texts.read(index, triggers, settings)
     significant = find_significant(texts, triggers, settings, progress)
@@ -97,7 +97,7 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
         "highest_p": significant.cutoff,
         "word_vectors": len(vectors.vectors),
     }
-    return PatternSearch(triggers, patterns, notes)
+    return PatternResult(triggers, patterns, notes)
 
 
 def _last_words(texts: Texts, triggers: TriggerRows) -> list[list[int]]:
@@ -115,7 +115,7 @@ def _shallow(candidate: Candidate, texts: Texts) -> Pattern:
     return Pattern(*described, candidate.members, candidate.share, candidate.q)
 
 
-def _semantic(topic: Topic, texts: Texts, vectors: WordVectors, q: float) -> Pattern:
+def _semantic(topic: SemanticTopic, texts: Texts, vectors: WordVectors, q: float) -> Pattern:
     words = [texts.words.texts[vectors.numbers[row]] for row in topic.words]
     described = (f"topic:{' '.join(sorted(words))}", "semantic", f"about: {', '.join(words)}")
     return Pattern(*described, topic.members, topic.share, q)

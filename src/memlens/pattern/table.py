@@ -21,7 +21,7 @@ from memlens.parallel import Progress, no_progress
 from memlens.settings import PatternSettings
 
 if TYPE_CHECKING:
-    from memlens.pattern.find import FollowingTokens, Pattern, PatternSearch
+    from memlens.pattern.find import FollowingTokens, Pattern, PatternResult
 
 UNNAMED = "no pattern found"
 _ROWS_PER_GROUP = 4096
@@ -91,7 +91,7 @@ def _sources(index: Index) -> dict[str, str]:
     return {"values": checksum} if checksum else {}
 
 
-def _pattern_rows(found: PatternSearch) -> Iterator[dict[str, Any]]:
+def _pattern_rows(found: PatternResult) -> Iterator[dict[str, Any]]:
     for layer, memory, triggers, patterns in _memories(found):
         for pattern in patterns:
             yield {
@@ -108,7 +108,7 @@ def _pattern_rows(found: PatternSearch) -> Iterator[dict[str, Any]]:
 
 
 def _name_rows(
-    found: PatternSearch, following: Sequence[FollowingTokens], vocabulary: Sequence[str]
+    found: PatternResult, following: Sequence[FollowingTokens], vocabulary: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     for (layer, memory, triggers, patterns), own in zip(_memories(found), following, strict=True):
         covered = 0
@@ -155,7 +155,7 @@ def memory_patterns(index: Index, memory: str | MemoryId) -> list[dict[str, Any]
     return index.sql(query, [wanted.layer, wanted.memory])
 
 
-def _memories(found: PatternSearch) -> Iterator[tuple[int, int, int, list[Pattern]]]:
+def _memories(found: PatternResult) -> Iterator[tuple[int, int, int, list[Pattern]]]:
     triggers = found.triggers
     columns = (triggers.layer.tolist(), triggers.memory.tolist(), triggers.filled.tolist(), found.patterns)
     yield from zip(*columns, strict=True)

@@ -196,7 +196,7 @@ def _pair_moments(
 
 
 @dataclass(frozen=True)
-class Topic:
+class SemanticTopic:
     """A semantic pattern."""
 
     members: int  # prefixes by trigger rank, a bit each
@@ -259,7 +259,7 @@ def _find_topic(
     excluded: ExcludedWords,
     memory: int,
     pool: Pool,
-) -> Topic | None:
+) -> SemanticTopic | None:
     """The topic of a memory whose prefixes [triggers] are known to be coherent; None where no three words say it."""
     own = excluded.words[excluded.offsets[memory] : excluded.offsets[memory + 1]]
     unit, counts, words = _set_vectors(prefixes, vectors, rows, own, int(excluded.last[memory]))
@@ -278,7 +278,7 @@ def _find_topic(
     telling = _telling_words([words[i] for i in np.flatnonzero(members)], vectors, direction)
     if len(telling) < GROUNDED:
         return None
-    return Topic(sum(1 << int(i) for i in np.flatnonzero(members)), tuple(telling[:SHOWN]), share)
+    return SemanticTopic(sum(1 << int(i) for i in np.flatnonzero(members)), tuple(telling[:SHOWN]), share)
 
 
 def _telling_words(words: list[NDArray[np.int32]], vectors: WordVectors, direction: NDArray[Any]) -> list[int]:
@@ -301,7 +301,7 @@ def find_topics(
     vectors: WordVectors,
     settings: PatternSettings,
     progress: Progress,
-) -> dict[int, tuple[Topic, float]]:
+) -> dict[int, tuple[SemanticTopic, float]]:
     """Topic and q-value by row of TriggerRows."""
     if len(vectors.vectors) == 0:
         return {}
@@ -312,7 +312,7 @@ def find_topics(
     z, filled = coherence.standardised(own, triggers.one_per_sentence(), excluded)
     q = q_values(coherence.p_values(z, filled), len(z))
     pool = Pool.draw(sample, vectors, settings.seed)
-    found: dict[int, tuple[Topic, float]] = {}
+    found: dict[int, tuple[SemanticTopic, float]] = {}
     coherent = np.flatnonzero(q <= settings.rate).tolist()
     for done, m in enumerate(coherent):
         progress("topics", done, len(coherent))

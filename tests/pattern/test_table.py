@@ -1,4 +1,4 @@
-"""What follows the triggers, what the value promotes, and one line that says both."""
+"""The tables of patterns and names: what follows the triggers, what the value promotes, and one line that says both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import memlens
 from index_by_hand import pieces, write_index
+from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.pattern.table import compute_patterns, memory_name, memory_patterns
 
@@ -47,3 +49,9 @@ def test_a_memory_without_triggers_has_no_name(index: Index) -> None:
 def test_a_pattern_lists_the_prefixes_that_contain_it(index: Index) -> None:
     (row,) = memory_patterns(index, "L0N0")
     assert row["description"] == 'ends with "the free press"' and row["prefixes"] == list(range(20))
+
+
+def test_unknown_options_are_refused_and_known_ones_recorded(index: Index) -> None:
+    with pytest.raises(SettingError, match="unknown patterns option 'bogus'; known: background"):
+        memlens.patterns(index, bogus=1)
+    assert memlens.patterns(index.folder, top=10).manifest.patterns.settings["top"] == 10
