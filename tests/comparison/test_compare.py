@@ -172,14 +172,6 @@ def test_the_same_tables_give_the_same_result_in_any_cut(indexes: Indexes, monke
     assert json.loads(json.dumps(whole.to_json()))["changes"][0]["before"]["memory"].startswith("L")
 
 
-def test_long_prefixes_are_told_apart_by_their_digest(indexes: Indexes, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = compare_indexes(indexes["base"], indexes["tuned"], top=1000)
-    shorter = {name: query.replace(f"> {overlap._LONGEST}", "> 3") for name, query in overlap._ENTRIES.items()}
-    assert shorter["prefixes"] != overlap._ENTRIES["prefixes"]
-    monkeypatch.setattr(overlap, "_ENTRIES", shorter)
-    assert compare_indexes(indexes["base"], indexes["tuned"], top=1000).layers == plain.layers
-
-
 def test_other_shapes_are_refused_unless_matched_by_counterpart(indexes: Indexes) -> None:
     with pytest.raises(SettingError, match=r"120 memories.*156 memories.*--layers 3:5"):
         compare_indexes(indexes["base"], indexes["wide"])

@@ -11,8 +11,8 @@ memory can be read from an index:
     tokens     tokens that the value promotes, by id where both indexes have one vocabulary, else by text; weight p
     patterns   names of the patterns, equal for equal patterns of different memories; weight confidence
 
-Over all memories keys are compared by their hashes, of the few that are shown by themselves; a long prefix is replaced
-by its SHA-256. Of several entries with one key the first, strongest one counts.
+Over all memories keys are compared by their hashes; for the few pairs that are shown, by themselves. Of several entries
+with one key the first, strongest one counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from memlens.index.reader import Index
 from memlens.memory import MemoryId
 
 _PAIRS_AT_ONCE = 1 << 22  # of rows with the same key, while counterparts are counted
-_LONGEST = 256  # characters of a prefix that is its own key
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: sets hashes of different memories apart
 
 IntArray = NDArray[np.int64]
@@ -37,9 +36,8 @@ FloatArray = NDArray[np.float64]
 
 _PREFIX = "left(c.text, CASE WHEN t.position < 0 THEN 0 ELSE c.ends[t.position + 1] END)"
 _TOKEN = f"substr({_PREFIX}, 1 + CASE WHEN t.position > 0 THEN c.ends[t.position] ELSE 0 END)"
-_PREFIX_KEY = f"CASE WHEN length({_PREFIX}) > {_LONGEST} THEN '#' || sha256({_PREFIX}) ELSE {_PREFIX} END"
 _TRIGGERS = """
-SELECT t.layer, t.memory, t."end" AS part, t.rank AS place, abs(t.coefficient) AS weight, {key} AS key
+SELECT t.layer, t.memory, t."end" AS part, t.rank AS place, abs(t.coefficient) AS weight, KEY({parts}) AS key
 FROM {{triggers}} t JOIN {{corpus}} c ON c.sentence = t.sentence WHERE {{where}}
 """
 _TOKENS = """
@@ -48,10 +46,9 @@ SELECT t.layer, t.memory, '' AS part, unnest(range(least(len(t.tokens), {depth})
 FROM {values} t WHERE {where}
 """
 _ENTRIES = {
-    "prefixes": _TRIGGERS.format(key=f"t.\"end\" || ' ' || t.position || ' ' || {_PREFIX_KEY}"),
+    "prefixes": _TRIGGERS.format(parts=f't."end", t.position, {_PREFIX}'),
     "endings": _TRIGGERS.format(
-        key=f'row_number() OVER (PARTITION BY t.layer, t.memory, t."end", {_TOKEN} ORDER BY t.rank)'
-        f" || ' ' || t.\"end\" || ' ' || {_TOKEN}"
+        parts=f'row_number() OVER (PARTITION BY t.layer, t.memory, t."end", {_TOKEN} ORDER BY t.rank), t."end", {_TOKEN}'
     ),
     "tokens": _TOKENS,
     "texts": f"SELECT e.* EXCLUDE key, v.text AS key FROM ({_TOKENS}) e JOIN {{vocabulary}} v ON v.token = e.key",
@@ -88,7 +85,7 @@ class ListQuery:
     def read(self, index: Index, layers: Sequence[int], memories: range) -> KeyLists:
         """The lists of these memories of some layers; owners count through the layers, one after another."""
         own = f"t.memory >= {memories.start} AND t.memory < {memories.stop}"
-        rows = index.arrays(self._sql("hash(key)", f"t.layer IN ({', '.join(map(str, layers))}) AND {own}"))
+        rows = index.arrays(self._sql("hash(", "hash(key)", f"t.layer IN ({', '.join(map(str, layers))}) AND {own}"))
         place = np.zeros(max(layers) + 1, np.int64)
         place[list(layers)] = np.arange(len(layers)) * len(memories)
         owners = place[rows["layer"]] + rows["memory"] - memories.start
@@ -97,12 +94,14 @@ class ListQuery:
     def read_texts(self, index: Index, wanted: str) -> dict[MemoryId, dict[Any, float]]:
         """memory -> key -> weight of a few memories, given as `(layer, memory), ...`, with the keys themselves."""
         lists: dict[MemoryId, dict[Any, float]] = {}
-        for row in index.sql(self._sql("key", f"(t.layer, t.memory) IN (VALUES {wanted})")):
+        for row in index.sql(self._sql("concat_ws(' ', ", "key", f"(t.layer, t.memory) IN (VALUES {wanted})")):
             lists.setdefault(MemoryId(row["layer"], row["memory"]), {}).setdefault(row["key"], row["weight"])
         return lists
 
-    def _sql(self, key: str, where: str) -> str:
+    def _sql(self, joined: str, key: str, where: str) -> str:
+        """The query; `joined` is how the parts of a trigger's key become one."""
         entries = _ENTRIES[self.name].replace("{where}", where).replace("{depth}", str(self.depth))
+        entries = entries.replace("KEY(", joined)
         return _IN_ORDER.replace("{key}", key).replace("{entries}", entries)
 
 
@@ -131,10 +130,11 @@ def memory_by_memory(a: KeyLists, b: KeyLists, count: int) -> tuple[FloatArray, 
     """Jaccard and weighted overlap, [count] each, of every memory in a with the same one in b."""
     (ids_a, rows_a), (ids_b, rows_b) = a.distinct(), b.distinct()
     _, in_a, in_b = np.intersect1d(ids_a, ids_b, assume_unique=True, return_indices=True)
-    order = np.argsort(rows_a[in_a])
-    both_a, both_b = rows_a[in_a][order], rows_b[in_b][order]
-    rows_a.sort()
-    rows_b.sort()
+    partners = np.full(len(a.keys), -1)  # row of a -> row of b with the same owner and key
+    partners[rows_a[in_a]] = rows_b[in_b]
+    both_a = np.flatnonzero(partners >= 0)
+    both_b = partners[both_a]
+    rows_a, rows_b = _in_order(rows_a, len(a.keys)), _in_order(rows_b, len(b.keys))
     shared = np.bincount(a.owners[both_a], minlength=count)
     sizes = np.bincount(a.owners[rows_a], minlength=count) + np.bincount(b.owners[rows_b], minlength=count)
     lesser = np.bincount(a.owners[both_a], np.minimum(a.weights[both_a], b.weights[both_b]), count)
@@ -179,10 +179,17 @@ def best_counterparts(
 
 def _numbered(a: KeyLists, b: KeyLists) -> tuple[IntArray, IntArray, IntArray, IntArray, int]:
     """Owners and keys of the distinct rows of a and of b, keys numbered in common from 0, and their number."""
-    rows_a, rows_b = np.sort(a.distinct()[1]), np.sort(b.distinct()[1])
+    rows_a, rows_b = (_in_order(lists.distinct()[1], len(lists.keys)) for lists in (a, b))
     distinct, numbers = np.unique(np.concatenate((a.keys[rows_a], b.keys[rows_b])), return_inverse=True)
     cut = len(rows_a)
     return a.owners[rows_a], numbers[:cut], b.owners[rows_b], numbers[cut:], len(distinct)
+
+
+def _in_order(rows: IntArray, count: int) -> IntArray:
+    """The same row numbers, ascending: faster than sorting them."""
+    chosen = np.zeros(count, np.bool_)
+    chosen[rows] = True
+    return np.flatnonzero(chosen)
 
 
 def _ranges(owners: IntArray, times: IntArray, count_a: int, count_b: int) -> list[tuple[int, int]]:

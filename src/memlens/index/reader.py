@@ -300,7 +300,7 @@ class Index:
     @cached_property
     def vocabulary(self) -> list[str]:
         """The text of every token."""
-        texts: list[str] = self.table("vocabulary", ["text"]).column("text").to_pylist()
+        texts: list[str] = self.arrays("SELECT text FROM {vocabulary} ORDER BY token")["text"].tolist()
         return texts
 
     def load_model(self, model: str | None = None, **options: Any) -> MemoryModel:
