@@ -64,7 +64,7 @@ def main() -> None:
     prompt = Prompt("", tuple(drawn.tolist()), None)
 
     def traced() -> Trace:
-        return trace_prompt(model, prompt, chosen.tokens - 1, None, chosen.top, None).trace
+        return trace_prompt(model, prompt, chosen.tokens - 1, None, chosen.top, None)[0]
 
     found = traced()  # compiles what is compiled once a machine
     shown = {one.memory for layer in found.layers for one in (*layer.by_effect, *layer.by_size)}

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
     from memlens.pipeline import analyze, demo
     from memlens.tracer.attribution import in_common, integrate, silence_each
-    from memlens.tracer.generate import generate
-    from memlens.tracer.intervene import intervene, promoting
+    from memlens.tracer.intervene import generate, intervene, promoting
     from memlens.tracer.intervention import Edit, Intervention
     from memlens.tracer.trace import trace
     from memlens.tracer.value_changes import ValueChange, save_changed, side_effects, trying
@@ -39,8 +38,7 @@ _NAMES = {
     "memlens.models.memory_model": ("MemoryModel",),
     "memlens.pipeline": ("analyze", "demo"),
     "memlens.tracer.attribution": ("in_common", "integrate", "silence_each"),
-    "memlens.tracer.generate": ("generate",),
-    "memlens.tracer.intervene": ("intervene", "promoting"),
+    "memlens.tracer.intervene": ("generate", "intervene", "promoting"),
     "memlens.tracer.intervention": ("Edit", "Intervention"),
     "memlens.tracer.trace": ("trace",),
     "memlens.tracer.value_changes": ("ValueChange", "save_changed", "side_effects", "trying"),

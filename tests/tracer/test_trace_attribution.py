@@ -144,11 +144,6 @@ def test_a_batch_is_no_larger_than_its_scores_allow(model: MemoryModel, monkeypa
         assert one.effects == pytest.approx(other.effects, abs=1e-7)
 
 
-def test_layers_may_come_from_a_generator(model: MemoryModel) -> None:
-    found = silence_each(model, PROMPT, layers=(layer for layer in [1]))  # type: ignore[arg-type]
-    assert set(found.effects) == {MemoryId(1, memory) for memory in range(40)}
-
-
 def test_wrong_attributions_are_refused(model: MemoryModel) -> None:
     with pytest.raises(UnknownName, match="L0N40 does not exist"):
         silence_each(model, PROMPT, ["L0N40"])

@@ -18,12 +18,11 @@ from memlens.errors import MemlensError, ModelError, SettingError, UnknownName
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import CONTEXT, tiny_model, tiny_tokenizer
-from memlens.tracer.attribution import in_common, integrate, silence_each
-from memlens.tracer.generate import generate
-from memlens.tracer.intervene import intervene
+from memlens.tracer.attribution import integrate, silence_each
+from memlens.tracer.intervene import generate, intervene
 from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.trace import trace
-from memlens.tracer.value_changes import ValueChange, side_effects
+from memlens.tracer.value_changes import ValueChange
 
 PROMPT = "The river runs"
 
@@ -52,8 +51,6 @@ def test_positions_tokens_and_counts_that_do_not_exist(model: MemoryModel) -> No
     for token in (97, -1):
         assert "has tokens 0 to 96" in refusal(lambda one=token: trace(model, PROMPT, token=one), UnknownName)
     assert "must be 1 or more" in refusal(lambda: trace(model, PROMPT, top=0), SettingError)
-    assert "ask for 1 or more" in refusal(lambda: generate(model, PROMPT, 0), SettingError)
-    assert "temperature" in refusal(lambda: generate(model, PROMPT, 1, temperature=math.nan), SettingError)
 
 
 @pytest.mark.parametrize("text", ["L3N0=0", "L0N40=0", "L3=x2", "L99N1=3"])
@@ -84,8 +81,7 @@ def test_an_edit_at_a_position_behind_the_prompt_is_refused(model: MemoryModel) 
     assert "position 500 is not in the prompt" in refusal(lambda: intervene(model, PROMPT, edits), SettingError)
 
 
-def test_numbers_that_drown_the_model_are_refused() -> None:
-    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+def test_numbers_that_drown_the_model_are_refused(model: MemoryModel) -> None:
     message = refusal(lambda: intervene(model, PROMPT, Intervention.parse("L0N0=1e39")), SettingError)
     assert "float32 cannot hold" in message
     drowned = Intervention.parse("L2N0=3e38", "L2N1=3e38", "L2N2=3e38")
@@ -119,26 +115,14 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
     "'all' or a list": lambda d: d["edits"][0].update(positions=[0.5]),
     "layer must be a whole number": lambda d: d["edits"][1].update(layer="2"),
     "either memories or one layer": lambda d: d["edits"][1].pop("layer"),
-    "not {'action': []": lambda d: d["edits"][0].update(action=[]) or d["edits"][0].pop("coefficient"),
-    "not {'action': {}": lambda d: d["edits"][0].update(action={}),
     "must have the action set, scale, silence, not 7": lambda d: d.update(edits=[7]),
     "schema True": lambda d: d.update(schema=True),
-    "schema [1]": lambda d: d.update(schema=[1]),
-    "unit is {}": lambda d: d.update(unit={}),
-    'no "kind"': lambda d: d.update(kind=["memlens intervention"]),
-    "(name, fingerprint": lambda d: d.update(model=["gpt2"]),
     "dtype; or null)": lambda d: d["model"].update(dtype=32),
-    "which model it is for (name": lambda d: d["model"].update(name=None),
     "kind, schema, unit, model and a list": lambda d: d.pop("model"),
     "coefficient must be a number, but": lambda d: d["edits"][0].update(coefficient=None),
     "must be a number, not True": lambda d: d["edits"][0].update(coefficient=True),
-    "must be a number, not [1]": lambda d: d["edits"][0].update(coefficient=[1]),
     "L1N3 is to become inf": lambda d: d["edits"][0].update(coefficient=10**400),
-    "not [['L1N3']]": lambda d: d["edits"][0].update(memories=[["L1N3"]]),
-    "list of whole numbers, not {}": lambda d: d["edits"][0].update(positions={}),
     "list of whole numbers, not []": lambda d: d["edits"][0].update(positions=[]),
-    "whole number, not 1.0": lambda d: d["edits"][1].update(layer=1.0),
-    "whole number, not False": lambda d: d["edits"][1].update(layer=False),
 }
 
 
@@ -170,11 +154,6 @@ def test_nesting_that_json_can_read_but_nobody_can_print_is_refused(document: di
         refusal(lambda one=damaged: Intervention.from_json(one), SettingError)
 
 
-@pytest.mark.parametrize("seed", [-1, 2**63, 10**30, 1.5, "one", None, True])
-def test_seeds_that_cannot_be_used(model: MemoryModel, seed: Any) -> None:
-    assert "the seed is" in refusal(lambda: generate(model, PROMPT, 1, temperature=1.0, seed=seed), SettingError)
-
-
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-10, 1e308])
 def test_any_finite_temperature_draws_a_token(model: MemoryModel, temperature: float) -> None:
     found = generate(model, PROMPT, 3, temperature=temperature, seed=2**63 - 1)
@@ -183,53 +162,28 @@ def test_any_finite_temperature_draws_a_token(model: MemoryModel, temperature: f
 
 
 WRONG_CALLS: dict[str, Callable[[MemoryModel], Any]] = {
-    "a prompt must be a text": lambda model: trace(model, 5),  # type: ignore[arg-type]
     "not valid Unicode": lambda model: trace(model, "a \ud800 b"),
-    "a position must be a whole number": lambda model: trace(model, PROMPT, position=0.5),  # type: ignore[arg-type]
-    "a token must be a text": lambda model: trace(model, PROMPT, token=1.5),  # type: ignore[arg-type]
     "at most 1000": lambda model: trace(model, PROMPT, top=10**9),
-    "--top is 'ten'": lambda model: trace(model, PROMPT, top="ten"),  # type: ignore[arg-type]
-    "'many' tokens cannot be generated": lambda model: generate(model, PROMPT, "many"),  # type: ignore[arg-type]
-    "the temperature is 'hot'": lambda model: generate(model, PROMPT, 1, temperature="hot"),  # type: ignore[arg-type]
-    "not an intervention": lambda model: intervene(model, PROMPT, 7),  # type: ignore[arg-type]
-    "7 is not an edit": lambda model: intervene(model, PROMPT, [7]),  # type: ignore[list-item]
-    "positions must be 'all'": lambda model: Edit(layer=0, positions=("a",)),  # type: ignore[arg-type]
-    "memories must be names": lambda model: Edit(memories=5),  # type: ignore[arg-type]
-    "must be one number": lambda model: Edit(layer=0, factor=torch.ones(2)),  # type: ignore[arg-type]
-    "layers must be a list": lambda model: silence_each(model, PROMPT, layers=1),  # type: ignore[arg-type]
-    "layers must be a list of": lambda model: integrate(model, PROMPT, layers="01"),  # type: ignore[arg-type]
-    "positions must be a list": lambda model: integrate(model, PROMPT, positions=-1),  # type: ignore[arg-type]
-    "memories must be names like": lambda model: silence_each(model, PROMPT, 5),  # type: ignore[arg-type]
-    "['gpt2'] is not an index": lambda model: trace(model, PROMPT, index=["gpt2"]),  # type: ignore[arg-type]
-    "found from attributions": lambda model: in_common(["L0N0"]),  # type: ignore[list-item]
-    "b'L0N0=0' is not an intervention": lambda model: Intervention(b"L0N0=0"),  # type: ignore[arg-type]
     "no memories are named": lambda model: silence_each(model, PROMPT, []),
     "no layers are named": lambda model: integrate(model, PROMPT, layers=[]),
     "no positions are given": lambda model: integrate(model, PROMPT, positions=[]),
-    "a prompt must be a text, not 5": lambda model: side_effects(model, [], 5),  # type: ignore[arg-type]
     "steps are more than 1000": lambda model: integrate(model, PROMPT, steps=10**6),
-    "the temperature is 1000": lambda model: generate(model, PROMPT, 1, temperature=10**400),
     "is not finite in float32": lambda model: ValueChange.towards(model, "L0N0", 5, 1e300),
-    "make them with silence_each": lambda model: in_common(5),  # type: ignore[arg-type]
-    "positions must be 'all' or a list of whole numbers, not 1.5": lambda model: Edit.parse("L0N0=0", 1.5),  # type: ignore[arg-type]
+    "positions must be 'all' or a list of whole numbers, not []": lambda model: Edit("L0N0", positions=()),  # type: ignore[arg-type]
     "0 tokens are no batch": lambda model: silence_each(model, PROMPT, batch_tokens=0),
+    "ask for 1 or more": lambda model: generate(model, PROMPT, 0),
+    "the temperature is nan": lambda model: generate(model, PROMPT, 1, temperature=math.nan),
+    "the seed is -1": lambda model: generate(model, PROMPT, 1, seed=-1),
+    "the seed is 9223372036854775808": lambda model: generate(model, PROMPT, 1, seed=2**63),
 }
 
 
 @pytest.mark.parametrize("words", WRONG_CALLS)
-def test_arguments_of_the_wrong_kind_are_refused(model: MemoryModel, words: str) -> None:
+def test_numbers_and_lists_that_cannot_work_are_refused(model: MemoryModel, words: str) -> None:
     assert words in refusal(lambda: WRONG_CALLS[words](model), SettingError)
 
 
-def test_a_memory_whose_numbers_are_none_is_refused(model: MemoryModel) -> None:
-    for name in (MemoryId(0.5, 0), MemoryId("a", 0), MemoryId(0, None), 5, None):  # type: ignore[arg-type]
-        message = refusal(lambda one=name: silence_each(model, PROMPT, ["L0N1", one]), UnknownName)
-        assert "is not a memory's name" in message
-
-
 def test_what_is_no_model_is_refused() -> None:
-    for nothing in (None, 5, {}):
-        assert "is not a model" in refusal(lambda one=nothing: trace(one, PROMPT), ModelError)
     for name in ("", "x" * 5000, "no/such/folder/at/all"):
         with pytest.raises(MemlensError):
             trace(name, PROMPT)
@@ -259,8 +213,6 @@ def test_files_that_cannot_be_read_or_written_are_refused(model: MemoryModel, tm
     assert "cannot be read" in refusal(lambda: Intervention.load(tmp_path / "none.json"), SettingError)
     edits = Intervention.parse("L0N0=0")
     assert "cannot be written" in refusal(lambda: edits.save(tmp_path / "no" / "x.json", model), SettingError)
-    for call in (lambda: edits.save(None, model), lambda: Intervention.load(None)):
-        assert "None is not a file's name" in refusal(call, SettingError)
 
 
 def test_a_document_that_cannot_be_replaced_stays_as_it_was(

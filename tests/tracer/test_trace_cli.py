@@ -12,8 +12,7 @@ from rich.cells import cell_len
 import memlens
 from memlens.cli import main
 from memlens.testing import save_tiny
-from memlens.tracer.generate import generate
-from memlens.tracer.intervene import intervene
+from memlens.tracer.intervene import generate, intervene
 from memlens.tracer.intervention import Intervention
 from memlens.tracer.trace import trace
 
@@ -35,13 +34,12 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_gpt2: Path, tiny_gpt2_index: memlens.Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model/, other/ and index/, an index of the first."""
     folder = tmp_path_factory.mktemp("cli-trace")
-    save_tiny(folder / "model", "gpt2")
+    (folder / "model").symlink_to(tiny_gpt2)
+    (folder / "index").symlink_to(tiny_gpt2_index.folder)
     save_tiny(folder / "other", "gpt2", seed=1)
-    (folder / "text.txt").write_text("The river runs to the sea. Rain fell on the hills. The press was free.\n")
-    memlens.scan(folder / "model", folder / "text.txt", out=folder / "index", top=3, threads=1)
     return folder
 
 
@@ -158,14 +156,11 @@ def test_the_picture_fits_the_terminal(run: Run, folder: Path, columns: int, mon
         ([PROMPT, "--generate", "90"], "and 90 more"),
         ([PROMPT, "--file", "none.json"], "cannot be read"),
         ([PROMPT, "--generate", "2", "--temperature", "1", "--seed", "-1"], "the seed is -1"),
-        ([PROMPT, "--generate", "2", "--temperature", "1", "--seed", str(10**30)], "the seed is 1000"),
-        ([PROMPT, "--generate", "2", "--temperature", "-1"], "the temperature is -1"),
         ([PROMPT, "--generate", "2", "--temperature", "nan"], "the temperature is nan"),
         ([PROMPT, "--temperature", "0.8"], "there is no --generate"),
         ([PROMPT, "--seed", "3"], "there is no --generate"),
         ([PROMPT, "--top", "100000"], "at most 1000"),
         ([PROMPT, "--set", "L0N1=0", "--at", "9" * 30], "is not in the prompt"),
-        ([PROMPT, "--set", "L" + "9" * 5000 + "=0"], "not a memory's name"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(run: Run, folder: Path, arguments: list[str], words: str) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +13,7 @@ import memlens
 from memlens.errors import MemlensError, ModelError, SettingError
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
-from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
+from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.result import Trace
 from memlens.tracer.value_changes import ValueChange
@@ -24,13 +22,11 @@ PROMPT = "The river runs"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_gpt2: Path, tiny_gpt2_values: memlens.Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """model/, and index/ of it with values."""
     folder = tmp_path_factory.mktemp("even")
-    save_tiny(folder / "model", "gpt2")
-    (folder / "text.txt").write_text("The river runs to the sea. Rain fell on the hills.\n")
-    memlens.scan(folder / "model", folder / "text.txt", out=folder / "index", top=3, threads=1)
-    memlens.values(folder / "index", top=12, threads=1)
+    (folder / "model").symlink_to(tiny_gpt2)
+    (folder / "index").symlink_to(tiny_gpt2_values.folder)
     return folder
 
 
@@ -94,24 +90,12 @@ def test_one_text_or_several_are_taken_alike(folder: Path) -> None:
     assert memlens.in_common(attribution) == memlens.in_common([attribution])
 
 
-def test_numbers_may_be_numpys(folder: Path) -> None:
-    model, one = memlens.load(folder / "model"), np.int64(1)
-    found = memlens.trace(model, PROMPT, position=one, token=np.int32(5), top=np.int64(3))  # type: ignore[arg-type]
-    assert found == memlens.trace(model, PROMPT, position=1, token=5, top=3)
-    json.dumps(found.to_json())
-    edit = Edit(layer=one, coefficient=np.float32(2.5), positions=np.arange(2))  # type: ignore[arg-type]
-    assert json.dumps(edit.to_json()) == json.dumps(Edit(layer=1, coefficient=2.5, positions=(0, 1)).to_json())
-    sampled = memlens.generate(model, PROMPT, 2, temperature=np.float32(0.5), seed=one)  # type: ignore[arg-type]
-    assert sampled == memlens.generate(model, PROMPT, 2, temperature=0.5, seed=1)
-
-
 def test_an_edit_in_words_reads_as_the_same_edit() -> None:
     one = (MemoryId(0, 3),)
     for edit in (Edit(one, coefficient=1 / 3), Edit(layer=2, factor=-1234567.0), Edit(one), Edit(one, factor=2)):
         assert Edit.parse(str(edit)) == edit
     assert [str(Edit.parse(text)) for text in ("L0N3=x2.0", "L0N3=3.50")] == ["L0N3=x2", "L0N3=3.5"]
-    assert Edit.parse("L0N3=0", -1) == Edit(one, positions=(-1,))  # type: ignore[arg-type]
-    several = Intervention.parse("L0N3=0", "L0N4=0", positions=iter([0, 1]))  # type: ignore[arg-type]
+    several = Intervention.parse("L0N3=0", "L0N4=0", positions=[0, 1])
     assert several.edits[1].positions == (0, 1)
     with pytest.raises(SettingError, match="has no number"):
         Edit.parse("L0N3=٣")
@@ -123,15 +107,12 @@ def test_an_intervention_takes_edits_in_words() -> None:
     assert Intervention(words[0]).edits == (Edit.parse("L0N1=0"),)
 
 
-def test_an_edit_takes_names_and_numbers_of_any_kind() -> None:
-    one: Any = "L1N3"
-    assert Edit(one) == Edit(memories=(MemoryId(1, 3),))
+def test_an_edit_takes_names_and_one_position() -> None:
     several: Any = ["L1N3", MemoryId(0, 2)]
     at: Any = [0, -1]
-    assert Edit(several, factor=torch.tensor(2.0), positions=at) == Edit(  # type: ignore[arg-type]
-        (MemoryId(1, 3), MemoryId(0, 2)), factor=2.0, positions=(0, -1)
-    )
-    assert hash(Edit(several, positions=at)) == hash(Edit(several, positions=at))
+    edit = Edit(several, factor=2.0, positions=at)
+    assert edit == Edit((MemoryId(1, 3), MemoryId(0, 2)), factor=2.0, positions=(0, -1)) and hash(edit)
+    assert Edit(several[0]) == Edit(memories=(MemoryId(1, 3),))
     assert [str(Edit.parse(text)) for text in ("L1N3=0", "L2=x-2", "l1d3=4.5")] == ["L1N3=0", "L2=x-2", "L1N3=4.5"]
 
 
@@ -161,30 +142,15 @@ def test_a_change_that_does_not_suit_the_model_is_refused_everywhere(
     assert model.fingerprint() == own and not (tmp_path / "edited").exists()
 
 
-@pytest.mark.parametrize("value", ["abc", [[1.0], [2.0, 3.0]], object(), [1j]])
-def test_a_value_that_is_no_list_of_numbers_is_refused(value: Any) -> None:
-    with pytest.raises(SettingError, match="the new value of L1N3"):
-        ValueChange(MemoryId(1, 3), value)
-
-
-def test_what_is_no_change_is_refused(model: MemoryModel) -> None:
-    for nothing in ("L1N3=0", ["L1N3=0"], 5):
-        with pytest.raises(SettingError, match="is not a ValueChange"):
-            memlens.side_effects(model, nothing, PROMPT)  # type: ignore[arg-type]
-
-
 def test_a_group_is_found_by_the_folder_and_cannot_reach_beyond_its_table(folder: Path) -> None:
     index = memlens.Index(folder / "index")
-    assert memlens.promoting(folder / "index", " the") == memlens.promoting(index, " the")
-    assert memlens.promoting(index, " the", limit=1) == memlens.promoting(index, " the")[:1]
-    with pytest.raises(SettingError, match="lists 12 tokens a value, not 13"):
+    assert memlens.promoting(folder / "index", " the", within=9) == memlens.promoting(index, " the", within=9)
+    assert memlens.promoting(index, " the", within=9, limit=1) == memlens.promoting(index, " the", within=9)[:1]
+    with pytest.raises(SettingError, match="lists 9 tokens a value, not 13"):
         memlens.promoting(index, " the", within=13)
     for wrong in ({"within": 0}, {"limit": 0}, {"limit": -1}):
         with pytest.raises(SettingError, match="ask for 1 or more"):
             memlens.promoting(index, " the", **wrong)  # type: ignore[arg-type]
-    for tokens in (5, None, [" the", 5]):
-        with pytest.raises(SettingError, match="named by their texts"):
-            memlens.promoting(index, tokens)  # type: ignore[arg-type]
 
 
 def test_a_model_without_a_tokenizer_is_refused_in_one_line() -> None:

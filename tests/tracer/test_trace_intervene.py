@@ -13,8 +13,7 @@ import memlens
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES
-from memlens.tracer.generate import generate
-from memlens.tracer.intervene import applied, intervene, promoting
+from memlens.tracer.intervene import apply_edits, generate, intervene, promoting
 from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.prompt import read_prompt
 from memlens.tracer.trace import trace
@@ -26,7 +25,7 @@ Family = Callable[..., MemoryModel]
 
 def run(model: MemoryModel, intervention: Intervention, text: str = PROMPT) -> torch.Tensor:
     prompt = read_prompt(model, text)
-    with applied(model, intervention, prompt):
+    with apply_edits(model, intervention, prompt):
         return model.logits(prompt.fed())
 
 
@@ -34,7 +33,7 @@ def run(model: MemoryModel, intervention: Intervention, text: str = PROMPT) -> t
 def test_silencing_a_layer_leaves_its_bias_alone(name: str, family: Family) -> None:
     model = family(name)
     prompt = read_prompt(model, PROMPT)
-    with applied(model, Intervention.parse("L1=0"), prompt), model.record() as recording:
+    with apply_edits(model, Intervention.parse("L1=0"), prompt), model.record() as recording:
         model.run_body(prompt.fed())
     block = model.layers[1]
     expected = torch.zeros(model.width) if block.value_bias is None else block.value_bias
@@ -97,7 +96,7 @@ def test_only_the_named_memories_at_the_named_positions_are_changed(family: Fami
     edit = Edit(memories=(MemoryId(0, 5), MemoryId(0, 2), MemoryId(0, 5)), factor=3.0, positions=(1, -1))
     with model.record() as plain:
         model.run_body(prompt.fed())
-    with applied(model, Intervention((edit,)), prompt), model.record() as changed:
+    with apply_edits(model, Intervention((edit,)), prompt), model.record() as changed:
         model.run_body(prompt.fed())
     expected = plain.coefficients[0].clone()
     for position in (1 + adds_bos, prompt.fed().shape[1] - 1):
@@ -109,7 +108,7 @@ def test_only_the_named_memories_at_the_named_positions_are_changed(family: Fami
 def test_a_trace_within_an_intervention_is_the_comparisons_second_half(model: MemoryModel) -> None:
     intervention = Intervention.parse("L1N3=4", "L2N8=x-2")
     found = intervene(model, PROMPT, intervention, token=9)
-    with applied(model, intervention, read_prompt(model, PROMPT)):
+    with apply_edits(model, intervention, read_prompt(model, PROMPT)):
         assert trace(model, PROMPT, token=9) == found.after
     assert trace(model, PROMPT, token=9) == found.before
     own = run(model, intervention)[0, -1]
@@ -117,7 +116,7 @@ def test_a_trace_within_an_intervention_is_the_comparisons_second_half(model: Me
     shown = {one.memory: one.coefficient for one in trace(model, PROMPT, top=40).layers[1].by_size}
     assert shown[MemoryId(1, 3)] != 4.0
     json.dumps(found.to_json(), allow_nan=False)
-    assert "→" in found._repr_html_() and repr(found).startswith("<Comparison")
+    assert "→" in found._repr_html_() and repr(found).startswith("<InterventionEffect")
 
 
 def test_an_intervention_is_saved_read_and_replayed(model: MemoryModel, tmp_path: Path) -> None:

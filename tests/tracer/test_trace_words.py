@@ -11,7 +11,7 @@ import torch
 
 import memlens
 from memlens.models.memory_model import MemoryModel
-from memlens.tracer.intervene import applied
+from memlens.tracer.intervene import apply_edits
 from memlens.tracer.intervention import Intervention
 from memlens.tracer.prompt import read_prompt
 from memlens.tracer.trace import trace
@@ -94,9 +94,9 @@ def test_the_text_up_to_a_position_has_its_spaces(words: MemoryModel) -> None:
 def test_interventions_on_words_do_what_algebra_says(words: MemoryModel) -> None:
     prompt = read_prompt(words, PROMPT)
     own = words.logits(prompt.fed())
-    with applied(words, Intervention.parse("L0=x1", "L3=x1", "L2N7=x1"), prompt):
+    with apply_edits(words, Intervention.parse("L0=x1", "L3=x1", "L2N7=x1"), prompt):
         assert torch.equal(words.logits(prompt.fed()), own)
-    with applied(words, Intervention.parse("L1=0"), prompt), words.record() as recording:
+    with apply_edits(words, Intervention.parse("L1=0"), prompt), words.record() as recording:
         words.run_body(prompt.fed())
     bias = words.layers[1].value_bias
     assert bias is not None and torch.equal(recording.y[1], bias.expand_as(recording.y[1]))

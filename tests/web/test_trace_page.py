@@ -29,7 +29,7 @@ def test_the_grid_is_what_tracing_every_position_gives(client: TestClient, model
         traced = trace(model, PROMPT, position, top=1)
         for layer, row in enumerate(grid["layers"]):
             cell, top = row[position], traced.layers[layer].output[0]
-            assert (cell["token"], cell["text"]) == (top.id, top.text) and cell["p"] == pytest.approx(top.p, rel=1e-4)
+            assert (cell["id"], cell["text"]) == (top.id, top.text) and cell["p"] == pytest.approx(top.p, rel=1e-4)
             assert cell["settled"] == (layer >= traced.settled) and cell["was"] is None
 
 
@@ -40,34 +40,37 @@ def test_bos_is_fed_but_is_no_column() -> None:
     for position in range(len(grid.tokens)):
         compared = intervene(model, "The river", "L1N3=9", position, top=1)
         for layer, row in enumerate(grid.layers):
-            assert row[position].token == compared.after.layers[layer].output[0].id
+            assert row[position].id == compared.after.layers[layer].output[0].id
 
 
-def test_a_cell_is_one_layer_of_a_trace(client: TestClient, model: MemoryModel) -> None:
-    told = client.get("/api/trace/cell", params={"prompt": PROMPT, "layer": 1, "at": 2}).json()
-    traced = trace(model, PROMPT, 2, top=10)
-    layer = traced.layers[1]
-    assert (told["layer"], told["position"], told["token"]) == (1, 2, traced.prefix[-1].text)
-    for state in ("residual", "ffn", "output"):
-        assert [one["token"] for one in told[state]] == [one.id for one in getattr(layer, state)[:8]]
-    assert [one["memory"] for one in told["by_effect"]] == [str(one.memory) for one in layer.by_effect]
-    assert [one["effect"] for one in told["by_effect"]] == pytest.approx([one.effect for one in layer.by_effect])
-    assert told["case"] == layer.case and told["traced"]["token"] == traced.token.id and told["after"] is None
+def test_a_cell_is_one_layer_of_a_trace_and_the_last(client: TestClient, model: MemoryModel) -> None:
+    answer = client.get("/api/trace/cell", params={"prompt": PROMPT, "layer": 1, "at": 2}).json()
+    expected = trace(model, PROMPT, 2, top=10).to_json()
+    assert set(answer) == set(expected) and answer["token"]["id"] == expected["token"]["id"]
+    assert [layer["layer"] for layer in answer["layers"]] == [1, 2] and answer["prefix"] == expected["prefix"]
+    for layer in answer["layers"]:
+        own = expected["layers"][layer["layer"]]
+        assert set(layer) == set(own) and layer["case"] == own["case"]
+        for state in ("residual", "ffn", "output"):
+            assert [one["id"] for one in layer[state]] == [one["id"] for one in own[state]]
+        assert [one["memory"] for one in layer["by_effect"]] == [one["memory"] for one in own["by_effect"]]
+        assert layer["memories"] == pytest.approx(own["memories"])
 
 
 def test_edits_are_in_units_of_coefficients_and_change_the_grid(client: TestClient, model: MemoryModel) -> None:
     sets = ["L1N7=25", "L2N3=x-4", "L0=0"]
-    told = client.get("/api/trace/cell", params={"prompt": PROMPT, "set": sets}).json()
-    compared = intervene(model, PROMPT, sets)
-    assert told["kl"] == pytest.approx(compared.kl, rel=1e-3) and told["kl"] > 0 and told["edits"] == sets
-    assert told["after"]["p"] == pytest.approx(compared.after.token.p, rel=1e-3)
-    assert told["before"]["top"][0]["token"] == compared.before.prediction.id
+    answer = client.get("/api/trace/cell", params={"prompt": PROMPT, "set": sets}).json()
+    effect = intervene(model, PROMPT, sets)
+    assert answer["kl"] == pytest.approx(effect.kl, rel=1e-3) and answer["kl"] > 0
+    assert answer["intervention"] == effect.intervention.to_json()
+    assert answer["after"]["token"]["p"] == pytest.approx(effect.after.token.p, rel=1e-3)
+    assert answer["before"]["prediction"]["id"] == effect.before.prediction.id
     plain = client.get("/api/trace", params={"prompt": PROMPT}).json()["layers"]
     grid = client.get("/api/trace", params={"prompt": PROMPT, "set": sets}).json()["layers"]
-    assert grid[-1][-1]["token"] == compared.after.prediction.id
+    assert grid[-1][-1]["id"] == effect.after.prediction.id
     for row, before in zip(grid, plain, strict=True):
         for cell, was in zip(row, before, strict=True):
-            assert cell["was"] == (None if cell["token"] == was["token"] else was["text"])
+            assert cell["was"] == (None if cell["id"] == was["id"] else was["text"])
 
 
 def test_the_last_edit_of_a_memory_counts() -> None:

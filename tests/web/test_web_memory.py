@@ -144,7 +144,9 @@ def test_silencing_is_an_intervention(client: TestClient, model: MemoryModel) ->
         found = client.post("/api/memories/L1N7/silence", json=body).json()
         expected = intervene(model, "The river runs to the", f"L1N7={change}", top=8)
         assert found["kl"] == pytest.approx(expected.kl, abs=1e-6)
-        assert [one["token"] for one in found["after"]] == [one.id for one in expected.after.layers[-1].output]
+        assert [one["id"] for one in found["after"]["layers"][-1]["output"]] == [
+            one.id for one in expected.after.layers[-1].output
+        ]
         assert found["changes_prediction"] == expected.changes_prediction
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
 
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
-from memlens.text import cut_left, cut_right, number, percent, quoted, visible
+from memlens.text import MISSING, cut_left, cut_right, number, percent, quoted, visible
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
     from memlens.comparison.compare import IndexComparison, MemoryChange, MemorySide
 
 _TOKEN_WIDTH, _TOKENS = 14, 6
@@ -57,8 +57,6 @@ def compare(
 
 
 def _head(found: IndexComparison) -> Text:
-    from rich.text import Text
-
     line = Text.assemble((visible(found.models[0]), "bold"), (" → ", "dim"), (visible(found.models[1]), "bold"))
     same = [
         "one model" if found.same_model else "two models",
@@ -84,12 +82,10 @@ def _layer_table(found: IndexComparison) -> Table:
 
 
 def _change_table(screen: Screen, found: IndexComparison) -> Table:
-    """Numbers whole, and both sides in what room they leave; a narrow terminal gets fewer numbers."""
-    from rich.text import Text
-
+    """Numbers are shown whole, both sides in the remaining room; a narrow terminal gets fewer numbers."""
     width = screen.out.width
     heads = ["memory", "change", "shared", "strongest"][: 4 if width >= _WIDE else 3 if width >= _NARROW else 2]
-    facts = [[_names(one), percent(one.change), _shared(found, one), _strength(one)] for one in found.changes]
+    facts = [_facts(found, change) for change in found.changes]
     taken = [max(len(head), *(len(row[place]) for row in facts)) for place, head in enumerate(heads)]
     room = max((width - sum(taken) - _GAP * (len(heads) + 1)) // 2, _LEAST_WIDTH)
     table = _table(*heads, "before", "after")
@@ -99,27 +95,21 @@ def _change_table(screen: Screen, found: IndexComparison) -> Table:
     return table
 
 
-def _names(change: MemoryChange) -> str:
-    one, other = change.before.memory, change.after.memory
-    return str(one) if one == other else f"{one} → {other}"
-
-
-def _shared(found: IndexComparison, change: MemoryChange) -> str:
+def _facts(found: IndexComparison, change: MemoryChange) -> list[str]:
+    """Names, change, shared entries and strongest coefficients of both sides."""
+    one, other = change.before, change.after
     measures = {"prefixes": change.triggers, "endings": change.endings, "tokens": change.values}
     overlap = measures.get(found.measure, change.patterns)
-    return "–" if overlap is None else f"{overlap.shared} of {overlap.a} | {overlap.b}"
-
-
-def _strength(change: MemoryChange) -> str:
-    ends = (change.before.coefficient, change.after.coefficient)
-    return " → ".join("–" if end is None else number(end) for end in ends)
+    return [
+        str(one.memory) if one.memory == other.memory else f"{one.memory} → {other.memory}",
+        percent(change.change),
+        MISSING if overlap is None else f"{overlap.shared} of {overlap.a} | {overlap.b}",
+        " → ".join(MISSING if side.coefficient is None else number(side.coefficient) for side in (one, other)),
+    ]
 
 
 def _side(by: str, side: MemorySide, room: int) -> Text:
-    """The best trigger up to its last token, the tokens that are promoted, or the name, in so many columns."""
-    from rich.cells import cell_len
-    from rich.text import Text
-
+    """The best trigger up to its last token, the promoted tokens, or the name, in `room` columns."""
     if by == "patterns":
         return Text(cut_right(visible(side.name or "no pattern"), room))
     if by == "values":
@@ -134,8 +124,6 @@ def _side(by: str, side: MemorySide, room: int) -> Text:
 
 
 def _table(*heads: str, numbers: bool = False) -> Table:
-    from rich.table import Table
-
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for head in heads:
         table.add_column(head, justify="right" if numbers else "left", no_wrap=True)

@@ -12,12 +12,12 @@ from memlens.cli.options import RUN, Device, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
 from memlens.parallel import import_torch
+from memlens.text import plain
 
 if TYPE_CHECKING:
     from memlens.index.reader import Index
     from memlens.models.memory_model import MemoryModel
-    from memlens.tracer.generate import Continuation
-    from memlens.tracer.intervene import Comparison
+    from memlens.tracer.intervene import Continuation
     from memlens.tracer.intervention import Intervention
 
 _EDITS, _TEXT = "Changing memories", "Going on with the text"
@@ -89,18 +89,18 @@ def trace(
         intervention.save(save)
         screen.note(f"saved the intervention in {save}")
     if as_json:
-        screen.json(result.to_json() | {"continuation": [text.to_json() for text in texts]})
+        screen.json(plain(result) | {"continuation": texts})
         return
-    from memlens.cli.trace_picture import print_comparison, print_continuations, print_trace
+    from memlens.cli.trace_tables import print_continuations, print_effect, print_trace
 
     print_trace(screen, result if intervention is None else result.before, top)
     if intervention is not None:
-        print_comparison(screen, result)
+        print_effect(screen, result)
     print_continuations(screen, texts)
 
 
 def _intervention(sets: list[str], at: list[int] | None, file: Path | None) -> Intervention | None:
-    """What --file and then --set say; None where nothing is changed."""
+    """The edits of --file, then those of --set; None where nothing is changed."""
     from memlens.tracer.intervention import Intervention
 
     if at and not sets:
@@ -116,22 +116,22 @@ def _intervention(sets: list[str], at: list[int] | None, file: Path | None) -> I
 def _look(
     model: MemoryModel, index: Index | None, prompt: str, intervention: Intervention | None, **options: Any
 ) -> Any:
-    """A Trace, or a Comparison where something is changed."""
+    """A Trace, or an InterventionEffect where something is changed."""
     from memlens.tracer.intervene import intervene
     from memlens.tracer.trace import trace
 
     if intervention is None:
         return trace(model, prompt, index=index, **options)
-    # that it is meant for this model was looked at once, and need not be at every step
-    compared: Comparison = intervene(model, prompt, intervention.for_any(), index=index, **options)
-    return replace(compared, intervention=intervention)
+    # its fingerprint was compared with the model's once, which takes a while for a large model
+    effect = intervene(model, prompt, intervention.for_any(), index=index, **options)
+    return replace(effect, intervention=intervention)
 
 
 def _continue(
     model: MemoryModel, prompt: str, count: int, intervention: Intervention | None, temperature: float, seed: int
 ) -> list[Continuation]:
     """Without the edits and, if there are any, with them."""
-    from memlens.tracer.generate import generate
+    from memlens.tracer.intervene import generate
 
     if not count:
         return []

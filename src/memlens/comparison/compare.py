@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -263,14 +263,12 @@ def _look_closer(
     a: Index, b: Index, pairs: list[tuple[MemoryId, MemoryId, float]], queries: Mapping[str, ListQuery]
 ) -> Iterator[MemoryChange]:
     """All overlaps and both sides of each pair, in the same order."""
-    ours, theirs = _as_rows(one for one, _, _ in pairs), _as_rows(other for _, other, _ in pairs)
-    if not pairs:
-        return
+    ours, theirs = [one for one, _, _ in pairs], [other for _, other, _ in pairs]
     before, after = _read_sides(a, ours), _read_sides(b, theirs)
     lists = {
         name: (query.read_texts(a, ours), query.read_texts(b, theirs))
         for name, query in queries.items()
-        if name != "triggers"
+        if name != "triggers" and pairs
     }
     for one, other, change in pairs:
         overlaps = {name: overlap_of(left.get(one, {}), right.get(other, {})) for name, (left, right) in lists.items()}
@@ -280,24 +278,23 @@ def _look_closer(
             endings=overlaps["endings"],
             values=overlaps.get("values"),
             patterns=overlaps.get("patterns"),
-            before=before(one),
-            after=after(other),
+            before=before[one],
+            after=after[other],
         )
 
 
-def _as_rows(memories: Iterable[MemoryId]) -> str:
-    return ", ".join(f"({memory.layer}, {memory.memory})" for memory in sorted(set(memories)))
+def _read_sides(index: Index, memories: list[MemoryId]) -> dict[MemoryId, MemorySide]:
+    """Each memory with its best triggers and what else the index knows of it."""
 
+    def rows(table: str, columns: str) -> dict[MemoryId, list[dict[str, Any]]]:
+        return index.rows_of(table, memories, columns) if index.has(table) else {}
 
-def _read_sides(index: Index, wanted: str) -> Callable[[MemoryId], MemorySide]:
-    """A function that gives each wanted memory with its best triggers and what else the index knows of it."""
-    triggers = _rows(index, "triggers", "*", wanted, f'AND rank < {_TRIGGERS} ORDER BY "end" DESC, rank')
+    triggers = index.rows_of("triggers", memories, rest=f'AND rank < {_TRIGGERS} ORDER BY "end" DESC, rank')
     sentences = index.sentences(sorted({row["sentence"] for own in triggers.values() for row in own}))
-    values = _rows(index, "values", f"layer, memory, max_p, tokens[:{_TOKENS}] AS tokens", wanted)
-    names = _rows(index, "names", "layer, memory, name", wanted)
-    kinds = _rows(index, "patterns", "DISTINCT layer, memory, kind", wanted)
-
-    def side(memory: MemoryId) -> MemorySide:
+    values = rows("values", f"layer, memory, max_p, tokens[:{_TOKENS}] AS tokens")
+    names, kinds = rows("names", "layer, memory, name"), rows("patterns", "DISTINCT layer, memory, kind")
+    sides = {}
+    for memory in memories:
         # the top triggers; a memory that is always negative has bottom triggers only
         best = triggers.get(memory, [])[:_TRIGGERS]
         shown = [
@@ -307,7 +304,7 @@ def _read_sides(index: Index, wanted: str) -> Callable[[MemoryId], MemorySide]:
         ]
         value = values.get(memory, [None])[0]
         own_kinds = sorted(row["kind"] for row in kinds.get(memory, []))
-        return MemorySide(
+        sides[memory] = MemorySide(
             memory,
             shown[0].coefficient if shown else None,
             tuple((trigger.before, trigger.token) for trigger in shown),
@@ -316,18 +313,7 @@ def _read_sides(index: Index, wanted: str) -> Callable[[MemoryId], MemorySide]:
             names[memory][0]["name"] if memory in names else None,
             ("both" if len(own_kinds) == 2 else (*own_kinds, "none")[0]) if index.has("patterns") else None,
         )
-
-    return side
-
-
-def _rows(index: Index, table: str, columns: str, wanted: str, rest: str = "") -> dict[MemoryId, list[dict[str, Any]]]:
-    """Rows of a table about the wanted memories; none where the index lacks the table."""
-    rows: dict[MemoryId, list[dict[str, Any]]] = {}
-    if table == "triggers" or index.has(table):
-        query = f"SELECT {columns} FROM {{{table}}} WHERE (layer, memory) IN (VALUES {wanted}) {rest}"
-        for row in index.sql(query):
-            rows.setdefault(MemoryId(row["layer"], row["memory"]), []).append(row)
-    return rows
+    return sides
 
 
 def _same_file(a: Index, b: Index, name: str) -> bool:

@@ -17,7 +17,7 @@ with one key the first, strongest one counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -48,7 +48,8 @@ FROM {values} t WHERE {where}
 _ENTRIES = {
     "prefixes": _TRIGGERS.format(parts=f't."end", t.position, {_PREFIX}'),
     "endings": _TRIGGERS.format(
-        parts=f'row_number() OVER (PARTITION BY t.layer, t.memory, t."end", {_TOKEN} ORDER BY t.rank), t."end", {_TOKEN}'
+        parts=f'row_number() OVER (PARTITION BY t.layer, t.memory, t."end", {_TOKEN} ORDER BY t.rank), '
+        f't."end", {_TOKEN}'
     ),
     "tokens": _TOKENS,
     "texts": f"SELECT e.* EXCLUDE key, v.text AS key FROM ({_TOKENS}) e JOIN {{vocabulary}} v ON v.token = e.key",
@@ -91,8 +92,9 @@ class ListQuery:
         owners = place[rows["layer"]] + rows["memory"] - memories.start
         return KeyLists(owners, rows["key"], rows["weight"].astype(np.float64))
 
-    def read_texts(self, index: Index, wanted: str) -> dict[MemoryId, dict[Any, float]]:
-        """memory -> key -> weight of a few memories, given as `(layer, memory), ...`, with the keys themselves."""
+    def read_texts(self, index: Index, memories: Iterable[MemoryId]) -> dict[MemoryId, dict[Any, float]]:
+        """memory -> key -> weight of a few memories, with the keys themselves."""
+        wanted = ", ".join(f"({memory.layer}, {memory.memory})" for memory in sorted(set(memories)))
         lists: dict[MemoryId, dict[Any, float]] = {}
         for row in index.sql(self._sql("concat_ws(' ', ", "key", f"(t.layer, t.memory) IN (VALUES {wanted})")):
             lists.setdefault(MemoryId(row["layer"], row["memory"]), {}).setdefault(row["key"], row["weight"])

@@ -221,6 +221,18 @@ class Index:
                 for row in rows:
                     yield dict(zip(columns, row, strict=True))
 
+    def rows_of(
+        self, table: str, memories: Iterable[MemoryId], columns: str = "*", rest: str = ""
+    ) -> dict[MemoryId, list[dict[str, Any]]]:
+        """Rows of a table about some memories, by memory; `rest` goes on with the query: AND ..., ORDER BY ..."""
+        wanted = ", ".join(f"({memory.layer}, {memory.memory})" for memory in sorted(set(memories)))
+        rows: dict[MemoryId, list[dict[str, Any]]] = {}
+        if wanted:
+            condition = f"WHERE (layer, memory) IN (VALUES {wanted}) {rest}"
+            for row in self.stream(f"SELECT {columns} FROM {{{table}}} {condition}"):
+                rows.setdefault(MemoryId(row["layer"], row["memory"]), []).append(row)
+        return rows
+
     def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
         """Columns of a DuckDB query by name, for results that are computed with."""
         names = TableNames(self)

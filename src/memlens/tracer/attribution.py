@@ -1,24 +1,27 @@
-"""Which memories an answer hangs on, exactly: each is silenced by itself, and the answer's probability looked at.
+"""Attribution: how much of a token's probability p each memory accounts for.
 
-Many copies of the prompt run as one batch, each with another memory silenced. The effect of a memory is p - p without
-it: above 0 it supports the answer. It costs a pass over the prompt for every memory; for all memories at once there is
-integrated.py, of which this is the measure.
+Silencing (exact). Memory i is set to 0 and the model run again; many copies of the prompt run as one batch, each with
+another memory silenced:
 
-Which memories an answer hangs on, all at once: integrated gradients along the coefficients.
+    effect_i = p - p(m_i = 0)
 
-The coefficients of one layer go from 0 to what they are, and the gradient of the answer's probability is added up on
-the way: effect_i = sum over positions of m_i * integral of dp/dm_i at a * m for a from 0 to 1. Layer by layer the
-effects add up to p - p with that layer's memories silenced, exactly but for the number of steps. What they fall short
-or go beyond is measured and reported for every layer, as `gaps`. The integral is taken at Gauss-Legendre points, which
-for a smooth path need far fewer steps than equal ones. Behind a post-norm (Gemma 2, OLMo 2) nearly all of it happens
-close to 0, since the norm undoes the scaling: where the gap is large, take many steps or silence_each.
+Integrated gradients (all memories of a layer at once; Sundararajan, Taly and Yan 2017, https://arxiv.org/abs/1703.01365)
+along the layer's coefficients m, from 0 to what they are:
 
-Memories that several paraphrases of one question have in common: what they know rather than how they are worded.
+    effect_i = sum over positions of  m_i * integral over a in [0, 1] of  dp/dm_i at a m
+
+1. Take Gauss-Legendre nodes a_k and weights w_k: for a smooth path they need far fewer steps than equal ones.
+2. Run the model with the layer's coefficients a_k m, and take the gradient of p by them.
+3. Sum w_k m_i dp/dm_i.
+
+By completeness the effects of a layer sum to p - p(all of the layer's memories silenced), but for the number of steps.
+The difference is measured and reported for every layer, as `gaps`. Behind a post-norm (Gemma 2, OLMo 2) nearly all of
+the path happens close to 0, since the norm undoes the scaling: where the gap is large, take many steps or silence_each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,12 +29,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memlens.errors import ModelError, SettingError, UnknownName
+from memlens.errors import SettingError
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
-from memlens.tracer.intervention import as_memory, check_memory, is_whole, short
+from memlens.text import plain
+from memlens.tracer.intervention import check_layer, check_memory, memories_of
 from memlens.tracer.prompt import Prompt, Source, check_count, check_number, open_model, read_prompt, read_token
-from memlens.tracer.result import Token
+from memlens.tracer.result import Token, attribution_html
+from memlens.tracer.trace import refuse_overflow
 
 _BATCH_TOKENS = 2048
 _BATCH_SCORES = 2**25  # each prompt of a batch is scored over the whole vocabulary; more of them would be gigabytes
@@ -59,34 +64,20 @@ class Attribution:
 
     def to_json(self) -> dict[str, Any]:
         effects = {str(memory): effect for memory, effect in self.strongest(len(self.effects))}
-        token = {"id": self.token.id, "text": self.token.text}
-        gaps = {str(layer): gap for layer, gap in self.gaps.items()}
-        return {
-            "prompt": self.prompt,
-            "token": token,
-            "p": self.p,
-            "method": self.method,
-            "effects": effects,
-            "gaps": gaps,
-        }
+        return plain(self) | {"effects": effects, "gaps": {str(layer): gap for layer, gap in self.gaps.items()}}
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{memory} {effect:+.3g}" for memory, effect in self.strongest(3))
-        return f"<Attribution ({self._how}) of {self.token.text!r}, p {self.p:.3g}: {shown}, ...>"
-
-    @property
-    def _how(self) -> str:
-        return f"{self.method}, gap {self.gap:+.2g}" if self.gaps else self.method
+        how = f"{self.method}, gap {self.gap:+.2g}" if self.gaps else self.method
+        return f"<Attribution ({how}) of {self.token.text!r}, p {self.p:.3g}: {shown}, ...>"
 
     def _repr_html_(self) -> str:
-        from memlens.tracer.result import attribution_html
-
         return attribution_html(self)
 
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A prompt up to the position that is asked about, the token that is asked for, and where memories are changed."""
+    """A prompt up to the position where the answer is read, the answer's token, and where memories are changed."""
 
     model: MemoryModel
     prompt: Prompt
@@ -97,15 +88,8 @@ class Question:
 
     @classmethod
     def ask(
-        cls,
-        model: MemoryModel,
-        prompt: str,
-        token: str | int | None,
-        position: int,
-        positions: Sequence[int] | None,
+        cls, model: MemoryModel, prompt: str, token: str | int | None, position: int, positions: Sequence[int] | None
     ) -> Question:
-        if positions is not None and (isinstance(positions, str) or not isinstance(positions, Iterable)):
-            raise SettingError(f"positions must be a list of whole numbers, not {short(positions)}")
         read = read_prompt(model, prompt)
         place = read.place(position)
         chosen = None if token is None else read_token(model, token)
@@ -136,8 +120,7 @@ def probabilities(model: MemoryModel, tokens: Tensor, gradients: bool = False) -
     last = model.run_body(tokens, gradients)[:, -1]
     with torch.set_grad_enabled(gradients):
         p = model.lens.probabilities(model.lens.state_logits(last, gradients))
-    if not torch.isfinite(p).all():
-        raise ModelError(f"{model.name} gives NaN or infinite scores; the dtype is too small: try float32")
+    refuse_overflow(model, p)
     return p
 
 
@@ -160,7 +143,7 @@ def silence_each(
     """
     check_count(batch_tokens, "tokens are no batch")
     loaded, _ = open_model(model)
-    chosen = _chosen(loaded, memories, layers)
+    chosen = _chosen_memories(loaded, memories, layers)
     question = Question.ask(loaded, prompt, token, position, positions)
     a_batch = question.prompts_at_once(batch_tokens)
     effects: dict[MemoryId, float] = {}
@@ -172,39 +155,29 @@ def silence_each(
     return question.attribution("exact", effects)
 
 
-def chosen_layers(model: MemoryModel, layers: Sequence[int] | None) -> list[int]:
-    if layers is None:
-        return list(range(len(model.layers)))
-    named = list(layers) if isinstance(layers, Iterable) else None
-    if named is None or not all(is_whole(layer) for layer in named):
-        raise SettingError(f"layers must be a list of whole numbers, not {short(layers)}")
+def _layers_of(model: MemoryModel, layers: Sequence[int] | None) -> list[int]:
+    named = range(len(model.layers)) if layers is None else [int(layer) for layer in layers]
     if not named:
         raise SettingError("no layers are named, so there is nothing to look at; name some, or leave it out for all")
     for layer in named:
-        if not 0 <= layer < len(model.layers):
-            raise UnknownName(f"layer {layer} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")
-    return sorted({int(layer) for layer in named})
+        check_layer(model, layer)
+    return sorted(set(named))
 
 
-def _chosen(
-    model: MemoryModel,
-    memories: str | MemoryId | Iterable[str | MemoryId] | None,
-    layers: Sequence[int] | None,
+def _chosen_memories(
+    model: MemoryModel, memories: str | MemoryId | Iterable[str | MemoryId] | None, layers: Sequence[int] | None
 ) -> list[MemoryId]:
     if memories is None:
-        own = chosen_layers(model, layers)
-        return [MemoryId(layer, memory) for layer in own for memory in range(model.layers[layer].memories)]
+        chosen = _layers_of(model, layers)
+        return [MemoryId(layer, memory) for layer in chosen for memory in range(model.layers[layer].memories)]
     if layers is not None:
         raise SettingError("memories and layers are both given; name either the memories or whole layers")
-    several = [memories] if isinstance(memories, (str, MemoryId)) else memories
-    if not isinstance(several, Iterable):
-        raise SettingError(f"memories must be names like L3N512, not {short(memories)}")
-    chosen = sorted({as_memory(one) for one in several})
-    if not chosen:
+    named = sorted(set(memories_of(memories)))
+    if not named:
         raise SettingError("no memories are named, so none can be silenced; name some, or leave it out for all")
-    for memory in chosen:
+    for memory in named:
         check_memory(model, memory)
-    return chosen
+    return named
 
 
 def _each_by_itself(memories: list[MemoryId], rows: Tensor) -> dict[int, Callable[[Tensor], Tensor]]:
@@ -247,23 +220,23 @@ def integrate(
     `position`: where the answer is read; `positions`: where coefficients are followed (None: everywhere, BOS included).
     """
     if check_count(steps, "steps cannot be integrated over") > _MOST_STEPS:
-        raise SettingError(f"{short(steps)} steps are more than {_MOST_STEPS}; take fewer, or silence_each")
+        raise SettingError(f"{steps} steps are more than {_MOST_STEPS}; take fewer, or silence_each")
     check_count(batch_tokens, "tokens are no batch")
     loaded, _ = open_model(model)
-    own = chosen_layers(loaded, layers)
+    chosen = _layers_of(loaded, layers)
     question = Question.ask(loaded, prompt, token, position, positions)
-    with loaded.record(own, states=False) as recording:
+    with loaded.record(chosen, states=False) as recording:
         loaded.run_body(question.fed)
     effects: dict[MemoryId, float] = {}
     gaps: dict[int, float] = {}
-    for layer in own:
+    for layer in chosen:
         amounts = _integrate_layer(question, layer, recording.coefficients[layer], steps, batch_tokens)
         effects.update((MemoryId(layer, memory), amount) for memory, amount in enumerate(amounts.tolist()))
-        gaps[layer] = float(amounts.sum()) - _owed_to_layer(question, layer)
+        gaps[layer] = float(amounts.sum()) - _effect_of_layer(question, layer)
     return question.attribution("integrated", effects, gaps)
 
 
-def _owed_to_layer(question: Question, layer: int) -> float:
+def _effect_of_layer(question: Question, layer: int) -> float:
     """p - p with the layer's memories silenced at the chosen positions: what its effects must add up to."""
 
     def silence(m: Tensor) -> Tensor:  # [1, pos, memories]
@@ -320,45 +293,36 @@ def in_common(
     A memory counts in a prompt if its effect there is at least `threshold` of the largest of that prompt. Only memories
     that support the answer count; a prompt in which none does has none.
     """
-    attributions = _listed(attributions)
+    several = [attributions] if isinstance(attributions, Attribution) else list(attributions)
     for name, value in (("threshold", threshold), ("share", share)):
         if not 0 < check_number(value, name) <= 1:
             raise SettingError(f"{name} is {value}; it must be above 0 and at most 1")
-    _refuse_unlike(attributions)
+    for problem in _differences(several):
+        raise SettingError(problem)
     counts: dict[MemoryId, int] = {}
-    for attribution in attributions:
+    for attribution in several:
         bar = threshold * max(attribution.effects.values(), default=0.0)
         for memory, effect in attribution.effects.items():
             if effect > 0 and effect >= bar:
                 counts[memory] = counts.get(memory, 0) + 1
-    found = [
-        CommonMemory(memory, count, sum(one.effects.get(memory, 0.0) for one in attributions) / len(attributions))
+    common = [
+        CommonMemory(memory, count, sum(one.effects.get(memory, 0.0) for one in several) / len(several))
         for memory, count in counts.items()
-        if count / len(attributions) >= share  # as a product 0.28 * 25 would be a little more than 7
+        if count / len(several) >= share  # as a product 0.28 * 25 would be a little more than 7
     ]
-    return sorted(found, key=lambda one: (-one.prompts, -one.effect, one.memory))
+    return sorted(common, key=lambda one: (-one.prompts, -one.effect, one.memory))
 
 
-def _listed(attributions: Attribution | Sequence[Attribution]) -> list[Attribution]:
-    if isinstance(attributions, Attribution):
-        return [attributions]
-    listed = list(attributions) if isinstance(attributions, Iterable) else [attributions]
-    if not all(isinstance(one, Attribution) for one in listed):
-        raise SettingError("what prompts have in common is found from attributions; make them with silence_each")
-    if not listed:
-        raise SettingError("no attributions were given; make one for each paraphrase")
-    return listed
-
-
-def _refuse_unlike(attributions: list[Attribution]) -> None:
-    """Effects on other tokens, of other memories or measured in another way say nothing about each other."""
+def _differences(attributions: list[Attribution]) -> Iterator[str]:
+    """Why attributions cannot be compared: effects on other tokens, of other memories or by another method."""
+    if not attributions:
+        yield "no attributions were given; make one for each paraphrase"
     first = attributions[0]
     for other in attributions[1:]:
         if other.method != first.method:
-            raise SettingError("exact and integrated attributions cannot be compared; use one method for all prompts")
+            yield "exact and integrated attributions cannot be compared; use one method for all prompts"
         if other.token.id != first.token.id:
-            raise SettingError(
-                f"one prompt was asked for {first.token.text!r}, another for {other.token.text!r}; give all one token="
-            )
+            asked = f"{first.token.text!r}, another for {other.token.text!r}"
+            yield f"one prompt was asked for {asked}; give all one token="
         if other.effects.keys() != first.effects.keys():
-            raise SettingError("the attributions are of different memories; use the same layers or memories for all")
+            yield "the attributions are of different memories; use the same layers or memories for all"

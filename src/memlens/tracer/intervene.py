@@ -1,18 +1,13 @@
-"""An intervention done to a model: within the `with`, every pass uses the edited coefficients; after it, none does.
+"""Running a model with edited coefficients: traces before and after, continuations, groups of memories to edit.
 
-Positions of an intervention are those of one prompt; they are found in what is fed, behind BOS. This module knows how
-coefficients are changed, not why.
-
-intervene(): a trace before and after an intervention, and how far the two distributions lie apart.
-
-Groups of memories to intervene on: all that promote some tokens, as the index's values table lists them.
+Positions of an intervention are those of one prompt; in what is fed they lie behind BOS.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,31 +19,35 @@ from memlens.index.reader import Index
 from memlens.index.search import SearchQuery, ValueHit, search_values
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
-from memlens.tracer.intervention import Edit, Intervention, short
+from memlens.text import plain
+from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.prompt import (
     Prompt,
     Source,
     check_count,
+    check_number,
     check_top,
     open_index,
     open_model,
     read_prompt,
     read_token,
 )
-from memlens.tracer.result import Trace
-from memlens.tracer.trace import divergence, trace_prompt
+from memlens.tracer.result import InterventionEffect
+from memlens.tracer.trace import divergence, log_probabilities, trace_prompt
+
+_LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class _Step:
-    """One edit as one layer meets it."""
+class _LayerEdit:
+    """One edit in one layer."""
 
     memories: Tensor | None  # [k]; None for all
     rows: tuple[int, ...] | None  # positions in what is fed; None for all
     coefficient: float | None
     factor: float | None
 
-    def do_(self, m: Tensor) -> None:
+    def apply_(self, m: Tensor) -> None:
         """Change m [batch, pos, memories] in place."""
         fed = m.shape[1]
         # a pass may end before a position: causal attention makes the two the same
@@ -61,17 +60,17 @@ class _Step:
             m[:, rows, columns] = 0.0 if self.coefficient is None else self.coefficient
 
 
-def applied(model: MemoryModel, intervention: Intervention, prompt: Prompt) -> AbstractContextManager[None]:
-    """Within, the model runs with these edits; refused if it cannot."""
+def apply_edits(model: MemoryModel, intervention: Intervention, prompt: Prompt) -> AbstractContextManager[None]:
+    """Within, the model runs with these edits; what it cannot do is refused before."""
     intervention.check(model)
-    steps: dict[int, list[_Step]] = {}
+    layers: dict[int, list[_LayerEdit]] = {}
     for edit in intervention.edits:
         _refuse_too_large(model, edit)
         rows = None if edit.positions is None else tuple(prompt.place(at) + prompt.shift for at in edit.positions)
         for layer, memories in _by_layer(edit):
             columns = None if memories is None else torch.tensor(memories, device=model.device)
-            steps.setdefault(layer, []).append(_Step(columns, rows, edit.coefficient, edit.factor))
-    return model.edit({layer: _change(own) for layer, own in steps.items()})
+            layers.setdefault(layer, []).append(_LayerEdit(columns, rows, edit.coefficient, edit.factor))
+    return model.edit({layer: _change(edits) for layer, edits in layers.items()})
 
 
 def _by_layer(edit: Edit) -> list[tuple[int, list[int] | None]]:
@@ -82,11 +81,11 @@ def _by_layer(edit: Edit) -> list[tuple[int, list[int] | None]]:
     return [(layer, sorted({one.memory for one in edit.memories if one.layer == layer})) for layer in layers]
 
 
-def _change(steps: list[_Step]) -> Callable[[Tensor], Tensor]:
+def _change(edits: list[_LayerEdit]) -> Callable[[Tensor], Tensor]:
     def change(m: Tensor) -> Tensor:
         m = m.clone()
-        for step in steps:
-            step.do_(m)
+        for edit in edits:
+            edit.apply_(m)
         return m
 
     return change
@@ -99,42 +98,6 @@ def _refuse_too_large(model: MemoryModel, edit: Edit) -> None:
             raise SettingError(f"{edit.target} is to become {number:g}, which {kind} cannot hold; use a smaller number")
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The same position of the same prompt, without and with the edits; both traces follow the same token."""
-
-    intervention: Intervention
-    before: Trace
-    after: Trace
-    kl: float  # KL(before || after) of the next token, in nats
-
-    @property
-    def changes_prediction(self) -> bool:
-        return self.before.prediction.id != self.after.prediction.id
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "intervention": self.intervention.to_json(),
-            "before": self.before.to_json(),
-            "after": self.after.to_json(),
-            "kl": self.kl,
-            "changes_prediction": self.changes_prediction,
-        }
-
-    def __repr__(self) -> str:
-        before, after = self.before, self.after
-        return (
-            f"<Comparison: {before.token.text!r} p {before.token.p:.3g} -> {after.token.p:.3g}, "
-            f"logit {before.logit:.4g} -> {after.logit:.4g}, prediction {before.prediction.text!r} -> "
-            f"{after.prediction.text!r}, KL {self.kl:.4g}>"
-        )
-
-    def _repr_html_(self) -> str:
-        from memlens.tracer.result import pair_html
-
-        return pair_html(self.before, self.after, self.kl, str(self.intervention))
-
-
 def intervene(
     model: Source,
     prompt: str,
@@ -143,7 +106,7 @@ def intervene(
     token: str | int | None = None,
     top: int = 10,
     index: Index | str | os.PathLike[str] | None = None,
-) -> Comparison:
+) -> InterventionEffect:
     """Trace with and without the edits. `token` None: the one that the model predicts without them.
 
         memlens.intervene("gpt2", "The capital of France is", "L5N94=0").kl
@@ -156,11 +119,83 @@ def intervene(
     read = read_prompt(loaded, prompt)
     place = read.place(position)
     chosen = None if token is None else read_token(loaded, token)
-    edits = applied(loaded, intervention, read)  # refuses what cannot be, before anything runs
-    before = trace_prompt(loaded, read, place, chosen, top, opened)
+    edits = apply_edits(loaded, intervention, read)  # refuses what cannot be, before anything runs
+    before, log_p = trace_prompt(loaded, read, place, chosen, top, opened)
     with edits:
-        after = trace_prompt(loaded, read, place, before.trace.token.id, top, opened)
-    return Comparison(intervention, before.trace, after.trace, float(divergence(before.log_p, after.log_p)))
+        after, log_q = trace_prompt(loaded, read, place, before.token.id, top, opened)
+    changes = before.prediction.id != after.prediction.id
+    return InterventionEffect(intervention, before, after, float(divergence(log_p, log_q)), changes)
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """The text that a model puts after a prompt."""
+
+    prompt: str
+    text: str
+    tokens: tuple[int, ...]
+    p: tuple[float, ...]  # of each token, as the model (with its edits) took it to be
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for json.dumps."""
+        return plain(self)
+
+    def __str__(self) -> str:
+        return self.prompt + self.text
+
+
+def generate(
+    model: Source,
+    prompt: str,
+    count: int,
+    intervention: Intervention | Edit | str | Iterable[Edit | str] | None = None,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Continuation:
+    """`count` tokens more. Temperature 0 takes the most likely token; above, tokens are drawn, by the seed alone.
+
+        memlens.generate("gpt2", "The capital of France is", 20, "L5N94=0").text
+
+    The whole text is run again for every token, so that edits hold at every position just as they do in a trace. An
+    end-of-text token is a token like others.
+    """
+    check_count(count, "tokens cannot be generated")
+    if check_number(temperature, "the temperature") < 0:
+        raise SettingError(f"the temperature is {temperature}; it must be 0 (greedy) or more")
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise SettingError(f"the seed is {seed}; it must be a whole number from 0 to {_LARGEST_SEED}")
+    edits = None if intervention is None else Intervention.of(intervention)
+    loaded, _ = open_model(model)
+    read = read_prompt(loaded, prompt, room=count)
+    with nullcontext() if edits is None else apply_edits(loaded, edits, read):
+        tokens, p = _extend(loaded, read, count, float(temperature), torch.Generator().manual_seed(int(seed)))
+    return Continuation(prompt, _text(loaded, read, tokens), tuple(tokens), tuple(p))
+
+
+def _extend(
+    model: MemoryModel, prompt: Prompt, count: int, temperature: float, random: torch.Generator
+) -> tuple[list[int], list[float]]:
+    fed, chosen, p = prompt.fed(), [], []
+    for _ in range(count):
+        logs = log_probabilities(model, model.run_body(fed)[0, -1])  # [vocabulary]
+        if temperature == 0:
+            token = int((logs == logs.max()).nonzero()[0])  # of equals the lowest id
+        else:
+            # less the highest, so that no temperature is too low: the best token's score stays 0
+            weights = torch.softmax((logs - logs.max()) / temperature, 0)
+            token = int(torch.multinomial(weights, 1, generator=random))
+        chosen.append(token)
+        p.append(float(logs[token].exp()))
+        fed = torch.cat([fed, torch.tensor([[token]])], dim=1)
+    return chosen, p
+
+
+def _text(model: MemoryModel, prompt: Prompt, tokens: list[int]) -> str:
+    """The new tokens as they read behind the prompt: some tokenizers drop a space that would begin a text."""
+    before = model.tokenizer.decode(prompt.tokens)
+    whole = model.tokenizer.decode([*prompt.tokens, *tokens])
+    return whole[len(before) :] if whole.startswith(before) else model.tokenizer.decode(tokens)
 
 
 def promoting(
@@ -178,10 +213,7 @@ def promoting(
     `end="bottom"` gives those that push the tokens down; a limit keeps the strongest.
     """
     opened = open_index(index)
-    named: Any = [tokens] if isinstance(tokens, str) else tokens
-    texts = list(named) if isinstance(named, Iterable) else [named]
-    if not all(isinstance(text, str) for text in texts):
-        raise SettingError(f"a group's tokens are named by their texts, like ' Paris', not {short(tokens)}")
+    texts = [tokens] if isinstance(tokens, str) else list(tokens)
     check_count(within, "first tokens cannot be looked through")
     if limit is not None:
         check_count(limit, "memories are no group")

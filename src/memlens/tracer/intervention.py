@@ -1,9 +1,4 @@
-"""One edit: the coefficients of some memories, or of a whole layer, set, scaled or silenced at some positions.
-
-Numbers are coefficients m, what the value is multiplied with; what stands before the activation is never written.
-Whatever it is made from (Python, `L3N512=0`, JSON) is checked here, once. How a model is edited, applying.py knows.
-
-Interventions: which coefficients are set, scaled or silenced where; a small document that can be saved and replayed.
+"""Interventions: which coefficients are set, scaled or silenced, at which positions; a document to save and replay.
 
     {"kind": "memlens intervention", "schema": 1, "unit": "coefficient",
      "model": {"name": ..., "fingerprint": ..., "dtype": "float32"},
@@ -11,8 +6,8 @@ Interventions: which coefficients are set, scaled or silenced where; a small doc
                {"action": "scale", "factor": 2.0, "memories": ["L3N7", "L4N9"], "positions": [0, -1]},
                {"action": "silence", "layer": 3, "positions": "all"}]}
 
-`"model": null` is for any model that has such memories. Edits are done in their order. This module knows the document;
-what an edit is, edits.py says, and how a model is edited applying.py.
+Numbers are coefficients m, the factors of the values; pre-activations are never written. `"model": null` is for any
+model that has such memories. Edits are done in their order.
 """
 
 from __future__ import annotations
@@ -21,7 +16,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
@@ -35,6 +30,8 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
     from memlens.tracer.prompt import Source
 
+KIND, SCHEMA, UNIT = "memlens intervention", 1, "coefficient"
+_PARTS = {"kind", "schema", "unit", "model", "edits"}
 _ACTIONS = {"set": "coefficient", "scale": "factor", "silence": None}
 _LAYER = re.compile(r"[Ll]([0-9]{1,9})")
 _HOW = "write L3N512=3.5 to set, =x2 to scale, =0 to silence"
@@ -56,26 +53,32 @@ class Edit:
     layer: int | None = None  # a whole layer, instead of memories
     coefficient: float | None = None
     factor: float | None = None
-    positions: tuple[int, ...] | None = None
+    positions: tuple[int, ...] | None = None  # also taken: one position
 
     def __post_init__(self) -> None:
-        self._put("memories", _memories(self.memories))
-        self._put("positions", _positions(self.positions))
-        for name in ("coefficient", "factor"):
-            self._put(name, _number(getattr(self, name), name))
-        if self.layer is not None and not is_whole(self.layer):
-            raise SettingError(f"an edit's layer must be a whole number, not {short(self.layer)}")
-        self._put("layer", None if self.layer is None else int(self.layer))
+        at: Any = self.positions
+        given = {
+            "memories": memories_of(self.memories),
+            "layer": None if self.layer is None else int(self.layer),
+            "coefficient": None if self.coefficient is None else float(self.coefficient),
+            "factor": None if self.factor is None else float(self.factor),
+            "positions": None if at is None else (int(at),) if is_whole(at) else tuple(int(one) for one in at),
+        }
+        for name, value in given.items():
+            object.__setattr__(self, name, value)  # frozen for everybody else
+        for problem in self._problems():
+            raise SettingError(problem)
+
+    def _problems(self) -> Iterator[str]:
         if bool(self.memories) == (self.layer is not None):
-            raise SettingError("an edit names no memory, or memories and a layer; give either memories or one layer")
+            yield "an edit names no memory, or memories and a layer; give either memories or one layer"
+        if self.positions == ():
+            yield "an edit's positions must be 'all' or a list of whole numbers, not []"
         if self.coefficient is not None and self.factor is not None:
-            raise SettingError("an edit has a coefficient and a factor; give one to set or to scale, none to silence")
+            yield "an edit has a coefficient and a factor; give one to set or to scale, none to silence"
         for number in (self.coefficient, self.factor):
             if number is not None and not math.isfinite(number):
-                raise SettingError(f"{self.target} is to become {number}; a coefficient must be a finite number")
-
-    def _put(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # frozen for everybody else
+                yield f"{self.target} is to become {number}; a coefficient must be a finite number"
 
     @property
     def action(self) -> str:
@@ -93,15 +96,13 @@ class Edit:
 
     def __str__(self) -> str:
         """As `parse` takes it, where it names one memory or a layer, everywhere."""
-        amount = f"x{_written(self.factor)}" if self.factor is not None else _written(self.coefficient or 0.0)
+        amount = f"x{_digits(self.factor)}" if self.factor is not None else _digits(self.coefficient or 0.0)
         at = "" if self.positions is None else f" at {', '.join(map(str, self.positions))}"
         return f"{self.target}={amount}{at}"
 
     @classmethod
     def parse(cls, text: str, positions: Iterable[int] | None = None) -> Edit:
         """`L3N512=0` silences, `L3N512=3.5` sets, `L3N512=x2` scales; `L3=...` means a whole layer."""
-        if not isinstance(text, str):
-            raise SettingError(f"{short(text)} is not an edit; {_HOW}")
         target, equals, amount = text.partition("=")
         if not equals:
             raise SettingError(f"'{text}' changes nothing; {_HOW}")
@@ -115,16 +116,15 @@ class Edit:
             number = float(amount[1:] if scales else amount)
         except ValueError:
             raise SettingError(f"'{text}' has no number after =; {_HOW}") from None
-        at: Any = positions  # whatever it is, Edit reads it
+        at: Any = positions
         if scales:
             return cls(**named, factor=number, positions=at)
         return cls(**named, coefficient=None if number == 0 else number, positions=at)
 
     def check(self, model: MemoryModel) -> None:
         """Refuse layers and memories that the model does not have."""
-        for layer in {memory.layer for memory in self.memories} if self.layer is None else {self.layer}:
-            if not 0 <= layer < len(model.layers):
-                raise UnknownName(f"layer {layer} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")
+        if self.layer is not None:
+            check_layer(model, self.layer)
         for memory in self.memories:
             check_memory(model, memory)
 
@@ -142,100 +142,15 @@ class Edit:
 
     @classmethod
     def from_json(cls, content: Any) -> Edit:
-        action = content.get("action") if isinstance(content, dict) else None
-        if not isinstance(action, str) or action not in _ACTIONS:
-            raise SettingError(f"an edit must have the action {', '.join(_ACTIONS)}, not {short(content)}")
-        unit = _ACTIONS[action]
-        known = {"action", "memories", "layer", "positions"} | ({unit} if unit else set())
-        if set(content) - known:
-            raise SettingError(f"a {action} edit cannot have {short(sorted(set(content) - known)[0])}")
-        if unit is not None and content.get(unit) is None:
-            raise SettingError(f"an edit's {unit} must be a number, but a {action} edit has none")
-        names, positions = content.get("memories", []), content.get("positions", "all")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise SettingError(f"an edit's memories must be a list of names like L3N512, not {short(names)}")
-        if positions != "all" and not isinstance(positions, list):
-            raise SettingError(f"an edit's positions must be 'all' or a list of whole numbers, not {short(positions)}")
+        for problem in _edit_problems(content):
+            raise SettingError(problem)
+        unit, positions = _ACTIONS[content["action"]], content.get("positions", "all")
         return cls(
-            memories=tuple(MemoryId.parse(name) for name in names),
+            memories=tuple(MemoryId.parse(name) for name in content.get("memories", [])),
             layer=content.get("layer"),
             positions=None if positions == "all" else positions,
-            **({} if unit is None else {unit: content[unit]}),
+            **({} if unit is None else {unit: _as_float(content[unit])}),
         )
-
-
-def check_memory(model: MemoryModel, memory: MemoryId) -> None:
-    """Refuse a memory that the model does not have."""
-    if not 0 <= memory.layer < len(model.layers):
-        raise UnknownName(f"{memory} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")
-    count = model.layers[memory.layer].memories
-    if not 0 <= memory.memory < count:
-        raise UnknownName(
-            f"{memory} does not exist: layer {memory.layer} of {model.name} has memories 0 to {count - 1}"
-        )
-
-
-def as_memory(given: Any) -> MemoryId:
-    """A memory by its name, or as it is."""
-    if isinstance(given, MemoryId) and is_whole(given.layer) and is_whole(given.memory):
-        return MemoryId(int(given.layer), int(given.memory))
-    if not isinstance(given, str):
-        raise UnknownName(f"{short(given)} is not a memory's name; write layer and memory like L3N512, both from 0")
-    return MemoryId.parse(given)
-
-
-def is_whole(given: Any) -> bool:
-    """A whole number of any kind, numpy's as well."""
-    return isinstance(given, Integral) and not isinstance(given, bool)
-
-
-def short(content: Any) -> str:
-    """A few characters of whatever was given, for a message."""
-    try:
-        text = repr(content)
-    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
-        return f"something of kind {type(content).__name__}"
-    return text if len(text) <= 40 else f"{text[:39]}…"
-
-
-def _memories(given: Any) -> tuple[MemoryId, ...]:
-    several = (given,) if isinstance(given, (str, MemoryId)) else given
-    if not isinstance(several, Iterable):
-        raise SettingError(f"an edit's memories must be names like L3N512, not {short(given)}")
-    return tuple(as_memory(one) for one in several)
-
-
-def _positions(given: Any) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    several = (given,) if is_whole(given) else tuple(given) if isinstance(given, Iterable) else ()
-    if not several or not all(is_whole(position) for position in several):
-        raise SettingError(f"an edit's positions must be 'all' or a list of whole numbers, not {short(given)}")
-    return tuple(int(position) for position in several)
-
-
-def _number(given: Any, unit: str) -> float | None:
-    if given is None:
-        return None
-    if isinstance(given, (bool, str)) or not hasattr(given, "__float__"):
-        raise SettingError(f"an edit's {unit} must be a number, not {short(given)}")
-    try:
-        return float(given)
-    except OverflowError:  # JSON's whole numbers know no limit
-        return math.inf
-    except (TypeError, ValueError, RuntimeError):  # an array of several numbers
-        raise SettingError(f"an edit's {unit} must be one number, not {short(given)}") from None
-
-
-def _written(number: float) -> str:
-    """As few digits as people write, unless more are needed to read the same number again."""
-    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
-
-
-__all__ = ["Edit", "Intervention", "check_memory"]
-
-KIND, SCHEMA, UNIT = "memlens intervention", 1, "coefficient"
-_PARTS = {"kind", "schema", "unit", "model", "edits"}
 
 
 @dataclass(frozen=True)
@@ -253,15 +168,13 @@ class Intervention:
     def __post_init__(self) -> None:
         given: Any = self.edits
         several = [given] if isinstance(given, (Edit, str)) else given
-        if not isinstance(several, Iterable) or isinstance(several, (bytes, dict)):
-            raise SettingError(f"{short(given)} is not an intervention; give edits like 'L3N512=0', or load a file")
-        edits = tuple(one if isinstance(one, Edit) else Edit.parse(one) for one in several)
+        edits = tuple(edit if isinstance(edit, Edit) else Edit.parse(edit) for edit in several)
         object.__setattr__(self, "edits", edits)  # frozen for everybody else
 
     @classmethod
     def parse(cls, *texts: str, positions: Sequence[int] | None = None) -> Intervention:
         """From `L3N512=0` and the like."""
-        at = tuple(positions) if isinstance(positions, Iterable) else positions  # read for every text
+        at = None if positions is None else tuple(positions)  # read for every text
         return cls(tuple(Edit.parse(text, at) for text in texts))
 
     @classmethod
@@ -281,19 +194,19 @@ class Intervention:
     def __str__(self) -> str:
         return "; ".join(str(edit) for edit in self.edits)
 
-    def check(self, model: MemoryModel) -> None:
-        """Refuse a model that this is not meant for, or that lacks the memories."""
-        if self.fingerprint is not None and self.fingerprint != model.fingerprint():
+    def check(self, model: MemoryModel, fingerprint: str | None = None) -> None:
+        """Refuse a model that this is not meant for, or that lacks the memories; `fingerprint`: its, where known."""
+        if self.fingerprint is not None and self.fingerprint != (fingerprint or model.fingerprint()):
             raise ModelError(self._why_not(model))
         for edit in self.edits:
             edit.check(model)
 
     def _why_not(self, model: MemoryModel) -> str:
-        kind = _kind_of(model)
-        if self.dtype is not None and self.dtype != kind:
+        dtype = _dtype_of(model)
+        if self.dtype is not None and self.dtype != dtype:
             return (
-                f"the intervention is for {self.model} in {self.dtype}, and {model.name} is in {kind} here, so the two "
-                f"cannot be compared; load the model in {self.dtype} (--dtype {self.dtype})"
+                f"the intervention is for {self.model} in {self.dtype}, and {model.name} is in {dtype} here, so the "
+                f"two cannot be compared; load the model in {self.dtype} (--dtype {self.dtype})"
             )
         meant = f" but for {self.model}" if self.model != model.name else ""
         return f"the intervention is not for {model.name}{meant} (the fingerprint differs); use it with its own model"
@@ -303,14 +216,12 @@ class Intervention:
         from memlens.tracer.prompt import open_model
 
         loaded, _ = open_model(model)
-        bound = replace(self, model=loaded.name, fingerprint=loaded.fingerprint(), dtype=_kind_of(loaded))
-        if self.fingerprint not in (None, bound.fingerprint):
-            raise ModelError(self._why_not(loaded))
-        self.for_any().check(loaded)
-        return bound
+        fingerprint = loaded.fingerprint()
+        self.check(loaded, fingerprint)
+        return replace(self, model=loaded.name, fingerprint=fingerprint, dtype=_dtype_of(loaded))
 
     def for_any(self) -> Intervention:
-        """The same, for any model that has such memories: nothing is compared, which takes a while for a large one."""
+        """The same, for any model that has such memories: no fingerprints, which take a while for a large model."""
         return Intervention(self.edits)
 
     def to_json(self) -> dict[str, Any]:
@@ -325,26 +236,29 @@ class Intervention:
         }
 
     @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
+        """In answers of the workbench an intervention is its document as well."""
+        from pydantic_core import core_schema
+
+        document = core_schema.plain_serializer_function_ser_schema(
+            cls.to_json, return_schema=core_schema.dict_schema(core_schema.str_schema())
+        )
+        return core_schema.is_instance_schema(cls, serialization=document)
+
+    @classmethod
     def from_json(cls, content: Any) -> Intervention:
-        if not isinstance(content, dict) or content.get("kind") != KIND:
-            raise SettingError(
-                f'this is not an intervention (no "kind": "{KIND}"); save one with `memlens trace --save`'
-            )
-        schema, unit, edits = content.get("schema"), content.get("unit"), content.get("edits")
-        if not is_whole(schema) or schema != SCHEMA:
-            raise SettingError(f"the intervention has schema {short(schema)}, this memlens reads {SCHEMA}")
-        if unit != UNIT:
-            raise SettingError(f"the intervention's unit is {short(unit)}; only '{UNIT}' can be written")
-        if not isinstance(edits, list) or set(content) != _PARTS:
-            raise SettingError("the intervention must have kind, schema, unit, model and a list of edits, and no more")
-        return cls(tuple(Edit.from_json(edit) for edit in edits), **_read_model(content["model"]))
+        for problem in _document_problems(content):
+            raise SettingError(problem)
+        model = content["model"] or {"name": "", "fingerprint": None}
+        edits = tuple(Edit.from_json(edit) for edit in content["edits"])
+        return cls(edits, model["name"], model["fingerprint"], model.get("dtype"))
 
     def save(self, path: str | os.PathLike[str], model: Source | None = None) -> None:
         """Write the document, bound to the model; as it is where none is given."""
         bound = self if model is None else self.meant_for(model)
         content = json.dumps(bound.to_json(), indent=1, allow_nan=False) + "\n"
         try:
-            with replacing(_as_path(path)) as beside:
+            with replacing(Path(path)) as beside:
                 beside.write_text(content, encoding="utf-8")
         except IndexFolderError as error:
             why = getattr(error.__cause__, "strerror", None) or error
@@ -352,42 +266,114 @@ class Intervention:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Intervention:
-        """Read a document; whether it suits a model, `check` says."""
+        """Read a document; `check` says whether it suits a model."""
         try:
-            content = json.loads(_as_path(path).read_text(encoding="utf-8-sig"))
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8-sig")))
         except OSError as error:
             raise SettingError(f"{path} cannot be read ({error.strerror}); name an intervention's file") from error
+        except (SettingError, UnknownName) as error:
+            raise type(error)(f"{path}: {error}") from error
         except (ValueError, RecursionError) as error:
             raise SettingError(
                 f"{path} is not a JSON document; name a file that `memlens trace --save` made"
             ) from error
-        try:
-            return cls.from_json(content)
-        except (SettingError, UnknownName) as error:
-            raise type(error)(f"{path}: {error}") from error
 
 
-def _as_path(given: Any) -> Path:
+def check_layer(model: MemoryModel, layer: int, name: str = "") -> None:
+    """Refuse a layer that the model does not have; `name`: what of it was asked for."""
+    if not 0 <= layer < len(model.layers):
+        raise UnknownName(
+            f"{name or f'layer {layer}'} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}"
+        )
+
+
+def check_memory(model: MemoryModel, memory: MemoryId) -> None:
+    """Refuse a memory that the model does not have."""
+    check_layer(model, memory.layer, str(memory))
+    count = model.layers[memory.layer].memories
+    if not 0 <= memory.memory < count:
+        raise UnknownName(
+            f"{memory} does not exist: layer {memory.layer} of {model.name} has memories 0 to {count - 1}"
+        )
+
+
+def memories_of(given: str | MemoryId | Iterable[str | MemoryId]) -> tuple[MemoryId, ...]:
+    """One memory or several, by name or not."""
+    several = [given] if isinstance(given, (str, MemoryId)) else given
+    return tuple(MemoryId.parse(memory) if isinstance(memory, str) else memory for memory in several)
+
+
+def is_whole(given: Any) -> bool:
+    """A whole number of any kind, numpy's as well; True is none."""
+    return isinstance(given, Integral) and not isinstance(given, bool)
+
+
+def short(content: Any) -> str:
+    """A few characters of whatever was given, for a message."""
     try:
-        return Path(given)
-    except TypeError as error:
-        raise SettingError(f"{short(given)} is not a file's name; name an intervention's file") from error
+        text = repr(content)
+    except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
+        return f"something of kind {type(content).__name__}"
+    return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-def _read_model(model: Any) -> dict[str, Any]:
-    """Name, fingerprint and dtype of the model that a document is for; nothing for null."""
-    if model is None:
-        return {}
-    parts = ("name", "fingerprint", "dtype")
-    if (
-        not isinstance(model, dict)
-        or not all(isinstance(model.get(part), str) for part in parts[:2])
-        or not isinstance(model.get("dtype"), (str, type(None)))
-        or set(model) - set(parts)
+# The rules of a document, which may be anything that JSON can say: each gives what is wrong, if something is.
+
+
+def _document_problems(content: Any) -> Iterator[str]:
+    if not isinstance(content, dict) or content.get("kind") != KIND:
+        yield f'this is not an intervention (no "kind": "{KIND}"); save one with `memlens trace --save`'
+    schema, unit, model = content.get("schema"), content.get("unit"), content.get("model")
+    if not is_whole(schema) or schema != SCHEMA:
+        yield f"the intervention has schema {short(schema)}, this memlens reads {SCHEMA}"
+    if unit != UNIT:
+        yield f"the intervention's unit is {short(unit)}; only '{UNIT}' can be written"
+    if not isinstance(content.get("edits"), list) or set(content) != _PARTS:
+        yield "the intervention must have kind, schema, unit, model and a list of edits, and no more"
+    if model is not None and not (
+        isinstance(model, dict)
+        and isinstance(model.get("name"), str)
+        and isinstance(model.get("fingerprint"), str)
+        and isinstance(model.get("dtype"), (str, type(None)))
+        and not set(model) - {"name", "fingerprint", "dtype"}
     ):
-        raise SettingError("the intervention does not say which model it is for (name, fingerprint, dtype; or null)")
-    return {"model": model["name"], "fingerprint": model["fingerprint"], "dtype": model.get("dtype")}
+        yield "the intervention does not say which model it is for (name, fingerprint, dtype; or null)"
 
 
-def _kind_of(model: MemoryModel) -> str:
+def _edit_problems(content: Any) -> Iterator[str]:
+    action = content.get("action") if isinstance(content, dict) else None
+    if not isinstance(action, str) or action not in _ACTIONS:
+        yield f"an edit must have the action {', '.join(_ACTIONS)}, not {short(content)}"
+        return
+    unit = _ACTIONS[action]
+    unknown = set(content) - {"action", "memories", "layer", "positions", unit}
+    if unknown:
+        yield f"a {action} edit cannot have {short(min(unknown))}"
+    number = 0 if unit is None else content.get(unit)
+    if number is None:
+        yield f"an edit's {unit} must be a number, but a {action} edit has none"
+    if not isinstance(number, (int, float)) or isinstance(number, bool):
+        yield f"an edit's {unit} must be a number, not {short(number)}"
+    names, layer, positions = content.get("memories", []), content.get("layer"), content.get("positions", "all")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        yield f"an edit's memories must be a list of names like L3N512, not {short(names)}"
+    if layer is not None and not is_whole(layer):
+        yield f"an edit's layer must be a whole number, not {short(layer)}"
+    if positions != "all" and not (isinstance(positions, list) and all(map(is_whole, positions))):
+        yield f"an edit's positions must be 'all' or a list of whole numbers, not {short(positions)}"
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # JSON's whole numbers have no limit
+        return math.inf
+
+
+def _digits(number: float) -> str:
+    """As few digits as people write, unless more are needed to read the same number again."""
+    return f"{number:g}" if float(f"{number:g}") == number else repr(number)
+
+
+def _dtype_of(model: MemoryModel) -> str:
     return str(model.dtype).removeprefix("torch.")

@@ -1,12 +1,12 @@
-"""What memories are known for: the tokens at both ends of their values; from an index also triggers and patterns.
+"""Names of memories: the tokens at both ends of their values; from an index also their best trigger and patterns.
 
-With an index the tokens come from its values table, as far as that was read as the model reads and the values are still
-those that it was read from. All others are read through the lens, in one product. This module knows nothing of prompts.
+Tokens come from the index's values table as far as it was read through the model's own lens and from the values that
+the model has now. All others are read through the lens, in one product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,23 +20,23 @@ from memlens.models.memory_model import MemoryModel
 from memlens.vocab.kernels import find_ends, thread_pool
 
 _TRIGGER_CHARACTERS = 60  # of a trigger's end; the whole is in the index
-_COMPARED = 16  # values of a model that are looked at to tell whether an index is of it
-_SAME_LENGTH = 1e-4  # relative; a value that differs more is read anew
+_COMPARED = 16  # values by which an index of another model is recognised
+_SAME_NORM = 1e-4  # relative; a value that differs more is read anew
 _OTHER_END = {"top": "bottom", "bottom": "top"}
 _VALUES_AT_ONCE = 1024  # scores of thousands over a large vocabulary are gigabytes
 
 
 @dataclass
 class Names:
-    """What one memory is known for."""
+    """The names of one memory."""
 
     top: list[int] = field(default_factory=list)  # tokens that its value promotes, strongest first
     bottom: list[int] = field(default_factory=list)
     triggers: dict[str, str] = field(default_factory=dict)  # end -> the best prefix's last words
     patterns: tuple[str, ...] = ()  # of the triggers at the top; those at the bottom have none
 
-    def turned(self, coefficient: float) -> Names:
-        """The same as a coefficient of this sign has it: at the top is what is promoted, and what triggers that."""
+    def for_sign(self, coefficient: float) -> Names:
+        """With a coefficient of this sign: the tokens it promotes, and the triggers of that end, are at the top."""
         if coefficient >= 0:
             return self
         swapped = {_OTHER_END[end]: text for end, text in self.triggers.items()}
@@ -44,32 +44,33 @@ class Names:
 
 
 def check_index(model: MemoryModel, index: Index) -> None:
-    """Refuse an index that cannot be of this model, at a glance; that it is, `index.load_model()` has made sure.
+    """Refuse an index that cannot be of this model.
 
-    A glance, since a model may be looked at while some of its values are changed: their fingerprint is another.
+    Fingerprints are not compared: a model may be traced while some of its values are changed.
     """
+    for why in _differences(model, index):
+        raise ModelError(f"{index.folder} is not an index of {model.name}: {why}; load the model with the index")
+
+
+def _differences(model: MemoryModel, index: Index) -> Iterator[str]:
     for name in ("family", "width", "vocabulary"):
         noted, own = getattr(index.manifest.model, name), getattr(model, name)
         if noted is not None and noted != own:
-            raise ModelError(_not_its_index(index, model, f"{name} {noted}, not {own}"))
+            yield f"{name} {noted}, not {own}"
     for layer in index.layers:
         if layer >= len(model.layers) or model.layers[layer].memories != index.memories(layer):
-            raise ModelError(_not_its_index(index, model, f"layer {layer} differs"))
+            yield f"layer {layer} differs"
     if index.has("values") and not _has_values_of(index, model):
-        raise ModelError(_not_its_index(index, model, "its values are others"))
+        yield "its values are others"
 
 
 def _has_values_of(index: Index, model: MemoryModel) -> bool:
-    """Are most of the first few values as long as the index has them, whatever dtype they were read in?"""
+    """Do most of the first few values have the norms that the index lists, whatever dtype they were read in?"""
     layer = index.layers[0]
     rows = index.sql("SELECT memory, norm FROM {values} WHERE layer = $1 AND memory < $2", [layer, _COMPARED])
     values = model.layers[layer].values
-    alike = [_is_as_long(values[row["memory"]], row["norm"], 0.02) for row in rows]
+    alike = [_has_norm(values[row["memory"]], row["norm"], 0.02) for row in rows]
     return 2 * sum(alike) >= len(alike)
-
-
-def _not_its_index(index: Index, model: MemoryModel, why: str) -> str:
-    return f"{index.folder} is not an index of {model.name}: {why}; load the model with the index"
 
 
 def name_memories(
@@ -84,7 +85,8 @@ def name_memories(
             listed = _look_up_values_(names, scanned, top, index, model)
         _look_up_triggers_(names, scanned, index)
         if index.has("patterns"):
-            _look_up_patterns_(names, scanned, index)
+            for memory, rows in index.rows_of("patterns", scanned, "layer, memory, description").items():
+                names[memory].patterns = tuple(row["description"] for row in rows)
     _read_values_(names, [memory for memory in names if memory not in listed], top, model)
     return names
 
@@ -109,7 +111,7 @@ def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: i
 
 
 def _lists_as_read(index: Index, model: MemoryModel, top: int) -> bool:
-    """Does the values table list enough tokens, read as effects are: not raw where the model has a final norm?"""
+    """Does the values table list enough tokens, read through the lens that effects are read through?"""
     noted = index.manifest.values
     is_enough = noted.top >= min(top, model.vocabulary)
     return index.has("values") and is_enough and noted.reading == model.lens.readings[0]
@@ -118,52 +120,33 @@ def _lists_as_read(index: Index, model: MemoryModel, top: int) -> bool:
 def _look_up_values_(
     names: dict[MemoryId, Names], memories: list[MemoryId], top: int, index: Index, model: MemoryModel
 ) -> set[MemoryId]:
-    """The memories whose tokens were found; not those whose value is another now, as within `trying`."""
-    found = set()
-    for memory, row in _rows(index, "values", memories, "norm, tokens, bottom_tokens"):
+    """The memories whose tokens were looked up: all but those whose value has changed, as within `trying`."""
+    listed = set()
+    for memory, (row,) in index.rows_of("values", memories, "layer, memory, norm, tokens, bottom_tokens").items():
         if _is_read_from(row, model, memory):
             names[memory].top, names[memory].bottom = row["tokens"][:top], row["bottom_tokens"][:top]
-            found.add(memory)
-    return found
+            listed.add(memory)
+    return listed
 
 
 def _is_read_from(row: dict[str, Any], model: MemoryModel, memory: MemoryId) -> bool:
-    """Has the value the length that the table has, and does it point from the last token to the first?"""
+    """Does the value have the norm in the table, and score the table's first token at least as high as the last?"""
     value = model.layers[memory.layer].values[memory.memory]
-    if not _is_as_long(value, row["norm"], _SAME_LENGTH):
+    if not _has_norm(value, row["norm"], _SAME_NORM):
         return False
     ends = torch.tensor([row["tokens"][0], row["bottom_tokens"][0]], device=model.device)
     high, low = (model.lens.logit_rows(ends) @ model.lens.folded(value[None], memory.layer)[0]).tolist()
     return bool(high >= low)
 
 
-def _is_as_long(value: Tensor, norm: float, tolerance: float) -> bool:
+def _has_norm(value: Tensor, norm: float, tolerance: float) -> bool:
     return abs(float(value.float().norm()) - norm) <= tolerance * norm
 
 
 def _look_up_triggers_(names: dict[MemoryId, Names], memories: list[MemoryId], index: Index) -> None:
-    rows = list(
-        _rows(index, "triggers", memories, '"end", rank, coefficient, sentence, position, next_token', "rank = 0")
-    )
-    sentences = index.sentences(sorted({row["sentence"] for _, row in rows}))
-    for memory, row in rows:
-        text = trigger_of(row, sentences[row["sentence"]], index.vocabulary).text
-        names[memory].triggers[row["end"]] = text[-_TRIGGER_CHARACTERS:]
-
-
-def _look_up_patterns_(names: dict[MemoryId, Names], memories: list[MemoryId], index: Index) -> None:
-    for memory, row in _rows(index, "patterns", memories, "description"):
-        names[memory].patterns = (*names[memory].patterns, row["description"])
-
-
-def _rows(
-    index: Index, table: str, memories: list[MemoryId], columns: str, where: str = "true"
-) -> list[tuple[MemoryId, dict[str, Any]]]:
-    """The rows of a table about some memories, in the table's order."""
-    if not memories:
-        return []
-    pairs = ", ".join(f"({memory.layer}, {memory.memory})" for memory in memories)
-    rows = index.sql(
-        f"SELECT layer, memory, {columns} FROM {{{table}}} WHERE (layer, memory) IN (VALUES {pairs}) AND {where}"
-    )
-    return [(MemoryId(row["layer"], row["memory"]), row) for row in rows]
+    best = index.rows_of("triggers", memories, rest="AND rank = 0")
+    sentences = index.sentences(sorted({row["sentence"] for rows in best.values() for row in rows}))
+    for memory, rows in best.items():
+        for row in rows:
+            text = trigger_of(row, sentences[row["sentence"]], index.vocabulary).text
+            names[memory].triggers[row["end"]] = text[-_TRIGGER_CHARACTERS:]

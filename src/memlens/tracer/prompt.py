@@ -1,11 +1,7 @@
-"""A prompt as a model is fed it, and the names of its places and tokens, checked once, at the edge.
+"""The edge of the tracer: the model, prompt, position and token that a person names, refused here if they cannot be.
 
 Positions count the prompt's own tokens from 0, BOS not counted; from the end they are negative, -1 the last one. BOS is
-fed exactly when the checkpoint's own tokenizer puts it before a text. This module runs nothing.
-
-What a person may name as the model: a loaded one, whatever load() takes, or an index, whose own model is loaded.
-
-Every function of this part begins here, so that all accept the same. This module runs nothing.
+fed exactly when the checkpoint's own tokenizer puts it before a text.
 """
 
 from __future__ import annotations
@@ -13,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +20,7 @@ from memlens.index.layout import MANIFEST, PARTIAL
 from memlens.index.reader import Index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
-from memlens.tracer.intervention import is_whole, short
+from memlens.tracer.intervention import short
 from memlens.tracer.names import check_index
 
 _MOST = 1000  # tokens or memories in one list
@@ -57,8 +52,6 @@ class Prompt:
     def place(self, position: int) -> int:
         """A position from 0, also for one that was given from the end."""
         count = len(self.tokens)
-        if not is_whole(position):
-            raise SettingError(f"a position must be a whole number, not {short(position)}")
         if not -count <= position < count:
             raise SettingError(
                 f"position {position} is not in the prompt of {count} tokens; give 0 to {count - 1}, or -1 for the last"
@@ -68,8 +61,6 @@ class Prompt:
 
 def read_prompt(model: MemoryModel, text: str, room: int = 0) -> Prompt:
     """The prompt for a model, refused if it is empty or leaves less than `room` of the model's context."""
-    if not isinstance(text, str):
-        raise SettingError(f"a prompt must be a text, not {short(text)}")
     tokenizer = model.tokenizer
     try:
         encoded = tokenizer.encode([text])[0]
@@ -95,33 +86,27 @@ def read_token(model: MemoryModel, token: str | int) -> int:
     """A token by its text or number, refused if the model has none such."""
     if isinstance(token, str):
         token = model.tokenizer.id_of(token)
-    if not is_whole(token):
-        raise SettingError(f"a token must be a text or a whole number, not {short(token)}")
     if not 0 <= token < model.vocabulary:
         raise UnknownName(f"token {token} does not exist: {model.name} has tokens 0 to {model.vocabulary - 1}")
     return int(token)
 
 
 def check_top(top: int) -> int:
-    if not is_whole(top) or not 1 <= top <= _MOST:
-        raise SettingError(f"--top is {short(top)}; it must be 1 or more, and at most {_MOST}")
+    if not 1 <= top <= _MOST:
+        raise SettingError(f"--top is {top}; it must be 1 or more, and at most {_MOST}")
     return int(top)
 
 
-def check_count(count: Any, what: str) -> int:
-    if not is_whole(count) or count < 1:
-        raise SettingError(f"{short(count)} {what}; ask for 1 or more")
+def check_count(count: int, what: str) -> int:
+    if count < 1:
+        raise SettingError(f"{count} {what}; ask for 1 or more")
     return int(count)
 
 
-def check_number(number: Any, name: str) -> float:
-    """A finite number, as it is."""
-    try:
-        if isinstance(number, Real) and not isinstance(number, bool) and math.isfinite(number):
-            return float(number)
-    except OverflowError:  # a whole number that no float holds
-        pass
-    raise SettingError(f"{name} is {short(number)}; it must be a finite number")
+def check_number(number: float, name: str) -> float:
+    if not math.isfinite(number):
+        raise SettingError(f"{name} is {number}; it must be a finite number")
+    return float(number)
 
 
 Source = MemoryModel | Index | str | os.PathLike[str]
@@ -156,11 +141,7 @@ def open_model(
 
 def open_index(index: Index | str | os.PathLike[str]) -> Index:
     """An index as it is, or by its folder."""
-    if isinstance(index, Index):
-        return index
-    if not isinstance(index, (str, os.PathLike)):
-        raise SettingError(f"{short(index)} is not an index; give an Index or the folder of one")
-    return Index(Path(index))
+    return index if isinstance(index, Index) else Index(Path(index))
 
 
 def _as_index(model: Any) -> Index | None:

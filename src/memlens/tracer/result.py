@@ -1,20 +1,18 @@
-"""What a trace found, as plain frozen data: tokens, memories, layers, and the parts of one logit.
+"""The records of a trace: tokens, memories, layers and the parts of one logit; shown as tables in a notebook.
 
-Everything here can be printed, compared and written as JSON without the model. How it looks in a notebook is html.py's
-matter; this module computes nothing but sums.
-
-A trace, or two side by side, as a table for a notebook. Every text of a model or a prompt is escaped.
+They are plain frozen data, the same in Python, in `--json` and in the workbench.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from memlens.memory import MemoryId
+from memlens.text import plain, tail, visible
+from memlens.tracer.intervention import Intervention
 
 if TYPE_CHECKING:
     from memlens.tracer.attribution import Attribution
@@ -53,9 +51,6 @@ class TracedMemory:
     trigger: str | None = None  # the prefix that drives it furthest to this side, from the index
     patterns: tuple[str, ...] = ()  # what its top triggers have in common, from the index; none if it is negative here
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"memory": str(self.memory)}
-
 
 @dataclass(frozen=True)
 class LayerTrace:
@@ -73,14 +68,14 @@ class LayerTrace:
     memories: float  # what all memories together added
     bias: float  # what the block's own biases added
 
-    def to_json(self) -> dict[str, Any]:
-        memories = {name: [one.to_json() for one in getattr(self, name)] for name in ("by_effect", "by_size")}
-        return asdict(self) | memories
-
 
 @dataclass(frozen=True)
 class Trace:
-    """One position of one prompt, and where the logit of one token at it came from."""
+    """One position of one prompt, and where the logit of one token at it came from.
+
+    The logit is a plain model's own, before any soft-capping. Of an adaptive softmax it is the word's score and, for a
+    word of a rarer band, that of the band's class as well: log p but for the normalisers of the head and of the band.
+    """
 
     model: str
     prompt: str
@@ -88,37 +83,15 @@ class Trace:
     position: int
     token: TokenShare  # the traced token, as likely as the model takes it to be
     rank: int  # 1 + tokens that are more likely
-    settled: int  # the first layer from which top(o) stays what the model predicts
+    prediction: TokenShare  # the token that the model takes to be most likely
+    settled: int  # the first layer from which top(o) stays the prediction
+    logit: float  # of the traced token
+    parts: dict[str, float]  # embedding, attention, memories, block biases, output biases; sums to the logit
     embedding: float  # what the input embedding added to the logit
     constant: float  # biases of the final norm and of the output embedding
     layers: tuple[LayerTrace, ...]
     text: str = ""  # the prompt up to the traced position
-    logit_is: str = PLAIN_LOGIT  # what is added up: not the same for every kind of output embedding
-
-    @property
-    def prediction(self) -> TokenShare:
-        """What the model itself takes to be most likely."""
-        return self.layers[-1].output[0]
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """Where the logit came from; sums to it."""
-        return {
-            "embedding": self.embedding,
-            "attention": math.fsum(layer.attention for layer in self.layers),
-            "memories": math.fsum(layer.memories for layer in self.layers),
-            "block biases": math.fsum(layer.bias for layer in self.layers),
-            "output biases": self.constant,
-        }
-
-    @property
-    def logit(self) -> float:
-        """What the parts add up to; `logit_is` says what that is.
-
-        A plain model's own logit, before any soft-capping. Of an adaptive softmax, the word's score and, for a word of
-        a rarer band, that of the band's class as well: log p but for the normalisers of the head and of the band.
-        """
-        return math.fsum(self.parts.values())
+    logit_is: str = PLAIN_LOGIT  # what the parts sum to: not the same for every kind of output embedding
 
     @property
     def is_plain_logit(self) -> bool:
@@ -132,18 +105,12 @@ class Trace:
     @property
     def memories(self) -> tuple[TracedMemory, ...]:
         """The memories of all layers that did most to the traced token's logit, largest |effect| first."""
-        found = [memory for layer in self.layers for memory in layer.by_effect]
-        return tuple(sorted(found, key=lambda one: (-abs(one.effect), one.memory)))
+        listed = [memory for layer in self.layers for memory in layer.by_effect]
+        return tuple(sorted(listed, key=lambda one: (-abs(one.effect), one.memory)))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for json.dumps."""
-        return asdict(self) | {
-            "prediction": asdict(self.prediction),
-            "logit": self.logit,
-            "logit_is": self.logit_is,
-            "parts": self.parts,
-            "layers": [layer.to_json() for layer in self.layers],
-        }
+        return plain(self)
 
     def __repr__(self) -> str:
         return (
@@ -155,6 +122,32 @@ class Trace:
         return trace_html(self)
 
 
+@dataclass(frozen=True)
+class InterventionEffect:
+    """The same position of the same prompt, without and with the edits; both traces follow the same token."""
+
+    intervention: Intervention
+    before: Trace
+    after: Trace
+    kl: float  # KL(before || after) of the next token, in nats
+    changes_prediction: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, for json.dumps."""
+        return plain(self)
+
+    def __repr__(self) -> str:
+        before, after = self.before, self.after
+        return (
+            f"<InterventionEffect: {before.token.text!r} p {before.token.p:.3g} -> {after.token.p:.3g}, "
+            f"logit {before.logit:.4g} -> {after.logit:.4g}, prediction {before.prediction.text!r} -> "
+            f"{after.prediction.text!r}, KL {self.kl:.4g}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return effect_html(self)
+
+
 _TOKENS, _MEMORIES, _TEXT = 3, 3, 60
 # isolated, so that a sign that turns writing round does not reach beyond its own text
 _CODE = '<code style="white-space:pre;unicode-bidi:isolate">{}</code>'
@@ -162,7 +155,6 @@ _CODE = '<code style="white-space:pre;unicode-bidi:isolate">{}</code>'
 _TABLE = (
     '<div style="margin:0.5em 0">{}</div><table style="text-align:left;border-spacing:1em 0.2em"><tr>{}</tr>{}</table>'
 )
-_NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 def trace_html(trace: Trace) -> str:
@@ -178,14 +170,15 @@ def trace_html(trace: Trace) -> str:
     return _TABLE.format(caption, head, rows) + _memories(trace.memories[:10], trace.logit_name)
 
 
-def pair_html(before: Trace, after: Trace, kl: float, edits: str) -> str:
+def effect_html(effect: InterventionEffect) -> str:
     """The top tokens before and after an intervention."""
+    before, after = effect.before, effect.after
     shares = zip(before.layers[-1].output, after.layers[-1].output, strict=True)
     rows = "".join(f"<tr><td>{_share(left)}</td><td>{_share(right)}</td></tr>" for left, right in shares)
     caption = (
-        f"{_code(before.token.text)} after {_prompt(before.text)}, with {escape(edits)}<br>"
+        f"{_code(before.token.text)} after {_prompt(before.text)}, with {escape(str(effect.intervention))}<br>"
         f"p {before.token.p:.3g} → {after.token.p:.3g}, "
-        f"{before.logit_name} {before.logit:.3f} → {after.logit:.3f}, KL {kl:.4g}"
+        f"{before.logit_name} {before.logit:.3f} → {after.logit:.3f}, KL {effect.kl:.4g}"
     )
     return _TABLE.format(caption, _head("before", "after"), rows)
 
@@ -238,9 +231,9 @@ def _tokens(tokens: Iterable[Token]) -> str:
 
 
 def _prompt(text: str) -> str:
-    return _code(text if len(text) <= _TEXT else f"…{text[-_TEXT:]}")
+    return _code(tail(text, _TEXT))
 
 
 def _code(text: str) -> str:
-    """A text with its own spaces kept and its line breaks seen."""
-    return _CODE.format(escape("".join(_NAMED.get(sign, sign) for sign in text)))
+    """A text with its own spaces kept and its line breaks visible."""
+    return _CODE.format(escape(visible(text)))

@@ -1,21 +1,21 @@
-"""States read as distributions: their top tokens, and how one token stands in each.
+"""trace(): one forward pass over a prompt, and what every layer did at one position of it.
 
-All states of a trace are scored in one product, since a few rows cost as much as reading the whole output embedding.
-This module knows a lens and states, not where the states come from.
+r, y and o of every layer are read as distributions over the vocabulary, all in one product with the output embedding.
+The effect of memory i on the logit of token t is
 
-trace(): one forward pass over a prompt, and what every layer did at one position of it.
+    effect_i = m_i v_i . d_t,    d_t the direction in which the logit of t grows, with the final norm's scale frozen,
 
-A memory's effect is coefficient x value along the direction in which the traced token's logit grows, with the scale of
-the final norm taken as it was; so all effects of a layer are one product, nothing is run again, and the parts add up to
-the logit. Interventions are hooks of the model: a trace within one shows what the edited model did.
+so all effects of a layer are one product, nothing is run again, and the parts sum to the logit (models/decompose.py).
+An intervention edits the model by hooks: a trace within one shows the edited model.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cache
 
 import numpy as np
 import torch
@@ -34,26 +34,6 @@ from memlens.tracer.result import LayerTrace, Token, TokenShare, Trace, TracedMe
 from memlens.vocab.kernels import Ends, FloatArray, Softmax, find_ends, read_softmax, thread_pool
 
 
-class TokenTexts:
-    """The text of every token that was asked for, each looked up once."""
-
-    def __init__(self, model: MemoryModel) -> None:
-        self._read: Callable[[int], str] = model.tokenizer.token_text
-        self._known: dict[int, Token] = {}
-
-    def __call__(self, token: int) -> str:
-        return self.token(token).text
-
-    def token(self, token: int) -> Token:
-        found = self._known.get(token)
-        if found is None:
-            found = self._known[token] = Token(token, self._read(token))
-        return found
-
-    def tokens(self, ids: list[int]) -> tuple[Token, ...]:
-        return tuple(map(self.token, ids))
-
-
 @dataclass(frozen=True, eq=False)
 class Readings:
     """The distributions of n states."""
@@ -65,10 +45,10 @@ class Readings:
     def top(self, row: int) -> int:
         return int(self.ends.top[row, 0])
 
-    def shares(self, row: int, texts: TokenTexts) -> tuple[TokenShare, ...]:
+    def shares(self, row: int, token: Callable[[int], Token]) -> tuple[TokenShare, ...]:
         p = self._p(row, self.ends.top_scores[row])
         ids = self.ends.top[row].tolist()
-        return tuple(TokenShare(token, texts(token), float(one)) for token, one in zip(ids, p, strict=True))
+        return tuple(TokenShare(one, token(one).text, float(share)) for one, share in zip(ids, p, strict=True))
 
     def p(self, row: int, token: int) -> float:
         return float(self._p(row, self.scores[row, token : token + 1])[0])
@@ -85,26 +65,26 @@ class Readings:
 
 def read_states(model: MemoryModel, states: Tensor, top: int) -> Readings:
     """The distributions of states [n, d], with the top tokens of each."""
-    logits = model.lens.capped(model.lens.state_logits(states))
-    scores = logits.to("cpu", torch.float32).contiguous().numpy()
-    if not np.isfinite(scores).all():
-        raise ModelError(
-            f"a state of {model.name} has scores that are NaN or infinite; a coefficient or value is too large, "
-            "or the dtype too small: try float32"
-        )
+    logits = model.lens.capped(model.lens.state_logits(states)).to("cpu", torch.float32)
+    refuse_overflow(model, logits)
+    scores = logits.contiguous().numpy()
     with thread_pool() as pool:
         ends = find_ends(scores, min(top, scores.shape[1]), pool)
         return Readings(scores, ends, read_softmax(scores, ends, np.full(len(scores), -1), pool))
 
 
-def log_probabilities(model: MemoryModel, states: Tensor) -> Tensor:
-    """log p [n, vocabulary] in float64, for states [n, d]: what is compared before and after a change."""
-    logits = model.lens.capped(model.lens.state_logits(states)).cpu().double()
-    if not torch.isfinite(logits).all():
+def refuse_overflow(model: MemoryModel, scores: Tensor) -> None:
+    if not torch.isfinite(scores).all():
         raise ModelError(
             f"a state of {model.name} has scores that are NaN or infinite; a coefficient or value is too large, "
             "or the dtype too small: try float32"
         )
+
+
+def log_probabilities(model: MemoryModel, states: Tensor) -> Tensor:
+    """log p [n, vocabulary] in float64 of states [n, d], to be compared before and after a change."""
+    logits = model.lens.capped(model.lens.state_logits(states)).cpu().double()
+    refuse_overflow(model, logits)
     return torch.log_softmax(logits, dim=-1)
 
 
@@ -127,36 +107,29 @@ def trace(
         memlens.trace("gpt2", "The capital of France is").memories[0]
 
     `model`: a model or an index, whose model is loaded. `token`: text or number of the token whose logit is taken
-    apart; None for the one the model predicts. `top`: how many tokens and how many memories a layer to list. `index`:
+    apart; None for the one the model predicts. `top`: how many tokens and how many memories per layer to list. `index`:
     of this model; adds triggers and patterns.
     """
     check_top(top)
     loaded, opened = open_model(model, index)
     read = read_prompt(loaded, prompt)
     chosen = None if token is None else read_token(loaded, token)
-    return trace_prompt(loaded, read, read.place(position), chosen, top, opened).trace
-
-
-class Traced(NamedTuple):
-    """A trace, and the whole distribution that it ends with."""
-
-    trace: Trace
-    log_p: Tensor  # [vocabulary] float64
+    return trace_prompt(loaded, read, read.place(position), chosen, top, opened)[0]
 
 
 def trace_prompt(
     model: MemoryModel, prompt: Prompt, position: int, token: int | None, top: int, index: Index | None
-) -> Traced:
-    """The same for what is checked already; position from 0."""
-    tokens = prompt.fed(position)
-    positions = record_positions(model, tokens, torch.tensor([tokens.shape[1] - 1]))
-    tracing = _Tracing(model, prompt, position, positions, top)
-    log_p = torch.log_softmax(torch.from_numpy(tracing.readings.scores[-1]).double(), dim=-1)
-    return Traced(tracing.result(token, index), log_p)
+) -> tuple[Trace, Tensor]:
+    """The trace of a prompt that was checked, position from 0, and log p [vocabulary] float64 of the next token."""
+    fed = prompt.fed(position)
+    positions = record_positions(model, fed, torch.tensor([fed.shape[1] - 1]))
+    tracer = _Tracer(model, prompt, position, positions, top)
+    log_p = torch.log_softmax(torch.from_numpy(tracer.readings.scores[-1]).double(), dim=-1)
+    return tracer.trace(token, index), log_p
 
 
 @dataclass(frozen=True, eq=False)
-class _Picked:
+class _LayerMemories:
     """The memories of a layer that are shown."""
 
     by_effect: list[TracedMemory]  # without their names yet
@@ -164,18 +137,19 @@ class _Picked:
     total: float  # what all memories of the layer added
 
 
-class _Tracing:
+class _Tracer:
     """One recorded position on its way to a Trace."""
 
     def __init__(self, model: MemoryModel, prompt: Prompt, position: int, positions: PositionStates, top: int) -> None:
         self.model, self.prompt, self.position, self.positions, self.top = model, prompt, position, positions, top
-        self.texts = TokenTexts(model)
+        text: Callable[[int], str] = model.tokenizer.token_text
+        self.token = cache(lambda token: Token(token, text(token)))  # every token is looked up once
         self.count = len(model.layers)
         states = [store[layer] for layer in range(self.count) for store in (positions.r, positions.y, positions.o)]
         self.readings: Readings = read_states(model, torch.cat(states), top)
         self.accounting = LogitDecomposition(model)
 
-    def result(self, token: int | None, index: Index | None) -> Trace:
+    def trace(self, token: int | None, index: Index | None) -> Trace:
         last = 3 * self.count - 1
         final = self.readings.top(last)
         chosen = final if token is None else token
@@ -184,17 +158,29 @@ class _Tracing:
         picked = [self._pick(layer, direction) for layer in range(self.count)]
         shown = sorted({one.memory for layer in picked for one in (*layer.by_effect, *layer.by_size)})
         names = name_memories(self.model, shown, self.top, index)
+        layers = tuple(self._layer(layer, chosen, direction, picked[layer], names) for layer in range(self.count))
+        embedding, constant = _dot(self.positions.embedding, direction), float(self.accounting.constant(row)[0])
+        parts = {
+            "embedding": embedding,
+            "attention": math.fsum(layer.attention for layer in layers),
+            "memories": math.fsum(layer.memories for layer in layers),
+            "block biases": math.fsum(layer.bias for layer in layers),
+            "output biases": constant,
+        }
         return Trace(
             model=self.model.name,
             prompt=self.prompt.text,
-            prefix=self.texts.tokens(list(self.prompt.tokens[: self.position + 1])),
+            prefix=tuple(map(self.token, self.prompt.tokens[: self.position + 1])),
             position=self.position,
-            token=TokenShare(chosen, self.texts(chosen), self.readings.p(last, chosen)),
+            token=TokenShare(chosen, self.token(chosen).text, self.readings.p(last, chosen)),
             rank=self.readings.rank(last, chosen),
+            prediction=layers[-1].output[0],
             settled=self._settled(final),
-            embedding=_dot(self.positions.embedding, direction),
-            constant=float(self.accounting.constant(row)[0]),
-            layers=tuple(self._layer(layer, chosen, direction, picked[layer], names) for layer in range(self.count)),
+            logit=math.fsum(parts.values()),
+            parts=parts,
+            embedding=embedding,
+            constant=constant,
+            layers=layers,
             text=self.prompt.until(self.position),
             logit_is=self.model.lens.logit_is,
         )
@@ -205,7 +191,7 @@ class _Tracing:
             layer -= 1
         return layer
 
-    def _pick(self, layer: int, direction: Tensor) -> _Picked:
+    def _pick(self, layer: int, direction: Tensor) -> _LayerMemories:
         m = self.positions.coefficients[layer]  # [1, memories]
         effects = self.accounting.memories(layer, m, direction)[0]
         sizes = m[0].abs() * _lengths(at_least_float32(self.model.layers[layer].values))
@@ -220,10 +206,10 @@ class _Tracing:
                 if coefficient != 0
             ]
 
-        return _Picked(listed(effects.abs()), listed(sizes), float(effects.cpu().sum(dtype=torch.float64)))
+        return _LayerMemories(listed(effects.abs()), listed(sizes), float(effects.cpu().sum(dtype=torch.float64)))
 
     def _layer(
-        self, layer: int, token: int, direction: Tensor, picked: _Picked, names: dict[MemoryId, Names]
+        self, layer: int, token: int, direction: Tensor, picked: _LayerMemories, names: dict[MemoryId, Names]
     ) -> LayerTrace:
         residual, ffn, output = range(3 * layer, 3 * layer + 3)
         top, shares = self.readings.top, self.readings.shares
@@ -231,9 +217,9 @@ class _Tracing:
         named = {memory: self._named(one, names[memory]) for memory, one in shown.items()}
         return LayerTrace(
             layer=layer,
-            residual=shares(residual, self.texts),
-            ffn=shares(ffn, self.texts),
-            output=shares(output, self.texts),
+            residual=shares(residual, self.token),
+            ffn=shares(ffn, self.token),
+            output=shares(output, self.token),
             p=self.readings.p(output, token),
             case=case_of(top(residual), top(ffn), top(output)),
             by_effect=tuple(named[one.memory] for one in picked.by_effect),
@@ -244,13 +230,13 @@ class _Tracing:
         )
 
     def _named(self, one: TracedMemory, names: Names) -> TracedMemory:
-        turned = names.turned(one.coefficient)
+        own = names.for_sign(one.coefficient)
         return replace(
             one,
-            promotes=self.texts.tokens(turned.top),
-            demotes=self.texts.tokens(turned.bottom),
-            trigger=turned.triggers.get("top"),
-            patterns=turned.patterns,
+            promotes=tuple(map(self.token, own.top)),
+            demotes=tuple(map(self.token, own.bottom)),
+            trigger=own.triggers.get("top"),
+            patterns=own.patterns,
         )
 
 

@@ -1,11 +1,11 @@
-"""Values themselves changed: tried and undone, looked at for side effects, saved as a new checkpoint.
+"""Values changed: tried and undone, measured for side effects on other prompts, saved as a new checkpoint.
 
     change = ValueChange.towards(model, "L3N512", " Rome", 2.0)
     with trying(model, change): trace(model, prompt)
     side_effects(model, change, probes)
     save_changed(model, change, "edited-model")
 
-The weights are written in place and put back bit by bit, whatever happens within, so nothing is held twice.
+The weights are written in place and put back bit by bit, whatever happens within, so no weight is in memory twice.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from memlens.errors import SettingError
 from memlens.memory import MemoryId
 from memlens.models.lens import Norm, at_least_float32
 from memlens.models.memory_model import MemoryModel
-from memlens.tracer.intervention import as_memory, check_memory, short
+from memlens.tracer.intervention import check_memory, memories_of, short
 from memlens.tracer.prompt import Prompt, Source, check_number, open_model, read_prompt, read_token
 from memlens.tracer.result import Token
 from memlens.tracer.trace import divergence, log_probabilities
@@ -41,14 +40,15 @@ class ValueChange:
     value: Tensor  # [d]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "memory", as_memory(self.memory))
-        object.__setattr__(self, "value", _as_value(self.memory, self.value))
+        object.__setattr__(self, "memory", memories_of(self.memory)[0])
+        object.__setattr__(self, "value", at_least_float32(torch.as_tensor(self.value)))
 
     @classmethod
     def towards(cls, model: Source, memory: str | MemoryId, token: str | int, amount: float) -> ValueChange:
         """The value with `amount` times the token's direction added: a vector of length 1, see `token_direction`."""
         loaded, _ = open_model(model)
-        name = _checked(loaded, memory)
+        name = memories_of(memory)[0]
+        check_memory(loaded, name)
         check_number(amount, f"the amount of a token's direction that is added to {name}")
         direction = token_direction(loaded, name.layer, read_token(loaded, token))
         change = cls(name, at_least_float32(loaded.layers[name.layer].values[name.memory]) + amount * direction)
@@ -59,7 +59,7 @@ class ValueChange:
     def replaced(cls, model: Source, memory: str | MemoryId, value: Tensor | Sequence[float]) -> ValueChange:
         """Another value altogether, [d]."""
         loaded, _ = open_model(model)
-        change = cls(_checked(loaded, memory), _as_value(memory, value).detach().clone())
+        change = cls(memories_of(memory)[0], torch.as_tensor(value).detach().clone())
         change.check(loaded)
         return change
 
@@ -96,19 +96,19 @@ def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> 
     if not isinstance(model, MemoryModel):
         raise SettingError(f"{short(model)} is not loaded, so nothing can be tried on it; use memlens.load() first")
     several = _checked_changes(model, changes)
-    kept = {one.memory: model.layers[one.memory.layer].values[one.memory.memory].clone() for one in several}
+    originals = {one.memory: model.layers[one.memory.layer].values[one.memory.memory].clone() for one in several}
     try:
         for change in several:
             _write_(model, change.memory, change.value)
         yield
     finally:
-        for memory, value in kept.items():
+        for memory, value in originals.items():
             _write_(model, memory, value)
 
 
 @dataclass(frozen=True)
 class SideEffect:
-    """What changed for one probe prompt."""
+    """The effect of changed values on one probe prompt."""
 
     prompt: str
     before: Token  # the most likely next token
@@ -126,23 +126,23 @@ class SideEffect:
 def side_effects(
     model: Source, changes: ValueChange | Iterable[ValueChange], prompts: str | Iterable[str]
 ) -> list[SideEffect]:
-    """What the changes do to other prompts, the most affected first.
+    """The effect of changed values on other prompts, the most affected first.
 
     memlens.side_effects(model, change, ["The capital of Spain is", "Rain fell on"])
     """
     loaded, _ = open_model(model)
     several = _checked_changes(loaded, changes)
-    texts: list[Any] = list(prompts) if _is_listed(prompts) else [prompts]
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
     if not texts:
         raise SettingError("no probe prompts were given; give some whose continuation should stay as it is")
-    found = []
+    effects = []
     for prompt in [read_prompt(loaded, text) for text in texts]:
         # one at a time: whole distributions of all positions are compared
         before = _all_positions(loaded, prompt)
         with trying(loaded, several):
             after = _all_positions(loaded, prompt)
-        found.append(_side_effect(loaded, prompt, before, after))
-    return sorted(found, key=lambda one: (-one.kl, one.prompt))
+        effects.append(_side_effect(loaded, prompt, before, after))
+    return sorted(effects, key=lambda one: (-one.kl, one.prompt))
 
 
 def save_changed(model: Source, changes: ValueChange | Iterable[ValueChange], folder: str | os.PathLike[str]) -> Path:
@@ -166,7 +166,7 @@ def _side_effect(model: MemoryModel, prompt: Prompt, before: Tensor, after: Tens
     kl = divergence(before, after)  # [pos]
     tops = before.argmax(-1), after.argmax(-1)
     first, then = (int(top[-1]) for top in tops)
-    texts: Any = model.tokenizer.token_text
+    texts = model.tokenizer.token_text
     return SideEffect(
         prompt=prompt.text,
         before=Token(first, texts(first)),
@@ -184,7 +184,7 @@ def _all_positions(model: MemoryModel, prompt: Prompt) -> Tensor:
 
 
 def _through(norm: Norm, direction: Tensor) -> Tensor:
-    """The direction before a norm whose linear part turns it into `direction`'s products: gain, then centring."""
+    """The direction in front of a norm: its gain, then its centring, applied to the direction behind it."""
     direction = direction if norm.gain is None else direction * norm.gain
     return direction - direction.mean() if norm.centres else direction
 
@@ -195,32 +195,9 @@ def _write_(model: MemoryModel, memory: MemoryId, value: Tensor) -> None:
         model.layers[memory.layer].values[memory.memory].copy_(value)
 
 
-def _checked(model: MemoryModel, memory: str | MemoryId) -> MemoryId:
-    name = as_memory(memory)
-    check_memory(model, name)
-    return name
-
-
-def _checked_changes(model: MemoryModel, changes: Any) -> list[ValueChange]:
+def _checked_changes(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> list[ValueChange]:
     """One change or several, each checked against the model."""
-    several = [changes] if isinstance(changes, ValueChange) else list(changes) if _is_listed(changes) else [changes]
+    several = [changes] if isinstance(changes, ValueChange) else list(changes)
     for change in several:
-        if not isinstance(change, ValueChange):
-            raise SettingError(f"{short(change)} is not a ValueChange; make one with ValueChange.towards or .replaced")
         change.check(model)
     return several
-
-
-def _is_listed(given: Any) -> bool:
-    return isinstance(given, Iterable) and not isinstance(given, (str, bytes))
-
-
-def _as_value(memory: str | MemoryId, value: Any) -> Tensor:
-    """[d] of numbers, float32 or finer."""
-    try:
-        tensor = torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SettingError(f"the new value of {memory} is not a list of numbers but {short(value)}") from error
-    if tensor.is_complex():
-        raise SettingError(f"the new value of {memory} has complex numbers; give real ones")
-    return at_least_float32(tensor)

@@ -1,25 +1,26 @@
-"""What only the model can say about a memory: its coefficient at every token of its triggers, and what it changes.
+"""Answers that need the model: a memory's coefficient at every token of its triggers, and the effect of changing it.
 
-Sentences are fed as the scan fed them, so that the coefficient at a trigger's last token is the one in the index. The
-model is the caller's, for the time being. Knows models and indexes; knows no page.
+Sentences are fed as the scan fed them, so that the coefficient at a trigger's last token is the one in the index.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pydantic import BaseModel
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
+from memlens.tracer.result import InterventionEffect, Trace
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 _BATCH_TOKENS = 4096
+_TOKENS = 8
 
 
-class Shaded(BaseModel):
+@dataclass(frozen=True)
+class TriggerCoefficients:
     """A trigger's sentence, token by token, with the memory's coefficient at each."""
 
     rank: int
@@ -28,26 +29,7 @@ class Shaded(BaseModel):
     coefficients: list[float]
 
 
-class Likely(BaseModel):
-    """A token and how likely it is to come next."""
-
-    token: int
-    text: str
-    p: float
-
-
-class Silenced(BaseModel):
-    """The next token after a prompt, with the memory and with its coefficient changed."""
-
-    prompt: str
-    edit: str
-    before: list[Likely]
-    after: list[Likely]
-    kl: float
-    changes_prediction: bool
-
-
-def shade_triggers(index: Index, model: MemoryModel, name: MemoryId, end: str) -> list[Shaded]:
+def shade_triggers(index: Index, model: MemoryModel, name: MemoryId, end: str) -> list[TriggerCoefficients]:
     """Coefficients along the sentences of a memory's triggers, up to one token after each."""
     import numpy as np
     import torch
@@ -62,7 +44,7 @@ def shade_triggers(index: Index, model: MemoryModel, name: MemoryId, end: str) -
         fed.append((number, np.asarray(own, np.int64)))
     bos = index.manifest.model.bos
     shift = 0 if bos is None else 1
-    found: dict[int, list[float]] = {}
+    coefficients: dict[int, list[float]] = {}
     for batch in cut_batches([one for one in fed if len(one[1])], _BATCH_TOKENS, bos):
         seen: list[torch.Tensor] = []
 
@@ -72,35 +54,33 @@ def shade_triggers(index: Index, model: MemoryModel, name: MemoryId, end: str) -
         with torch.inference_mode(), model.watch(take, [name.layer]):
             model.run_body(torch.from_numpy(batch.tokens))
         for row, (number, length) in enumerate(zip(batch.sentences.tolist(), batch.lengths.tolist(), strict=True)):
-            found[number] = seen[0][row, :length].tolist()
+            coefficients[number] = seen[0][row, :length].tolist()
     return [
-        Shaded(
-            rank=trigger.rank,
-            position=trigger.prefix.position,
-            tokens=_pieces(sentences[trigger.prefix.sentence], len(fed[number][1])),
-            coefficients=found.get(number, []),
+        TriggerCoefficients(
+            trigger.rank,
+            trigger.prefix.position,
+            _token_texts(sentences[trigger.prefix.sentence], len(fed[number][1])),
+            coefficients.get(number, []),
         )
         for number, trigger in enumerate(triggers)
     ]
 
 
-def silence(index: Index, model: MemoryModel, name: MemoryId, prompt: str, change: str, top: int = 8) -> Silenced:
-    """`change` is what follows the `=` in `memlens trace --set`: 0 silences, 3.5 sets, x2 scales."""
+def silence(model: MemoryModel, name: MemoryId, prompt: str, change: str) -> InterventionEffect:
+    """`change` is what follows the `=` in `memlens trace --set`: 0 silences, 3.5 sets, x2 scales. Last layer only."""
     from memlens.tracer.intervene import intervene
 
-    compared = intervene(model, prompt, f"{name}={change}", top=top)
-    return Silenced(
-        prompt=prompt,
-        edit=f"{name}={change}",
-        before=[Likely(token=one.id, text=one.text, p=one.p) for one in compared.before.layers[-1].output],
-        after=[Likely(token=one.id, text=one.text, p=one.p) for one in compared.after.layers[-1].output],
-        kl=compared.kl,
-        changes_prediction=compared.changes_prediction,
-    )
+    effect = intervene(model, prompt, f"{name}={change}", top=_TOKENS)
+    last = len(model.layers) - 1
+    return replace(effect, before=with_layers(effect.before, last), after=with_layers(effect.after, last))
 
 
-def _pieces(sentence: dict[str, object], count: int) -> list[str]:
+def with_layers(trace: Trace, *layers: int) -> Trace:
+    """The trace with some of its layers only, so that an answer is short."""
+    return replace(trace, layers=tuple(trace.layers[layer] for layer in sorted(set(layers))))
+
+
+def _token_texts(sentence: dict[str, Any], count: int) -> list[str]:
     """The text of each of the first tokens; a token that is a further byte of a character has none of its own."""
-    text, ends = str(sentence["text"]), list(sentence["ends"])  # type: ignore[call-overload]
-    begins = [0, *ends]
-    return [text[begin:end] for begin, end in zip(begins[:count], ends[:count], strict=True)]
+    text, ends = sentence["text"], sentence["ends"]
+    return [text[begin:end] for begin, end in zip([0, *ends][:count], ends[:count], strict=True)]

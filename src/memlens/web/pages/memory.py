@@ -16,7 +16,8 @@ from memlens.index.memory import ENDS, MemoryRecord, read_memory
 from memlens.memory import MemoryId
 from memlens.pattern.related import RelatedMemory, related_memories
 from memlens.text import edge
-from memlens.web.live import Shaded, Silenced, shade_triggers, silence
+from memlens.tracer.result import InterventionEffect
+from memlens.web.live import TriggerCoefficients, shade_triggers, silence
 from memlens.web.rendering import MODEL_PROBLEMS, PROBLEMS, Bench, Viewer, page
 from memlens.web.served_index import ServedIndex
 
@@ -108,7 +109,7 @@ def read_related(bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=
 
 
 @router.get("/api/memories/{name}/coefficients", responses=MODEL_PROBLEMS)
-def read_coefficients(bench: Bench, name: Name, end: End = "top") -> list[Shaded]:
+def read_coefficients(bench: Bench, name: Name, end: End = "top") -> list[TriggerCoefficients]:
     """The memory's coefficient at every token of its triggers, computed now. Needs the model."""
     memory = bench.index.check(name)
     with bench.model() as model:
@@ -116,11 +117,11 @@ def read_coefficients(bench: Bench, name: Name, end: End = "top") -> list[Shaded
 
 
 @router.post("/api/memories/{name}/silence", responses=MODEL_PROBLEMS)
-def silence_memory(bench: Bench, name: Name, change: CoefficientChange) -> Silenced:
+def silence_memory(bench: Bench, name: Name, change: CoefficientChange) -> InterventionEffect:
     """What the model predicts after a prompt with and without the memory. Needs the model; changes nothing."""
     memory = bench.index.check(name)
     with bench.model() as model:
-        return silence(bench.index, model, memory, change.prompt, change.change)
+        return silence(model, memory, change.prompt, change.change)
 
 
 def _neighbours(index: ServedIndex, memory: MemoryId) -> tuple[MemoryId | None, MemoryId | None]:

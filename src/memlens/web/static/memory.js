@@ -81,7 +81,7 @@ function bars(tokens, title, others) {
     const bar = Object.assign(document.createElement("span"), { className: "bar" });
     bar.style.setProperty("--share", `${(100 * one.p) / most}%`);
     const number = Object.assign(document.createElement("span"), { className: "n", textContent: `${(100 * one.p).toPrecision(3)}%` });
-    const was = others?.find((other) => other.token === one.token);
+    const was = others?.find((other) => other.id === one.id);
     if (others) number.title = was ? `was ${(100 * was.p).toPrecision(3)}%` : "was not among these";
     line.append(token, bar, number);
     lines.append(line);
@@ -90,17 +90,18 @@ function bars(tokens, title, others) {
   return part;
 }
 
-function showOutcome(holder, found) {
+function showOutcome(holder, found, edit) {
   const verdict = document.createElement("p");
   verdict.className = "verdict";
-  const [was, is] = [found.before[0], found.after[0]].map((one) => `“${one.text.trim() || one.text}”`);
+  const [before, after] = [found.before, found.after].map((trace) => trace.layers.at(-1).output);
+  const [was, is] = [before[0], after[0]].map((one) => `“${one.text.trim() || one.text}”`);
   verdict.textContent = found.changes_prediction
     ? `The prediction changes from ${was} to ${is}.`
     : `The prediction stays ${was}.`;
-  const distance = Object.assign(document.createElement("span"), { className: "quiet", textContent: ` KL ${found.kl.toPrecision(3)} nats, ${found.edit}` });
+  const distance = Object.assign(document.createElement("span"), { className: "quiet", textContent: ` KL ${found.kl.toPrecision(3)} nats, ${edit}` });
   verdict.append(distance);
   const pair = Object.assign(document.createElement("div"), { className: "pair" });
-  pair.append(bars(found.before, "With it"), bars(found.after, "Changed", found.before));
+  pair.append(bars(before, "With it"), bars(after, "Changed", before));
   holder.replaceChildren(verdict, pair);
 }
 
@@ -112,7 +113,7 @@ form?.addEventListener("submit", async (event) => {
   waiting.textContent = "the model reads it twice …";
   try {
     const given = Object.fromEntries(new FormData(form));
-    showOutcome(holder, await tell(`/api/memories/${name}/silence`, given));
+    showOutcome(holder, await tell(`/api/memories/${name}/silence`, given), `${name}=${given.change}`);
   } catch (error) {
     holder.replaceChildren(Object.assign(document.createElement("p"), { className: "note error", textContent: error.message }));
   }

@@ -1,10 +1,6 @@
-"""Rows that fit a terminal: how much of a trace is shown where there is little room, and lines broken between pieces.
+"""Tables of `memlens trace` on a terminal: layers down, tokens across, the parts of the logit, memories by effect.
 
-Widths are columns of a terminal, in which a CJK character takes two. This module knows rich, not traces.
-
-A trace on a terminal: layers down, tokens across, then the parts of the logit and the memories that mattered most.
-
-This module draws what a trace found; it knows no model. How much fits is trace_layout's matter.
+Rows show as much as the terminal's width holds (a CJK character takes two columns); no row is broken into two lines.
 """
 
 from __future__ import annotations
@@ -20,11 +16,11 @@ from memlens.cli.screen import Screen
 from memlens.text import cut_left, number, quoted, visible
 
 if TYPE_CHECKING:
-    from memlens.tracer.generate import Continuation
-    from memlens.tracer.intervene import Comparison
-    from memlens.tracer.result import LayerTrace, Token, TokenShare, Trace, TracedMemory
+    from memlens.tracer.intervene import Continuation
+    from memlens.tracer.result import InterventionEffect, LayerTrace, Token, TokenShare, Trace, TracedMemory
 
-_GAP = 2
+_GAP, _TOKEN_WIDTH, _LEAST_PROMPT, _MEMORIES = 2, 12, 20, 10
+_CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class Room:
 
 
 def rooms(top: int) -> Iterator[Room]:
-    """From everything to the least that still says something: first fewer things, then shorter ones."""
+    """From everything to the least that is still of use: first fewer things, then shorter ones."""
     room = Room(top, top)
     yield room
     while max(room.tokens, room.memories) > 2:
@@ -53,43 +49,6 @@ def rooms(top: int) -> Iterator[Room]:
         yield (room := replace(room, token=token, known=max(4 * (token - 2), 8)))
 
 
-def fitted(heads: Sequence[str], rows: Callable[[Room], list[list[Text]]], top: int, width: int) -> Table:
-    """The table with as much in its rows as `width` columns hold; no row is ever broken into two lines."""
-    lines: list[list[Text]] = []
-    for room in rooms(top):
-        lines = rows(room)
-        if _width(heads, lines) <= width:
-            break
-    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)
-    for head in heads:
-        table.add_column(Text(head), no_wrap=True, overflow="ellipsis")
-    for line in lines:
-        table.add_row(*line)
-    return table
-
-
-def _width(heads: Sequence[str], lines: list[list[Text]]) -> int:
-    columns = zip(*([Text(head) for head in heads], *lines), strict=True)
-    return sum(max(cell.cell_len for cell in column) + _GAP for column in columns) - _GAP
-
-
-def flowing(pieces: Sequence[Text], width: int, indent: int = 2, gap: str = "   ") -> list[Text]:
-    """Pieces one after another, a new line begun where one does not fit; a single piece is cut, never broken."""
-    lines: list[Text] = []
-    for piece in pieces:
-        if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= width:
-            lines[-1] = Text.assemble(lines[-1], gap, piece)
-        else:
-            line = Text.assemble(" " * (indent if lines else 0), piece)
-            line.truncate(width, overflow="ellipsis")
-            lines.append(line)
-    return lines
-
-
-_TOKEN_WIDTH, _LEAST_PROMPT, _MEMORIES = 12, 20, 10
-_CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
-
-
 def print_trace(screen: Screen, trace: Trace, top: int) -> None:
     _print_header(screen, trace)
     screen.result()
@@ -100,14 +59,14 @@ def print_trace(screen: Screen, trace: Trace, top: int) -> None:
     screen.result(_memory_table(screen, trace.memories[: max(top, _MEMORIES)], top))
 
 
-def print_comparison(screen: Screen, compared: Comparison) -> None:
-    """What the edits changed, in sum, token by token and layer by layer."""
-    before, after = compared.before, compared.after
+def print_effect(screen: Screen, effect: InterventionEffect) -> None:
+    """The effect of the edits in sum, token by token and layer by layer."""
+    before, after = effect.before, effect.after
     screen.result()
-    edits = [Text(visible(str(edit)), "bold") for edit in compared.intervention.edits]
+    edits = [Text(visible(str(edit)), "bold") for edit in effect.intervention.edits]
     _print_flowing(screen, [Text("with", "dim"), *edits], gap="  ")
     changes = [
-        Text.assemble(("KL ", "dim"), number(compared.kl)),
+        Text.assemble(("KL ", "dim"), number(effect.kl)),
         Text.assemble((f"{before.logit_name} of ", "dim"), _quoted(before.token), _change(before.logit, after.logit)),
         Text.assemble(("p", "dim"), _change(before.token.p, after.token.p)),
     ]
@@ -115,14 +74,14 @@ def print_comparison(screen: Screen, compared: Comparison) -> None:
     screen.result()
     pairs = list(zip(before.layers[-1].output, after.layers[-1].output, strict=True))
     tokens = [[Text(str(at), "dim"), _share(left), _share(right)] for at, (left, right) in enumerate(pairs, start=1)]
-    screen.result(fitted(("", "before", "after"), lambda _: tokens, 1, screen.out.width))
+    screen.result(_table(screen, ("", "before", "after"), lambda _: tokens, 1))
     screen.result()
     layers = [
         [Text(str(left.layer)), _share(left.output[0]), _share(right.output[0]), _case(left), _case(right)]
         for left, right in zip(before.layers, after.layers, strict=True)
     ]
     heads = ("layer", "output before", "output after", "case before", "case after")
-    screen.result(fitted(heads, lambda _: layers, 1, screen.out.width))
+    screen.result(_table(screen, heads, lambda _: layers, 1))
 
 
 def print_continuations(screen: Screen, texts: Sequence[Continuation]) -> None:
@@ -164,7 +123,7 @@ def _layer_table(screen: Screen, trace: Trace, top: int) -> Table:
             for layer in trace.layers
         ]
 
-    return fitted(("layer", "residual", "ffn", "output", "case", "memories"), rows, top, screen.out.width)
+    return _table(screen, ("layer", "residual", "ffn", "output", "case", "memories"), rows, top)
 
 
 def _memory_table(screen: Screen, memories: Sequence[TracedMemory], top: int) -> Table:
@@ -183,7 +142,7 @@ def _memory_table(screen: Screen, memories: Sequence[TracedMemory], top: int) ->
 
     is_known = any(_known(one) for one in memories)
     heads = ("memory", "m", "effect", "promotes", "demotes", *(["known as"] if is_known else []))
-    return fitted(heads, rows, top, screen.out.width)
+    return _table(screen, heads, rows, top)
 
 
 def _known(memory: TracedMemory) -> str:
@@ -202,8 +161,33 @@ def _print_parts(screen: Screen, trace: Trace) -> None:
 
 
 def _print_flowing(screen: Screen, pieces: Sequence[Text], gap: str = "   ") -> None:
-    for line in flowing(pieces, screen.out.width, gap=gap):
+    """Pieces one after another, a new line begun where one does not fit; a single piece is cut, never broken."""
+    lines: list[Text] = []
+    for piece in pieces:
+        if lines and lines[-1].cell_len + len(gap) + piece.cell_len <= screen.out.width:
+            lines[-1] = Text.assemble(lines[-1], gap, piece)
+        else:
+            line = Text.assemble("  " if lines else "", piece)
+            line.truncate(screen.out.width, overflow="ellipsis")
+            lines.append(line)
+    for line in lines:
         screen.result(line)
+
+
+def _table(screen: Screen, heads: Sequence[str], rows: Callable[[Room], list[list[Text]]], top: int) -> Table:
+    """The table with as much in its rows as the terminal's width holds."""
+    lines: list[list[Text]] = []
+    for room in rooms(top):
+        lines = rows(room)
+        columns = zip(*([Text(head) for head in heads], *lines), strict=True)
+        if sum(max(cell.cell_len for cell in column) + _GAP for column in columns) - _GAP <= screen.out.width:
+            break
+    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="dim", pad_edge=False)
+    for head in heads:
+        table.add_column(Text(head), no_wrap=True, overflow="ellipsis")
+    for line in lines:
+        table.add_row(*line)
+    return table
 
 
 def _change(before: float, after: float) -> str:
@@ -223,5 +207,4 @@ def _tokens(tokens: Iterable[Token], width: int) -> Text:
 
 
 def _quoted(token: Token, width: int = _TOKEN_WIDTH) -> str:
-    """A token with its own spaces seen."""
     return quoted(token.text, width + 2)

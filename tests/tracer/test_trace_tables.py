@@ -15,13 +15,12 @@ from rich.console import Console
 
 import memlens
 from memlens.cli.screen import Screen
-from memlens.cli.trace_picture import print_comparison, print_continuations, print_trace, rooms
+from memlens.cli.trace_tables import print_continuations, print_effect, print_trace, rooms
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.tracer.generate import Continuation
-from memlens.tracer.intervene import Comparison, intervene
-from memlens.tracer.result import Trace
+from memlens.tracer.intervene import Continuation, intervene
+from memlens.tracer.result import InterventionEffect, Trace
 
 PROMPT = "The river runs to the sea"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -60,13 +59,13 @@ def dressed(value: Any, texts: list[str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def compared() -> Comparison:
+def compared() -> InterventionEffect:
     model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
     return intervene(model, PROMPT, ["L1N3=4", *[f"L2N{at}=x{at}.125" for at in range(30)]], top=10)
 
 
 @pytest.fixture(params=["plain", "strange"])
-def shown(request: pytest.FixtureRequest, compared: Comparison) -> Comparison:
+def shown(request: pytest.FixtureRequest, compared: InterventionEffect) -> InterventionEffect:
     if request.param == "plain":
         return compared
     traces: list[Trace] = [
@@ -78,10 +77,10 @@ def shown(request: pytest.FixtureRequest, compared: Comparison) -> Comparison:
 
 @pytest.mark.parametrize("colour", [False, True])
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
-def test_no_line_is_wider_than_the_terminal_and_none_is_broken(shown: Comparison, width: int, colour: bool) -> None:
+def test_no_line_is_broken_or_wider_than_the_terminal(shown: InterventionEffect, width: int, colour: bool) -> None:
     screen = Drawn(width, colour)
     print_trace(screen, shown.before, 3)
-    print_comparison(screen, shown)
+    print_effect(screen, shown)
     lines = [_COLOUR.sub("", line) for line in screen.lines]
     assert (lines != screen.lines) == colour
     assert max(cell_len(line) for line in lines) <= width
@@ -95,7 +94,7 @@ def test_no_line_is_wider_than_the_terminal_and_none_is_broken(shown: Comparison
     assert "settled in layer" in text and "KL" in text and "L2N29=x29.125" in text
 
 
-def test_more_room_shows_more(compared: Comparison) -> None:
+def test_more_room_shows_more(compared: InterventionEffect) -> None:
     counts = []
     for width in (80, 120, 200):
         screen = Drawn(width, False)
