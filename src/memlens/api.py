@@ -77,8 +77,9 @@ def scan(
     from memlens.index.shards import open_shard
     from memlens.index.staging import recorded_threads
     from memlens.models.load import load
-    from memlens.scanner.autotune import HowToRun
-    from memlens.scanner.state import Share
+    from memlens.scanner.autotune import choose_workers
+    from memlens.scanner.executors import make_executor
+    from memlens.scanner.state import ShardNumber
 
     folder = folder_of(out)
     scanning, cutting, running = divide("scan", options, ScanSettings, CorpusSettings, ScanRunSettings)
@@ -86,27 +87,27 @@ def scan(
         scanning["layers"] = parse_layers(scanning["layers"])
     elif "layers" in scanning:
         scanning["layers"] = tuple(scanning["layers"])
-    run = HowToRun(**running)
-    share = None if run.shard is None else Share.parse(run.shard)
+    run = ScanRunSettings(**running)
+    shard = None if run.shard is None else ShardNumber.parse(run.shard)
     recorded = recorded_threads(folder) if run.threads is None and resume else None
     settings = ScanSettings.with_preset(**scanning | {"threads": run.threads or recorded})
     sources = corpus_settings(corpus, **cutting)
     mapped: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
-    split = run.split(loaded, settings, sources, recorded, is_complete(folder) and resume)
+    workers = choose_workers(run, loaded, settings, sources, recorded, is_complete(folder) and resume)
     build_index(
         loaded,
         sources,
-        replace(settings, threads=split.threads),
+        replace(settings, threads=workers.threads),
         folder,
         resume=resume,
         progress=progress,
-        executor=run.make_executor(split),
-        share=share,
+        executor=make_executor(run, workers.workers),
+        shard=shard,
         layer_budget=run.layer_budget,
         device_map=run.device_map,
     )
-    return Index(folder) if share is None else open_shard(folder)
+    return Index(folder) if shard is None else open_shard(folder)
 
 
 def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress: Progress = no_progress) -> Index:
@@ -145,13 +146,13 @@ def values(
     one that was scanned, or where it is now; None takes it from where it was. With `executor` "ray" a Ray cluster works
     on the layers.
     """
-    from memlens.scanner.autotune import HowToRun
+    from memlens.scanner.executors import make_mapper
     from memlens.vocab.kernels import use_threads
     from memlens.vocab.table import compute_values
 
     reading, running = divide("values", options, ValueSettings, RunSettings)
-    settings, run, opened = ValueSettings(**reading), HowToRun(**running), _opened(index)
-    mapper = run.mapper()
+    settings, run, opened = ValueSettings(**reading), RunSettings(**running), _opened(index)
+    mapper = make_mapper(run)
     where = {} if mapper is None else {"mapper": mapper}
     with use_threads(_threads(run)):
         compute_values(
@@ -192,15 +193,15 @@ def experiment(
     name and reason. With `executor` "ray" the pass over prefixes, of which section 5 is made, runs on a Ray cluster.
     """
     from memlens.experiments.run import pass_over_prefixes, run
-    from memlens.scanner.autotune import HowToRun
+    from memlens.scanner.executors import make_mapper
     from memlens.vocab.kernels import use_threads
 
     drawing, cutting, running = divide("experiment", options, SampleSettings, CorpusSettings, RunSettings)
-    drawn, where = SampleSettings(**drawing), HowToRun(**running)
+    drawn, where = SampleSettings(**drawing), RunSettings(**running)
     more: dict[str, Any] = {} if drawn.stop_words is None else {"stop_words": drawn.stop_words}
     if validation is not None:
         more["validation"] = corpus_settings(validation, **cutting)
-    opened, source, mapper = _opened(index), _model_or_name(model), where.mapper()
+    opened, source, mapper = _opened(index), _model_or_name(model), make_mapper(where)
     with use_threads(_threads(where)):
         if mapper is not None:
             source = pass_over_prefixes(opened, names, source, mapper, drawn.seed, drawn.sample, more, progress)

@@ -1,4 +1,4 @@
-"""Compiled loops, progress of long work, and stopping at a good moment.
+"""Compiled loops, mapping a function over items, progress of long work, and stopping at a good moment.
 
 While inside `stop_on_signal`, the first Ctrl-C (or TERM) only sets a flag, which long work checks where its state is
 whole; a second one interrupts at once. Outside of the main thread signals cannot be handled, and nothing changes.
@@ -11,12 +11,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 
 def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
@@ -34,8 +37,29 @@ def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
         return njit(nogil=True, **options)(function)
 
 
+class Mapper(Protocol):
+    """Applies a function of the model and an item to many items, in this process or on a cluster.
+
+    The function and the items can be pickled, and an answer depends on nothing else, so that it is the same wherever it
+    is computed. Answers come in the order of the items; few are in memory at a time.
+    """
+
+    def map(self, work: Callable[[Any, Item], Answer], items: Iterable[Item]) -> Iterator[Answer]: ...
+
+
+class SerialMapper:
+    """One item after another in this process, with the model that is loaded already."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def map(self, work: Callable[[Any, Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
+        for item in items:
+            yield work(self.model, item)
+
+
 class Progress(Protocol):
-    """Told how far a stage is; `total` is None while nobody can know."""
+    """Called with how far a stage is; `total` is None while nobody can know."""
 
     def __call__(self, stage: str, done: int, total: int | None) -> None: ...
 

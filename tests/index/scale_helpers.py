@@ -24,11 +24,11 @@ from pathlib import Path
 from memlens.corpus.settings import CorpusSettings
 from memlens.index.build import build_index
 from memlens.models.load import load
-from memlens.scanner.autotune import HowToRun
+from memlens.scanner.executors import make_executor
 from memlens.scanner.settings import ScanSettings
-from memlens.scanner.autotune import Split
+from memlens.settings import RunSettings
 model, out, workers, seconds, *texts = sys.argv[1:]
-executor = HowToRun(workers=int(workers)).make_executor(Split(int(workers), 1))
+executor = make_executor(RunSettings(), int(workers))
 tell = lambda *step: print(*step, flush=True)
 settings = ScanSettings(top=5, batch_tokens=64, threads=1)
 build_index(load(model, prove=False), CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=float(seconds),

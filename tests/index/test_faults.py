@@ -140,7 +140,7 @@ def test_a_clock_that_is_set_back_changes_nothing(
 def test_many_parts_are_joined_and_a_kill_in_between_changes_nothing(
     small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memlens.index import parts as module
+    from memlens.scanner import state as module
 
     model = memlens.load(small_checkpoint, prove=False)
     for _ in range(4):
@@ -160,7 +160,7 @@ def test_many_parts_are_joined_and_a_kill_in_between_changes_nothing(
     assert tables_of(tmp_path) == tables_of(alone)
 
 
-def test_a_damaged_part_can_be_removed_and_only_its_share_is_done_again(
+def test_a_damaged_part_can_be_removed_and_only_its_batches_are_done_again(
     small_checkpoint: Path, alone: Path, tmp_path: Path
 ) -> None:
     model = memlens.load(small_checkpoint, prove=False)

@@ -18,11 +18,13 @@ import memlens
 from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError, WorkerError
 from memlens.index.build import build_index
+from memlens.parallel import SerialMapper
+from memlens.scanner import executors
 from memlens.scanner.executors import ModelRecipe
-from memlens.scanner.ray import RayOrder, RayWorker, RayWorkers, merge_states, pack_window, unpack_window
-from memlens.scanner.scanner import WindowSentence
+from memlens.scanner.ray import RayExecutor, RayWorker, _versions, merge_states
+from memlens.scanner.scanner import PackedSentences, ScanSentence
 from memlens.scanner.settings import ScanSettings
-from memlens.scanner.state import ScanState, shapes_of
+from memlens.scanner.state import BatchRange, ScanState, shapes_of
 from memlens.testing import tiny_model, tiny_tokenizer
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -70,16 +72,14 @@ def test_a_stopped_ray_scan_is_continued_by_one_process(
 def test_a_driver_that_fails_has_kept_what_was_handed_over(
     cluster: Any, small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memlens.scanner import scanner as work
-
-    monkeypatch.setattr(work, "_SAVE_SHARE", 0)
+    monkeypatch.setattr(executors, "_SAVE_RATIO", 0)
     parts = tmp_path / "partial" / "parts"
 
     def fail(stage: str, done: int, total: int | None) -> None:
         if stage == "scan" and done > 1000 and any(parts.glob("*.npz")):
             raise ZeroDivisionError
 
-    settings, executor = ScanSettings(**OPTIONS), RayWorkers(1, None, 0)
+    settings, executor = ScanSettings(**OPTIONS), RayExecutor(1, None, 0)
     with pytest.raises(ZeroDivisionError):
         build_index(
             memlens.load(small_checkpoint),
@@ -112,7 +112,6 @@ def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(
     from memlens.experiments import prefix_pass as aggregate
     from memlens.experiments import prefix_pass as prefix_passes
     from memlens.experiments.prefixes import Prefixes
-    from memlens.scanner.mapper import Here
 
     draw = np.random.default_rng(3)
     sentences = [draw.integers(0, 97, draw.integers(2, 20)) for _ in range(60)]
@@ -121,7 +120,7 @@ def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(
     monkeypatch.setattr(aggregate, "chunk_rows", lambda model, rows: 7)
     monkeypatch.setattr(prefix_passes, "_BATCH_TOKENS", 100)
     whole, layers = aggregate.run_pass(memory_model, prefixes, promoted)
-    again, layers_again = aggregate.run_pass(memory_model, prefixes, promoted, where=Here(memory_model))
+    again, layers_again = aggregate.run_pass(memory_model, prefixes, promoted, where=SerialMapper(memory_model))
     for one, other in ((whole, again), *((layers[layer], layers_again[layer]) for layer in layers)):
         assert one.keys() == other.keys()
         for name, column in one.items():
@@ -131,9 +130,7 @@ def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(
 def test_a_node_removed_mid_run_costs_no_result(
     cluster: Any, small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from memlens.scanner import scanner as work
-
-    monkeypatch.setattr(work, "_SAVE_SHARE", 0)  # hand over all the time, so that some is in flight when the node goes
+    monkeypatch.setattr(executors, "_SAVE_RATIO", 0)  # so that some is in flight when the node goes
     removed: list[int] = []
 
     def remove_node(stage: str, done: int, total: int | None) -> None:
@@ -148,7 +145,7 @@ def test_a_node_removed_mid_run_costs_no_result(
         tmp_path / "index",
         progress=remove_node,
         save_seconds=0,
-        executor=RayWorkers(2, None, 0),
+        executor=RayExecutor(2, None, 0),
     )
     assert removed
     assert tables_of(tmp_path / "index") == tables_of(alone)
@@ -157,26 +154,23 @@ def test_a_node_removed_mid_run_costs_no_result(
 def test_a_node_without_the_model_says_so_and_works_with_a_copy(memory_model: Any) -> None:
     settings = ScanSettings(top=3)
     recipe = ModelRecipe("/nowhere/model", fingerprint=memory_model.fingerprint())
-    worker = RayWorker(RayOrder.make(settings, (0, 2)))
+    worker = RayWorker(settings, (0, 2), _versions())
     assert worker.start(recipe) is False
     assert worker.start(recipe.as_copy(memory_model)) is True
-    window = [WindowSentence(i, np.arange(3 + i) % 97, 0) for i in range(5)]
-    from memlens.scanner.state import Piece
-
-    assert worker.scan(Piece(0, 0, 1), pack_window(window)) == 3 + 4 + 5 + 6 + 7
+    window = [ScanSentence(i, np.arange(3 + i) % 97, 0) for i in range(5)]
+    assert worker.scan(BatchRange(0, 0, 1), PackedSentences.pack(window)) == 3 + 4 + 5 + 6 + 7
     assert worker.hand_over()["counts"].tolist() == [25, 25]
     assert worker.hand_over()["counts"].tolist() == [0, 0], "what was handed over is not handed over again"
 
 
 def test_a_node_with_other_versions_is_refused() -> None:
-    order = RayOrder.make(ScanSettings(), (0,))._replace(versions=("0.0.1", "1.0"))
     with pytest.raises(WorkerError, match=r"memlens 0\.0\.1 with torch 1\.0; results would differ"):
-        RayWorker(order).start(ModelRecipe("x"))
+        RayWorker(ScanSettings(), (0,), ("0.0.1", "1.0")).start(ModelRecipe("x"))
 
 
 def test_a_window_travels_unchanged() -> None:
-    window = [WindowSentence(i * 7, np.arange(i + 1) * 3, i % 2) for i in range(4)]
-    for before, after in zip(window, unpack_window(pack_window(window)), strict=True):
+    window = [ScanSentence(i * 7, np.arange(i + 1) * 3, i % 2) for i in range(4)]
+    for before, after in zip(window, PackedSentences.pack(window).unpack(), strict=True):
         assert (before.id, before.fresh_from) == (after.id, after.fresh_from)
         assert before.tokens.tolist() == after.tokens.tolist()
 
@@ -189,7 +183,7 @@ def test_merging_on_a_node_is_merging_here(memory_model: Any) -> None:
         state.done.add(number, 0, 1)
         state.tokens = 10 + number
         state.layers[1].positive += number + 1
-    merged = merge_states(RayOrder.make(settings, (1,)), shapes, states[0].arrays(), states[1].arrays())
+    merged = merge_states(settings, shapes, states[0].arrays(), states[1].arrays())
     assert merged["counts"].tolist() == [0, 21]
     assert set(merged["1.positive"].tolist()) == {3}
     assert merged["done"].tolist() == [[0, 0, 1], [1, 0, 1]]

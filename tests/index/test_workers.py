@@ -15,8 +15,8 @@ from scale_helpers import OPTIONS, TEXTS, children_of, interrupting_after, is_al
 
 import memlens
 from memlens.errors import IndexFolderError, ModelError, SettingError, WorkerError
-from memlens.scanner import executors as ledger
-from memlens.scanner.autotune import Split, choose_split, fastest
+from memlens.scanner import autotune, executors
+from memlens.scanner.autotune import WorkerCount, fastest, fastest_workers
 from memlens.testing import tiny_model, tiny_tokenizer
 
 
@@ -117,7 +117,7 @@ def test_workers_of_a_killed_driver_end_and_a_new_driver_waits_for_them(
 def test_a_worker_that_dies_again_and_again_is_one_clear_line(
     small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "RETRIES", 0)
+    monkeypatch.setattr(executors, "RETRIES", 0)
 
     def kill_all(stage: str, done: int, total: int | None) -> None:
         if stage == "scan" and done > 0:
@@ -191,22 +191,22 @@ def test_wrong_ways_to_run_are_refused_before_anything_is_written(
 
 def test_the_default_is_one_process_where_a_scan_is_short() -> None:
     model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(), prove=False)
-    assert choose_split(model, tokens=1000, worker_bytes=1, seconds=0.1).workers == 1
+    assert fastest_workers(model, tokens=1000, worker_bytes=1, seconds=0.1).workers == 1
 
 
 def test_what_was_asked_for_is_kept_and_the_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlens.scanner import autotune as split
-
-    monkeypatch.setattr(split, "usable_cores", lambda: 8)
+    monkeypatch.setattr(autotune, "usable_cores", lambda: 8)
     model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(), prove=False)
-    assert choose_split(model, 10**12, 1, workers=4) == Split(4, 2)
-    assert choose_split(model, 10**12, 1, workers=3, threads=1) == Split(3, 1)
-    assert choose_split(model, 10**12, 1 << 60) == Split(1, 8), "no memory for a second worker"
-    assert choose_split(model, 10**15, 1, threads=2, seconds=0.1) == Split(4, 2), "threads of a scan that goes on"
+    assert fastest_workers(model, 10**12, 1, workers=4) == WorkerCount(4, 2)
+    assert fastest_workers(model, 10**12, 1, workers=3, threads=1) == WorkerCount(3, 1)
+    assert fastest_workers(model, 10**12, 1 << 60) == WorkerCount(1, 8), "no memory for a second worker"
+    assert fastest_workers(model, 10**15, 1, threads=2, seconds=0.1) == WorkerCount(4, 2), (
+        "threads of a scan that goes on"
+    )
 
 
 def test_more_workers_must_be_clearly_faster() -> None:
-    splits = [Split(1, 4), Split(2, 2), Split(4, 1)]
-    assert fastest(splits, lambda split: {1: 100, 2: 104, 4: 104}[split.workers]) == Split(1, 4)
-    assert fastest(splits, lambda split: {1: 100, 2: 150, 4: 151}[split.workers]) == Split(2, 2)
-    assert fastest(splits, lambda split: {1: 100, 2: 150, 4: 170}[split.workers]) == Split(4, 1)
+    counts = [WorkerCount(1, 4), WorkerCount(2, 2), WorkerCount(4, 1)]
+    assert fastest(counts, lambda count: {1: 100, 2: 104, 4: 104}[count.workers]) == WorkerCount(1, 4)
+    assert fastest(counts, lambda count: {1: 100, 2: 150, 4: 151}[count.workers]) == WorkerCount(2, 2)
+    assert fastest(counts, lambda count: {1: 100, 2: 150, 4: 170}[count.workers]) == WorkerCount(4, 1)

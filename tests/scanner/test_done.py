@@ -7,58 +7,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memlens.errors import IndexFolderError, SettingError
-from memlens.scanner.state import PIECE, Done, Piece, Share, all_pieces, pieces_left
+from memlens.scanner.state import BATCHES_PER_RANGE, BatchRange, DoneBatches, ShardNumber, all_ranges, ranges_left
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
 
-def batches_of(pieces: list[Piece]) -> list[tuple[int, int]]:
-    return [(piece.window, batch) for piece in pieces for batch in range(piece.first, piece.stop)]
+def batches_of(ranges: list[BatchRange]) -> list[tuple[int, int]]:
+    return [(one.window, batch) for one in ranges for batch in range(one.first, one.stop)]
 
 
 @given(COUNTS, st.randoms(use_true_random=False))
 def test_what_is_left_is_what_is_not_done(counts: list[int], random) -> None:
     everything = [(window, batch) for window, count in enumerate(counts) for batch in range(count)]
     chosen = random.sample(everything, random.randint(0, len(everything)))
-    done = Done()
+    done = DoneBatches()
     for window, batch in chosen:
         done.add(window, batch, batch + 1)
     assert len(done) == len(chosen)
-    left = batches_of(list(pieces_left(counts, done)))
+    left = batches_of(list(ranges_left(counts, done)))
     assert left == sorted(set(everything) - set(chosen))
     assert done.is_all_of(counts) == (not left)
-    again = Done.from_array(done.array())
+    again = DoneBatches.from_array(done.array())
     assert again.array().tolist() == done.array().tolist()
 
 
 @given(COUNTS, st.randoms(use_true_random=False))
 def test_any_order_of_adding_and_merging_gives_the_same(counts: list[int], random) -> None:
-    pieces = list(all_pieces(counts))
-    parts = [Done(), Done(), Done()]
-    for piece in random.sample(pieces, len(pieces)):
-        random.choice(parts).add(*piece)
-    joined = Done()
+    ranges = list(all_ranges(counts))
+    parts = [DoneBatches(), DoneBatches(), DoneBatches()]
+    for batches in random.sample(ranges, len(ranges)):
+        random.choice(parts).add(*batches)
+    joined = DoneBatches()
     for part in random.sample(parts, 3):
         joined.merge(part)
     assert joined.array().tolist() == [[window, 0, count] for window, count in enumerate(counts) if count]
 
 
 @given(COUNTS, st.integers(1, 5))
-def test_the_shares_of_a_plan_are_disjoint_even_and_complete(counts: list[int], of: int) -> None:
-    shares = [list(pieces_left(counts, Done(), Share(number, of))) for number in range(1, of + 1)]
-    assert sorted(piece for share in shares for piece in share) == list(all_pieces(counts))
-    sizes = [len(share) for share in shares]
+def test_the_shards_of_a_plan_are_disjoint_even_and_complete(counts: list[int], of: int) -> None:
+    shards = [list(ranges_left(counts, DoneBatches(), ShardNumber(number, of))) for number in range(1, of + 1)]
+    assert sorted(batches for shard in shards for batches in shard) == list(all_ranges(counts))
+    sizes = [len(shard) for shard in shards]
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_a_piece_never_crosses_a_window_and_depends_on_the_plan_only() -> None:
-    pieces = list(all_pieces([5, 0, 2]))
-    assert pieces == [Piece(0, 0, 2), Piece(0, 2, 4), Piece(0, 4, 5), Piece(2, 0, 2)]
-    assert PIECE == 2
+def test_a_batches_never_crosses_a_window_and_depends_on_the_plan_only() -> None:
+    ranges = list(all_ranges([5, 0, 2]))
+    assert ranges == [BatchRange(0, 0, 2), BatchRange(0, 2, 4), BatchRange(0, 4, 5), BatchRange(2, 0, 2)]
+    assert BATCHES_PER_RANGE == 2
 
 
 def test_a_batch_in_two_parts_is_refused() -> None:
-    one, other = Done(), Done()
+    one, other = DoneBatches(), DoneBatches()
     one.add(3, 0, 4)
     other.add(3, 3, 5)
     with pytest.raises(IndexFolderError, match=r"batch 3 of window 3 .* in two of the parts"):
@@ -68,4 +68,4 @@ def test_a_batch_in_two_parts_is_refused() -> None:
 @pytest.mark.parametrize("text", ["", "3", "0/4", "5/4", "-1/4", "a/b", "1/0", "²/4", "1/4/2", "3/99999999"])
 def test_a_shard_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(SettingError, match="--shard"):
-        Share.parse(text)
+        ShardNumber.parse(text)

@@ -9,7 +9,7 @@ import pytest
 
 import memlens
 from memlens.scanner.autotune import estimate_scan
-from memlens.scanner.scanner import Scanner
+from memlens.scanner.scanner import Worker
 from memlens.scanner.settings import ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
@@ -18,13 +18,13 @@ from memlens.testing import tiny_model, tiny_tokenizer
 def test_sentences_are_measured_together_unless_one_takes_too_long(
     monkeypatch: pytest.MonkeyPatch, pause: float, least: int, most: int
 ) -> None:
-    scan_window = Scanner.scan_window
+    plan = Worker.plan
 
-    def slow(self: Scanner, *window: Any) -> Any:
+    def slow(self: Worker, *sentences: Any) -> Any:
         time.sleep(pause)
-        return scan_window(self, *window)
+        return plan(self, *sentences)
 
-    monkeypatch.setattr(Scanner, "scan_window", slow)
+    monkeypatch.setattr(Worker, "plan", slow)
     model = memlens.load(tiny_model("gpt2", n_positions=64), tokenizer=tiny_tokenizer())
     estimate = estimate_scan(model, ScanSettings(threads=1), seconds=0.1)
     assert least <= estimate.probe_tokens <= most

@@ -88,10 +88,10 @@ def _print_index(screen: Screen, index: Index) -> None:
 def _print_shard(screen: Screen, shard: Shard) -> None:
     if screen.as_json:
         counts = shard.content["counts"]
-        screen.json({"folder": str(shard.folder), "shard": shard.share.number, "of": shard.share.of, **counts})
+        screen.json({"folder": str(shard.folder), "shard": shard.id.number, "of": shard.id.of, **counts})
         return
     if not screen.quiet:
-        screen.result(f"shard {shard.share} of the scan is complete in {visible(str(shard.folder))}")
+        screen.result(f"shard {shard.id} of the scan is complete in {visible(str(shard.folder))}")
     screen.note("next: when all shards are there, memlens merge SHARD... -o INDEX")
 
 

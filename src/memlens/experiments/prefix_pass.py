@@ -40,8 +40,7 @@ from memlens.index.layout import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.models.decompose import PositionStates, record_positions
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Progress, no_progress
-from memlens.scanner.mapper import Mapper
+from memlens.parallel import Mapper, Progress, no_progress
 from memlens.vocab.kernels import thread_pool
 
 PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"

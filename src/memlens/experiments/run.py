@@ -19,11 +19,10 @@ from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment, R
 from memlens.experiments.registry import find_experiments
 from memlens.index.layout import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
+from memlens.parallel import Mapper, Progress, no_progress
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
-    from memlens.scanner.mapper import Mapper
 
 STOP_WORDS = "en"
 _ORIGIN = "origin"  # where the prefixes of an experiment come from, in words

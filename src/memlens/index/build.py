@@ -1,21 +1,16 @@
-"""What a scan is of: its plan, which must be equal for work to be continued or joined, and the sentences to be scanned.
+"""From a model and a corpus to a complete index, in stages that can be stopped at any moment and continued.
 
-This module knows the model, the corpus and the settings; where work runs and what is kept is somebody else's business.
-
-From a model and a corpus to a complete index, in stages that can be stopped at any moment and continued.
-
-    plan      partial/plan.json: which model, corpus and settings this scan is of
-    corpus    partial/corpus.parquet and the flat arrays beside it
-    scan      partial/parts: what workers have found, saved at intervals and when stopped
-    tables    partial/*.parquet: triggers, memories, ordinary, vocabulary
-    publish   the tables move up into the folder, then manifest.json, last
-
-What may be in the folder before and after is staging's business, what is computed the scan's, and where the executor's.
+plan      partial/plan.json: which model, corpus and settings this scan is of
+corpus    partial/corpus.parquet and the flat arrays beside it
+scan      partial/parts: what workers have found, saved at intervals and when stopped
+tables    partial/*.parquet: triggers, memories, ordinary, vocabulary
+publish   the tables move up into the folder, then manifest.json, last
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -29,15 +24,14 @@ from memlens.index import shards, staging
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import LOCK, PARTIAL, PARTS, SCAN_TABLES, SCHEMA_VERSION
 from memlens.index.manifest import Manifest
-from memlens.index.parts import JoinedParts, PartFolder, wait_for_orphans
-from memlens.index.tables import write_scan_tables, write_vocabulary
+from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabulary
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
-from memlens.scanner.executors import ModelRecipe
-from memlens.scanner.sample import bin_edges
-from memlens.scanner.scanner import SAVE_SECONDS, Alone, Executor, ScanJob, bos_to_feed, plan_window
+from memlens.scanner.executors import SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
+from memlens.scanner.layer import bin_edges
+from memlens.scanner.scanner import bos_to_feed, plan_batches
 from memlens.scanner.settings import WINDOW, ScanSettings, choose_layers
-from memlens.scanner.state import LayerShape, Share, pieces_left, shapes_of
+from memlens.scanner.state import LayerShape, PartFolder, ShardNumber, ranges_left, shapes_of, wait_for_orphans
 
 
 def longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
@@ -61,7 +55,7 @@ def make_plan(
     corpus: CorpusSettings,
     settings: ScanSettings,
     layers: tuple[int, ...],
-    share: Share | None = None,
+    shard: ShardNumber | None = None,
 ) -> dict[str, Any]:
     """What must be equal for a scan to be continued; JSON only."""
     plan = {
@@ -71,7 +65,7 @@ def make_plan(
         "settings": {**settings.to_json(), "layers": list(layers)},
         "window": WINDOW,
     }
-    return plan if share is None else {**plan, "shard": str(share)}
+    return plan if shard is None else {**plan, "shard": str(shard)}
 
 
 def corpus_stage(
@@ -125,9 +119,6 @@ def _checked(sentences: Iterator[Sentence], model: MemoryModel) -> Iterator[Sent
         yield sentence
 
 
-__all__ = ["Progress", "build_index", "no_progress"]
-
-
 def build_index(
     model: MemoryModel,
     corpus: CorpusSettings,
@@ -138,13 +129,13 @@ def build_index(
     progress: Progress = no_progress,
     save_seconds: float = SAVE_SECONDS,
     executor: Executor | None = None,
-    share: Share | None = None,
+    shard: ShardNumber | None = None,
     layer_budget: int | None = None,
     device_map: Any = None,
 ) -> None:
     """Make `folder` the index of this model and corpus; continues what an interrupted call began.
 
-    `executor` None works in this process. With a `share` the folder becomes that part of a scan, for `merge`. At most
+    `executor` None works in this process. With a `shard` the folder becomes that shard, for `merge_shards`. At most
     `layer_budget` layers are scanned in one pass over the corpus. `device_map` is what the model was loaded with, for
     workers who load it again. None of these changes a byte of the result.
     """
@@ -153,7 +144,7 @@ def build_index(
     layers = choose_layers(settings.layers, len(model.layers))
     max_length = longest_sentence(model, settings)
     stamps = corpus_stamps(corpus)  # before the fingerprint, which is the plan's
-    plan = make_plan(model, corpus, settings, layers, share)
+    plan = make_plan(model, corpus, settings, layers, shard)
     staging.refuse_inside(folder, corpus.sources)
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,13 +160,13 @@ def build_index(
             return ModelRecipe.of(model, plan["model"], device_map)
 
         shapes = shapes_of(model, layers, settings)
-        stage = _ScanStage(model, recipe, settings, shapes, store, share, progress, stopper)
-        scanned = stage.run(executor or Alone(), layer_budget, save_seconds)
+        scan = _Scan(model, recipe, settings, shapes, store, shard, progress, stopper)
+        scanned = scan.run(executor or SerialExecutor(), layer_budget, save_seconds)
         progress("tables", 0, None)
         with explain_os_errors(folder):
             write_vocabulary(folder / PARTIAL, model.tokenizer, model.vocabulary)
             facts = model_facts(model, plan)
-            if share is None:
+            if shard is None:
                 publish(folder, scanned, store, facts, plan)
             else:
                 shards.finish(folder, facts, plan, shapes, store)
@@ -225,60 +216,53 @@ def make_manifest(
     }
 
 
-class _ScanStage:
-    """Gets every piece done, in as many passes over the corpus as the budget of layers asks for."""
+@dataclass
+class _Scan:
+    """Scans every batch, in as many passes over the corpus as the budget of layers asks for."""
 
-    def __init__(
-        self,
-        model: MemoryModel,
-        recipe: Any,
-        settings: ScanSettings,
-        shapes: dict[int, LayerShape],
-        store: CorpusStore,
-        share: Share | None,
-        progress: Progress,
-        stopper: Stopper,
-    ) -> None:
-        self.model, self.recipe, self.settings, self.shapes = model, recipe, settings, shapes
-        self.store, self.share, self.progress, self.stopper = store, share, progress, stopper
-        self.parts = PartFolder(store.folder / PARTS)
-        self.total = int(store.counts["tokens"]) // (1 if share is None else share.of)
+    model: MemoryModel
+    recipe: Callable[[], ModelRecipe]
+    settings: ScanSettings
+    shapes: dict[int, LayerShape]
+    store: CorpusStore
+    shard: ShardNumber | None
+    progress: Progress
+    stopper: Stopper
 
     def run(self, executor: Executor, layer_budget: int | None, save_seconds: float) -> JoinedParts:
         bos = bos_to_feed(self.model, self.settings)
-        batches = self.store.batches(lambda window: len(plan_window(window, self.settings, bos)), self.stopper.check)
-        self.parts.tidy(self.shapes, self.settings)
-        before = self._joined()
+        counts = self.store.batches(lambda window: len(plan_batches(window, self.settings, bos)), self.stopper.check)
+        parts = PartFolder(self.store.folder / PARTS)
+        parts.tidy(self.shapes, self.settings)
+        before = JoinedParts([parts], self.shapes, self.settings)
+        total = int(self.store.counts["tokens"]) // (1 if self.shard is None else self.shard.of)
         fed = before.tokens * len(self.shapes)  # tokens, once for each layer that has seen them
-        self.progress("scan", before.tokens, self.total)
-        for layers in _passes(before.groups(), layer_budget):
+        self.progress("scan", before.tokens, total)
+        for layers in _passes(before.layers_alike(), layer_budget):
 
             def on_tokens(tokens: int, layers: Sequence[int] = layers) -> None:
                 nonlocal fed
                 fed += tokens * len(layers)
-                self.progress("scan", min(fed // len(self.shapes), self.total), self.total)
+                self.progress("scan", min(fed // len(self.shapes), total), total)
 
-            left = pieces_left(batches, before.done(layers[0]), self.share)
+            left = ranges_left(counts, before.done(layers[0]), self.shard)
             for first in left:  # there is at least one: workers are worth starting
                 job = ScanJob(
-                    self.model, self.recipe, self.settings, layers, chain([first], left), self.store, self.parts,
+                    self.model, self.recipe, self.settings, layers, chain([first], left), self.store.window, parts,
                     on_tokens, self.stopper, save_seconds,
                 )  # fmt: skip
                 executor.run(job)
-        self.progress("scan", self.total, self.total)
-        after = self._joined()
+        self.progress("scan", total, total)
+        after = JoinedParts([parts], self.shapes, self.settings)
         for layer in self.shapes:
-            if next(pieces_left(batches, after.done(layer), self.share), None) is not None:
-                raise AssertionError("an executor has left a piece undone")
+            if next(ranges_left(counts, after.done(layer), self.shard), None) is not None:
+                raise AssertionError("an executor has left batches undone")
         return after
 
-    def _joined(self) -> JoinedParts:
-        return JoinedParts([self.parts], self.shapes, self.settings)
 
-
-def _passes(groups: Sequence[tuple[int, ...]], budget: int | None) -> Iterator[tuple[int, ...]]:
+def _passes(alike: Sequence[tuple[int, ...]], budget: int | None) -> Iterator[tuple[int, ...]]:
     """Layers that are scanned together; those of which not the same is done are not."""
-    for layers in groups:
-        step = budget or len(layers)
-        for first in range(0, len(layers), step):
-            yield layers[first : first + step]
+    for layers in alike:
+        size = budget or len(layers)
+        for first in range(0, len(layers), size):
+            yield layers[first : first + size]

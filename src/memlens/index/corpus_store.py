@@ -1,13 +1,14 @@
-"""The corpus of an index: written once as Parquet for people and as flat arrays for the scan, read back by window.
+"""The corpus of an index, as Parquet for people and as flat arrays for the scan, read back window by window.
 
     corpus.parquet       sentence, text, tokens, ends, source, cut
     tokens.bin           all tokens one after another, int32
     offsets.npy          where each sentence begins in them, and the end
-    fresh_from.npy       first new position of each sentence (see corpus/repeats)
+    fresh_from.npy       first new position of each sentence
     corpus.json          counts; written last, so that its presence means the stage is done
     batches.npz          how many batches each window has; made from the others
 
-The flat arrays are mapped, not loaded: memory does not grow with the corpus. Knows nothing of coefficients.
+A window is `settings.WINDOW` sentences that are cut into batches together. The flat arrays are mapped, not loaded:
+memory does not grow with the corpus.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from memlens.files import (
     write_sealed,
 )
 from memlens.index.layout import CORPUS, CORPUS_SCHEMA
-from memlens.scanner.scanner import WindowSentence
+from memlens.scanner.scanner import ScanSentence
 from memlens.scanner.settings import WINDOW
 
 BATCHES = "batches.npz"
@@ -96,20 +97,18 @@ class CorpusStore:
     def windows(self) -> int:
         return -(-int(self.counts["sentences"]) // WINDOW)
 
-    def window(self, number: int) -> list[WindowSentence]:
+    def window(self, number: int) -> list[ScanSentence]:
         first = number * WINDOW
         last = min(first + WINDOW, int(self.counts["sentences"]))
         edges = self.offsets[first : last + 1].tolist()
         tokens = np.asarray(self.tokens[edges[0] : edges[-1]], np.int64)
         fresh = self.fresh_from[first:last].tolist()
         return [
-            WindowSentence(first + i, tokens[edges[i] - edges[0] : edges[i + 1] - edges[0]], fresh[i])
+            ScanSentence(first + i, tokens[edges[i] - edges[0] : edges[i + 1] - edges[0]], fresh[i])
             for i in range(last - first)
         ]
 
-    def batches(
-        self, plan: Callable[[list[WindowSentence]], int], after_window: Callable[[], None]
-    ) -> NDArray[np.int32]:
+    def batches(self, plan: Callable[[list[ScanSentence]], int], after_window: Callable[[], None]) -> NDArray[np.int32]:
         """How many batches each window has, as `plan` counts them; worked out once."""
         path = self.folder / BATCHES
         if path.is_file():
@@ -155,23 +154,23 @@ def _write_sentences(
         closing(pq.ParquetWriter(corpus_path.absolute(), CORPUS_SCHEMA, compression="zstd")) as writer,
         tokens_path.open("wb") as flat,
     ):
-        while group := list(islice(stream, WINDOW)):
+        while sentences_read := list(islice(stream, WINDOW)):
             columns = {
-                "sentence": [s.id for s in group],
-                "text": [s.text for s in group],
-                "tokens": [s.tokens for s in group],
-                "ends": [s.ends for s in group],
-                "source": [s.source for s in group],
-                "cut": [s.cut for s in group],
+                "sentence": [s.id for s in sentences_read],
+                "text": [s.text for s in sentences_read],
+                "tokens": [s.tokens for s in sentences_read],
+                "ends": [s.ends for s in sentences_read],
+                "source": [s.source for s in sentences_read],
+                "cut": [s.cut for s in sentences_read],
             }
             writer.write_table(pa.table(columns, CORPUS_SCHEMA), row_group_size=WINDOW)
-            lengths = np.array([len(s.tokens) for s in group], np.int64)
+            lengths = np.array([len(s.tokens) for s in sentences_read], np.int64)
             offsets.append(offsets[-1][-1] + np.cumsum(lengths))
-            flat.write(np.concatenate([np.asarray(s.tokens, np.int32) for s in group]).tobytes())
-            counts["sentences"] += len(group)
+            flat.write(np.concatenate([np.asarray(s.tokens, np.int32) for s in sentences_read]).tobytes())
+            counts["sentences"] += len(sentences_read)
             counts["tokens"] += int(lengths.sum())
-            counts["cut_sentences"] += sum(s.cut > 0 for s in group)
-            counts["cut_tokens"] += sum(s.cut for s in group)
+            counts["cut_sentences"] += sum(s.cut > 0 for s in sentences_read)
+            counts["cut_tokens"] += sum(s.cut for s in sentences_read)
             on_sentences(counts["sentences"])
     with replacing(folder / "offsets.npy") as beside, beside.open("wb") as handle:
         np.save(handle, np.concatenate(offsets))

@@ -27,9 +27,8 @@ MANIFEST = "manifest.json"
 PARTIAL = "partial"
 ANNOTATIONS = "annotations.sqlite"
 LOCK = ".lock"
-WORKERS = ".workers"  # held by worker processes, so that no scan begins beside those of a killed one
 PARTS = "parts"  # in partial/
-SHARD = "shard.json"  # in partial/: this is a finished part of a scan
+SHARD = "shard.json"  # in partial/: this is a finished shard
 
 CORPUS = "corpus.parquet"
 VOCABULARY = "vocabulary.parquet"

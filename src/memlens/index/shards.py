@@ -1,10 +1,10 @@
-"""Shards: parts of a scan that were made apart, on several machines by hand, and their joining into one index.
+"""Shards: a scan in several runs (`--shard 3/16`), on machines that share nothing, and joining them into one index.
 
-The folder of a finished shard is not an index. It keeps partial/ with
+The folder of a finished shard is not an index. It has partial/ with
 
-    shard.json       written last: its presence means complete; which part of which plan, and checksums of the files
-    parts/           what was found in the share
-    corpus.parquet, tokens.bin, ...    the corpus, kept by shard 1 only, since it is the same for all
+    shard.json       written last: its presence means complete; which shard of which plan, and checksums of the files
+    parts/           what was found
+    corpus.parquet, tokens.bin, ...    the corpus, in shard 1 only, since it is the same for all
 
 Joining needs neither the model nor the text. Every shard must be there exactly once, all of one plan.
 """
@@ -33,20 +33,20 @@ from memlens.files import (
 from memlens.index import staging
 from memlens.index.corpus_store import BATCHES, FLAT, CorpusStore, read_batches
 from memlens.index.layout import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY
-from memlens.index.parts import JoinedParts, PartFolder, wait_for_orphans
+from memlens.index.tables import JoinedParts
 from memlens.parallel import Progress, no_progress
 from memlens.scanner.settings import ScanSettings
-from memlens.scanner.state import LayerShape, Share
+from memlens.scanner.state import LayerShape, PartFolder, ShardNumber, wait_for_orphans
 
 _OF_THE_FIRST = (CORPUS, VOCABULARY, *FLAT)  # the same in all shards, so one keeps them
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A finished part of a scan."""
+    """A finished shard of a scan."""
 
     folder: Path
-    share: Share
+    id: ShardNumber
     content: dict[str, Any]  # of shard.json
 
     @property
@@ -80,11 +80,11 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
 def finish(
     folder: Path, model: dict[str, Any], plan: dict[str, Any], shapes: dict[int, LayerShape], store: CorpusStore
 ) -> None:
-    """Turn the partial scan of a share, of which every piece is done, into a finished shard."""
+    """Turn the partial scan of a shard, of which every batch is done, into a finished shard."""
     partial = folder / PARTIAL
-    share = Share.parse(plan["shard"])
-    kept = [BATCHES, *(f"{PARTS}/{path.name}" for path in sorted((partial / PARTS).glob("*.npz")))]
-    kept += _OF_THE_FIRST if share.number == 1 else ()
+    shard = ShardNumber.parse(plan["shard"])
+    names = [BATCHES, *(f"{PARTS}/{path.name}" for path in sorted((partial / PARTS).glob("*.npz")))]
+    names += _OF_THE_FIRST if shard.number == 1 else ()
     content = {
         "schema": SCHEMA_VERSION,
         "plan": plan,
@@ -92,10 +92,10 @@ def finish(
         "shapes": {str(layer): list(shape) for layer, shape in shapes.items()},
         "counts": store.counts,
         "tokens": checksum(partial / "tokens.bin"),
-        "files": {name: facts_of(partial / name) for name in kept},
+        "files": {name: facts_of(partial / name) for name in names},
     }
     write_sealed(partial / SHARD, content)
-    if share.number != 1:
+    if shard.number != 1:
         for name in _OF_THE_FIRST:
             (partial / name).unlink(missing_ok=True)
 
@@ -115,7 +115,7 @@ def open_shard(folder: Path) -> Shard:
             f"{folder} has schema version {content['schema']}, this memlens reads {SCHEMA_VERSION}; "
             "use the memlens that wrote it or scan again"
         )
-    return Shard(folder, Share.parse(content["plan"]["shard"]), content)
+    return Shard(folder, ShardNumber.parse(content["plan"]["shard"]), content)
 
 
 def merge_shards(
@@ -124,7 +124,7 @@ def merge_shards(
     """Make `folder` the index of all shards together; their order does not matter."""
     from memlens.index.build import publish
 
-    shards = sorted((open_shard(part) for part in folders), key=lambda shard: shard.share)
+    shards = sorted((open_shard(part) for part in folders), key=lambda shard: shard.id)
     if folder.resolve() in {part.resolve() for part in folders}:
         raise SettingError(f"-o {folder} is one of the parts; choose another folder for the index")
     _refuse_other_plans(shards)
@@ -161,9 +161,9 @@ def _refuse_other_plans(shards: Sequence[Shard]) -> None:
                 f"{shard.folder} is a part of a scan of {difference}, compared with {first.folder}; "
                 "make all parts with the same command"
             )
-        if shard.share.of != first.share.of:
+        if shard.id.of != first.id.of:
             raise IndexFolderError(
-                f"{shard.folder} is part {shard.share}, {first.folder} part {first.share}; "
+                f"{shard.folder} is part {shard.id}, {first.folder} part {first.id}; "
                 "give the parts of one division only"
             )
 
@@ -171,12 +171,12 @@ def _refuse_other_plans(shards: Sequence[Shard]) -> None:
 def _refuse_gaps(shards: Sequence[Shard]) -> None:
     seen: dict[int, Path] = {}
     for shard in shards:
-        if shard.share.number in seen:
+        if shard.id.number in seen:
             raise IndexFolderError(
-                f"{seen[shard.share.number]} and {shard.folder} are both part {shard.share}; give each part once"
+                f"{seen[shard.id.number]} and {shard.folder} are both part {shard.id}; give each part once"
             )
-        seen[shard.share.number] = shard.folder
-    of = shards[0].share.of
+        seen[shard.id.number] = shard.folder
+    of = shards[0].id.of
     missing = [str(number) for number in range(1, of + 1) if number not in seen]
     if missing:
         named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
@@ -191,7 +191,7 @@ def _refuse_damage(shard: Shard) -> None:
 
 
 def _damaged(shard: Shard, name: str) -> IndexFolderError:
-    return IndexFolderError(f"{shard.partial / name} is missing or damaged; make part {shard.share} again with --fresh")
+    return IndexFolderError(f"{shard.partial / name} is missing or damaged; make part {shard.id} again with --fresh")
 
 
 def _joined(shards: Sequence[Shard]) -> JoinedParts:
@@ -202,7 +202,7 @@ def _joined(shards: Sequence[Shard]) -> JoinedParts:
         batches = read_batches(first.partial / BATCHES)
         joined = JoinedParts([PartFolder(shard.partial / PARTS) for shard in shards], shapes, settings)
     except (TypeError, KeyError, ValueError, SettingError) as error:
-        raise IndexFolderError(f"{first.partial / SHARD} is damaged; make part {first.share} again") from error
+        raise IndexFolderError(f"{first.partial / SHARD} is damaged; make part {first.id} again") from error
     if not all(joined.done(layer).is_all_of(batches) for layer in shapes):
         raise IndexFolderError("the parts together do not hold every batch of the plan; make them again")
     return joined

@@ -1,12 +1,11 @@
 """A finished scan as tables: triggers, statistics, ordinary examples, vocabulary.
 
-Rows are written layer by layer and memory by memory, so that a reader finds one memory in one row group and memory
-stays bounded. Knows a scan's state and the corpus store; knows nothing of folders that are not complete.
+Rows are written layer by layer and memory by memory, so that a reader finds one memory in one row group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlens.errors import IndexFolderError
 from memlens.files import write_table
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import (
@@ -26,13 +26,67 @@ from memlens.index.layout import (
     VOCABULARY,
     VOCABULARY_SCHEMA,
 )
-from memlens.index.parts import JoinedParts
 from memlens.models.tokenizer import Tokenizer
-from memlens.scanner.layer import UNIT, LayerScan
-from memlens.scanner.sample import EXAMPLES
+from memlens.scanner.layer import EXAMPLES, UNIT, LayerScan
+from memlens.scanner.settings import ScanSettings
+from memlens.scanner.state import DoneBatches, LayerShape, PartFolder, read_part, restore_layer_
 
-_MEMORIES_A_GROUP = 1024
+_MEMORIES_PER_ROW_GROUP = 1024
 _ORDINARY_KEPT = 5
+
+
+class JoinedParts:
+    """All parts of a scan as one, layer by layer, so that one layer at a time is in memory."""
+
+    def __init__(self, folders: Sequence[PartFolder], shapes: Mapping[int, LayerShape], settings: ScanSettings) -> None:
+        self.shapes, self.settings = shapes, settings
+        self._paths: dict[int, list[Path]] = {layer: [] for layer in shapes}
+        self._done = {layer: DoneBatches() for layer in shapes}
+        self._counts = {layer: np.zeros(2, np.int64) for layer in shapes}
+        for folder in folders:
+            for name in folder.names():
+                saved = read_part(folder.path(name), ["done", "counts"])
+                for layer in folder.layers_in(name) & shapes.keys():
+                    self._paths[layer].append(folder.path(name))
+                    self._done[layer].merge(DoneBatches.from_array(saved["done"]))
+                    self._counts[layer] += saved["counts"]
+
+    def done(self, layer: int) -> DoneBatches:
+        return self._done[layer]
+
+    @property
+    def prefixes(self) -> int:
+        return int(next(iter(self._counts.values()))[0])
+
+    @property
+    def tokens(self) -> int:
+        """Fed so far, on the average of the layers."""
+        return sum(int(counts[1]) for counts in self._counts.values()) // len(self._counts)
+
+    @property
+    def layers(self) -> Iterator[LayerScan]:
+        """In order, each made when it is asked for."""
+        for layer in sorted(self.shapes):
+            yield self._layer(layer)
+
+    def _layer(self, layer: int) -> LayerScan:
+        joined = LayerScan(layer, *self.shapes[layer], self.settings)
+        for path in self._paths[layer]:
+            part = LayerScan(layer, *self.shapes[layer], self.settings)
+            names = [f"{layer}.{name}" for name in part.arrays()]
+            try:
+                restore_layer_(part, read_part(path, names))
+            except (KeyError, ValueError) as error:
+                raise IndexFolderError(f"{path} does not fit this scan; start over with --fresh") from error
+            joined.merge(part)
+        return joined
+
+    def layers_alike(self) -> list[tuple[int, ...]]:
+        """Layers of which the same is done, together."""
+        alike: dict[bytes, list[int]] = {}
+        for layer in sorted(self.shapes):
+            alike.setdefault(self._done[layer].array().tobytes(), []).append(layer)
+        return [tuple(layers) for layers in alike.values()]
 
 
 def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) -> None:
@@ -59,8 +113,8 @@ def _triggers(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Ta
     for scan in layers:
         ends = scan.triggers.result()
         memories = len(scan.total)
-        for first in range(0, memories, _MEMORIES_A_GROUP):
-            chunk = range(first, min(first + _MEMORIES_A_GROUP, memories))
+        for first in range(0, memories, _MEMORIES_PER_ROW_GROUP):
+            chunk = range(first, min(first + _MEMORIES_PER_ROW_GROUP, memories))
             yield _trigger_rows(scan.layer, chunk, ends, store)
 
 

@@ -1,15 +1,8 @@
-"""How long a scan will take here and how much memory, from a probe of about a second.
+"""Time and memory that a scan takes on this machine, and the number of workers and threads that is fastest.
 
-The probe is a real scan of random tokens, so it needs no corpus. This module knows nothing of files.
-
-How this machine's cores are best shared out: so many workers with so many threads each, found by a short probe.
-
-The probe runs bare forward passes on the loaded model, several at a time where several workers are tried, so that what
-they take from each other is measured, too. It is worth it only for long scans: starting workers costs seconds. This
-module starts no process and knows no file.
-
-Where a scan runs, as the person wants it: in this process, on local workers, or on a Ray cluster.
-
+Both come from short probes: a scan of random tokens, which needs no corpus, and bare forward passes on the loaded
+model, several at a time where several workers are tried, so that what they take from each other is measured, too.
+Starting workers costs seconds, so they are tried for long scans only.
 """
 
 from __future__ import annotations
@@ -28,11 +21,9 @@ from memlens.corpus.settings import CorpusSettings, is_hub_source
 from memlens.models.info import ModelSizes
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.layer import LayerScan
-from memlens.scanner.local import LocalWorkers
-from memlens.scanner.mapper import Mapper
-from memlens.scanner.scanner import Alone, Executor, Scanner, WindowSentence
+from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.settings import ScanSettings
-from memlens.scanner.state import ScanState
+from memlens.scanner.state import BatchRange
 from memlens.settings import ScanRunSettings
 
 _LENGTH = 32  # tokens of a probe sentence, about an ordinary sentence's
@@ -41,7 +32,7 @@ _ENOUGH = 512  # tokens of which matrix products are about as fast as they get
 
 @dataclass(frozen=True)
 class ScanEstimate:
-    """What a scan with these settings costs on this machine, about."""
+    """About what a scan with these settings costs on this machine."""
 
     threads: int
     tokens_per_second: float
@@ -70,14 +61,14 @@ def estimate_scan(model: MemoryModel, settings: ScanSettings, seconds: float = 1
     """Scan random tokens for about so many seconds and work out what a real scan takes."""
     if not model.has_tokenizer:
         settings = replace(settings, bos="no")
-    state = ScanState.start(model, range(len(model.layers)), settings)
-    rate, tokens = _measure(model, settings, state, seconds)
+    worker = Worker(model, settings, range(len(model.layers)))
+    rate, tokens = _probe_scan(worker, seconds)
     return ScanEstimate(
         threads=settings.threads,
         tokens_per_second=rate,
         probe_tokens=tokens,
         weights_bytes=sum(weight.numel() * weight.element_size() for weight in model.network.parameters()),
-        lists_bytes=sum(array.nbytes for array in state.arrays().values()),
+        lists_bytes=sum(array.nbytes for array in worker.state.arrays().values()),
         batch_bytes=_batch_bytes(model, settings),
     )
 
@@ -94,23 +85,23 @@ def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_num
     }
 
 
-def _measure(model: MemoryModel, settings: ScanSettings, state: ScanState, seconds: float) -> tuple[float, int]:
-    """Tokens a second and tokens seen, in windows that grow until one is a whole batch or the time is up."""
-    scanner = Scanner(model, settings, state)
+def _probe_scan(worker: Worker, seconds: float) -> tuple[float, int]:
+    """Tokens per second and tokens seen, with ever more sentences until they make a whole batch or the time is up."""
+    model, settings = worker.model, worker.settings
     draw = np.random.default_rng(settings.seed)
     length = min(_LENGTH, (model.context or _LENGTH + 1) - 1) or 1
     used = min(model.vocabulary, model.tokenizer.size) if model.has_tokenizer else model.vocabulary
     most = max(1, settings.batch_tokens // (length + 1))
-    scanner.scan_window(0, [WindowSentence(0, draw.integers(0, used, length))])  # loads the compiled pass
+    _scan_all(worker, 0, [ScanSentence(0, draw.integers(0, used, length))])  # loads the compiled pass
     rows, number, sentence = 1, 1, 1
     best_rate, tokens, goes_on = 0.0, 0, True
     deadline = time.monotonic() + seconds
     while goes_on or time.monotonic() < deadline:
-        window = [WindowSentence(sentence + i, draw.integers(0, used, length)) for i in range(rows)]
+        sentences = [ScanSentence(sentence + i, draw.integers(0, used, length)) for i in range(rows)]
         began = time.monotonic()
-        scanner.scan_window(number, window)
+        _scan_all(worker, number, sentences)
         took = max(time.monotonic() - began, 1e-9)
-        best_rate = max(best_rate, rows * length / took)  # the first, small windows tell too little of the speed
+        best_rate = max(best_rate, rows * length / took)  # the first few sentences tell too little of the speed
         tokens += rows * length
         sentence, number = sentence + rows, number + 1
         # One sentence is far slower than many together; only a model that needs seconds for it is measured on that.
@@ -118,6 +109,10 @@ def _measure(model: MemoryModel, settings: ScanSettings, state: ScanState, secon
         if goes_on or took < seconds / 8:
             rows = min(rows * 4, most)
     return best_rate, tokens
+
+
+def _scan_all(worker: Worker, number: int, sentences: list[ScanSentence]) -> None:
+    worker.scan(BatchRange(number, 0, worker.plan(number, sentences)), lambda _: sentences)
 
 
 def _batch_bytes(model: MemoryModel, settings: ScanSettings) -> int:
@@ -128,23 +123,42 @@ def _batch_bytes(model: MemoryModel, settings: ScanSettings) -> int:
 
 
 WORTH_SECONDS = 120.0  # a scan that one process does faster than this has no workers by default
-_SPLIT_LENGTH, _ROWS = 32, 16  # of a probe batch, unless the model reads less
+_ROWS = 16  # of a batch of bare forward passes
 _MARGIN = 1.05  # more workers take more memory: they must be faster by so much
-_SPARE = 0.8  # share of the free memory that workers may take
-_BYTES_A_TOKEN, _PACKED = 4, 4  # of plain text; and how much larger packed text is
-_SLOW = 1e10  # operations a second that any machine does
+_SPARE = 0.8  # of the free memory, which workers may take
+_BYTES_A_TOKEN, _PACKED = 4, 4  # of plain text; how much larger packed text is
+_SLOW = 1e10  # operations per second that any machine does
 _PROGRAM_BYTES = 700 << 20  # libraries and buffers of a process
 
 
 @dataclass(frozen=True)
-class Split:
-    """A way to share out the cores."""
+class WorkerCount:
+    """Workers, and threads of each."""
 
     workers: int
-    threads: int  # of each worker
+    threads: int
 
 
-def choose_split(
+def choose_workers(
+    run: ScanRunSettings,
+    model: MemoryModel,
+    settings: ScanSettings,
+    corpus: CorpusSettings,
+    recorded: int | None,
+    is_complete: bool,
+) -> WorkerCount:
+    """For a scan; of one that is continued the `recorded` threads count, to keep its bytes the same."""
+    if run.executor == "ray":
+        return WorkerCount(run.workers or 0, run.threads or recorded or 1)  # 0: as many as the cluster has room for
+    if is_complete or (run.threads is not None and run.workers is None):
+        return WorkerCount(1, run.threads or recorded or usable_cores())
+    tokens = 0 if run.workers else tokens_about(corpus, settings.max_tokens)
+    return fastest_workers(
+        model, tokens, bytes_of_worker(model, settings), workers=run.workers, threads=run.threads or recorded
+    )
+
+
+def fastest_workers(
     model: MemoryModel,
     tokens: int,
     worker_bytes: int,
@@ -152,27 +166,28 @@ def choose_split(
     workers: int | None = None,
     threads: int | None = None,
     seconds: float = 1.0,
-) -> Split:
-    """The split for a scan of about so many tokens; what is given stays, the rest is found.
+) -> WorkerCount:
+    """For a scan of about so many tokens; what is given stays, the rest is found.
 
     `worker_bytes` is the memory that one more worker takes.
     """
     cores = usable_cores()
     if workers is not None:
-        return Split(workers, threads or max(1, cores // workers))
+        return WorkerCount(workers, threads or max(1, cores // workers))
     if model.device.type != "cpu" or cores == 1:
-        return Split(1, threads or cores)
-    possible = [s for s in _splits(cores) if s.workers == 1 or s.workers * worker_bytes <= _SPARE * free_memory()]
-    possible = [split for split in possible if threads in (None, split.threads)] or [Split(1, threads or cores)]
-    together = Split(1, threads or cores)
-    if (len(possible) == 1 and possible[0].workers == 1) or _is_short_anywhere(model, tokens):
+        return WorkerCount(1, threads or cores)
+    together = WorkerCount(1, threads or cores)
+    room = max(1, int(_SPARE * free_memory()) // worker_bytes)
+    every_core = [WorkerCount(cores // each, each) for each in range(cores, 0, -1) if cores % each == 0]
+    possible = [count for count in every_core if count.workers <= room and threads in (None, count.threads)]
+    if not any(count.workers > 1 for count in possible) or _is_short_anywhere(model, tokens):
         return together
     began = time.monotonic()
-    rate = measure(model, together, seconds / (1 + len(possible)))
+    rate = _probe_body(model, together, seconds / (1 + len(possible)))
     if tokens / rate < WORTH_SECONDS:
         return together
     left = seconds - (time.monotonic() - began)
-    return fastest(possible, lambda split: measure(model, split, left / len(possible)))
+    return fastest(possible, lambda count: _probe_body(model, count, left / len(possible)))
 
 
 def _is_short_anywhere(model: MemoryModel, tokens: int) -> bool:
@@ -181,29 +196,24 @@ def _is_short_anywhere(model: MemoryModel, tokens: int) -> bool:
     return operations / _SLOW < WORTH_SECONDS
 
 
-def fastest(possible: list[Split], rate: Callable[[Split], float]) -> Split:
-    """Of splits in the order of their workers the fastest; a little more speed is not worth more workers."""
+def fastest(possible: list[WorkerCount], rate: Callable[[WorkerCount], float]) -> WorkerCount:
+    """Of counts in ascending order the fastest; a little more speed is not worth more workers."""
     best, best_rate = possible[0], rate(possible[0])
-    for split in possible[1:]:
-        found = rate(split)
-        if found > best_rate * _MARGIN:
-            best, best_rate = split, found
+    for count in possible[1:]:
+        measured = rate(count)
+        if measured > best_rate * _MARGIN:
+            best, best_rate = count, measured
     return best
 
 
-def _splits(cores: int) -> list[Split]:
-    """Ways that use every core, few workers first."""
-    return [Split(cores // threads, threads) for threads in range(cores, 0, -1) if cores % threads == 0]
-
-
-def measure(model: MemoryModel, split: Split, seconds: float) -> float:
-    """Tokens a second of the bare body under a split, all workers together."""
-    length = min(_SPLIT_LENGTH, model.context or _SPLIT_LENGTH)
+def _probe_body(model: MemoryModel, count: WorkerCount, seconds: float) -> float:
+    """Tokens per second of the bare body, all workers together."""
+    length = min(_LENGTH, model.context or _LENGTH)
     tokens = torch.arange(_ROWS * length).reshape(_ROWS, length) % model.vocabulary
     before = torch.get_num_threads()
 
     def work(deadline: float) -> int:
-        torch.set_num_threads(split.threads)
+        torch.set_num_threads(count.threads)
         passes = 0
         while passes == 0 or time.monotonic() < deadline:
             model.run_body(tokens)
@@ -211,10 +221,10 @@ def measure(model: MemoryModel, split: Split, seconds: float) -> float:
         return passes
 
     try:
-        with ThreadPoolExecutor(split.workers) as pool:
-            list(pool.map(work, [0.0] * split.workers))  # the first pass makes threads and memory
+        with ThreadPoolExecutor(count.workers) as pool:
+            list(pool.map(work, [0.0] * count.workers))  # the first pass makes threads and memory
             began = time.monotonic()
-            passes = sum(pool.map(work, [began + max(seconds, 0.0)] * split.workers))
+            passes = sum(pool.map(work, [began + max(seconds, 0.0)] * count.workers))
             took = time.monotonic() - began
     finally:
         torch.set_num_threads(before)
@@ -253,45 +263,3 @@ def bytes_of_worker(model: MemoryModel, settings: ScanSettings) -> int:
     weights = sum(weight.numel() * weight.element_size() for weight in model.network.parameters())
     memories = sum(block.memories for block in model.layers)
     return weights + memories * (24 * settings.top + 600) + _PROGRAM_BYTES
-
-
-class HowToRun(ScanRunSettings):
-    """Where a scan runs, made from its options: workers, threads and their executor."""
-
-    def split(
-        self,
-        model: MemoryModel,
-        settings: ScanSettings,
-        corpus: CorpusSettings,
-        recorded: int | None,
-        is_complete: bool,
-    ) -> Split:
-        """Workers and threads; of a scan that is continued the `recorded` threads count, to keep its bytes the same."""
-        if self.executor == "ray":
-            return Split(self.workers or 0, self.threads or recorded or 1)  # 0: as many as the cluster has room for
-        if is_complete or (self.threads is not None and self.workers is None):
-            return Split(1, self.threads or recorded or usable_cores())
-        return choose_split(
-            model,
-            0 if self.workers else tokens_about(corpus, settings.max_tokens),
-            bytes_of_worker(model, settings),
-            workers=self.workers,
-            threads=self.threads or recorded,
-        )
-
-    def mapper(self) -> Callable[[MemoryModel], Mapper] | None:
-        """Where sections 4 and 5 run, once the model is there; None in this process."""
-        if self.executor != "ray":
-            return None
-        from memlens.scanner.mapper import RayMapper
-
-        return lambda model: RayMapper(
-            model, self.workers or 0, self.threads or 1, self.ray_address, self.gpus_per_worker
-        )
-
-    def make_executor(self, split: Split) -> Executor:
-        if self.executor == "ray":
-            from memlens.scanner.ray import RayWorkers
-
-            return RayWorkers(split.workers, self.ray_address, self.gpus_per_worker)
-        return Alone() if split.workers == 1 else LocalWorkers(split.workers)

@@ -1,27 +1,167 @@
-"""How another process gets the very model that is being scanned: from where it was loaded, or as a copy of it.
+"""Executors: run the batches of a scan in this process, on local worker processes, or on a Ray cluster.
 
-This module knows how to load; who needs the model, and where, is somebody else's business.
-
-Ledger: which pieces wait, and how often each was lost with a worker. The same for every kind of worker.
+An executor takes a ScanJob and sees to it that every batch ends up in a part on disk. It decides where batches run and
+what becomes of a lost worker; what is computed is the same everywhere.
 """
 
 from __future__ import annotations
 
 import pickle
+import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
+from memlens.corpus.batches import Batch
 from memlens.errors import MemlensError, ModelError, WorkerError
 from memlens.models.memory_model import MemoryModel
 from memlens.models.tokenizer import Tokenizer
-from memlens.scanner.state import Piece
+from memlens.parallel import Mapper, Stopper
+from memlens.scanner.scanner import ScanSentence, Worker
+from memlens.scanner.settings import ScanSettings
+from memlens.scanner.state import BatchRange, PartFolder, ScanState
+from memlens.settings import RunSettings
+
+SAVE_SECONDS = 15.0  # at least so long between two saves,
+_SAVE_RATIO = 50  # and at least so many times as long as a save takes
+RETRIES = 3  # so often a range may be lost, and so often in a row a worker may fail to start
+
+
+@dataclass(frozen=True)
+class ScanJob:
+    """Batches that are to be scanned for some layers, with all that is needed for it."""
+
+    model: MemoryModel
+    recipe: Callable[[], ModelRecipe]
+    settings: ScanSettings
+    layers: tuple[int, ...]
+    ranges: Iterable[BatchRange]
+    window: Callable[[int], Sequence[ScanSentence]]  # sentences by the number of their window; can be pickled
+    parts: PartFolder
+    on_tokens: Callable[[int], None]  # called with how many tokens were fed, batch by batch
+    stop: Stopper
+    save_seconds: float = SAVE_SECONDS
+
+
+class Executor(Protocol):
+    """Runs a job."""
+
+    def run(self, job: ScanJob) -> None:
+        """Scan every batch and save the results, or raise; what was saved stays saved."""
+
+
+class SerialExecutor:
+    """One batch after another in this process, with the model that is loaded already."""
+
+    def run(self, job: ScanJob) -> None:
+        worker = Worker(job.model, job.settings, job.layers)
+        saver = Saver(job.parts, job.parts.new_name(), job.save_seconds)
+
+        def after_batch(batch: Batch) -> None:
+            job.on_tokens(int(batch.lengths.sum()))
+            if job.stop.stopped or saver.is_due():
+                saver.save(worker.state)
+            job.stop.check()
+
+        for batches in job.ranges:
+            worker.scan(batches, job.window, after_batch)
+        saver.save(worker.state)
+
+
+def make_executor(run: RunSettings, workers: int) -> Executor:
+    """`workers` 0 is as many as a Ray cluster has room for."""
+    if run.executor == "ray":
+        from memlens.scanner.ray import RayExecutor
+
+        return RayExecutor(workers, run.ray_address, run.gpus_per_worker)
+    from memlens.scanner.local import LocalExecutor
+
+    return SerialExecutor() if workers == 1 else LocalExecutor(workers)
+
+
+def make_mapper(run: RunSettings) -> Callable[[MemoryModel], Mapper] | None:
+    """Where values and the pass over prefixes are computed, once the model is there; None in this process."""
+    if run.executor != "ray":
+        return None
+    from memlens.scanner.ray import RayMapper
+
+    return lambda model: RayMapper(model, run.threads or 1, run.ray_address, run.gpus_per_worker)
+
+
+class Saver:
+    """Saves a state as one part, seldom enough to cost next to nothing; does not depend on the time of day."""
+
+    def __init__(self, parts: PartFolder, name: str, seconds: float) -> None:
+        self.parts, self.name, self.seconds = parts, name, seconds
+        self.next_save = time.monotonic() + seconds
+        self._saved = 0  # batches
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.next_save
+
+    def save(self, state: ScanState, began: float | None = None) -> None:
+        """Save the state, unless that very state is saved already; `began` is when collecting it began."""
+        began = time.monotonic() if began is None else began
+        if len(state.done) != self._saved:
+            self.parts.save(self.name, state.arrays())
+            self._saved = len(state.done)
+        now = time.monotonic()
+        self.next_save = now + max(self.seconds, _SAVE_RATIO * (now - began))
+
+
+class WorkQueue:
+    """Ranges that wait for a worker, and how often each was lost with one."""
+
+    def __init__(self, ranges: Iterable[BatchRange]) -> None:
+        self._fresh = iter(ranges)
+        self._again: deque[BatchRange] = deque()
+        self._lost: Counter[tuple[int, int]] = Counter()
+        self._failed_starts = 0
+
+    def take(self) -> BatchRange | None:
+        """The next range to scan; None while there is none."""
+        if self._again:
+            return self._again.popleft()
+        return next(self._fresh, None)
+
+    def has_more(self) -> bool:
+        batches = self.take()
+        if batches is not None:
+            self._again.appendleft(batches)
+        return batches is not None
+
+    def put_back(self, ranges: Iterable[BatchRange]) -> None:
+        """Ranges that were assigned but not begun."""
+        self._again.extend(ranges)
+
+    def lose(self, ranges: Iterable[BatchRange], reason: str) -> None:
+        """Ranges that a lost worker had not saved; they are done again, unless that has been tried often enough."""
+        for batches in ranges:
+            self._lost[batches.key] += 1
+            if self._lost[batches.key] > RETRIES:
+                raise WorkerError(
+                    f"{reason}, and so did {RETRIES} before it at the same place (window {batches.window}); "
+                    "what was done is kept: mend the cause (often memory: try fewer --workers) and run the same "
+                    "command again"
+                )
+            self._again.append(batches)
+
+    def note_start(self) -> None:
+        self._failed_starts = 0
+
+    def fail_start(self, reason: str) -> None:
+        self._failed_starts += 1
+        if self._failed_starts > RETRIES:
+            raise WorkerError(
+                f"{reason} while starting, {self._failed_starts} times in a row; what was done is kept: mend the cause "
+                "(often memory: try fewer --workers) and run the same command again"
+            )
 
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """Enough to have the model again elsewhere. Can be pickled."""
+    """How another process gets the very model that is being scanned: from its source, or as a copy. Can be pickled."""
 
     source: str = ""  # what load() takes; "" where there is only the copy
     device: str = "cpu"
@@ -44,6 +184,15 @@ class ModelRecipe:
     def as_copy(self, model: MemoryModel) -> ModelRecipe:
         """The same, for who cannot load it from its source."""
         return self if self.copy else replace(self, source="", copy=_pickled(model))
+
+    def load_or_none(self, number: int = 0) -> MemoryModel | None:
+        """The model, or None where its source is not here or is another: then a copy is needed."""
+        try:
+            return self.load(number)
+        except MemlensError:
+            if self.copy:
+                raise
+            return None
 
     def load(self, number: int = 0) -> MemoryModel:
         """The model for worker `number`; of several GPUs each worker takes the next. Refused if it has changed."""
@@ -97,56 +246,3 @@ def _device_of(device: str, number: int) -> str:
     import torch
 
     return f"cuda:{number % max(1, torch.cuda.device_count())}"
-
-
-RETRIES = 3  # so often a piece may be lost, and so often in a row a worker may fail to start
-
-
-class Ledger:
-    """Pieces on their way to being done."""
-
-    def __init__(self, pieces: Iterable[Piece]) -> None:
-        self._fresh = iter(pieces)
-        self._again: deque[Piece] = deque()
-        self._lost: Counter[tuple[int, int]] = Counter()
-        self._failed_starts = 0
-
-    def take(self) -> Piece | None:
-        """The next piece to do; None while there is none."""
-        if self._again:
-            return self._again.popleft()
-        return next(self._fresh, None)
-
-    def has_more(self) -> bool:
-        """Is there a piece to take?"""
-        piece = self.take()
-        if piece is not None:
-            self._again.appendleft(piece)
-        return piece is not None
-
-    def put_back(self, pieces: Iterable[Piece]) -> None:
-        """Pieces that were handed out but not begun."""
-        self._again.extend(pieces)
-
-    def lose(self, pieces: Iterable[Piece], reason: str) -> None:
-        """Pieces that a lost worker had not kept; they are done again, unless that has been tried often enough."""
-        for piece in pieces:
-            self._lost[piece.key] += 1
-            if self._lost[piece.key] > RETRIES:
-                raise WorkerError(
-                    f"{reason}, and so did {RETRIES} before it at the same place (window {piece.window}); "
-                    "what was done is kept: mend the cause (often memory: try fewer --workers) and run the same "
-                    "command again"
-                )
-            self._again.append(piece)
-
-    def started(self) -> None:
-        self._failed_starts = 0
-
-    def fail_start(self, reason: str) -> None:
-        self._failed_starts += 1
-        if self._failed_starts > RETRIES:
-            raise WorkerError(
-                f"{reason} while starting, {self._failed_starts} times in a row; what was done is kept: mend the cause "
-                "(often memory: try fewer --workers) and run the same command again"
-            )

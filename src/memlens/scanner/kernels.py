@@ -1,14 +1,12 @@
-"""Sorted lists of the best prefixes of every memory, as plain arrays, and the compiled code that keeps them exact.
+"""Compiled loops over coefficients: exact sorted lists of the best prefixes of every memory, sums and extremes.
 
-An entry is a 64-bit key and a position. The key holds the bits of a positive float32 score above the complement of the
-sentence id, so that one integer comparison is memlens' order: higher score, then lower sentence. The position decides
-what is left. An empty place has the key 0. This module knows numpy arrays only: no model, no corpus, no file.
+An entry of a list is a 64-bit key and a position. The key holds the bits of a positive float32 score above the
+complement of the sentence id, so that one integer comparison is the order of triggers: higher score, then lower
+sentence. The position decides what is left. An empty place has the key 0.
 
-One exact pass over a block of coefficients: top and bottom lists, sum, count above zero, extremes.
-
-A block is row-major [rows, memories]. The first stage is branch-free over the columns (the extremes, sum and count of
+Coefficients are row-major [rows, memories]. The first look is branch-free over the columns (extremes, sum and count of
 one sentence), so that it runs at the speed of memory; only memories whose extreme reaches the last place of their list
-are looked at again. This module knows numpy arrays only: no model, no corpus, no file.
+are looked at again.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ MANY = 4  # from here on sorting and merging beats inserting one by one
 
 
 class Lists(NamedTuple):
-    """One sorted list a memory."""
+    """One sorted list per memory."""
 
     keys: KeyArray  # [memories, top]
     positions: IntArray  # [memories, top] int32
@@ -170,10 +168,10 @@ def take_(
     lists.filled[m] = taken
 
 
-# Chosen by measurement: the accumulators of one group stay in the second-level cache, one row in the first.
+# Chosen by measurement: the accumulators of some sentences stay in the second-level cache, one row in the first.
 COLUMNS = 1024
-STEP = 4  # rows that are looked at together
-GROUP = 32  # sentences that are looked at before the lists are brought up to date, so that their bars rise
+ROWS_AT_ONCE = 4  # rows that are looked at together
+SENTENCES_AT_ONCE = 32  # sentences that are looked at before the lists are brought up to date, so that their bars rise
 
 
 class Candidates(NamedTuple):
@@ -186,7 +184,7 @@ class Candidates(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What is added up over all prefixes, one number a memory."""
+    """What is added up over all prefixes, one number per memory."""
 
     total: FloatArray  # float64
     positive: IntArray  # int64
@@ -218,18 +216,18 @@ def _look_at_sentence_(
     summed: FloatArray,
     fired: FloatArray,
 ) -> None:
-    """Extremes, in which step of STEP rows they are, sum and count of one sentence.
+    """Extremes, in which step of ROWS_AT_ONCE rows they are, sum and count of one sentence.
 
     Several rows at a time, so that the running results are loaded and stored once for all of them; steps and counts are
     floats, and conditional expressions stand where max() and min() could: that is what the compiler turns into vectors.
     """
     one, none = np.float32(1), np.float32(0)
     high[:], low[:], summed[:], fired[:] = -np.inf, np.inf, 0, 0
-    whole = start + (stop - start) // STEP * STEP
-    for i in range(start, whole, STEP):
+    whole = start + (stop - start) // ROWS_AT_ONCE * ROWS_AT_ONCE
+    for i in range(start, whole, ROWS_AT_ONCE):
         row_a, row_b = block[rows[i], tile : tile + width], block[rows[i + 1], tile : tile + width]
         row_c, row_d = block[rows[i + 2], tile : tile + width], block[rows[i + 3], tile : tile + width]
-        step = np.float32((i - start) // STEP)
+        step = np.float32((i - start) // ROWS_AT_ONCE)
         for c in range(width):
             v_a, v_b, v_c, v_d = row_a[c], row_b[c], row_c[c], row_d[c]
             high_ab, high_cd = v_a if v_a > v_b else v_b, v_c if v_c > v_d else v_d
@@ -242,7 +240,7 @@ def _look_at_sentence_(
             summed[c] += (v_a + v_b) + (v_c + v_d)
             fired_ab = (one if v_a > 0 else none) + (one if v_b > 0 else none)
             fired[c] += fired_ab + ((one if v_c > 0 else none) + (one if v_d > 0 else none))
-    step = np.float32((whole - start) // STEP)
+    step = np.float32((whole - start) // ROWS_AT_ONCE)
     for i in range(whole, stop):
         row = block[rows[i], tile : tile + width]
         for c in range(width):
@@ -272,13 +270,13 @@ def _find(
     last: int,
     m: int,
     sign: np.float32,
-    peaks: FloatArray,  # [GROUP] memory m's extreme in each sentence of the group
-    peak_steps: FloatArray,  # [GROUP] and the step of STEP rows it is in
+    peaks: FloatArray,  # [SENTENCES_AT_ONCE] memory m's extreme in each of these sentences
+    peak_steps: FloatArray,  # [SENTENCES_AT_ONCE] and the step of ROWS_AT_ONCE rows it is in
     bar: np.float32,
     one_a_sentence: bool,
     found: KeyArray,
 ) -> int:
-    """Second look at memory m in a group of sentences: the prefixes that reach the bar; returns how many."""
+    """Second look at memory m in some sentences: the prefixes that reach the bar; returns how many."""
     count = 0
     starts = candidates.starts
     for s in range(first, last):
@@ -286,8 +284,8 @@ def _find(
         if score < bar or score <= 0:
             continue
         if one_a_sentence:
-            begin = starts[s] + STEP * int(peak_steps[s - first])
-            end = min(begin + STEP, starts[s + 1])
+            begin = starts[s] + ROWS_AT_ONCE * int(peak_steps[s - first])
+            end = min(begin + ROWS_AT_ONCE, starts[s + 1])
             row = _first_row(block, candidates.rows, begin, end, m, peaks[s - first])
             found[count] = make_key(score, row)
             count += 1
@@ -301,12 +299,12 @@ def _find(
 
 
 @compiled
-def _group_end(starts: IntArray, first: int, one_a_sentence: bool) -> int:
-    """Where the group of sentences that begins at `first` ends."""
+def _last_sentence(starts: IntArray, first: int, one_a_sentence: bool) -> int:
+    """One past the last sentence that is looked at together with `first`."""
     last, rows = first, 0
-    while last < starts.shape[0] - 1 and last - first < GROUP:
+    while last < starts.shape[0] - 1 and last - first < SENTENCES_AT_ONCE:
         rows += starts[last + 1] - starts[last]
-        if last > first and not one_a_sentence and rows > 4 * GROUP:
+        if last > first and not one_a_sentence and rows > 4 * SENTENCES_AT_ONCE:
             break
         last += 1
     return last
@@ -326,8 +324,14 @@ def collect_(
 ) -> None:
     """Everything that is kept of the columns [first_column, last_column) of one block."""
     one = np.float32(1)
-    peak, peak_step = np.empty((GROUP, COLUMNS), np.float32), np.empty((GROUP, COLUMNS), np.float32)
-    trough, trough_step = np.empty((GROUP, COLUMNS), np.float32), np.empty((GROUP, COLUMNS), np.float32)
+    peak, peak_step = (
+        np.empty((SENTENCES_AT_ONCE, COLUMNS), np.float32),
+        np.empty((SENTENCES_AT_ONCE, COLUMNS), np.float32),
+    )
+    trough, trough_step = (
+        np.empty((SENTENCES_AT_ONCE, COLUMNS), np.float32),
+        np.empty((SENTENCES_AT_ONCE, COLUMNS), np.float32),
+    )
     summed, fired = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
     group_peak, group_trough = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
     found = np.empty(max(candidates.rows.shape[0], 1), np.uint64)
@@ -339,7 +343,7 @@ def collect_(
         width = min(COLUMNS, last_column - tile)
         first = 0
         while first < starts.shape[0] - 1:
-            last = _group_end(starts, first, one_a_sentence)
+            last = _last_sentence(starts, first, one_a_sentence)
             group_peak[:], group_trough[:] = -np.inf, np.inf
             for s in range(first, last):
                 g = s - first

@@ -1,13 +1,10 @@
-"""TopTriggers: the best prefixes of every memory of one layer, exactly, in any order of arrival.
+"""The state of one layer of a scan: exact triggers, statistics, and a sample of ordinary prefixes.
 
-`update`, `merge` and `result` are associative and commutative: the order is total (higher coefficient, then lower
-sentence, then lower position), so any batch split, any worker and any merge tree give the same lists. The bottom end is
-the same structure with the sign turned. This module knows nothing of models, text or files.
-
-What a scan keeps of one layer: triggers, statistics and a sample, updated block by block and merged exactly.
-
-A block that lies on this machine's processor goes through the compiled pass; one on another device is filtered there,
-so that only coefficients that reach a list travel. This module knows tensors, but no model, text or file.
+TopTriggers is associative and commutative: its order is total (higher coefficient, then lower sentence, then lower
+position), so any cut into batches, any worker and any merge tree give the same lists. The bottom end is the same with
+the sign turned. Whether a prefix is in the sample depends on seed, sentence and position only. Coefficients on this
+machine's processor go through the compiled pass; those on another device are filtered there, so that only the ones
+that reach a list travel.
 """
 
 from __future__ import annotations
@@ -15,15 +12,16 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba import uint64
 from numpy.typing import NDArray
 
 from memlens.errors import ModelError, SettingError
-from memlens.scanner.kernels import Candidates, FloatArray, IntArray, Lists, Sums, collect_, merge_, offer_
-from memlens.scanner.sample import OrdinarySample
+from memlens.parallel import compiled
+from memlens.scanner.kernels import Candidates, FloatArray, IntArray, KeyArray, Lists, Sums, collect_, merge_, offer_
 from memlens.scanner.settings import ScanSettings
 
 
@@ -111,13 +109,143 @@ def make_candidates(rows: IntArray, sentences: IntArray, positions: IntArray) ->
     )
 
 
+EXAMPLES = 8  # drawn per memory; those that turn out to be triggers are left out when the index is written
+SMALLEST, LARGEST = -10, 5  # exponents of two: |m| below 2^-10 is the middle bin, from 2^5 on the outermost
+SIDE = LARGEST - SMALLEST + 1
+BINS = 2 * SIDE + 1
+_COLUMNS = 16  # one cache line of a row
+
+
+def bin_edges() -> list[float]:
+    """The finite edges between the bins, from the most negative to the most positive."""
+    magnitudes = [2.0**e for e in range(SMALLEST, LARGEST + 1)]
+    return [-x for x in reversed(magnitudes)] + magnitudes
+
+
+@compiled
+def _mix(x: int) -> int:
+    """A 64-bit finaliser (splitmix64): equal inputs give equal, well spread outputs on every machine."""
+    x = uint64(x) + uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return x ^ (x >> uint64(31))
+
+
+@compiled
+def prefix_hashes(seed: int, sentences: IntArray, positions: IntArray) -> KeyArray:
+    """One hash per prefix, [n]."""
+    hashes = np.empty(sentences.shape[0], np.uint64)
+    for i in range(sentences.shape[0]):
+        hashes[i] = _mix(_mix(_mix(uint64(seed)) ^ uint64(sentences[i])) ^ uint64(positions[i] + 1))
+    return hashes
+
+
+class Examples(NamedTuple):
+    """For every memory the prefixes with the lowest hashes among those it fires on."""
+
+    hashes: KeyArray  # [memories, EXAMPLES]; all ones in empty places
+    coefficients: FloatArray
+    sentences: IntArray
+    positions: IntArray
+
+
+@compiled
+def _keep_(examples: Examples, m: int, hash_: int, coefficient: np.float32, sentence: int, position: int) -> None:
+    place = EXAMPLES
+    while place > 0 and hash_ < examples.hashes[m, place - 1]:
+        if place < EXAMPLES:
+            examples.hashes[m, place] = examples.hashes[m, place - 1]
+            examples.coefficients[m, place] = examples.coefficients[m, place - 1]
+            examples.sentences[m, place] = examples.sentences[m, place - 1]
+            examples.positions[m, place] = examples.positions[m, place - 1]
+        place -= 1
+    if place < EXAMPLES:
+        examples.hashes[m, place] = hash_
+        examples.coefficients[m, place] = coefficient
+        examples.sentences[m, place] = sentence
+        examples.positions[m, place] = position
+
+
+@compiled
+def _draw_(
+    block: FloatArray, rows: IntArray, hashes: KeyArray, sentences: IntArray, positions: IntArray, counts: IntArray,
+    examples: Examples,
+) -> None:  # fmt: skip
+    bits, highest = block.view(np.int32), examples.hashes
+    memories = block.shape[1]
+    for tile in range(0, memories, _COLUMNS):  # so that the counts of a few memories stay close while all rows pass
+        for i in range(rows.shape[0]):
+            for m in range(tile, min(tile + _COLUMNS, memories)):
+                value = block[rows[i], m]
+                # The exponent field is floor(log2 |value|) + 127, exactly; zero and denormals lie far below.
+                exponent = ((bits[rows[i], m] >> 23) & 0xFF) - 127
+                away = min(max(exponent - SMALLEST + 1, 0), SIDE)
+                counts[m, SIDE + (away if value > 0 else -away)] += 1
+                hash_ = _mix(hashes[i] ^ uint64(m))
+                if value > 0 and hash_ < highest[m, EXAMPLES - 1]:
+                    _keep_(examples, m, hash_, value, sentences[i], positions[i])
+
+
+@compiled
+def _merge_(examples: Examples, others: Examples) -> None:
+    empty = uint64(0xFFFFFFFFFFFFFFFF)
+    for m in range(others.hashes.shape[0]):
+        for i in range(EXAMPLES):
+            if others.hashes[m, i] != empty:
+                _keep_(
+                    examples, m, others.hashes[m, i], others.coefficients[m, i], others.sentences[m, i],
+                    others.positions[m, i],
+                )  # fmt: skip
+
+
+class OrdinarySample:
+    """Histogram and example prefixes of one layer's memories."""
+
+    def __init__(self, memories: int, seed: int, every: int) -> None:
+        self.seed = seed
+        self.limit = np.uint64((2**64 - 1) // every)
+        self.counts = np.zeros((memories, BINS), np.int64)
+        shape = (memories, EXAMPLES)
+        self.examples = Examples(
+            np.full(shape, 2**64 - 1, np.uint64),
+            np.zeros(shape, np.float32),
+            np.zeros(shape, np.int64),
+            np.zeros(shape, np.int32),
+        )
+
+    def drawn(self, candidates: Candidates) -> IntArray:
+        """Which of the candidates are in the sample, as indices."""
+        hashes = prefix_hashes(self.seed, candidates.sentences, candidates.positions)
+        return np.flatnonzero(hashes <= self.limit)
+
+    def update(self, block: FloatArray, candidates: Candidates) -> None:
+        """Draw from a block [rows, memories]."""
+        drawn = self.drawn(candidates)
+        if len(drawn):
+            rows, sentences = candidates.rows[drawn], candidates.sentences[drawn]
+            positions = candidates.positions[drawn]
+            hashes = prefix_hashes(self.seed, sentences, positions)
+            _draw_(block, rows, hashes, sentences, positions, self.counts, self.examples)
+
+    def merge(self, other: OrdinarySample) -> None:
+        self.counts += other.counts
+        _merge_(self.examples, other.examples)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {"sample.counts": self.counts} | {f"sample.{n}": a for n, a in self.examples._asdict().items()}
+
+    def restore_(self, saved: dict[str, NDArray[Any]]) -> None:
+        for name, array in self.arrays().items():
+            array[:] = saved[name]
+
+
 # Sums are added as whole multiples of this unit: integers add up to the same bits in any order, floats do not.
 UNIT = 2.0**-20
 _DENSE = 16  # when more than one coefficient in so many reaches a list, sending the whole block is cheaper
 
 
 class LayerScan:
-    """One layer's share of a scan."""
+    """Everything that a scan keeps of one layer."""
 
     def __init__(self, layer: int, memories: int, bottom: bool, settings: ScanSettings) -> None:
         self.layer = layer
@@ -143,8 +271,8 @@ class LayerScan:
             self.triggers.collect(block, candidates, sums)
         else:
             edges = np.linspace(0, memories, pool._max_workers + 1).astype(int).tolist()
-            pieces = [(a, b) for a, b in pairwise(edges) if b > a]
-            list(pool.map(lambda piece: self.triggers.collect(block, candidates, sums, *piece), pieces))
+            columns = [(a, b) for a, b in pairwise(edges) if b > a]
+            list(pool.map(lambda own: self.triggers.collect(block, candidates, sums, *own), columns))
         self._add(sums, len(candidates.rows))
         self.sample.update(block, candidates)
 

@@ -1,13 +1,11 @@
-"""The life of a local worker process: orders in, results into a part, news to the driver.
+"""LocalExecutor: a pool of worker processes on this machine, each with the model loaded and a part of its own.
 
-Started as a program of its own, so that the driver's main module is not run a second time. What it is told, in order:
-the work order (pickled), its own number and part name, then pieces, at last FINISH or STOP. It answers with tuples
-whose first word is one of the news below. Nothing heavy is imported before the order is there.
+A worker that dies costs what it had not saved: its part stays, the rest goes to a new worker, a few times. At the first
+signal workers finish their batch and save; at the second they are ended at once. The driver holds no state.
 
-Local workers: pieces on several processes of this machine, each with the model loaded and a part of its own.
-
-A worker that dies costs what it had not saved: its part is kept, the rest goes to a new worker, a few times. Told to
-stop, workers finish their batch and save; told twice, they are ended at once. The driver holds no state at all.
+A worker is a program of its own, so that the driver's main module is not run a second time. The driver sends it the
+work order (pickled), its number and the name of its part, then ranges of batches, at last FINISH or STOP. It answers
+with tuples that begin with one of the words below.
 """
 
 from __future__ import annotations
@@ -21,40 +19,39 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from memlens import errors
-from memlens.errors import MemlensError, SettingError, WorkerError
-from memlens.scanner.executors import Ledger
-from memlens.scanner.scanner import ScanJob
-from memlens.scanner.state import Piece
-
-if TYPE_CHECKING:
-    from memlens.corpus.batches import Batch
-    from memlens.scanner.executors import ModelRecipe
-    from memlens.scanner.scanner import Keeper, Windows
-    from memlens.scanner.settings import ScanSettings
+from memlens.corpus.batches import Batch
+from memlens.errors import MemlensError, WorkerError
+from memlens.scanner.executors import ModelRecipe, Saver, ScanJob, WorkQueue
+from memlens.scanner.scanner import ScanSentence, Worker
+from memlens.scanner.settings import ScanSettings
+from memlens.scanner.state import BatchRange, PartFolder
 
 FINISH, STOP = "finish", "stop"
-READY, BATCH, PIECE_DONE, SAVED, NO_MODEL, ERROR, BUG = "ready", "batch", "piece", "saved", "no model", "error", "bug"
-_LOOK = 0.25  # seconds between two looks whether the driver is still there
+READY, BATCH, RANGE_DONE, SAVED, NO_MODEL, ERROR, BUG = "ready", "batch", "range", "saved", "no model", "error", "bug"
+_LOOK = 0.2  # seconds between two looks whether the driver is still there, or somebody wants to stop
+_AHEAD = 2  # ranges that a worker has, so that it never waits for the driver
 
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """What all workers of a scan are told at first."""
+    """The first message to every worker of a scan."""
 
     driver: int  # its process id
     recipe: ModelRecipe
     settings: ScanSettings
     layers: tuple[int, ...]
-    windows: Windows
-    keeper: Keeper
+    window: Callable[[int], Sequence[ScanSentence]]
+    parts: PartFolder
     save_seconds: float
 
 
@@ -70,17 +67,15 @@ def serve(descriptor: int) -> None:
         try:
             order: WorkOrder = pickle.loads(packed)
             threading.Thread(target=_leave_with, args=(order.driver,), daemon=True).start()
-            with order.keeper.writing():
+            with order.parts.writing():
                 # Only now is it sure that no other driver begins before this process ends, so look once more.
                 if os.getppid() == order.driver:
                     _work(connection, order, number, name)
         except Exception as error:
-            connection.send(_told(error))
+            connection.send(_error_message(error))
 
 
-def _told(error: Exception) -> tuple[str, ...]:
-    from memlens.errors import MemlensError
-
+def _error_message(error: Exception) -> tuple[str, ...]:
     if isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
         raise error
     if isinstance(error, MemlensError):
@@ -98,21 +93,13 @@ def _leave_with(driver: int) -> None:
 
 
 def _work(connection: Connection, order: WorkOrder, number: int, name: str) -> None:
-    import torch
-
-    from memlens.errors import MemlensError
-    from memlens.scanner.scanner import Saver, Worker
-
     torch.set_num_threads(order.settings.threads)
-    try:
-        model = order.recipe.load(number)
-    except MemlensError:
-        if order.recipe.copy:
-            raise
+    model = order.recipe.load_or_none(number)
+    if model is None:
         connection.send((NO_MODEL,))
         return
     worker = Worker(model, order.settings, order.layers)
-    saver = Saver(order.keeper, name, worker, order.save_seconds)
+    saver = Saver(order.parts, name, order.save_seconds)
     inbox = _Inbox(connection)
     connection.send((READY,))
 
@@ -120,14 +107,15 @@ def _work(connection: Connection, order: WorkOrder, number: int, name: str) -> N
         connection.send((BATCH, int(batch.lengths.sum())))
         if inbox.holds(STOP):
             raise _Stopped
-        if saver.save_if_due():
+        if saver.is_due():
+            saver.save(worker.state)
             connection.send((SAVED,))
 
     with suppress(_Stopped):
-        while (piece := inbox.next()) not in (FINISH, STOP):
-            worker.scan(piece, order.windows.window, after_batch)
-            connection.send((PIECE_DONE,))
-    saver.save()
+        while (message := inbox.next()) not in (FINISH, STOP):
+            worker.scan(message, order.window, after_batch)
+            connection.send((RANGE_DONE,))
+    saver.save(worker.state)
     connection.send((SAVED,))
 
 
@@ -136,7 +124,7 @@ class _Stopped(Exception):  # noqa: N818 - nothing went wrong
 
 
 class _Inbox:
-    """What the driver has sent, so that STOP is seen before the pieces that wait."""
+    """What the driver has sent, so that STOP is seen before the ranges that wait."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -153,54 +141,44 @@ class _Inbox:
         return message in self.waiting
 
 
-if __name__ == "__main__":
-    serve(int(sys.argv[1]))
-
-
-_AHEAD = 2  # pieces that a worker has, so that it never waits for the driver
-_LOCAL_LOOK = 0.2  # seconds between two looks whether somebody wants to stop
-MOST_WORKERS = 1024
-
 # sys.path as it is here: a test or a notebook may have added to it.
 _PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from memlens.scanner.local import serve; "
 _PROGRAM += "serve(int(sys.argv[1]))"
 
 
-class LocalWorkers:
-    """The executor with so many processes."""
+class LocalExecutor:
+    """Runs a job on so many processes."""
 
     def __init__(self, workers: int) -> None:
-        if not 1 <= workers <= MOST_WORKERS:
-            raise SettingError(f"--workers is {workers}; it must be 1 to {MOST_WORKERS:,}")
         self.workers = workers
 
     def run(self, job: ScanJob) -> None:
-        crew = _Crew(job, self.workers)
+        pool = WorkerPool(job, self.workers)
         try:
-            crew.work()
+            pool.work()
         finally:
-            crew.end()
+            pool.end()
 
 
-class _Hand:
+class WorkerProcess:
     """One worker as the driver sees it."""
 
     def __init__(self, number: int, name: str, process: subprocess.Popen[bytes], connection: Connection) -> None:
         self.number, self.name, self.process, self.connection = number, name, process, connection
         self.is_ready = False
-        self.is_told_to_end = False
+        self.is_ending = False
         self.lacks_the_model = False
-        self.assigned: list[Piece] = []  # sent, in this order
-        self.unsaved: list[Piece] = []  # done, but not in the part yet
+        self.assigned: list[BatchRange] = []  # sent, in this order
+        self.unsaved: list[BatchRange] = []  # done, but not in the part yet
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed where its news are read
             self.connection.send(message)
 
     def end(self, message: str) -> None:
-        if not self.is_told_to_end:
-            self.is_told_to_end = True
-            self.tell(message)
+        if not self.is_ending:
+            self.is_ending = True
+            self.send(message)
 
     def how_it_ended(self) -> str:
         code = self.process.wait()
@@ -213,14 +191,14 @@ class _Hand:
         return f"worker process {self.number} was ended by {name}"
 
 
-class _Crew:
+class WorkerPool:
     """The workers of one job."""
 
     def __init__(self, job: ScanJob, size: int) -> None:
         self.job, self.size = job, size
-        self.ledger = Ledger(job.pieces)
-        self.hands: list[_Hand] = []
-        self.hired = 0
+        self.queue = WorkQueue(job.ranges)
+        self.processes: list[WorkerProcess] = []
+        self.begun = 0
         self.trouble: Exception | None = None
         self.recipe = job.recipe()
         self.order = self._order()
@@ -228,76 +206,76 @@ class _Crew:
     def _order(self) -> bytes:
         job = self.job
         return pickle.dumps(
-            WorkOrder(os.getpid(), self.recipe, job.settings, job.layers, job.windows, job.keeper, job.save_seconds)
+            WorkOrder(os.getpid(), self.recipe, job.settings, job.layers, job.window, job.parts, job.save_seconds)
         )
 
     def work(self) -> None:
-        """Until every piece is kept."""
+        """Until every batch is saved."""
         waiting = self._wanted()
-        while self.hands or waiting:
-            for piece in waiting:
-                self._hire()
-                self.hands[-1].assigned.append(piece)
-                self.hands[-1].tell(piece)
+        while self.processes or waiting:
+            for batches in waiting:
+                self._start()
+                self.processes[-1].assigned.append(batches)
+                self.processes[-1].send(batches)
             self._listen()
             if self.job.stop.stopped or self.trouble is not None:
                 self._stop()
-            for hand in self.hands:
-                self._supply(hand)
-            if not any(hand.assigned for hand in self.hands):
-                for hand in self.hands:
-                    hand.end(FINISH)
+            for worker in self.processes:
+                self._supply(worker)
+            if not any(worker.assigned for worker in self.processes):
+                for worker in self.processes:
+                    worker.end(FINISH)
             waiting = self._wanted()
 
-    def _wanted(self) -> list[Piece]:
-        """Pieces for which a worker is to be started."""
-        pieces = (self.ledger.take() for _ in range(self.size - len(self.hands)))
-        return [piece for piece in pieces if piece is not None]
+    def _wanted(self) -> list[BatchRange]:
+        """Ranges for which a worker is to be started."""
+        ranges = (self.queue.take() for _ in range(self.size - len(self.processes)))
+        return [batches for batches in ranges if batches is not None]
 
-    def _hire(self) -> None:
-        name = self.job.keeper.new_name()
+    def _start(self) -> None:
+        name = self.job.parts.new_name()
         here, there = Pipe()
         with there, _signals_held_back():
             command = [sys.executable, "-c", _PROGRAM, str(there.fileno()), json.dumps(sys.path)]
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[there.fileno()]
             )
-            hand = _Hand(self.hired, name, process, here)
-            self.hands.append(hand)  # from here on it is ended whatever happens
-        self.hired += 1
+            worker = WorkerProcess(self.begun, name, process, here)
+            self.processes.append(worker)  # from here on it is ended whatever happens
+        self.begun += 1
         with suppress(BrokenPipeError, ConnectionResetError):
             here.send_bytes(self.order)
-        hand.tell((hand.number, name))
+        worker.send((worker.number, name))
 
-    def _supply(self, hand: _Hand) -> None:
-        while hand.is_ready and not hand.is_told_to_end and len(hand.assigned) < _AHEAD:
-            piece = self.ledger.take()
-            if piece is None:
+    def _supply(self, worker: WorkerProcess) -> None:
+        while worker.is_ready and not worker.is_ending and len(worker.assigned) < _AHEAD:
+            batches = self.queue.take()
+            if batches is None:
                 return
-            hand.assigned.append(piece)
-            hand.tell(piece)
+            worker.assigned.append(batches)
+            worker.send(batches)
 
     def _listen(self) -> None:
-        by_connection = {hand.connection: hand for hand in self.hands}
-        for connection in wait(list(by_connection), _LOCAL_LOOK):
-            hand = by_connection[connection]  # type: ignore[index]
+        by_connection = {worker.connection: worker for worker in self.processes}
+        for connection in wait(list(by_connection), _LOOK):
+            worker = by_connection[connection]  # type: ignore[index]
             try:
-                self._hear(hand, *hand.connection.recv())
+                self._hear(worker, *worker.connection.recv())
             except (EOFError, ConnectionResetError):
-                self._part_with(hand)
+                self._remove(worker)
 
-    def _hear(self, hand: _Hand, what: str, *details: Any) -> None:
+    def _hear(self, worker: WorkerProcess, what: str, *details: Any) -> None:
         if what == READY:
-            hand.is_ready = True
-            self.ledger.started()
+            worker.is_ready = True
+            self.queue.note_start()
         elif what == BATCH:
             self.job.on_tokens(details[0])
-        elif what == PIECE_DONE:
-            hand.unsaved.append(hand.assigned.pop(0))
+        elif what == RANGE_DONE:
+            worker.unsaved.append(worker.assigned.pop(0))
         elif what == SAVED:
-            hand.unsaved.clear()
+            worker.unsaved.clear()
         elif what == NO_MODEL:
-            hand.lacks_the_model = True
+            worker.lacks_the_model = True
             if not self.recipe.copy:  # its files are gone or not what is in memory: workers get what is in memory
                 self.recipe = self.recipe.as_copy(self.job.model)
                 self.order = self._order()
@@ -307,29 +285,29 @@ class _Crew:
         else:
             self.trouble = self.trouble or RuntimeError(f"a worker process failed:\n{details[0]}")
 
-    def _part_with(self, hand: _Hand) -> None:
-        """The worker has ended: what it has not kept is to be done again."""
-        self.hands.remove(hand)
-        hand.connection.close()
-        how = hand.how_it_ended()
-        kept = self.job.keeper.done_in(hand.name)
-        left = [rest for piece in (*hand.unsaved, *hand.assigned) for rest in kept.left_of(piece)]
+    def _remove(self, worker: WorkerProcess) -> None:
+        """The worker has ended: what it has not saved is to be done again."""
+        self.processes.remove(worker)
+        worker.connection.close()
+        how = worker.how_it_ended()
+        saved = self.job.parts.done_in(worker.name)
+        left = [rest for batches in (*worker.unsaved, *worker.assigned) for rest in saved.left_of(batches)]
         if self.trouble is not None or not left:
             return
-        if hand.is_ready:
-            self.ledger.lose(left, how)
+        if worker.is_ready:
+            self.queue.lose(left, how)
         else:
-            self.ledger.put_back(left)
-            if not hand.lacks_the_model:
-                self.ledger.fail_start(how)
+            self.queue.put_back(left)
+            if not worker.lacks_the_model:
+                self.queue.fail_start(how)
 
     def _stop(self) -> None:
         """Let every worker finish its batch and save, then raise."""
-        while self.hands:
-            for hand in list(self.hands):
-                hand.end(STOP)
-                if not hand.is_ready:  # still loading: nothing to lose
-                    hand.process.kill()
+        while self.processes:
+            for worker in list(self.processes):
+                worker.end(STOP)
+                if not worker.is_ready:  # still loading: nothing to lose
+                    worker.process.kill()
             with suppress(WorkerError):
                 self._listen()
         if self.trouble is not None:
@@ -338,12 +316,12 @@ class _Crew:
 
     def end(self) -> None:
         """End whoever is left, at once."""
-        for hand in self.hands:
-            hand.process.kill()
-        for hand in self.hands:
-            hand.process.wait()
-            hand.connection.close()
-        self.hands = []
+        for worker in self.processes:
+            worker.process.kill()
+        for worker in self.processes:
+            worker.process.wait()
+            worker.connection.close()
+        self.processes = []
 
 
 @contextmanager

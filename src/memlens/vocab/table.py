@@ -27,8 +27,7 @@ from memlens.errors import ModelError, SettingError
 from memlens.index.reader import Index
 from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import FeedForward, MemoryModel
-from memlens.parallel import Progress, no_progress
-from memlens.scanner.mapper import Here, Mapper
+from memlens.parallel import Mapper, Progress, SerialMapper, no_progress
 from memlens.vocab.kernels import find_ends, read_softmax, score_blocks, thread_pool
 
 
@@ -102,7 +101,7 @@ def compute_values(
     top: int = 50,
     reading: str | None = None,
     progress: Progress = no_progress,
-    mapper: Callable[[MemoryModel], Mapper] = Here,
+    mapper: Callable[[MemoryModel], Mapper] = SerialMapper,
 ) -> None:
     """Write values.parquet and keys.parquet for every scanned layer.
 
@@ -160,7 +159,7 @@ def value_tables(
     layers = index.layers if layers is None else layers
     told = _Told("values", sum(index.memories(layer) for layer in layers), progress)
     items = (ValuesOfLayer(read_next_tokens(index, layer), top, reading) for layer in layers)
-    if where is None or isinstance(where, Here):  # then it can be told block by block
+    if where is None or isinstance(where, SerialMapper):  # then it can be told block by block
         for item in items:
             yield from item.tables(model, told)
         return
@@ -273,7 +272,7 @@ def key_tables(
     layers = index.layers if layers is None else layers
     told = _Told("keys", sum(index.memories(layer) for layer in layers), progress)
     items = (KeysOfLayer(layer, top) for layer in layers)
-    if where is None or isinstance(where, Here):
+    if where is None or isinstance(where, SerialMapper):
         for item in items:
             yield from item.tables(model, told)
         return
