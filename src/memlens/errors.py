@@ -6,6 +6,7 @@
     │   └── UnsupportedModel  it loads, but its feed-forward blocks are not memories that memlens can prove
     ├── CorpusError         the text cannot be found, read or cut into sentences
     ├── IndexFolderError    the index folder is missing, incomplete, damaged, or belongs to something else
+    ├── FilesError          a file cannot be read or written, is damaged, or another process writes to its folder
     ├── SettingError        an option has a value that cannot work
     ├── WorkerError         worker processes or nodes were lost too often
     └── UnknownName         a memory, layer, token or experiment that does not exist
@@ -39,6 +40,10 @@ class CorpusError(MemlensError):
 
 class IndexFolderError(MemlensError):
     """The index folder is missing, incomplete, damaged, or belongs to something else."""
+
+
+class FilesError(MemlensError):
+    """A file cannot be read or written, is damaged, or another process writes to its folder."""
 
 
 class SettingError(MemlensError):

@@ -1,10 +1,6 @@
-"""How files come into being: written beside, synced, renamed; so that a name always means a whole file.
+"""Files: atomic writes, sealed JSON documents, checksums, locks, and Parquet files.
 
-Also the lock that keeps two writers out of one folder. This module knows nothing of what the files hold.
-
-Parquet files: written in parts as row groups, and named so that nothing in a path is taken for anything else.
-
-This module knows the file format and two libraries' habits; it knows no table.
+A file is written beside its place, synced and renamed, so that a name always means a whole file.
 """
 
 from __future__ import annotations
@@ -22,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from memlens.errors import IndexFolderError, MemlensError
+from memlens.errors import FilesError, MemlensError
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
@@ -35,10 +31,12 @@ _ADVICE = {
     errno.EEXIST: "a file of that name is in the way; choose another folder with -o",
 }
 
+_MAKE_AGAIN = "start over with --fresh"
+
 
 @contextmanager
 def explain_os_errors(path: Path) -> Iterator[None]:
-    """An error of the disk becomes one line that says what to do."""
+    """Turn an error of the disk into one line that says what to do."""
     try:
         yield
     except (MemlensError, BlockingIOError):  # the latter is no trouble: somebody else holds a lock
@@ -46,7 +44,7 @@ def explain_os_errors(path: Path) -> Iterator[None]:
     except OSError as error:
         # Libraries that write for us may lose the number; then their own words are all there is.
         advice = _ADVICE.get(error.errno or 0, error.strerror or str(error).splitlines()[0])
-        raise IndexFolderError(f"cannot write {path}: {advice}") from error
+        raise FilesError(f"cannot write {path}: {advice}") from error
 
 
 @contextmanager
@@ -78,15 +76,16 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         beside.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
+    """A JSON object; one that cannot be read is refused, with what to do about it."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise IndexFolderError(f"cannot read {path}: {error.strerror or error}; is it an index folder?") from error
+        raise FilesError(f"cannot read {path}: {error.strerror or error}; {advice}") from error
     except ValueError as error:
-        raise IndexFolderError(f"{path} is damaged (not JSON); scan again with --fresh") from error
+        raise FilesError(f"{path} is damaged (not JSON); {advice}") from error
     if not isinstance(content, dict):
-        raise IndexFolderError(f"{path} is damaged (not a JSON object); scan again with --fresh")
+        raise FilesError(f"{path} is damaged (not a JSON object); {advice}")
     return content
 
 
@@ -107,11 +106,11 @@ def has_seal(content: Mapping[str, Any]) -> bool:
     return _SEAL in content
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_sealed(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
     """A document that was written sealed; refused if it is not as it was written."""
-    content = read_json(path)
+    content = read_json(path, advice)
     if not has_seal(content) or not is_sealed(content):
-        raise IndexFolderError(f"{path} is damaged; start over with --fresh")
+        raise FilesError(f"{path} is damaged; {advice}")
     return content
 
 
@@ -178,7 +177,7 @@ def only_writer(lock: Path) -> Iterator[None]:
             with explain_os_errors(lock):
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise IndexFolderError(
+            raise FilesError(
                 f"another memlens process is writing to {lock.parent}; wait for it or choose another folder with -o"
             ) from error
         yield
@@ -207,7 +206,7 @@ def is_free(lock: Path) -> bool:
 
 
 def fill_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:
-    """Write parts as row groups to a new file."""
+    """Write tables as row groups to a new file."""
     import pyarrow.parquet as pq
 
     # Absolute, since a relative path with a colon would be taken for an address.
@@ -217,13 +216,13 @@ def fill_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None
 
 
 def write_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:
-    """The same beside and renamed."""
+    """Write a table in the place of `path`, whole or not at all."""
     with replacing(path) as beside:
         fill_table(beside, schema, parts)
 
 
 def reader_of(path: Path) -> str:
-    """DuckDB's SQL for reading this very file: no wildcards, no columns made up from folder names like layer=3."""
+    """SQL with which DuckDB reads this very file: no wildcards, no columns from folder names like layer=3."""
     plain = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path.absolute()))
     quoted = plain.replace("'", "''")
     return f"read_parquet('{quoted}', hive_partitioning = false)"

@@ -16,7 +16,7 @@ import pytest
 
 import memlens
 from memlens.corpus.settings import CorpusSettings
-from memlens.errors import CorpusError, IndexFolderError, ModelError, SettingError, UnknownName
+from memlens.errors import CorpusError, FilesError, IndexFolderError, ModelError, SettingError, UnknownName
 from memlens.index.build import build_index
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.settings import ScanSettings
@@ -236,7 +236,7 @@ def test_a_damaged_plan_does_not_stand_in_the_way_of_a_fresh_scan(model: MemoryM
     with pytest.raises(KeyboardInterrupt):
         memlens.scan(model, TEXTS[0], out=tmp_path, top=3, progress=stop)
     (tmp_path / "partial" / "plan.json").write_text("{")
-    with pytest.raises(IndexFolderError, match="--fresh"):
+    with pytest.raises(FilesError, match="--fresh"):
         memlens.scan(model, TEXTS[0], out=tmp_path, top=3, threads=1)
     memlens.scan(model, TEXTS[0], out=tmp_path, top=3, threads=1, resume=False)
 
@@ -309,7 +309,7 @@ def test_two_scans_into_one_folder_are_refused(model: MemoryModel, tmp_path: Pat
 
     def scan_again(stage: str, done: int, total: int | None) -> None:
         nonlocal refused
-        with pytest.raises(IndexFolderError, match="another memlens process"):
+        with pytest.raises(FilesError, match="another memlens process"):
             memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3)
         refused += 1
 

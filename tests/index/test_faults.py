@@ -20,7 +20,7 @@ from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
 
 import memlens
 from memlens import files
-from memlens.errors import IndexFolderError
+from memlens.errors import FilesError, IndexFolderError
 
 # Loads everything once, then forks a scan for each line it is sent, so that many can be killed in a short time.
 NURSERY = """
@@ -110,7 +110,7 @@ def test_a_full_disk_is_one_line_and_the_scan_goes_on_when_there_is_room(
         with files_no_larger_than(size):
             try:
                 memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
-            except IndexFolderError as error:
+            except FilesError as error:
                 refused += 1
                 assert "cannot write" in str(error) and "\n" not in str(error)
                 with pytest.raises(IndexFolderError):
@@ -222,5 +222,5 @@ def test_a_disk_that_cannot_lock_is_not_called_another_process(tmp_path: Path, m
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files.fcntl, "flock", refuse)
-    with pytest.raises(IndexFolderError, match="No locks available"), files.only_writer(tmp_path / ".lock"):
+    with pytest.raises(FilesError, match="No locks available"), files.only_writer(tmp_path / ".lock"):
         pass

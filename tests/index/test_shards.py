@@ -11,7 +11,7 @@ import pytest
 from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
 
 import memlens
-from memlens.errors import IndexFolderError, SettingError
+from memlens.errors import FilesError, IndexFolderError, MemlensError, SettingError
 
 OF = 3
 
@@ -112,7 +112,7 @@ def test_a_damaged_part_is_named_and_leaves_no_index(parts: list[Path], tmp_path
     else:
         content[len(content) // 2] ^= 4
         damaged.write_bytes(bytes(content))
-    with pytest.raises(IndexFolderError, match=f"{damaged.name} is (missing or )?damaged"):
+    with pytest.raises(MemlensError, match=f"{damaged.name} is (missing or )?damaged"):
         memlens.merge(copies, out=tmp_path / "index")
     with pytest.raises(IndexFolderError):
         memlens.open_index(tmp_path / "index")
@@ -126,7 +126,7 @@ def test_a_number_changed_in_a_parts_notes_is_damage(parts: list[Path], tmp_path
         whole = path.read_bytes()
         document["counts"]["tokens"] -= 1
         path.write_text(json.dumps(document))
-        with pytest.raises(IndexFolderError, match=f"{name} is damaged"):
+        with pytest.raises(FilesError, match=f"{name} is damaged"):
             memlens.merge(copies, out=tmp_path / "index")
         with pytest.raises(IndexFolderError):
             memlens.open_index(tmp_path / "index")

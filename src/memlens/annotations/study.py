@@ -179,11 +179,10 @@ def _covered_by_people(labels: Sequence[Label]) -> dict[str, dict[MemoryId, Cove
 
 
 def _covered_by_machine(index: Index, memories: set[MemoryId], top: int | None) -> dict[MemoryId, Covered]:
-    names = ", ".join(f"({memory.layer}, {memory.memory})" for memory in sorted(memories))
     ranks: dict[MemoryId, dict[str, set[int]]] = {memory: {kind: set() for kind in KINDS} for memory in memories}
-    for row in index.sql(f"SELECT * FROM {{patterns}} WHERE (layer, memory) IN ({names})"):
-        shown = [rank for rank in row["prefixes"] if top is None or rank < top]
-        ranks[MemoryId(row["layer"], row["memory"])][row["kind"]].update(shown)
+    for memory, rows in index.rows_of("patterns", memories, "kind, prefixes").items():
+        for row in rows:
+            ranks[memory][row["kind"]].update(rank for rank in row["prefixes"] if top is None or rank < top)
     return {memory: _covered(own) for memory, own in ranks.items()}
 
 

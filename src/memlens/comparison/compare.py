@@ -28,7 +28,7 @@ from memlens.comparison.overlap import (
 )
 from memlens.errors import SettingError
 from memlens.index.layout import CORPUS, VOCABULARY
-from memlens.index.reader import Index, trigger_of
+from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.text import plain
 
@@ -289,28 +289,22 @@ def _read_sides(index: Index, memories: list[MemoryId]) -> dict[MemoryId, Memory
     def rows(table: str, columns: str) -> dict[MemoryId, list[dict[str, Any]]]:
         return index.rows_of(table, memories, columns) if index.has(table) else {}
 
-    triggers = index.rows_of("triggers", memories, rest=f'AND rank < {_TRIGGERS} ORDER BY "end" DESC, rank')
-    sentences = index.sentences(sorted({row["sentence"] for own in triggers.values() for row in own}))
-    values = rows("values", f"layer, memory, max_p, tokens[:{_TOKENS}] AS tokens")
-    names, kinds = rows("names", "layer, memory, name"), rows("patterns", "DISTINCT layer, memory, kind")
+    top, bottom = (index.triggers_of(memories, end, limit=_TRIGGERS) for end in ("top", "bottom"))
+    values = rows("values", f"max_p, tokens[:{_TOKENS}] AS tokens")
+    names, kinds = rows("names", "name"), rows("patterns", "kind")
     sides = {}
     for memory in memories:
         # the top triggers; a memory that is always negative has bottom triggers only
-        best = triggers.get(memory, [])[:_TRIGGERS]
-        shown = [
-            trigger_of(row, sentences[row["sentence"]], index.vocabulary)
-            for row in best
-            if row["end"] == best[0]["end"]
-        ]
-        value = values.get(memory, [None])[0]
-        own_kinds = sorted(row["kind"] for row in kinds.get(memory, []))
+        shown = top[memory] or bottom[memory]
+        value = next(iter(values.get(memory, [])), None)
+        own_kinds = sorted({row["kind"] for row in kinds.get(memory, [])})
         sides[memory] = MemorySide(
             memory,
             shown[0].coefficient if shown else None,
             tuple((trigger.before, trigger.token) for trigger in shown),
             () if value is None else tuple(index.vocabulary[token] for token in value["tokens"]),
             None if value is None else value["max_p"],
-            names[memory][0]["name"] if memory in names else None,
+            names[memory][0]["name"] if names.get(memory) else None,
             ("both" if len(own_kinds) == 2 else (*own_kinds, "none")[0]) if index.has("patterns") else None,
         )
     return sides

@@ -97,7 +97,7 @@ class Manifest:
         """The manifest of the index in `folder`; refused if it is not as memlens has written it."""
         path = folder / MANIFEST
         try:
-            content = read_json(path)
+            content = read_json(path, "scan again with --fresh")
         except MemlensError as error:
             raise IndexFolderError(str(error)) from error
         wrong = _wrong_part(content)
@@ -196,7 +196,8 @@ def _known(kind: type[Note], noted: Mapping[str, Any], **more: Any) -> Note:
 def _experiment(noted: Any) -> ExperimentNote:
     if not isinstance(noted, dict):
         return ExperimentNote()
-    return _known(ExperimentNote, noted, made_from=noted.get("from", {}), content=noted)
+    made_from = noted.get("from", {})
+    return _known(ExperimentNote, noted, made_from=made_from if isinstance(made_from, dict) else {}, content=noted)
 
 
 def _settings(content: Mapping[str, Any]) -> ScanSettings:
@@ -224,6 +225,9 @@ def _wrong_part(content: Mapping[str, Any]) -> str:
     """The first part of the manifest that readers cannot rely on; empty if all is well."""
     for part, kind in _KINDS.items():
         if not _is(content.get(part), kind):
+            return part
+    for part in ("values", "patterns", "experiments", "aggregate"):
+        if not _is(content.get(part, {}), dict):
             return part
     layers, model, counts = content["layers"], content["model"], content["counts"]
     if not layers or not all(_is(layer, int) for layer in layers):

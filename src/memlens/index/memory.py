@@ -164,18 +164,12 @@ def read_summaries(index: Index, memories: Sequence[MemoryId]) -> dict[MemoryId,
     """Memories in one line each, where there are names; else by what they promote most."""
     if not memories or not (index.has("names") or index.has("values")):
         return {}
-    where, asked = (
-        "WHERE layer::BIGINT << 32 | memory IN (SELECT unnest($1))",
-        [m.layer << 32 | m.memory for m in memories],
-    )
     if index.has("names"):
-        rows = index.sql(f"SELECT layer, memory, name FROM {{names}} {where}", [asked])
-        return {MemoryId(row["layer"], row["memory"]): row["name"] for row in rows}
-    rows = index.sql(f"SELECT layer, memory, tokens[:4] AS tokens FROM {{values}} {where}", [asked])
+        return {memory: rows[0]["name"] for memory, rows in index.rows_of("names", memories, "name").items() if rows}
     return {
-        MemoryId(row["layer"], row["memory"]): "promotes "
-        + ", ".join(f'"{index.vocabulary[token].strip()}"' for token in row["tokens"])
-        for row in rows
+        memory: "promotes " + ", ".join(f'"{index.vocabulary[token].strip()}"' for token in rows[0]["tokens"])
+        for memory, rows in index.rows_of("values", memories, "tokens[:4] AS tokens").items()
+        if rows
     }
 
 
@@ -183,7 +177,7 @@ def _row(index: Index, table: str, memory: str | MemoryId) -> dict[str, Any] | N
     name = index.check(memory)
     if not index.has(table):
         return None
-    rows = index.sql(f"SELECT * FROM {{{table}}} WHERE layer = $1 AND memory = $2", [name.layer, name.memory])
+    rows = index.rows_of(table, [name])[name]
     return rows[0] if rows else None
 
 

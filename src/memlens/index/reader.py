@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
+from itertools import islice
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -221,18 +222,6 @@ class Index:
                 for row in rows:
                     yield dict(zip(columns, row, strict=True))
 
-    def rows_of(
-        self, table: str, memories: Iterable[MemoryId], columns: str = "*", rest: str = ""
-    ) -> dict[MemoryId, list[dict[str, Any]]]:
-        """Rows of a table about some memories, by memory; `rest` goes on with the query: AND ..., ORDER BY ..."""
-        wanted = ", ".join(f"({memory.layer}, {memory.memory})" for memory in sorted(set(memories)))
-        rows: dict[MemoryId, list[dict[str, Any]]] = {}
-        if wanted:
-            condition = f"WHERE (layer, memory) IN (VALUES {wanted}) {rest}"
-            for row in self.stream(f"SELECT {columns} FROM {{{table}}} {condition}"):
-                rows.setdefault(MemoryId(row["layer"], row["memory"]), []).append(row)
-        return rows
-
     def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
         """Columns of a DuckDB query by name, for results that are computed with."""
         names = TableNames(self)
@@ -273,8 +262,9 @@ class Index:
             raise
 
     def facts(self, memory: str | MemoryId) -> MemoryFacts:
+        """A memory's statistics over the whole corpus."""
         name = self.check(memory)
-        rows = self.sql("SELECT * FROM {memories} WHERE layer = $1 AND memory = $2", [name.layer, name.memory])
+        rows = self.rows_of("memories", [name])[name]
         if not rows:
             raise IndexFolderError(f"{self.folder} has no row for {name}; see what is damaged with `memlens check`")
         row = rows[0]
@@ -285,21 +275,54 @@ class Index:
         """A memory's triggers with their text, best first."""
         if end not in ("top", "bottom"):
             raise UnknownName(f"a memory has the ends 'top' and 'bottom', not '{end}'")
-        return self._with_text("{triggers}", self.check(memory), 'AND t."end" = $3', [end], limit)
+        name = self.check(memory)
+        return self.triggers_of([name], end, limit)[name]
 
     def ordinary(self, memory: str | MemoryId) -> TriggerList:
         """Random prefixes the memory fires on, triggers left out."""
-        return self._with_text("{ordinary}", self.check(memory), "", [], None)
+        name = self.check(memory)
+        return self.with_text(self.rows_of("ordinary", [name], order="rank")[name])
 
-    def _with_text(
-        self, table: str, name: MemoryId, where: str, parameters: list[Any], limit: int | None
-    ) -> TriggerList:
-        rows = self.sql(
-            f"SELECT * FROM {table} t WHERE layer = $1 AND memory = $2 {where} ORDER BY rank",
-            [name.layer, name.memory, *parameters],
-        )[:limit]
+    def triggers_of(
+        self, memories: Iterable[MemoryId], end: str = "top", limit: int | None = None
+    ) -> dict[MemoryId, TriggerList]:
+        """The triggers of several memories with their text, best first; an empty list where there are none."""
+        where = f"\"end\" = '{end}'" + ("" if limit is None else f" AND rank < {int(limit)}")
+        rows = self.rows_of("triggers", memories, where=where, order="rank")
+        texts = iter(self.with_text([row for own in rows.values() for row in own]))
+        return {memory: TriggerList(islice(texts, len(own))) for memory, own in rows.items()}
+
+    def with_text(self, rows: Sequence[dict[str, Any]]) -> TriggerList:
+        """Rows of a table of triggers as triggers with their text, in one look at the corpus."""
         sentences = self.sentences(sorted({row["sentence"] for row in rows}))
         return TriggerList(trigger_of(row, sentences[row["sentence"]], self.vocabulary) for row in rows)
+
+    def rows_of(
+        self,
+        table: str,
+        memories: Iterable[MemoryId],
+        columns: str = "*",
+        *,
+        where: str = "true",
+        order: str | None = None,
+    ) -> dict[MemoryId, list[dict[str, Any]]]:
+        """Rows of a table about some memories, by memory, in the table's order or another; `where` is SQL."""
+        found: dict[MemoryId, list[dict[str, Any]]] = {memory: [] for memory in memories}
+        if not found:
+            return found
+        pairs = ", ".join(f"({memory.layer}, {memory.memory})" for memory in found)
+        # One memory is asked for by equality, with which DuckDB passes over the row groups that cannot hold it.
+        one = next(iter(found))
+        wanted = (
+            f"layer = {one.layer} AND memory = {one.memory}"
+            if len(found) == 1
+            else f"(layer, memory) IN (VALUES {pairs})"
+        )
+        chosen = columns if columns == "*" else f"layer, memory, {columns}"
+        ordered = f"ORDER BY {order}" if order else ""
+        for row in self.stream(f"SELECT {chosen} FROM {{{table}}} WHERE {wanted} AND {where} {ordered}"):
+            found[MemoryId(row["layer"], row["memory"])].append(row)
+        return found
 
     def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Rows of the corpus by sentence id."""

@@ -144,15 +144,14 @@ def _one_line(patterns: Sequence[Pattern], following: FollowingTokens, vocabular
 def memory_name(index: Index, memory: str | MemoryId) -> dict[str, Any] | None:
     """The row of names.parquet of one memory; None where it has no triggers."""
     wanted = index.check(memory)
-    rows = index.sql("SELECT * FROM {names} WHERE layer = $1 AND memory = $2", [wanted.layer, wanted.memory])
+    rows = index.rows_of("names", [wanted])[wanted]
     return rows[0] if rows else None
 
 
 def memory_patterns(index: Index, memory: str | MemoryId) -> list[dict[str, Any]]:
     """The rows of patterns.parquet of one memory, the surest first."""
     wanted = index.check(memory)
-    query = "SELECT * FROM {patterns} WHERE layer = $1 AND memory = $2 ORDER BY confidence DESC, pattern"
-    return index.sql(query, [wanted.layer, wanted.memory])
+    return index.rows_of("patterns", [wanted], order="confidence DESC, pattern")[wanted]
 
 
 def _memories(found: PatternResult) -> Iterator[tuple[int, int, int, list[Pattern]]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlens.annotations.store import CHOICES
-from memlens.index.reader import Index, trigger_of
+from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.pattern.alike import DuplicateGroup, duplicate_groups, token_sets, trigger_sets
 from memlens.pattern.related import TOKENS
@@ -89,7 +89,7 @@ def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
         return None
     rows = [row for row in rows if row["precision"]]
     rows = sorted(rows, key=lambda row: (-row["precision"], -row["max_p"], row["layer"], row["memory"]))[:SHOWN]
-    promoted, triggers = _promoted(index, rows), triggers_of(index, _names(rows))
+    promoted, triggers = _promoted(index, rows), index.triggers_of(_names(rows))
     cards = []
     for row in rows:
         name = MemoryId(row["layer"], row["memory"])
@@ -108,23 +108,6 @@ def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
             )
         )
     return cards
-
-
-def triggers_of(index: Index, names: Sequence[MemoryId]) -> dict[MemoryId, list[Trigger]]:
-    """The top triggers of several memories, best first, in one look at each table."""
-    found: dict[MemoryId, list[Trigger]] = {name: [] for name in names}
-    if not names:
-        return found
-    wanted = ", ".join(f"({name.layer}, {name.memory})" for name in found)
-    triggers = index.sql(
-        f"SELECT * FROM {{triggers}} WHERE \"end\" = 'top' AND (layer, memory) IN ({wanted}) "
-        "ORDER BY layer, memory, rank"
-    )
-    sentences = index.sentences(sorted({row["sentence"] for row in triggers}))
-    for row in triggers:
-        trigger = trigger_of(row, sentences[row["sentence"]], index.vocabulary)
-        found[MemoryId(row["layer"], row["memory"])].append(trigger)
-    return found
 
 
 def _names(rows: list[Row]) -> list[MemoryId]:
@@ -171,7 +154,7 @@ def clearest_patterns(index: Index) -> list[PatternCard] | None:
     if not index.has("patterns"):
         return None
     rows = _chosen_patterns(index)
-    cards, triggers = [], triggers_of(index, _names(rows))
+    cards, triggers = [], index.triggers_of(_names(rows))
     for row in rows:
         name = MemoryId(row["layer"], row["memory"])
         ranks = set(row["prefixes"] or ())
@@ -277,7 +260,7 @@ class DuplicateGallery:
 def same_triggers(index: Index) -> DuplicateGallery:
     groups = duplicate_groups(trigger_sets(index), ALIKE_TRIGGERS)
     shown = groups[:_SHOWN]
-    triggers = triggers_of(index, [memory for group in shown for memory in group.memories[:2]])
+    triggers = index.triggers_of([memory for group in shown for memory in group.memories[:2]])
     cards = []
     for group in shown:
         one, other = group.memories[:2]
@@ -297,8 +280,7 @@ def same_values(index: Index) -> DuplicateGallery | None:
 
 
 def _top_tokens(index: Index, memory: MemoryId) -> list[str]:
-    query = "SELECT tokens FROM {values} WHERE layer = $1 AND memory = $2"
-    (row,) = index.sql(query, [memory.layer, memory.memory])
+    (row,) = index.rows_of("values", [memory], "tokens")[memory]
     return [token(index.vocabulary[number]) for number in row["tokens"][:TOKENS]]
 
 

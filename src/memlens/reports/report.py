@@ -27,7 +27,7 @@ import vl_convert
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from memlens import __version__
-from memlens.errors import IndexFolderError, SettingError
+from memlens.errors import FilesError, SettingError
 from memlens.experiments.experiment import ABSENT, APPEARS, LAYERS, UNCLEAR, Panel
 from memlens.experiments.registry import all_tables
 from memlens.experiments.style import css_variables, export_spec
@@ -207,7 +207,7 @@ def vega_bundle() -> str:
         return kept
     bundle: str = vl_convert.javascript_bundle(_SNIPPET)
     bundle = bundle.replace("</script", "<\\/script")  # inside a page this would end the script
-    with suppress(OSError, IndexFolderError):
+    with suppress(OSError, FilesError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
             beside.write_bytes(_seal(bundle.encode()) + bundle.encode())

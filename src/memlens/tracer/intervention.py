@@ -22,7 +22,7 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memlens.errors import IndexFolderError, ModelError, SettingError, UnknownName
+from memlens.errors import FilesError, ModelError, SettingError, UnknownName
 from memlens.files import replacing
 from memlens.memory import MemoryId
 
@@ -260,7 +260,7 @@ class Intervention:
         try:
             with replacing(Path(path)) as beside:
                 beside.write_text(content, encoding="utf-8")
-        except IndexFolderError as error:
+        except FilesError as error:
             why = getattr(error.__cause__, "strerror", None) or error
             raise SettingError(f"{path} cannot be written ({why}); choose another file") from error
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memlens.errors import ModelError
-from memlens.index.reader import Index, trigger_of
+from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.vocab.kernels import find_ends, thread_pool
@@ -85,7 +85,7 @@ def name_memories(
             listed = _look_up_values_(names, scanned, top, index, model)
         _look_up_triggers_(names, scanned, index)
         if index.has("patterns"):
-            for memory, rows in index.rows_of("patterns", scanned, "layer, memory, description").items():
+            for memory, rows in index.rows_of("patterns", scanned, "description").items():
                 names[memory].patterns = tuple(row["description"] for row in rows)
     _read_values_(names, [memory for memory in names if memory not in listed], top, model)
     return names
@@ -122,9 +122,9 @@ def _look_up_values_(
 ) -> set[MemoryId]:
     """The memories whose tokens were looked up: all but those whose value has changed, as within `trying`."""
     listed = set()
-    for memory, (row,) in index.rows_of("values", memories, "layer, memory, norm, tokens, bottom_tokens").items():
-        if _is_read_from(row, model, memory):
-            names[memory].top, names[memory].bottom = row["tokens"][:top], row["bottom_tokens"][:top]
+    for memory, rows in index.rows_of("values", memories, "norm, tokens, bottom_tokens").items():
+        if rows and _is_read_from(rows[0], model, memory):
+            names[memory].top, names[memory].bottom = rows[0]["tokens"][:top], rows[0]["bottom_tokens"][:top]
             listed.add(memory)
     return listed
 
@@ -144,9 +144,7 @@ def _has_norm(value: Tensor, norm: float, tolerance: float) -> bool:
 
 
 def _look_up_triggers_(names: dict[MemoryId, Names], memories: list[MemoryId], index: Index) -> None:
-    best = index.rows_of("triggers", memories, rest="AND rank = 0")
-    sentences = index.sentences(sorted({row["sentence"] for rows in best.values() for row in rows}))
-    for memory, rows in best.items():
-        for row in rows:
-            text = trigger_of(row, sentences[row["sentence"]], index.vocabulary).text
-            names[memory].triggers[row["end"]] = text[-_TRIGGER_CHARACTERS:]
+    for end in ("top", "bottom"):
+        for memory, triggers in index.triggers_of(memories, end, limit=1).items():
+            if triggers:
+                names[memory].triggers[end] = triggers[0].text[-_TRIGGER_CHARACTERS:]

@@ -30,14 +30,14 @@ from markupsafe import Markup, escape
 from pydantic import BaseModel
 
 from memlens import __version__
-from memlens.errors import IndexFolderError, ModelError, UnknownName
+from memlens.errors import FilesError, IndexFolderError, ModelError, UnknownName
 from memlens.experiments.style import css_variables
 from memlens.reports.report import template_environment
 from memlens.text import finite, head, letter, probability, tail
 from memlens.web.security import cookie_name, read_cookies
 from memlens.web.workbench import Workbench
 
-_STATUS = {UnknownName: 404, ModelError: 409, IndexFolderError: 409}
+_STATUS = {UnknownName: 404, ModelError: 409, IndexFolderError: 409, FilesError: 409}
 
 
 def status_of(error: Exception) -> int:
