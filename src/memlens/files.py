@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from memlens.errors import FilesError, MemlensError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _ADVICE = {
     errno.ENOSPC: "the disk is full; free some space and run the same command again",
