@@ -35,7 +35,7 @@ def naive_value(model, layer, memory, reading):
 @pytest.mark.parametrize("reading", ["folded", "raw"])
 def test_every_value_is_what_the_naive_formula_says(fresh, reading, monkeypatch):
     index, model = fresh
-    monkeypatch.setattr(blocks, "rows_a_block", lambda vocabulary: 7)  # several blocks, the last one short
+    monkeypatch.setattr(blocks, "rows_per_block", lambda vocabulary: 7)  # several blocks, the last one short
     compute_values(index, model, top=TOP, reading=reading)
     triggers = top_triggers(index)
     rows = index.table("values").to_pylist()
@@ -128,4 +128,4 @@ def test_another_model_and_wrong_settings_are_refused_and_nothing_is_written(fre
 
 def test_a_block_of_scores_never_outgrows_its_budget():
     for vocabulary in (97, 50_257, 267_744):
-        assert blocks.rows_a_block(vocabulary) * vocabulary * 4 <= 140 << 20
+        assert blocks.rows_per_block(vocabulary) * vocabulary * 4 <= 140 << 20

@@ -201,7 +201,7 @@ def test_a_histogram_is_drawn_between_its_filled_bins() -> None:
     drawn = draw_histogram([0, 4, 0, 1, 0], [-1.0, 0.0, 1.0, 2.0])
     assert drawn is not None and len(drawn.bars) == 3
     assert [round(bar.height) for bar in drawn.bars] == [72, 0, 36]
-    assert drawn.bars[0].told == "−1 to 0: 4 of 5" and [mark for _, mark in drawn.marks] == ["0", "1"]
+    assert drawn.bars[0].title == "−1 to 0: 4 of 5" and [mark for _, mark in drawn.marks] == ["0", "1"]
     assert draw_histogram([0, 0], [1.0]) is None and draw_histogram([], []) is None
     both = draw_histogram([1, 1], [0.5])
-    assert both is not None and [bar.told for bar in both.bars] == ["below 0.5: 1 of 2", "0.5 and above: 1 of 2"]
+    assert both is not None and [bar.title for bar in both.bars] == ["below 0.5: 1 of 2", "0.5 and above: 1 of 2"]

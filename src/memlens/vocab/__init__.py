@@ -1,8 +1,8 @@
-"""What memories promote and which tokens their keys match, as tables of an index, and how to search them.
+"""Tables of what memories promote and of the tokens their keys match: values.parquet and keys.parquet.
 
-    compute_values(index)                values.parquet and keys.parquet
-    search_values(index, " Paris")       which memories promote a token
-    read_value(index, "L3N512")          both ends of one value, and the tokens of its key
+    table      compute_values(index) writes both
+    kernels    vocabulary scores block by block: both ends, softmax, entropy, ranks
+    read       values.parquet in a few numbers
 
-Names are imported when first used: looking at the tables needs no torch, making them does.
+One memory's value is read by memlens.index.memory and searched by memlens.index.search, without torch.
 """

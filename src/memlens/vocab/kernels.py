@@ -1,13 +1,13 @@
-"""Both ends, softmax, entropy and ranks of a block of vocabulary scores, in two looks at each row while it is warm.
+"""Vocabulary scores of many vectors, block by block, with both ends, softmax, entropy and ranks of each row.
 
-A block is row-major [rows, vocabulary], one row a value. The first look finds, without branches, the extremes of lanes
-(tokens that lie LANES apart). The k-th best lane bounds the k-th best token, so that only the few lanes that reach this
-bar are looked at again and little more than k scores are sorted; no row is ever sorted whole. The second look is the
-softmax. Order: higher score (at the bottom lower), then lower token id. Knows arrays only: no model, no file.
+A block is row-major [rows, vocabulary], one row per value; no matrix [memories, vocabulary] ever exists. Each row is
+read twice while it is in the cache:
 
-Vocabulary scores in blocks of rows, so that no matrix [memories, vocabulary] ever exists.
+1. The extremes of lanes (tokens that lie LANES apart) are found without branches. The k-th best lane bounds the k-th
+   best token, so only the few lanes that reach this bar are read again and little more than k scores are sorted.
+2. The softmax, its entropy and the rank of the target.
 
-This module knows how large a block may be and on how many threads it is worked on; what is scored is the caller's.
+Order: higher score (at the bottom lower), then lower token id.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ IntArray = NDArray[np.integer[Any]]
 KeyArray = NDArray[np.uint64]
 
 LANES = 1024  # while a list is no longer than this it has a bar; the extremes of all lanes fit the first-level cache
+_BLOCK_BYTES = 104 << 20  # large enough for the product to run at full speed; the same memory serves every block
+_LEAST_ROWS = 128  # with fewer, reading the whole embedding costs more than multiplying with it
 _STEP = 64  # tokens added up side by side, so that a sum has the same bits whatever the width of vectors
 _GROUP = 32  # steps that are added in float32 before the sums go over to float64
 _LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
@@ -84,7 +86,7 @@ class Softmax(NamedTuple):
 def find_ends(scores: FloatArray, k: int, pool: ThreadPoolExecutor | None = None) -> Ends:
     """Both ends of every row of `scores` [rows, vocabulary] float32; k is at most the vocabulary."""
     ends = Ends.empty(len(scores), k)
-    _in_pieces(pool, len(scores), lambda first, last: _find_ends_(scores, first, last, ends))
+    _in_parts(pool, len(scores), lambda first, last: _find_ends_(scores, first, last, ends))
     return ends
 
 
@@ -92,11 +94,11 @@ def read_softmax(scores: FloatArray, ends: Ends, targets: IntArray, pool: Thread
     """Softmax of every row, and how many tokens stand above its target ([rows], -1 for none)."""
     rows = len(scores)
     softmax = Softmax(ends.top_scores[:, 0].copy(), np.empty(rows), np.empty(rows), np.full(rows, -1, np.int64))
-    _in_pieces(pool, rows, lambda first, last: _read_softmax_(scores, first, last, targets, softmax))
+    _in_parts(pool, rows, lambda first, last: _read_softmax_(scores, first, last, targets, softmax))
     return softmax
 
 
-def _in_pieces(pool: ThreadPoolExecutor | None, rows: int, work: Callable[[int, int], None]) -> None:
+def _in_parts(pool: ThreadPoolExecutor | None, rows: int, work: Callable[[int, int], None]) -> None:
     if pool is None:
         work(0, rows)
         return
@@ -212,11 +214,7 @@ def _read_softmax_(scores: FloatArray, first: int, last: int, targets: IntArray,
             softmax.above[r] = all_above
 
 
-_BLOCK_BYTES = 104 << 20  # large enough for the product to run at full speed; the same memory serves every block
-_LEAST_ROWS = 128  # with fewer, reading the whole embedding costs more than multiplying with it
-
-
-def rows_a_block(vocabulary: int) -> int:
+def rows_per_block(vocabulary: int) -> int:
     """How many rows of float32 scores make one block."""
     return max(_LEAST_ROWS, _BLOCK_BYTES // (4 * vocabulary))
 
@@ -226,7 +224,7 @@ Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # vectors [rows, d
 
 def score_blocks(vectors: torch.Tensor, score: Score, vocabulary: int) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     """Which rows, and their scores [rows, vocabulary], which are good until the next block is asked for."""
-    step = min(rows_a_block(vocabulary), len(vectors))
+    step = min(rows_per_block(vocabulary), len(vectors))
     place = torch.empty(step, vocabulary, device=vectors.device, dtype=at_least_float32(vectors[:0]).dtype)
     for first in range(0, len(vectors), step):
         part = slice(first, min(first + step, len(vectors)))

@@ -1,15 +1,12 @@
-"""The token after each top trigger: what values are compared with.
-
-The last prefix of a sentence has no next token, and a memory that never fires has no trigger; both are -1 here and take
-no part in what is computed from next tokens. This module knows the triggers table, but no model.
-
-values.parquet and keys.parquet: what every value promotes, and which tokens every key matches on its own.
+"""values.parquet and keys.parquet: what every value promotes, and which tokens every key matches on its own.
 
 p(v) is the softmax of the lens' scores of a value (see models/lens). A key k is read through the input embedding: with
 the linear part of the norm before the block folded in, the score of token e is e . centred(gain * k) for a LayerNorm
 and e . (gain * k) for an RMSNorm, plain e . k without a norm; of a gated block k is the gate's key. No bias, no
 position and no attention is in it: it is what the key would see if the token's embedding alone reached it.
-This module knows the tables' columns; how blocks are scored and rows looked at is in blocks and rows.
+
+Values are compared with the tokens after the top triggers. The last prefix of a sentence has no next token, and a
+memory that never fires has no trigger; both are -1 and take no part in what is computed from next tokens.
 """
 
 from __future__ import annotations
@@ -44,16 +41,6 @@ class NextTokens:
         """The token after the top-1 trigger, -1 for none. [memories]"""
         return self.tokens[:, 0]
 
-    @property
-    def without_trigger(self) -> NDArray[np.bool_]:
-        """Memories that have no top trigger. [memories]"""
-        return self.filled == 0
-
-    @property
-    def ended(self) -> NDArray[np.bool_]:
-        """Memories whose top-1 trigger is the last prefix of its sentence. [memories]"""
-        return (self.filled > 0) & (self.targets < 0)
-
 
 def read_next_tokens(index: Index, layer: int) -> NextTokens:
     """All memories of a scanned layer."""
@@ -70,7 +57,7 @@ def read_next_tokens(index: Index, layer: int) -> NextTokens:
     return NextTokens(layer, tokens, np.bincount(memory, minlength=memories))
 
 
-_MEMORIES_A_GROUP = 1024
+_MEMORIES_PER_GROUP = 1024
 _RAW_PRESETS = ("paper", "released")
 
 _TOKENS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
@@ -157,19 +144,30 @@ def value_tables(
 ) -> Iterator[pa.Table]:
     """The rows of values.parquet in groups of memories, of some layers or all."""
     layers = index.layers if layers is None else layers
-    told = _Told("values", sum(index.memories(layer) for layer in layers), progress)
-    items = (ValuesOfLayer(read_next_tokens(index, layer), top, reading) for layer in layers)
-    if where is None or isinstance(where, SerialMapper):  # then it can be told block by block
-        for item in items:
-            yield from item.tables(model, told)
-        return
-    for tables in where.map(ValuesOfLayer.run, items):
-        told(sum(table.num_rows for table in tables))
-        yield from tables
+    items: Iterator[ValuesOfLayer | KeysOfLayer] = (
+        ValuesOfLayer(read_next_tokens(index, layer), top, reading) for layer in layers
+    )
+    count = MemoryCount("values", sum(index.memories(layer) for layer in layers), progress)
+    return _layer_tables(items, model, count, where)
 
 
-class _Told:
-    """Adds up what was done, and tells it."""
+def key_tables(
+    index: Index,
+    model: MemoryModel,
+    top: int,
+    progress: Progress = no_progress,
+    layers: Sequence[int] | None = None,
+    where: Mapper | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of keys.parquet in groups of memories, of some layers or all."""
+    layers = index.layers if layers is None else layers
+    items: Iterator[ValuesOfLayer | KeysOfLayer] = (KeysOfLayer(layer, top) for layer in layers)
+    count = MemoryCount("keys", sum(index.memories(layer) for layer in layers), progress)
+    return _layer_tables(items, model, count, where)
+
+
+class MemoryCount:
+    """Adds up the memories that are done, for the progress of a stage."""
 
     def __init__(self, stage: str, total: int, progress: Progress = no_progress) -> None:
         self.stage, self.total, self.progress, self.done = stage, total, progress, 0
@@ -180,19 +178,34 @@ class _Told:
         self.progress(self.stage, self.done, self.total)
 
 
+def _layer_tables(
+    items: Iterator[ValuesOfLayer | KeysOfLayer],
+    model: MemoryModel,
+    count: MemoryCount,
+    where: Mapper | None,
+) -> Iterator[pa.Table]:
+    if where is None or isinstance(where, SerialMapper):  # then progress is known block by block
+        for item in items:
+            yield from item.tables(model, count)
+        return
+    for tables in where.map(_run_layer, items):
+        count(sum(table.num_rows for table in tables))
+        yield from tables
+
+
+def _run_layer(model: MemoryModel, item: ValuesOfLayer | KeysOfLayer) -> list[pa.Table]:
+    return list(item.tables(model, lambda more: None))
+
+
 @dataclass(frozen=True)
 class ValuesOfLayer:
-    """The work on the values of one layer; needs nothing but the model, so it can be done anywhere."""
+    """The values of one layer, to be read on any worker that has the model."""
 
     following: NextTokens
     top: int
     reading: str
 
-    @staticmethod
-    def run(model: MemoryModel, item: ValuesOfLayer) -> list[pa.Table]:
-        return list(item.tables(model, _Told("values", 0)))
-
-    def tables(self, model: MemoryModel, told: Callable[[int], None]) -> Iterator[pa.Table]:
+    def tables(self, model: MemoryModel, count: Callable[[int], None]) -> Iterator[pa.Table]:
         layer = self.following.layer
         parts: list[dict[str, NDArray[Any]]] = []
         values = model.layers[layer].values
@@ -203,9 +216,9 @@ class ValuesOfLayer:
         with thread_pool() as pool:
             for rows, scores in score_blocks(values, score, model.vocabulary):
                 parts.append(_look_at(scores, self.following, rows, min(self.top, model.vocabulary), pool))
-                count = len(scores)
+                rows_done = len(scores)
                 del scores  # or two blocks would be in memory while the next is made
-                told(count)
+                count(rows_done)
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
         _refuse_not_finite(columns, layer)
@@ -260,39 +273,14 @@ def _value_rows(layer: int, columns: dict[str, NDArray[Any]], following: NextTok
         yield pa.table({field.name: _cast(table[field.name], field.type) for field in VALUES_SCHEMA}, VALUES_SCHEMA)
 
 
-def key_tables(
-    index: Index,
-    model: MemoryModel,
-    top: int,
-    progress: Progress = no_progress,
-    layers: Sequence[int] | None = None,
-    where: Mapper | None = None,
-) -> Iterator[pa.Table]:
-    """The rows of keys.parquet in groups of memories, of some layers or all."""
-    layers = index.layers if layers is None else layers
-    told = _Told("keys", sum(index.memories(layer) for layer in layers), progress)
-    items = (KeysOfLayer(layer, top) for layer in layers)
-    if where is None or isinstance(where, SerialMapper):
-        for item in items:
-            yield from item.tables(model, told)
-        return
-    for tables in where.map(KeysOfLayer.run, items):
-        told(sum(table.num_rows for table in tables))
-        yield from tables
-
-
 @dataclass(frozen=True)
 class KeysOfLayer:
-    """The work on the keys of one layer; needs nothing but the model."""
+    """The keys of one layer, to be read on any worker that has the model."""
 
     layer: int
     top: int
 
-    @staticmethod
-    def run(model: MemoryModel, item: KeysOfLayer) -> list[pa.Table]:
-        return list(item.tables(model, _Told("keys", 0)))
-
-    def tables(self, model: MemoryModel, told: Callable[[int], None]) -> Iterator[pa.Table]:
+    def tables(self, model: MemoryModel, count: Callable[[int], None]) -> Iterator[pa.Table]:
         embedding = model.lens.input_embedding  # [tokens, d]
         k = min(self.top, len(embedding))
         keys = folded_keys(model.layers[self.layer])
@@ -304,9 +292,9 @@ class KeysOfLayer:
         with thread_pool() as pool:
             for _rows, scores in score_blocks(keys, score, len(embedding)):
                 parts.append(find_ends(scores, k, pool)[:2])
-                count = len(scores)
+                rows_done = len(scores)
                 del scores
-                told(count)
+                count(rows_done)
         tokens, best = (np.concatenate(column) for column in zip(*parts, strict=True))
         for part in _groups(len(tokens)):
             head = {"layer": np.full(part.stop - part.start, self.layer), "memory": np.arange(part.start, part.stop)}
@@ -325,8 +313,8 @@ def folded_keys(memories: FeedForward) -> torch.Tensor:
 
 
 def _groups(memories: int) -> Iterator[slice]:
-    for first in range(0, memories, _MEMORIES_A_GROUP):
-        yield slice(first, min(first + _MEMORIES_A_GROUP, memories))
+    for first in range(0, memories, _MEMORIES_PER_GROUP):
+        yield slice(first, min(first + _MEMORIES_PER_GROUP, memories))
 
 
 def _cast(column: Any, kind: pa.DataType) -> Any:

@@ -1,12 +1,13 @@
-"""The workbench: an index in the browser, one page a question, served by this machine to itself.
+"""The workbench: an index in the browser, one page per question, served by this machine to itself.
 
-    create_app(Workbench(index))      a FastAPI application
-
-    workbench   what the pages share: the index, the model that loads meanwhile, a second index
-    app         the pages put together; what becomes of errors
-    security    who may ask, and what a page may do
-    rendering   templates, and text that may be shown
-    pages/      one module a page: its HTML, and its JSON under /api/
+    app            create_app(Workbench(index)): a FastAPI application; serve() runs it
+    workbench      the state that pages share: the index, the model, a second index
+    served_index   an index that stays open, with its tables in memory
+    statistics     every memory and every layer in a few numbers
+    security       access: hosts, tokens, origins, headers
+    rendering      templates, JSON, static files
+    live           the model's part of a memory's page
+    pages/         one module per page: its HTML, and its JSON under /api/
 
 Importing this package is cheap and needs no torch.
 """

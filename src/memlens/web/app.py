@@ -1,9 +1,7 @@
-"""The pages put together, with what becomes of errors: a page of one line, or JSON of one line under /api/.
+"""The application: all pages put together, errors as one line, and serve(), which runs it until it is stopped.
 
 An unknown name is 404, a request that cannot work 422, one that needs a model which is not there 409. Whatever else
-goes wrong is a bug and answers 500. Knows every page by its router and nothing of what they show.
-
-serve(): the workbench on an address of this machine, until it is stopped. Knows sockets and uvicorn.
+goes wrong is a bug and answers 500. Under /api/ an error is JSON, elsewhere a page.
 """
 
 from __future__ import annotations

@@ -1,15 +1,8 @@
-"""Which HTTP status an error of memlens is: an unknown name 404, what is not there yet 409, any other request 422.
+"""Pages from templates, JSON answers, static files, and the parts of a request that routes ask for.
 
-Styles and scripts: the files of static/, by name and no other way, and the chart library of the report.
-
-Who looks, as far as they have said: the name under which this browser labels, kept in a cookie.
-
-There are no accounts: this keeps people from seeing others' labels too soon by accident, not by intent.
-
-Templates, and what a page needs to be drawn: every page goes through `page`, every part of a request through Bench.
-
-Text passes through autoescape; a character that cannot be shown or sent is replaced. Knows Jinja and HTTP answers;
-knows no page.
+Text passes through autoescape; a character that cannot be shown or sent is replaced. A person who labels is known by a
+name in a cookie. There are no accounts: this keeps people from seeing others' labels too soon by accident, not by
+intent.
 """
 
 from __future__ import annotations
@@ -75,11 +68,11 @@ def static(request: Request, name: str) -> Response:
 
 def _vega() -> tuple[bytes, str, str]:
     with _MAKING:
-        return _made_vega()
+        return _vega_file()
 
 
 @cache
-def _made_vega() -> tuple[bytes, str, str]:
+def _vega_file() -> tuple[bytes, str, str]:
     from memlens.reports.report import vega_bundle
 
     content = vega_bundle().encode()
@@ -170,9 +163,9 @@ def page(request: Request, template: str, status: int = 200, **content: Any) -> 
 
 @cache
 def environment() -> Environment:
-    made = template_environment("memlens.web")
-    made.filters.update(head=head, tail=tail, share=probability, letter=letter, hits=hits)
-    return made
+    environment = template_environment("memlens.web")
+    environment.filters.update(head=head, tail=tail, share=probability, letter=letter, hits=hits)
+    return environment
 
 
 def hits(text: str, wanted: str) -> Markup:

@@ -1,12 +1,10 @@
-"""Who may ask, and what a page may do: one layer around the whole application.
+"""Access to the workbench: one ASGI layer around the whole application.
 
 - The Host header must name this machine, so that no foreign name can be pointed at it (DNS rebinding).
 - Beyond this machine a token is needed: once in the address (?token=), from then on as a cookie.
 - Whatever changes something must come from one of our own pages: browsers say where a request comes from, and the
   request repeats (header X-Memlens-Csrf or ?csrf=) the secret that only our pages know. JSON is for our pages, too.
 - Pages may run our own scripts only, load nothing from elsewhere, and be framed by nobody.
-
-This module knows headers; it knows no page.
 """
 
 from __future__ import annotations

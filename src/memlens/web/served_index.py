@@ -1,15 +1,14 @@
-"""An index as a server reads it: the same tables and the same questions, from many threads, many times a second.
+"""An index for a server: the same tables and the same queries, from many threads, many times a second.
 
-Opening a database costs more than most questions, so one stays open; every question gets a cursor of its own, which is
-what makes it safe in every thread. Tables are copied into memory in the background as far as they fit: a look-up that
-takes tens of milliseconds from Parquet takes one from there. Until then, for tables that are too large, and for those
-that a stage has replaced meanwhile, the files are read. What is shown is the same in all cases.
+Every query gets a cursor of its own, which is what makes it safe in every thread. Tables are copied into memory in the
+background as far as they fit: a look-up that takes tens of milliseconds from Parquet takes one from there. Until then,
+for tables that are too large, and for those that a stage has replaced meanwhile, the files are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -17,16 +16,16 @@ from typing import Any, TypeVar
 import duckdb
 
 from memlens.errors import IndexFolderError, MemlensError
-from memlens.files import reader_of
+from memlens.files import file_stamp, reader_of
 from memlens.index.reader import Index
 
 T = TypeVar("T")
 Stamp = tuple[int, int, int]
 
 # What pages ask for most comes first.
-_KEPT = ("memories", "triggers", "corpus", "values", "names", "patterns", "keys")
+_COPIED = ("memories", "triggers", "corpus", "values", "names", "patterns", "keys")
 _MOST_BYTES = 400_000_000  # of Parquet; in memory about four times as much
-_RESULTS_KEPT = 64
+_MOST_RESULTS = 64
 
 
 class ServedIndex(Index):
@@ -44,7 +43,7 @@ class ServedIndex(Index):
         """Copy tables into memory, as many as fit; those that are there already are left alone."""
         with self._keeping:
             room = self._most_bytes
-            for table in _KEPT:
+            for table in _COPIED:
                 stamp = self.stamp(table)
                 if stamp is None or stamp[0] > room:
                     continue
@@ -72,17 +71,17 @@ class ServedIndex(Index):
         """What `make` gives, made once for a key and these tables as they are now; the latest few are kept."""
         stamps = tuple(self.stamp(table) for table in tables)
         with self._remembering:
-            kept = self._results.get(key)
-        if kept is not None and kept[0] == stamps:
-            found: T = kept[1]
-            return found
-        made = make()
+            entry = self._results.get(key)
+        if entry is not None and entry[0] == stamps:
+            known: T = entry[1]
+            return known
+        result = make()
         with self._remembering:
             self._results.pop(key, None)
-            self._results[key] = (stamps, made)
-            while len(self._results) > _RESULTS_KEPT:
+            self._results[key] = (stamps, result)
+            while len(self._results) > _MOST_RESULTS:
                 self._results.pop(next(iter(self._results)))
-        return made
+        return result
 
     def close(self) -> None:
         """No question is answered after this; those that are being answered come to their end."""
@@ -96,6 +95,15 @@ class ServedIndex(Index):
             if self._is_closed:
                 raise IndexFolderError(f"{self.folder} is closed; open it again")
             return self._database.cursor()
+
+    @contextmanager
+    def _explaining_damage(self) -> Iterator[None]:
+        """Stages replace tables between two queries: what was verified for an earlier one is verified anew."""
+        for name, (_, stamp) in list(self._verified.items()):
+            if file_stamp(self.folder / name) != stamp:
+                self._verified.pop(name, None)
+        with super()._explaining_damage():
+            yield
 
     def _source_of(self, table: str) -> str:
         kept = self._in_memory.get(table)

@@ -1,11 +1,6 @@
-"""A memory's histogram as plain numbers for an SVG: bars, and the few coefficients that are written below them.
+"""Statistics of every memory as columns in memory, and of every layer: for the map, the search form and the overview.
 
-Every memory in a few numbers, as columns in memory: what the map is coloured by and what a search is filtered by.
-
-A million memories are some tens of megabytes. Read once from the tables that are there; what they do not hold is
-missing here. Knows tables; knows neither pages nor colours.
-
-The index layer by layer in a few numbers: what the overview says without a picture.
+A million memories are some tens of megabytes. Columns of tables that the index does not have are missing here.
 """
 
 from __future__ import annotations
@@ -103,7 +98,7 @@ def _placed(count: int, rows: NDArray[np.int64], values: NDArray[Any], missing: 
 _DEAD_NAMED = 24
 
 
-class LayerView(BaseModel):
+class LayerStatistics(BaseModel):
     """One layer; what its tables do not say is null."""
 
     layer: int
@@ -118,16 +113,16 @@ class LayerView(BaseModel):
     dead_memories: list[str]
 
 
-def read_layers(index: ServedIndex) -> list[LayerView]:
+def read_layers(index: ServedIndex) -> list[LayerStatistics]:
     """All layers of the index, made once."""
     return index.remember(TABLES, ("layers",), lambda: _layers(read_statistics(index)))
 
 
-def _layers(statistics: Statistics) -> list[LayerView]:
+def _layers(statistics: Statistics) -> list[LayerStatistics]:
     return [_layer(statistics, layer) for layer in statistics.layers]
 
 
-def _layer(statistics: Statistics, layer: int) -> LayerView:
+def _layer(statistics: Statistics, layer: int) -> LayerStatistics:
     rows = statistics.rows_of_layer(layer)
     numbers = {name: column[rows] for name, column in statistics.numbers.items()}
     kinds = {name: column[rows] for name, column in statistics.categories.items()}
@@ -135,7 +130,7 @@ def _layer(statistics: Statistics, layer: int) -> LayerView:
     agreement = kinds.get("agreement")
     known = 0 if agreement is None else int((agreement > 0).sum())
     highest = np.where(np.isfinite(numbers["max"]), numbers["max"], -np.inf)
-    return LayerView(
+    return LayerStatistics(
         layer=layer,
         memories=rows.stop - rows.start,
         dead=len(dead),

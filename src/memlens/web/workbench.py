@@ -1,7 +1,7 @@
-"""What all pages share: the open index, the model that loads in the background, a second index to compare with.
+"""The state that all pages share: the open index, the model, which loads in the background, and a second index.
 
 Pages run in several threads at once. Looking at an index is safe in all of them; a model serves one at a time, so it
-is lent out: `with workbench.model() as model`. This module knows no page and no HTTP.
+is lent out: `with workbench.model() as model`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""One module a page, each with one `router`: HTML for people, and JSON under /api/ for scripts."""
+"""One module per page, each with one `router`: HTML for people, and JSON under /api/ for scripts."""

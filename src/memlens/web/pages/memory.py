@@ -152,7 +152,7 @@ class Bar:
     y: float
     width: float
     height: float
-    told: str
+    title: str
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ def draw_histogram(counts: Sequence[int], edges: Sequence[float]) -> Histogram |
     bars = []
     for place, number in enumerate(range(first, last + 1)):
         height = _HEIGHT * (counts[number] / most) ** 0.5
-        told = f"{_range(number, edges)}: {counts[number]:,} of {total:,}"
-        bars.append(Bar(place * width, _HEIGHT - height, max(width - 1.5, 0.5), height, told))
+        title = f"{_range(number, edges)}: {counts[number]:,} of {total:,}"
+        bars.append(Bar(place * width, _HEIGHT - height, max(width - 1.5, 0.5), height, title))
     inner = [(place + 1, edges[number]) for place, number in enumerate(range(first, last))]
     step = max(1, -(-len(inner) // 6))
     marks = [(place * width - 0.75, edge(at)) for place, at in inner[::step]]

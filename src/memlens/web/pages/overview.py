@@ -1,14 +1,7 @@
-"""The experiments' charts and tables, as the report draws them, with the published numbers beside them.
+"""The overview page: the model as a map, its layers as a table, the experiments' charts, memories that never fire.
 
-Drawing needs the experiments, which need torch, so nothing of this is imported before somebody asks; what was drawn is
-kept until an experiment is run again.
-
-The model as a map: layers by memories, each cell a level of one statistic, small enough to be sent at once.
-
-A layer with more memories than there is room for is drawn in cells of several; a cell then stands for its highest
-memory, so that nothing rare disappears. Knows statistics; colours are the page's matter.
-
-The overview: the model as a map, its layers as a table, the experiments' charts, memories that never fire.
+The map has one cell per memory, a byte each. A layer with more memories than there is room for is drawn in cells of
+several; a cell then stands for its highest memory, so that nothing rare disappears.
 """
 
 from __future__ import annotations
@@ -30,7 +23,7 @@ from memlens.index.memory import read_summaries
 from memlens.reports.sections import Section, Tables, make_sections
 from memlens.web.rendering import PROBLEMS, Bench, page
 from memlens.web.served_index import ServedIndex
-from memlens.web.statistics import TABLES, LayerView, Statistics, read_layers, read_statistics
+from memlens.web.statistics import TABLES, LayerStatistics, Statistics, read_layers, read_statistics
 
 _DRAWING = Lock()  # several pages may ask at once; one draws
 
@@ -64,7 +57,7 @@ class Measure:
 
     name: str
     label: str
-    told: str  # what it means, in one line
+    meaning: str  # in one line
     scale: str = "linear"  # linear or log, from the lowest to the highest
     kinds: tuple[str, ...] = ()  # names of levels, where it is no number
     percent: bool = False
@@ -99,7 +92,7 @@ class MapLayer(BaseModel):
     size: int
 
 
-class MapView(BaseModel):
+class MemoryMap(BaseModel):
     """Cells of all layers, one after another: a byte a cell, in base64. 255 is a cell of which nothing is known.
 
     A number's level l means low + (high - low) * l / 254, or on a log scale low * (high / low) ** (l / 254); for
@@ -109,7 +102,7 @@ class MapView(BaseModel):
 
     by: str
     label: str
-    told: str
+    meaning: str
     scale: str
     percent: bool
     low: float | None
@@ -125,7 +118,7 @@ def measures(statistics: Statistics) -> list[Measure]:
     return [one for one in MEASURES if one.name in statistics.numbers or one.name in statistics.categories]
 
 
-def draw_map(statistics: Statistics, by: str, room: int) -> MapView:
+def draw_map(statistics: Statistics, by: str, room: int) -> MemoryMap:
     """At most `room` cells a layer."""
     measure = next((one for one in measures(statistics) if one.name == by), None)
     if measure is None:
@@ -146,10 +139,10 @@ def draw_map(statistics: Statistics, by: str, room: int) -> MapView:
         cells.append(highest)
         places.append(place)
     is_binned = any(row.size > 1 for row in rows)
-    return MapView(
+    return MemoryMap(
         by=by,
         label=measure.label,
-        told=measure.told,
+        meaning=measure.meaning,
         scale=measure.scale,
         percent=measure.percent,
         low=low,
@@ -267,7 +260,7 @@ def read_counts(bench: Bench) -> Counts:
 
 
 @router.get("/api/layers")
-def read_layer_table(bench: Bench) -> list[LayerView]:
+def read_layer_table(bench: Bench) -> list[LayerStatistics]:
     """Every layer in a few numbers."""
     return read_layers(bench.index)
 
@@ -277,7 +270,7 @@ def read_map(
     bench: Bench,
     by: Annotated[str, Query(max_length=30)] = "max",
     room: Annotated[int, Query(ge=1, le=65536, description="Cells that fit into one layer.")] = 4096,
-) -> MapView:
+) -> MemoryMap:
     """All memories by one statistic, a byte each; several to a cell where there is no room."""
     index = bench.index
     return index.remember(TABLES, ("map", by, room), lambda: draw_map(read_statistics(index), by, room))

@@ -218,7 +218,7 @@ async function showMap() {
   map = { ...found, shape, starts, levels: bytes(found.levels), highest };
   const size = Math.max(...found.layers.map((layer) => layer.size));
   const cell = size > 1 ? `one cell the highest of ${size} memories` : "one cell a memory";
-  section.querySelector(".told").textContent = `One row a layer, ${cell}: ${found.told}.`;
+  section.querySelector(".told").textContent = `One row a layer, ${cell}: ${found.meaning}.`;
   goTo(null);
   draw();
   showLegend();
