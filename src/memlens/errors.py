@@ -1,4 +1,4 @@
-"""Every error memlens raises on purpose.
+"""The exceptions that memlens raises on purpose.
 
     MemlensError            something a person can mend; the command line prints it as one line and exits with 2
     ├── ModelError          the model cannot be found, read or seen as memories
@@ -12,7 +12,6 @@
     └── UnknownName         a memory, layer, token or experiment that does not exist
 
 A message states what was given, what is wrong with it, and what to do. It is one line.
-This module knows nothing of where an error is shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compiled loops, mapping a function over items, progress of long work, and stopping at a good moment.
+"""Compiled loops, torch and its threads, a map over items, progress of long work, stopping at a good moment.
 
 While inside `stop_on_signal`, the first Ctrl-C (or TERM) only sets a flag, which long work checks where its state is
 whole; a second one interrupts at once. Outside of the main thread signals cannot be handled, and nothing changes.
@@ -99,16 +99,20 @@ def stop_on_signal() -> Iterator[Stopper]:
             signal.signal(number, handler)
 
 
-def import_torch() -> None:
-    """Import torch and transformers for a command, for less processor time than a plain import; numbers do not change.
+def rest_idle_threads() -> None:
+    """Let torch's threads sleep while they wait; to be called before torch is imported. Numbers do not change.
 
-    The garbage collector rests meanwhile: what is imported stays. Threads that wait for the next matrix product sleep
-    after about 50 microseconds instead of some milliseconds, in which they would keep other programs from the cores.
+    By default a thread spins for some milliseconds after every matrix product, which takes the cores from other
+    programs. 10,000 turns are about 50 microseconds: enough to be there for the next product of the same layer.
     """
-    if "torch" in sys.modules:
-        return
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def import_torch() -> None:
+    """Import torch and transformers with the garbage collector paused: what is imported stays, and is a lot."""
+    if "torch" in sys.modules:
+        return
     is_collecting = gc.isenabled()
     gc.disable()
     try:

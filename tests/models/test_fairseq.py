@@ -260,38 +260,32 @@ def test_gelu_is_the_checkpoints_own_variant(tmp_path, activation):
     torch.testing.assert_close(recording.coefficients[0], expected, atol=1e-5, rtol=1e-5)
 
 
-REFUSED_SETTINGS = [  # setting, value, what the message holds besides the setting's name
-    ("decoder_normalize_before", False, ""),
-    ("no_decoder_final_norm", False, ""),
-    ("adaptive_input", False, ""),
-    ("decoder_learned_pos", True, ""),
-    ("no_token_positional_embeddings", True, ""),
-    ("character_embeddings", True, ""),
-    ("layernorm_embedding", True, ""),
-    ("share_decoder_input_output_embed", True, ""),
-    ("decoder_layers_to_keep", "0,2", ""),
-    ("activation_fn", "swish", ""),
-    ("activation_fn", ["relu"], ""),
-    ("arch", "transformer_wmt_en_de", ""),
-    ("decoder_relative_attention", True, ""),
-    ("moe_freq", 2, ""),
-    ("scale_heads", True, ""),
-    ("decoder_output_dim", 6, ""),
-    ("decoder_layers", 2.5, ""),
+MUST_BE_SET = ("decoder_normalize_before", "no_decoder_final_norm", "adaptive_input")
+MUST_NOT_BE_SET = (
+    *("decoder_learned_pos", "no_token_positional_embeddings", "character_embeddings", "layernorm_embedding"),
+    *("share_decoder_input_output_embed", "decoder_relative_attention", "scale_heads"),
+)
+REFUSED_SETTINGS = [
+    *((name, False, name) for name in MUST_BE_SET),
+    *((name, True, name) for name in MUST_NOT_BE_SET),
+    *(("activation_fn", value, "activation_fn") for value in ("swish", ["relu"])),
+    *(("decoder_layers", value, "decoder_layers") for value in (2.5, 10**30)),
+    *(("decoder_embed_dim", value, "decoder_embed_dim") for value in (math.nan, math.inf)),
     ("decoder_layers", 10**9, "weights for 3 layers"),
-    ("decoder_layers", 10**30, ""),
-    ("decoder_embed_dim", math.nan, ""),
-    ("decoder_embed_dim", math.inf, ""),
+    ("decoder_layers_to_keep", "0,2", "decoder_layers_to_keep"),
+    ("decoder_output_dim", 6, "decoder_output_dim"),
     ("decoder_attention_heads", 5, "heads"),
-    ("adaptive_input_cutoff", "23,11", ""),
-    ("adaptive_softmax_cutoff", None, ""),
+    ("arch", "transformer_wmt_en_de", "arch"),
+    ("moe_freq", 2, "moe_freq"),
+    ("adaptive_input_cutoff", "23,11", "adaptive_input_cutoff"),
+    ("adaptive_softmax_cutoff", None, "adaptive_softmax_cutoff"),
 ]
 
 
 @pytest.mark.parametrize(("setting", "value", "words"), REFUSED_SETTINGS)
 def test_a_setting_that_is_not_understood_is_refused_by_name(tmp_path, setting, value, words):
     kind = ModelError if value == 10**9 else UnsupportedModel
-    refused(write(tmp_path, settings(True, True, **{setting: value}), make_tensors()), words or setting, kind)
+    refused(write(tmp_path, settings(True, True, **{setting: value}), make_tensors()), words, kind)
 
 
 def convert(name, kind):

@@ -15,5 +15,7 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's own arguments) and give its exit code."""
     from memlens.cli.app import run
+    from memlens.parallel import rest_idle_threads
 
+    rest_idle_threads()
     return run(arguments)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ import typer
 from memlens.cli.options import Device, Dtype, Json, Model, Quiet, Threads, Verbose
 from memlens.cli.screen import Screen
 from memlens.parallel import import_torch
-from memlens.text import duration, size, visible
+from memlens.text import duration, plain, size, visible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -84,9 +83,8 @@ def _say_beforehand(screen: Screen, model: str, dtype: str, settings: ScanSettin
 def _as_json(facts: ModelInfo, cost: ScanEstimate | None) -> dict[str, Any]:
     scan = None
     if cost is not None:
-        derived = {"seconds_per_million": cost.seconds_per_million, "memory_bytes": cost.memory_bytes}
-        scan = asdict(cost) | derived
-    return {**asdict(facts), "total_memories": facts.total_memories, "scan": scan}
+        scan = plain(cost) | {"seconds_per_million": cost.seconds_per_million, "memory_bytes": cost.memory_bytes}
+    return plain(facts) | {"total_memories": facts.total_memories, "scan": scan}
 
 
 def _print(screen: Screen, facts: ModelInfo, cost: ScanEstimate | None) -> None:

@@ -24,14 +24,12 @@ from memlens.models.tokenizer import Tokenizer
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
+    """Keep transformers' reports and progress bars off the screen; every setting is restored afterwards."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
     from transformers.utils import logging
 
-    verbosity, bars, hub_bars = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        not are_progress_bars_disabled(),
-    )
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hub_bars = not are_progress_bars_disabled()
     # disable_progress_bar() of transformers silences the Hub's bars too; a download's bar is wanted on a terminal
     logging.set_verbosity(logging.CRITICAL)
     logging.disable_progress_bar()
