@@ -12,7 +12,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "memlens"
 ORDER = (
     ("errors",),
     ("memory", "text", "parallel", "settings"),
-    ("files", "stats"),
+    ("files", "outputs", "stats"),
     ("models", "corpus"),
     ("scanner",),
     ("index",),

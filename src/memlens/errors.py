@@ -7,6 +7,7 @@
     ├── CorpusError         the text cannot be found, read or cut into sentences
     ├── IndexFolderError    the index folder is missing, incomplete, damaged, or belongs to something else
     ├── FilesError          a file cannot be read or written, is damaged, or another process writes to its folder
+    ├── OutputError         a file or folder to write to holds something that must not be replaced
     ├── SettingError        an option has a value that cannot work
     ├── WorkerError         worker processes or nodes were lost too often
     └── UnknownName         a memory, layer, token or experiment that does not exist
@@ -43,6 +44,10 @@ class IndexFolderError(MemlensError):
 
 class FilesError(MemlensError):
     """A file cannot be read or written, is damaged, or another process writes to its folder."""
+
+
+class OutputError(MemlensError):
+    """A file or folder to write to is a place where something of a person's would be lost."""
 
 
 class SettingError(MemlensError):
