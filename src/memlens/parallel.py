@@ -1,21 +1,13 @@
-"""Compiled loops, torch and its threads, a map over items, progress of long work, stopping at a good moment.
-
-While inside `stop_on_signal`, the first Ctrl-C (or TERM) only sets a flag, which long work checks where its state is
-whole; a second one interrupts at once. Outside of the main thread signals cannot be handled, and nothing changes.
-"""
+"""Compiled loops, torch and its threads, a map over items, and progress of long work."""
 
 from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 Item = TypeVar("Item")
@@ -66,37 +58,6 @@ class Progress(Protocol):
 
 def no_progress(stage: str, done: int, total: int | None) -> None:
     """For callers who do not look."""
-
-
-class Stopper:
-    """Has somebody asked to stop?"""
-
-    def __init__(self) -> None:
-        self.stopped = False
-
-    def ask(self, number: int, frame: FrameType | None) -> None:
-        if self.stopped:
-            raise KeyboardInterrupt
-        self.stopped = True
-
-    def check(self) -> None:
-        """Stop here, if asked to."""
-        if self.stopped:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def stop_on_signal() -> Iterator[Stopper]:
-    stopper = Stopper()
-    if threading.current_thread() is not threading.main_thread():
-        yield stopper
-        return
-    before = {number: signal.signal(number, stopper.ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopper
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def rest_idle_threads() -> None:

@@ -18,6 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -105,8 +106,8 @@ class Events:
         builtins.open = open_
 
 
-def run_one(arguments: Sequence[str], folder: str, at: int | None, fault: str) -> Outcome:
-    """Run one command in a fork."""
+def run_one(arguments: Sequence[str], folder: str, at: int | None, fault: str, delay: float | None = None) -> Outcome:
+    """Run one command in a fork; with a delay, the fault is a signal from outside after so many seconds."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as log:
         child = os.fork()
         if child == 0:
@@ -117,7 +118,9 @@ def run_one(arguments: Sequence[str], folder: str, at: int | None, fault: str) -
             try:
                 from memlens.cli import main
 
-                Events(folder, at, fault, log.fileno()).install()
+                if delay is None:
+                    Events(folder, at, fault, log.fileno()).install()
+                signal.signal(signal.SIGINT, signal.default_int_handler)
                 code = main(list(arguments))
             except SystemExit as error:
                 code = error.code if isinstance(error.code, int) else 1
@@ -125,6 +128,9 @@ def run_one(arguments: Sequence[str], folder: str, at: int | None, fault: str) -
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
+        if delay is not None:
+            time.sleep(delay)
+            os.kill(child, signal.Signals[fault])
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
         def text(file: Any) -> str:
@@ -170,9 +176,17 @@ class Nursery:
         self.process.stdin.write(json.dumps(content) + "\n")
         self.process.stdin.flush()
 
-    def run(self, arguments: Sequence[Any], folder: Path, at: int | None = None, fault: str = KILL) -> Outcome:
-        """Run `memlens ARGUMENTS`; the fault happens at event number `at` below `folder`, None: no fault."""
-        self.send({"arguments": [str(a) for a in arguments], "folder": str(folder), "at": at, "fault": fault})
+    def run(
+        self,
+        arguments: Sequence[Any],
+        folder: Path,
+        at: int | None = None,
+        fault: str = KILL,
+        delay: float | None = None,
+    ) -> Outcome:
+        """Run `memlens ARGUMENTS`; the fault happens at event number `at` below `folder` or after a delay, or never."""
+        given = [str(argument) for argument in arguments]
+        self.send({"arguments": given, "folder": str(folder), "at": at, "fault": fault, "delay": delay})
         assert self.process.stdout is not None
         return Outcome(**json.loads(self.process.stdout.readline()))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,34 @@ def test_the_same_bytes_after_a_fault_at_any_event(
         assert found.keys() == expected.keys(), where
         assert [name for name in found if found[name] != expected[name]] == [], where
         shutil.rmtree(folder)
+
+
+MOMENTS, SAMPLED_MOMENTS = 100, 5
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_at_any_moment_is_one_line_and_the_same_bytes_after(
+    sweep: Sweep, undisturbed: tuple[list[str], dict[str, bytes]], name: str
+) -> None:
+    began = time.monotonic()
+    folder, command = sweep.start(f"{name}-timed")
+    assert sweep.nursery.run(command, folder).code == 0
+    takes = time.monotonic() - began
+    stopped = 0
+    for number in places(MOMENTS, SAMPLED_MOMENTS, seed=7):
+        folder, command = sweep.start(f"{name}-{number}")
+        where = f"{name} after {(delay := takes * random.Random(number).random()):.3f} s"
+        outcome = sweep.nursery.run(command, folder, fault=name, delay=delay)
+        assert outcome.code in (0, 128 + signal.Signals[name], -signal.Signals[name]), f"{where}: {outcome.err}"
+        if outcome.code > 0:
+            stopped += 1
+            assert "Traceback" not in outcome.err and outcome.err.count("\n") <= 2, f"{where}: {outcome.err}"
+        again = sweep.nursery.run(command, folder)
+        assert again.code == 0, f"{where}: {again.err}"
+        found = contents(folder / "index")
+        assert [file for file in undisturbed[1] if found.get(file) != undisturbed[1][file]] == [], where
+        shutil.rmtree(folder)
+    assert stopped
 
 
 def test_nothing_is_renamed_before_it_is_synced(undisturbed: tuple[list[str], dict[str, bytes]]) -> None:

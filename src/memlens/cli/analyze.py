@@ -77,10 +77,10 @@ def analyze(
                 threads=threads,
                 **options,
             )
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             if resume:
                 raise
-            raise KeyboardInterrupt("interrupted; run the command again without --fresh to continue") from None
+            raise type(error)("interrupted; run the command again without --fresh to continue") from None
     if as_json:
         screen.json(_analysis_json(analysis))
     elif not quiet:

@@ -1,6 +1,6 @@
 """The verbs of `memlens`, and the one place where a command line is run and its errors become exit codes.
 
-    0 done    2 wrong input    130 interrupted    1 a bug, the only case that shows a traceback
+    0 done    2 wrong input    130 interrupted    143 terminated    1 a bug, the only case that shows a traceback
 
 A verb is a function of the same name in the module that VERBS names; its docstring is its help.
 """
@@ -21,9 +21,10 @@ from typer.core import TyperCommand, TyperGroup
 
 from memlens import __version__
 from memlens.errors import MemlensError
+from memlens.interrupts import Interrupted, interruptible
 from memlens.text import visible
 
-DONE, BUG, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
+DONE, BUG, WRONG_INPUT = 0, 1, 2
 
 
 def say(message: str) -> None:
@@ -32,9 +33,9 @@ def say(message: str) -> None:
         print(f"memlens: {visible(message)}", file=sys.stderr, flush=True)
 
 
-def interrupted(advice: str = "") -> int:
-    say(advice or "interrupted; run the same command again to continue")
-    return INTERRUPTED
+def interrupted(error: BaseException) -> int:
+    say(str(error) or "interrupted; run the same command again to continue")
+    return error.code if isinstance(error, Interrupted) else Interrupted.code
 
 
 def guarded(verb: Callable[..., None]) -> Callable[..., int]:
@@ -49,7 +50,7 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
             say(str(error))
             return WRONG_INPUT
         except KeyboardInterrupt as error:
-            return interrupted(str(error))
+            return interrupted(error)
         except BrokenPipeError:
             _drop_output()
         except OSError as error:
@@ -150,12 +151,13 @@ def run(arguments: Sequence[str] | None) -> int:
             say(f"'{argument}' is not UTF-8; rename the file or write the text in UTF-8")
             return WRONG_INPUT
     try:
-        result = make_app()(given, prog_name="memlens", standalone_mode=False)
+        with interruptible():
+            result = make_app()(given, prog_name="memlens", standalone_mode=False)
     except _UsageError as error:
         say(f"{_sentence(error)}; see `{error.ctx.command_path if error.ctx else 'memlens'} --help`")
         return WRONG_INPUT
-    except (typer.Abort, KeyboardInterrupt):
-        return interrupted()
+    except (typer.Abort, KeyboardInterrupt) as error:
+        return interrupted(error)
     return result if isinstance(result, int) else 0
 
 

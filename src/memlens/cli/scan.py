@@ -43,11 +43,11 @@ def scan(
             result = run(
                 model, corpus, out=out, resume=resume, device=device, dtype=dtype, progress=progress, **options
             )
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             if resume:
                 raise
             advice = "run the command again without --fresh to continue"
-            raise KeyboardInterrupt(f"interrupted; {advice if can_continue(Path(out)) else 'start over'}") from None
+            raise type(error)(f"interrupted; {advice if can_continue(Path(out)) else 'start over'}") from None
     if progress.stages == ["model"]:
         screen.note(f"{out} was complete already; nothing was done")
     if "shard" in options:

@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 from memlens.corpus.batches import Batch
 from memlens.errors import MemlensError, ModelError, WorkerError
+from memlens.interrupts import Stopper
 from memlens.models.memory_model import MemoryModel
 from memlens.models.tokenizer import Tokenizer
-from memlens.parallel import Mapper, Stopper
+from memlens.parallel import Mapper
 from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import BatchRange, PartFolder, ScanState
