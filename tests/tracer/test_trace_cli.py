@@ -113,13 +113,6 @@ def test_what_json_prints_of_an_intervention_is_a_document_to_replay(run: Run, f
     assert code == 2 and out == "" and "fingerprint differs" in err
 
 
-def test_what_the_library_gives_as_json_is_a_document_as_well(run: Run, folder: Path, tmp_path: Path) -> None:
-    compared = intervene(folder / "model", PROMPT, ["L1N3=4", "L2=x-3"], top=4)
-    (tmp_path / "edits.json").write_text(json.dumps(compared.to_json()["intervention"]))
-    code, out, _ = run(folder / "model", PROMPT, "--file", tmp_path / "edits.json", "--json", "--top", 4)
-    assert code == 0 and json.loads(out)["after"] == json.loads(json.dumps(compared.after.to_json()))
-
-
 def test_the_words_of_a_word_model_stand_apart(run: Run) -> None:
     fixture = Path(__file__).parents[1] / "golden" / "fixture"
     code, out, _ = run(fixture, "the city of", "--position", 1)

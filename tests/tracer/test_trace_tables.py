@@ -1,4 +1,4 @@
-"""The picture on a terminal: whole lines at any width, whatever the tokens are."""
+"""Tables on a terminal: whole lines at any width, whatever the tokens are."""
 
 from __future__ import annotations
 

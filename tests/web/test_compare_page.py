@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,6 @@ import memlens
 from memlens.comparison.compare import compare_indexes
 from memlens.index.reader import Index
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.vocab.table import compute_values
-
-
-@pytest.fixture(scope="session")
-def tuned(index: Index, tmp_path_factory: pytest.TempPathFactory) -> Index:
-    """Other weights over the same sentences, with values and without patterns."""
-    folder = tmp_path_factory.mktemp("tuned")
-    texts = index.table("corpus", ["text"]).column("text").to_pylist()
-    (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
-    model = memlens.load(tiny_model("gpt2", 5, n_positions=128), tokenizer=tiny_tokenizer())
-    made = memlens.scan(
-        model, folder / "text.jsonl", out=folder / "index", top=30, threads=1, unit="document", max_length=64
-    )
-    compute_values(made, model, top=30)
-    return made
 
 
 @pytest.fixture(scope="session")
@@ -39,21 +23,14 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return memlens.scan(model, folder / "text.txt", out=folder / "index", threads=1)
 
 
-def as_told(found: Any) -> list[tuple[str, str, float]]:
-    return [(str(one.before.memory), str(one.after.memory), one.change) for one in found.changes]
-
-
-def told(answer: dict[str, Any]) -> list[tuple[str, str, float]]:
-    return [(one["before"]["memory"], one["after"]["memory"], one["change"]) for one in answer["changes"]]
-
-
 @pytest.mark.parametrize("by", ["triggers", "values", "patterns"])
 def test_two_layers_of_one_index(client: TestClient, index: Index, by: str) -> None:
     answer = client.get("/api/compare", params={"layers": "0:2", "by": by, "order": "alike", "top": 7}).json()
     found = compare_indexes(index, index, by=by, layers="0:2", top=7, alike=True)
-    assert told(answer) == as_told(found) and answer["matched"] == found.matched
+    assert answer == found.to_json()
+    names = [(change.before.memory, change.after.memory) for change in found.changes]
     page = client.get("/compare", params={"a": 0, "b": 2, "by": by, "top": 7}).text  # a form's fields
-    places = [page.index(f"<h3>{one} → {other}</h3>") for one, other, _ in as_told(found)]
+    places = [page.index(f"<h3>{one} → {other}</h3>") for one, other in names]
     assert places == sorted(places)
 
 
@@ -64,10 +41,10 @@ def test_without_a_choice_the_last_two_layers_are_shown(client: TestClient) -> N
     assert refused.status_code == 422 and "--compare INDEX" in refused.json()["error"]
 
 
-def test_two_indexes_by_name(client_of: Callable[..., TestClient], index: Index, tuned: Index) -> None:
-    client = client_of(index, other=tuned)
+def test_two_indexes_by_name(client_of: Callable[..., TestClient], index: Index, tiny_gpt2_values: Index) -> None:
+    client = client_of(index, other=tiny_gpt2_values)
     answer = client.get("/api/compare", params={"top": 9}).json()
-    assert told(answer) == as_told(compare_indexes(index, tuned, top=9)) and answer["same_model"] is False
+    assert answer == compare_indexes(index, tiny_gpt2_values, top=9).to_json() and answer["same_model"] is False
     page = client.get("/compare?by=values&a=&b=&order=changed").text
     assert "Layer by layer" in page and "two models" in page and page.count('class="card"') == 20
     assert "Show more" in page and client.get("/compare?top=40").text.count('class="card"') == 40
@@ -92,9 +69,7 @@ def test_other_shapes_are_compared_layer_by_layer_only(
         ("layers=0:99", 404),
         ("layers=3", 422),
         ("layers=%3Cscript%3E", 422),
-        ("layers=" + "1" * 40, 422),
         ("by=keys", 422),
-        ("top=0", 422),
         ("top=100000", 422),
         ("order=worst", 422),
         ("layers=0:1&a=%00&b=x", 200),

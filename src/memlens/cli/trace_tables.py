@@ -25,7 +25,7 @@ _CASE_STYLES = {"composition": "yellow", "ffn": "green", "reversal": "red"}
 
 @dataclass(frozen=True)
 class Room:
-    """How much of each thing a row shows."""
+    """The number and width of the things that a row shows."""
 
     tokens: int
     memories: int

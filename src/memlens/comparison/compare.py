@@ -110,7 +110,7 @@ def compare_indexes(
     top: int = 20,
     alike: bool = False,
 ) -> IndexComparison:
-    """Which memories changed most from a to b, by their triggers, values or patterns.
+    """The memories that changed most from a to b, by their triggers, values or patterns.
 
     `layers` ("3:5", or a pair) matches each memory of a's layer with its best counterpart in b's; it is needed where
     the two have different shapes. `top`: how many to list; `alike`: those that changed least first.

@@ -109,7 +109,7 @@ class ListQuery:
 
 @dataclass(frozen=True)
 class Overlap:
-    """What the lists of two memories share."""
+    """The entries that the lists of two memories share."""
 
     shared: int
     a: int  # distinct entries of a's list
@@ -155,7 +155,7 @@ def best_counterparts(
     A memory that shares nothing with any has partner -1. `itself`: both are one layer, and no memory is its own
     counterpart.
     """
-    owners_a, keys_a, owners_b, keys_b, keys = _numbered(a, b)
+    owners_a, keys_a, owners_b, keys_b, keys = _number_keys(a, b)
     size_a, size_b = np.bincount(owners_a, minlength=count_a), np.bincount(owners_b, minlength=count_b)
     order = np.argsort(keys_b, kind="stable")  # rows of b by key, owners in order within
     edges = np.searchsorted(keys_b[order], np.arange(keys + 1))  # [keys + 1]
@@ -179,7 +179,7 @@ def best_counterparts(
     return partner, best
 
 
-def _numbered(a: KeyLists, b: KeyLists) -> tuple[IntArray, IntArray, IntArray, IntArray, int]:
+def _number_keys(a: KeyLists, b: KeyLists) -> tuple[IntArray, IntArray, IntArray, IntArray, int]:
     """Owners and keys of the distinct rows of a and of b, keys numbered in common from 0, and their number."""
     rows_a, rows_b = (_in_order(lists.distinct()[1], len(lists.keys)) for lists in (a, b))
     distinct, numbers = np.unique(np.concatenate((a.keys[rows_a], b.keys[rows_b])), return_inverse=True)

@@ -44,7 +44,7 @@ _BATCH_SCORES = 2**25  # each prompt of a batch is scored over the whole vocabul
 
 @dataclass(frozen=True)
 class Attribution:
-    """How much of a token's probability each of some memories accounts for."""
+    """The effect of each of some memories on a token's probability."""
 
     prompt: str
     token: Token
@@ -105,7 +105,7 @@ class Question:
         return cls(model, read, answer, fed, rows, float(p[answer]))
 
     def prompts_at_once(self, batch_tokens: int) -> int:
-        """How many copies of the prompt run as one batch."""
+        """Copies of the prompt that run as one batch."""
         return max(1, min(batch_tokens // self.fed.shape[1], _BATCH_SCORES // self.model.vocabulary))
 
     def attribution(

@@ -54,7 +54,7 @@ class TracedMemory:
 
 @dataclass(frozen=True)
 class LayerTrace:
-    """What one layer did at the traced position. r, y and o are read as the model would read its last state."""
+    """One layer at the traced position. r, y and o are read as the model would read its last state."""
 
     layer: int
     residual: tuple[TokenShare, ...]  # top tokens of r

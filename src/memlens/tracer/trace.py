@@ -102,7 +102,7 @@ def trace(
     top: int = 10,
     index: Index | str | os.PathLike[str] | None = None,
 ) -> Trace:
-    """What every layer did at a position of the prompt, and where a token's logit came from.
+    """Trace one position of a prompt: every layer's states and memories, and the parts of a token's logit.
 
         memlens.trace("gpt2", "The capital of France is").memories[0]
 
@@ -175,7 +175,7 @@ class _Tracer:
             token=TokenShare(chosen, self.token(chosen).text, self.readings.p(last, chosen)),
             rank=self.readings.rank(last, chosen),
             prediction=layers[-1].output[0],
-            settled=self._settled(final),
+            settled=self._settling_layer(final),
             logit=math.fsum(parts.values()),
             parts=parts,
             embedding=embedding,
@@ -185,7 +185,7 @@ class _Tracer:
             logit_is=self.model.lens.logit_is,
         )
 
-    def _settled(self, final: int) -> int:
+    def _settling_layer(self, final: int) -> int:
         layer = self.count - 1
         while layer > 0 and self.readings.top(3 * (layer - 1) + 2) == final:
             layer -= 1
@@ -197,7 +197,7 @@ class _Tracer:
         sizes = m[0].abs() * _lengths(at_least_float32(self.model.layers[layer].values))
         count = min(self.top, len(effects))
 
-        def listed(strengths: Tensor) -> list[TracedMemory]:
+        def strongest_by(strengths: Tensor) -> list[TracedMemory]:
             strongest = strengths.topk(count).indices
             columns = (strongest, m[0][strongest], effects[strongest], sizes[strongest])
             return [
@@ -206,7 +206,9 @@ class _Tracer:
                 if coefficient != 0
             ]
 
-        return _LayerMemories(listed(effects.abs()), listed(sizes), float(effects.cpu().sum(dtype=torch.float64)))
+        return _LayerMemories(
+            strongest_by(effects.abs()), strongest_by(sizes), float(effects.cpu().sum(dtype=torch.float64))
+        )
 
     def _layer(
         self, layer: int, token: int, direction: Tensor, picked: _LayerMemories, names: dict[MemoryId, Names]
@@ -214,7 +216,7 @@ class _Tracer:
         residual, ffn, output = range(3 * layer, 3 * layer + 3)
         top, shares = self.readings.top, self.readings.shares
         shown = {one.memory: one for one in (*picked.by_effect, *picked.by_size)}
-        named = {memory: self._named(one, names[memory]) for memory, one in shown.items()}
+        named = {memory: self._with_names(one, names[memory]) for memory, one in shown.items()}
         return LayerTrace(
             layer=layer,
             residual=shares(residual, self.token),
@@ -229,7 +231,7 @@ class _Tracer:
             bias=float(self.accounting.block_bias(layer, self.positions.coefficients[layer], direction)[0]),
         )
 
-    def _named(self, one: TracedMemory, names: Names) -> TracedMemory:
+    def _with_names(self, one: TracedMemory, names: Names) -> TracedMemory:
         own = names.for_sign(one.coefficient)
         return replace(
             one,
@@ -247,5 +249,5 @@ def _lengths(values: Tensor) -> Tensor:
 
 
 def _dot(part: Tensor, direction: Tensor) -> float:
-    """What one part [1, d] adds to the logit; in float64, since large parts nearly cancel."""
+    """The logit's share of one part [1, d]; in float64, since large parts nearly cancel."""
     return float((part.cpu().double() * direction.cpu().double()).sum())

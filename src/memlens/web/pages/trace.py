@@ -141,7 +141,7 @@ Sets = Annotated[
 
 @dataclass(frozen=True)
 class TraceAddress:
-    """What an address of the page asks for, and the addresses of its links."""
+    """An address of the page, taken apart, and the addresses of its links."""
 
     prompt: str
     layer: int | None

@@ -1,4 +1,4 @@
-"""Which memories an answer hangs on: one at a time exactly, all at once by integration, and what prompts share."""
+"""Attribution: memories silenced one by one, integrated gradients of all at once, memories that prompts share."""
 
 from __future__ import annotations
 

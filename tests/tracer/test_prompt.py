@@ -1,4 +1,4 @@
-"""Whatever may be named as the model, every function takes; and one text does where a list of texts does."""
+"""Every function takes a name, a folder, a loaded model or an index as the model, and one text or several."""
 
 from __future__ import annotations
 
