@@ -68,8 +68,8 @@ def is_alive(process: int) -> bool:
     return state != "Z"
 
 
-def interrupting_after(batches: int) -> Callable[[str, int, int | None], None]:
-    """A progress function that sends this process a Ctrl-C after so many batches."""
+def interrupting_after(batches: int, number: int = signal.SIGINT) -> Callable[[str, int, int | None], None]:
+    """A progress function that sends this process a signal after so many batches."""
     calls = 0
 
     def interrupt(stage: str, done: int, total: int | None) -> None:
@@ -77,6 +77,6 @@ def interrupting_after(batches: int) -> Callable[[str, int, int | None], None]:
         calls += stage == "scan" and done > 0
         if calls == batches:
             calls += 1  # once only
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     return interrupt

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from scale_helpers import OPTIONS, TABLES, TEXTS, interrupting_after, tables_of
 
 import memlens
 from memlens.corpus.settings import CorpusSettings
@@ -20,25 +19,7 @@ from memlens.errors import CorpusError, FilesError, IndexFolderError, ModelError
 from memlens.index.build import build_index
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.settings import ScanSettings
-from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
-
-BUNDLED = Path(memlens.__file__).parent / "bundled" / "corpus"
-TEXTS = tuple(str(BUNDLED / name) for name in ("birds.txt", "bridges.txt", "film.txt"))
-TABLES = ("corpus", "memories", "ordinary", "triggers", "vocabulary")
-
-# Run as a process of its own, so that it can be killed; saves after nearly every batch, and tells each step it takes.
-PROGRAM = """
-import sys
-from pathlib import Path
-from memlens.corpus.settings import CorpusSettings
-from memlens.index.build import build_index
-from memlens.models.load import load
-from memlens.scanner.settings import ScanSettings
-model, out, *texts = sys.argv[1:]
-settings = ScanSettings(top=7, batch_tokens=40)
-tell = lambda *step: print(step, flush=True)
-build_index(load(model), CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=0, progress=tell)
-"""
+from memlens.testing import tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -47,73 +28,48 @@ def model() -> MemoryModel:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model"), "llama")
+def finished(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of the first text; only read it."""
+    return memlens.scan(model, TEXTS[0], out=tmp_path_factory.mktemp("finished"), top=3).folder
 
 
-def tables_of(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / f"{name}.parquet").read_bytes() for name in TABLES}
+@pytest.fixture
+def index(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(finished, tmp_path / "index"))
 
 
-def start(checkpoint: Path, out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(out), *TEXTS]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+def begin_scan(model: MemoryModel, text: Any, out: Path, **options: Any) -> None:
+    """A scan that is interrupted before its first batch."""
 
+    def interrupt(stage: str, done: int, total: int | None) -> None:
+        if stage == "scan":
+            os.kill(os.getpid(), signal.SIGINT)
 
-def run_to_the_end(checkpoint: Path, out: Path) -> int:
-    """How many steps the scan told of."""
-    steps, _ = (process := start(checkpoint, out)).communicate()
-    assert process.returncode == 0
-    return steps.count("\n")
-
-
-def test_a_scan_killed_at_random_moments_resumes_to_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
-    steps = run_to_the_end(checkpoint, tmp_path / "whole")
-    moments = random.Random(5)
-    for _ in range(5):
-        process = start(checkpoint, tmp_path / "killed")
-        assert process.stdout is not None
-        for _ in range(moments.randint(1, steps // 6)):
-            assert process.stdout.readline()
-        process.kill()
-        process.stdout.close()
-        assert process.wait() == -signal.SIGKILL
-        with pytest.raises(IndexFolderError, match="unfinished scan"):
-            memlens.open_index(tmp_path / "killed")
-    run_to_the_end(checkpoint, tmp_path / "killed")
-    assert tables_of(tmp_path / "killed") == tables_of(tmp_path / "whole")
-    assert not (tmp_path / "killed" / "partial").exists()
+    with pytest.raises(KeyboardInterrupt):
+        memlens.scan(model, text, out=out, top=3, progress=interrupt, **options)
 
 
 @pytest.mark.parametrize("batches", [1, 5, 23])
-def test_an_interrupted_scan_saves_its_state_and_continues(model: MemoryModel, tmp_path: Path, batches: int) -> None:
-    calls = 0
-
-    def interrupt(stage: str, done: int, total: int | None) -> None:
-        nonlocal calls
-        calls += stage == "scan"
-        if calls == batches + 1:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    options = {"top": 5, "batch_tokens": 64}
-    whole = memlens.scan(model, TEXTS, out=tmp_path / "whole", **options)
+def test_an_interrupted_scan_saves_its_state_and_continues(
+    model: MemoryModel, alone: Path, tmp_path: Path, batches: int
+) -> None:
     with pytest.raises(KeyboardInterrupt):
-        memlens.scan(model, TEXTS, out=tmp_path / "stopped", progress=interrupt, **options)
-    assert len(list((tmp_path / "stopped" / "partial" / "parts").glob("*.npz"))) == 1
+        memlens.scan(model, TEXTS, out=tmp_path, progress=interrupting_after(batches), **OPTIONS)
+    assert len(list((tmp_path / "partial" / "parts").glob("*.npz"))) == 1
     fed: list[int] = []
-    memlens.scan(
-        model, TEXTS, out=tmp_path / "stopped", progress=lambda stage, done, total: fed.append(done), **options
-    )
+    memlens.scan(model, TEXTS, out=tmp_path, progress=lambda stage, done, total: fed.append(done), **OPTIONS)
     assert fed[0] > 0, "the second run began where the first one stopped"
-    assert tables_of(tmp_path / "stopped") == tables_of(whole.folder)
+    assert tables_of(tmp_path) == tables_of(alone)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_same_command_again_changes_nothing(model: MemoryModel, tmp_path: Path) -> None:
-    memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3)
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index").iterdir()}
-    memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3)
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "index").iterdir()} == before
+def test_the_same_command_again_changes_nothing(model: MemoryModel, index: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in index.iterdir()}
+    memlens.scan(model, TEXTS[0], out=index, top=3)
+    assert {path: path.stat().st_mtime_ns for path in index.iterdir() if path.name != ".lock"} == {
+        path: time for path, time in before.items() if path.name != ".lock"
+    }
 
 
 def test_two_threads_find_the_same_triggers_as_one(model: MemoryModel, tmp_path: Path) -> None:
@@ -123,10 +79,9 @@ def test_two_threads_find_the_same_triggers_as_one(model: MemoryModel, tmp_path:
     np.testing.assert_allclose(one["coefficient"].to_numpy(), two["coefficient"].to_numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_an_index_of_something_else_is_refused_and_left_alone(model: MemoryModel, tmp_path: Path) -> None:
+def test_an_index_of_something_else_is_refused_and_left_alone(model: MemoryModel, index: Path) -> None:
     other = memlens.load(tiny_model("llama", seed=1), tokenizer=tiny_tokenizer())
-    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
-    before = tables_of(tmp_path)
+    before = tables_of(index)
     for changed, words in (
         ({"model": other}, "another model"),
         ({"corpus": TEXTS[1]}, "another corpus"),
@@ -134,27 +89,22 @@ def test_an_index_of_something_else_is_refused_and_left_alone(model: MemoryModel
     ):
         arguments = {"model": model, "corpus": TEXTS[0], "top": 3} | changed
         with pytest.raises(IndexFolderError, match=words):
-            memlens.scan(arguments["model"], arguments["corpus"], out=tmp_path, top=arguments["top"])
-    assert tables_of(tmp_path) == before
-    memlens.scan(other, TEXTS[0], out=tmp_path, top=3, resume=False)
-    assert tables_of(tmp_path) != before
+            memlens.scan(arguments["model"], arguments["corpus"], out=index, top=arguments["top"])
+    assert tables_of(index) == before
+    memlens.scan(other, TEXTS[0], out=index, top=3, resume=False)
+    assert tables_of(index) != before
 
 
-def test_an_index_stays_whole_until_its_replacement_is_complete(model: MemoryModel, tmp_path: Path) -> None:
-    index, text = tmp_path / "index", tmp_path / "text.jsonl"
+def test_an_index_stays_whole_until_its_replacement_is_complete(
+    model: MemoryModel, index: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.jsonl"
     text.write_text('{"story": "no column of the usual name"}\n')
-    memlens.scan(model, TEXTS[0], out=index, top=3)
     before = tables_of(index)
     with pytest.raises(CorpusError):
         memlens.scan(model, text, out=index, top=3, resume=False)
     assert tables_of(index) == before
-
-    def stop(stage: str, done: int, total: int | None) -> None:
-        if stage == "scan":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        memlens.scan(model, TEXTS[1], out=index, top=3, resume=False, progress=stop)
+    begin_scan(model, TEXTS[1], index, resume=False)
     assert tables_of(index) == before
     assert memlens.open_index(index).triggers("L0N0")
     memlens.scan(model, TEXTS[1], out=index, top=3)  # the same command without --fresh goes on
@@ -171,11 +121,10 @@ def test_a_scan_that_failed_on_its_corpus_does_not_stand_in_the_way(model: Memor
 
 
 def test_a_scan_killed_while_it_publishes_is_finished_by_the_same_command(
-    model: MemoryModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: MemoryModel, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from memlens.index import build
 
-    whole = memlens.scan(model, TEXTS[0], out=tmp_path / "whole", top=3)
     monkeypatch.setattr(build, "make_manifest", lambda *arguments: 1 / 0)  # dies when the tables have been moved
     with pytest.raises(ZeroDivisionError):
         memlens.scan(model, TEXTS[0], out=tmp_path / "killed", top=3)
@@ -183,20 +132,20 @@ def test_a_scan_killed_while_it_publishes_is_finished_by_the_same_command(
     with pytest.raises(IndexFolderError, match="unfinished scan"):
         memlens.open_index(tmp_path / "killed")
     memlens.scan(model, TEXTS[0], out=tmp_path / "killed", top=3)
-    assert tables_of(tmp_path / "killed") == tables_of(whole.folder)
+    assert tables_of(tmp_path / "killed") == tables_of(finished)
 
 
-def test_annotations_made_while_an_index_is_being_replaced_are_kept(model: MemoryModel, tmp_path: Path) -> None:
-    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+@pytest.mark.parametrize("moment", ["before", "scan"])
+def test_people_s_annotations_are_never_deleted(model: MemoryModel, index: Path, moment: str) -> None:
+    def annotate(stage: str, done: int = 0, total: int | None = None) -> None:
+        if stage == moment:
+            (index / "annotations.sqlite").write_bytes(b"work of days")
 
-    def annotate(stage: str, done: int, total: int | None) -> None:
-        if stage == "scan":
-            (tmp_path / "annotations.sqlite").write_bytes(b"work of days")
-
+    annotate("before")
     with pytest.raises(IndexFolderError, match="annotations"):
-        memlens.scan(model, TEXTS[0], out=tmp_path, top=4, resume=False, progress=annotate)
-    assert (tmp_path / "annotations.sqlite").read_bytes() == b"work of days"
-    assert memlens.open_index(tmp_path).manifest.settings.top == 3
+        memlens.scan(model, TEXTS[0], out=index, top=4, resume=False, progress=annotate)
+    assert (index / "annotations.sqlite").read_bytes() == b"work of days"
+    assert memlens.open_index(index).manifest.settings.top == 3
 
 
 def test_files_that_appear_during_a_scan_are_left_alone(model: MemoryModel, tmp_path: Path) -> None:
@@ -208,33 +157,27 @@ def test_files_that_appear_during_a_scan_are_left_alone(model: MemoryModel, tmp_
 
 
 @pytest.mark.parametrize("name", ["layer=0", "sentence=0", "i[1]", "i?", "a*", "run:1", "it's", "{x}", "ü ñ%20"])
-def test_a_folder_s_name_changes_nothing(model: MemoryModel, tmp_path: Path, name: str) -> None:
-    plain = memlens.scan(model, TEXTS[0], out=tmp_path / "i1", top=3)
+def test_a_folder_s_name_changes_nothing(model: MemoryModel, finished: Path, tmp_path: Path, name: str) -> None:
+    plain = memlens.open_index(finished)
     odd = memlens.scan(model, TEXTS[0], out=tmp_path / name, top=3)
     assert tables_of(odd.folder) == tables_of(plain.folder)
     assert odd.triggers("L1N3") == plain.triggers("L1N3")
     assert odd.table("memories").equals(plain.table("memories"))
 
 
-def test_a_scan_killed_while_it_tidies_up_is_complete(model: MemoryModel, tmp_path: Path) -> None:
-    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
-    before = tables_of(tmp_path)
+def test_a_scan_killed_while_it_tidies_up_is_complete(model: MemoryModel, index: Path) -> None:
+    before = tables_of(index)
     for left in ({"tokens.bin": b""}, {"plan.json": b"{}"}, {"plan.json": b"{", "tokens.bin": b""}):
-        (tmp_path / "partial").mkdir()
+        (index / "partial").mkdir()
         for name, content in left.items():
-            (tmp_path / "partial" / name).write_bytes(content)
-        memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
-        assert tables_of(tmp_path) == before
-        assert not (tmp_path / "partial").exists()
+            (index / "partial" / name).write_bytes(content)
+        memlens.scan(model, TEXTS[0], out=index, top=3)
+        assert tables_of(index) == before
+        assert not (index / "partial").exists()
 
 
 def test_a_damaged_plan_does_not_stand_in_the_way_of_a_fresh_scan(model: MemoryModel, tmp_path: Path) -> None:
-    def stop(stage: str, done: int, total: int | None) -> None:
-        if stage == "scan":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        memlens.scan(model, TEXTS[0], out=tmp_path, top=3, progress=stop)
+    begin_scan(model, TEXTS[0], tmp_path)
     (tmp_path / "partial" / "plan.json").write_text("{")
     with pytest.raises(FilesError, match="--fresh"):
         memlens.scan(model, TEXTS[0], out=tmp_path, top=3, threads=1)
@@ -243,12 +186,7 @@ def test_a_damaged_plan_does_not_stand_in_the_way_of_a_fresh_scan(model: MemoryM
 
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "fresh_from.npy"])
 def test_damaged_parts_of_an_unfinished_scan_are_refused(model: MemoryModel, tmp_path: Path, name: str) -> None:
-    def stop(stage: str, done: int, total: int | None) -> None:
-        if stage == "scan":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        memlens.scan(model, TEXTS[0], out=tmp_path, top=3, progress=stop)
+    begin_scan(model, TEXTS[0], tmp_path)
     path = tmp_path / "partial" / name
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(IndexFolderError, match="--fresh"):
@@ -256,24 +194,22 @@ def test_damaged_parts_of_an_unfinished_scan_are_refused(model: MemoryModel, tmp
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_a_damaged_table_is_named_not_a_bug(model: MemoryModel, tmp_path: Path, table: str) -> None:
-    index = memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
-    path = tmp_path / f"{table}.parquet"
+def test_a_damaged_table_is_named_not_a_bug(model: MemoryModel, index: Path, table: str) -> None:
+    opened, path = memlens.open_index(index), index / f"{table}.parquet"
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(IndexFolderError, match=f"{table}.parquet is damaged"):
-        index.table(table)
+        opened.table(table)
     with pytest.raises(IndexFolderError, match="--fresh"):
-        memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+        memlens.scan(model, TEXTS[0], out=index, top=3)
 
 
 @pytest.mark.parametrize("part", ["layers", "model", "plan", "counts", "files", "histogram_edges"])
-def test_a_manifest_without_a_part_is_refused(model: MemoryModel, tmp_path: Path, part: str) -> None:
-    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
-    manifest = json.loads((tmp_path / "manifest.json").read_text())
+def test_a_manifest_without_a_part_is_refused(index: Path, part: str) -> None:
+    manifest = json.loads((index / "manifest.json").read_text())
     del manifest[part]
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (index / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(IndexFolderError, match=f"no usable '{part}'"):
-        memlens.open_index(tmp_path)
+        memlens.open_index(index)
 
 
 def test_an_index_inside_the_corpus_folder_is_refused(model: MemoryModel, tmp_path: Path) -> None:
@@ -283,25 +219,12 @@ def test_an_index_inside_the_corpus_folder_is_refused(model: MemoryModel, tmp_pa
     assert not (tmp_path / "index").exists()
 
 
-def test_layers_are_scanned_once_and_in_order(model: MemoryModel, tmp_path: Path) -> None:
-    assert memlens.scan(model, TEXTS[0], out=tmp_path, top=3, layers=[2, 0, 2]).layers == (0, 2)
-
-
 def test_a_folder_with_other_files_is_refused_and_left_alone(model: MemoryModel, tmp_path: Path) -> None:
     (tmp_path / "triggers.parquet").write_bytes(b"precious")
     for resume in (True, False):
         with pytest.raises(IndexFolderError, match="not part of an index"):
             memlens.scan(model, TEXTS[0], out=tmp_path, resume=resume)
     assert [path.name for path in tmp_path.iterdir()] == ["triggers.parquet"]
-
-
-def test_people_s_annotations_are_never_deleted(model: MemoryModel, tmp_path: Path) -> None:
-    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
-    (tmp_path / "annotations.sqlite").write_bytes(b"work of days")
-    with pytest.raises(IndexFolderError, match="annotations"):
-        memlens.scan(model, TEXTS[0], out=tmp_path, top=4, resume=False)
-    assert (tmp_path / "annotations.sqlite").read_bytes() == b"work of days"
-    assert memlens.open_index(tmp_path).manifest.settings.top == 3
 
 
 def test_two_scans_into_one_folder_are_refused(model: MemoryModel, tmp_path: Path) -> None:
@@ -318,12 +241,10 @@ def test_two_scans_into_one_folder_are_refused(model: MemoryModel, tmp_path: Pat
 
 
 def test_a_damaged_state_is_refused(model: MemoryModel, tmp_path: Path) -> None:
-    def stop(stage: str, done: int, total: int | None) -> None:
-        if stage == "scan" and done > 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-
     with pytest.raises(KeyboardInterrupt):
-        memlens.scan(model, TEXTS[0], out=tmp_path, top=3, progress=stop, batch_tokens=64)
+        memlens.scan(
+            model, TEXTS[0], out=tmp_path, top=3, progress=interrupting_after(1, signal.SIGTERM), batch_tokens=64
+        )
     (state,) = (tmp_path / "partial" / "parts").glob("*.npz")
     whole = state.read_bytes()
     flipped = bytearray(whole)
@@ -339,16 +260,10 @@ def test_a_damaged_state_is_refused(model: MemoryModel, tmp_path: Path) -> None:
 def test_a_changed_corpus_is_not_continued(model: MemoryModel, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     shutil.copy(TEXTS[0], text)
-
-    def stop(stage: str, done: int, total: int | None) -> None:
-        if stage == "scan":
-            os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        memlens.scan(model, text, out=tmp_path / "index", progress=stop)
+    begin_scan(model, text, tmp_path / "index")
     text.write_text(text.read_text() + "\nOne sentence more.\n")
     with pytest.raises(IndexFolderError, match="unfinished scan of another corpus"):
-        memlens.scan(model, text, out=tmp_path / "index")
+        memlens.scan(model, text, out=tmp_path / "index", top=3)
 
 
 def test_long_sentences_are_cut_and_counted(model: MemoryModel, tmp_path: Path) -> None:
@@ -363,8 +278,9 @@ def test_max_tokens_stops_after_the_sentence_that_reaches_it(model: MemoryModel,
     assert 50 <= counts.tokens < 50 + 32
 
 
-def test_chosen_layers_only_are_scanned(model: MemoryModel, tmp_path: Path) -> None:
-    index = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, layers="0,2")
+@pytest.mark.parametrize("layers", ["0,2", [2, 0, 2]])
+def test_chosen_layers_only_are_scanned(model: MemoryModel, tmp_path: Path, layers: Any) -> None:
+    index = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, layers=layers)
     assert index.layers == (0, 2)
     assert {row["layer"] for row in index.table("memories").to_pylist()} == {0, 2}
     with pytest.raises(UnknownName, match="layer 1 is not in this index"):

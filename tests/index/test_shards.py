@@ -36,7 +36,7 @@ def test_parts_in_any_order_give_the_bytes_of_one_process(parts: list[Path], alo
 
 def test_a_part_is_no_index_and_says_what_it_is(parts: list[Path]) -> None:
     for part in parts:
-        with pytest.raises(IndexFolderError, match="one part of a scan; join all parts with `memlens merge"):
+        with pytest.raises(IndexFolderError, match="one shard of a scan; join all shards with `memlens merge"):
             memlens.open_index(part)
 
 
@@ -50,7 +50,7 @@ def test_a_part_that_is_complete_is_not_done_again(parts: list[Path], small_chec
     shard = memlens.scan(
         small_checkpoint, TEXTS, out=parts[1], shard="2/3", progress=lambda stage, *_: stages.append(stage), **OPTIONS
     )
-    assert stages == [] and str(shard.share) == "2/3"
+    assert stages == [] and str(shard.id) == "2/3"
 
 
 def test_an_interrupted_part_is_continued(
@@ -72,14 +72,14 @@ def test_missing_doubled_and_foreign_parts_are_refused(
     out = tmp_path / "index"
     with pytest.raises(IndexFolderError, match="missing: 2; make them with --shard 2/3"):
         memlens.merge([parts[0], parts[2]], out=out)
-    with pytest.raises(SettingError, match="is one of the parts"):
+    with pytest.raises(SettingError, match="is one of the shards"):
         memlens.merge(parts, out=parts[2], resume=False)
-    with pytest.raises(IndexFolderError, match="both part 1/3"):
+    with pytest.raises(IndexFolderError, match="both shard 1/3"):
         memlens.merge([*parts, parts[0]], out=out)
-    with pytest.raises(IndexFolderError, match="not a part of a scan"):
+    with pytest.raises(IndexFolderError, match="not a shard of a scan"):
         memlens.merge([*parts[:2], alone], out=out)
     for options, words in (
-        ({"shard": "2/4"}, "part 2/4"),
+        ({"shard": "2/4"}, "shard 2/4"),
         ({"shard": "2/3", "top": 6}, "--top 6 instead of 5"),
         ({"shard": "2/3", "threads": 2}, "--threads 2 instead of 1"),
     ):
@@ -139,7 +139,9 @@ def test_a_part_whose_files_are_gone_is_not_called_complete(
     copy = Path(shutil.copytree(parts[1], tmp_path / "part"))
     (state,) = (copy / "partial" / "parts").glob("*.npz")
     state.unlink()
-    with pytest.raises(IndexFolderError, match=f"{state.name} is missing or damaged; make part 2/3 again with --fresh"):
+    with pytest.raises(
+        IndexFolderError, match=f"{state.name} is missing or damaged; make shard 2/3 again with --fresh"
+    ):
         memlens.scan(small_checkpoint, TEXTS, out=copy, shard="2/3", **OPTIONS)
 
 

@@ -1,13 +1,9 @@
-"""Do the rows of a table speak of memories and prefixes that are there? Asked of whole files only, with DuckDB.
+"""`memlens check`: is every file of an index whole, and do they belong together? Reads everything, changes nothing.
 
-Is every file of an index whole, and do they belong together? Reads everything, changes nothing.
-
-    whole        there, and byte for byte what the manifest says
-    damaged      missing, of another size or content, not readable, or not of one piece with the others
-    outdated     whole, but made from a table that has been made again since
-    not noted    there, but not part of the index: left by a stage that was killed, or somebody else's
-
-Needs neither the model nor torch. What is said about a file is one line.
+whole        there, and byte for byte what the manifest says
+damaged      missing, of another size or content, not readable, or with rows about what the index does not have
+outdated     whole, but made from a table that has been made again since
+not noted    there, but not part of the index: left by a stage that was killed, or somebody else's
 """
 
 from __future__ import annotations

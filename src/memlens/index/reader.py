@@ -1,11 +1,7 @@
-"""A memory's triggers as a list that a notebook shows as a table. Made from rows of an index; reads nothing itself.
-
-Index: a complete index folder, opened for reading. Needs neither the model nor the original corpus.
+"""Index: a complete index folder, opened for reading; needs neither the model nor the original corpus.
 
 Tables are read lazily with DuckDB, one row group or column at a time, so that an index of a million memories opens as
-fast as a small one. This module knows the tables of a scan; what other stages add is read through `table` and `sql`.
-
-An index in a few numbers: what was read, what was found. Reads the manifest and the statistics, no text.
+fast as a small one.
 """
 
 from __future__ import annotations
@@ -298,29 +294,18 @@ class Index:
         return TriggerList(trigger_of(row, sentences[row["sentence"]], self.vocabulary) for row in rows)
 
     def rows_of(
-        self,
-        table: str,
-        memories: Iterable[MemoryId],
-        columns: str = "*",
-        *,
-        where: str = "true",
-        order: str | None = None,
+        self, table: str, memories: Iterable[MemoryId], columns: str = "*", *, where: str = "true", order: str = ""
     ) -> dict[MemoryId, list[dict[str, Any]]]:
         """Rows of a table about some memories, by memory, in the table's order or another; `where` is SQL."""
         found: dict[MemoryId, list[dict[str, Any]]] = {memory: [] for memory in memories}
         if not found:
             return found
-        pairs = ", ".join(f"({memory.layer}, {memory.memory})" for memory in found)
-        # One memory is asked for by equality, with which DuckDB passes over the row groups that cannot hold it.
-        one = next(iter(found))
-        wanted = (
-            f"layer = {one.layer} AND memory = {one.memory}"
-            if len(found) == 1
-            else f"(layer, memory) IN (VALUES {pairs})"
-        )
+        wanted = "(layer, memory) IN (VALUES " + ", ".join(f"({m.layer}, {m.memory})" for m in found) + ")"
+        if len(found) == 1:  # by equality, with which DuckDB passes over the row groups that cannot hold it
+            wanted = " AND ".join(f"layer = {m.layer} AND memory = {m.memory}" for m in found)
         chosen = columns if columns == "*" else f"layer, memory, {columns}"
-        ordered = f"ORDER BY {order}" if order else ""
-        for row in self.stream(f"SELECT {chosen} FROM {{{table}}} WHERE {wanted} AND {where} {ordered}"):
+        query = f"SELECT {chosen} FROM {{{table}}} WHERE {wanted} AND {where}"
+        for row in self.stream(f"{query} ORDER BY {order}" if order else query):
             found[MemoryId(row["layer"], row["memory"])].append(row)
         return found
 
@@ -422,7 +407,7 @@ def _why_not_an_index(folder: Path) -> str:
     if not folder.is_dir():
         return f"there is no index folder {folder}; make one with `memlens scan MODEL CORPUS -o {folder}`"
     if (folder / PARTIAL / SHARD).is_file():
-        return f"{folder} is one part of a scan; join all parts with `memlens merge PART... -o INDEX`"
+        return f"{folder} is one shard of a scan; join all shards with `memlens merge SHARD... -o INDEX`"
     if (folder / PARTIAL).is_dir():
         return f"{folder} is an unfinished scan; repeat its `memlens scan` command to finish it"
     return f"{folder} is not an index (it has no {MANIFEST}); make one with `memlens scan MODEL CORPUS -o FOLDER`"

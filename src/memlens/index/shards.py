@@ -107,7 +107,7 @@ def open_shard(folder: Path) -> Shard:
         if (folder / PARTIAL).is_dir():
             reason = "is an unfinished scan; repeat its `memlens scan --shard` command to finish it"
         else:
-            reason = "is not a part of a scan; make parts with `memlens scan --shard I/N`"
+            reason = "is not a shard of a scan; make shards with `memlens scan --shard I/N`"
         raise IndexFolderError(f"{folder} {reason}")
     content = read_sealed(path)
     if content["schema"] != SCHEMA_VERSION:
@@ -124,9 +124,9 @@ def merge_shards(
     """Make `folder` the index of all shards together; their order does not matter."""
     from memlens.index.build import publish
 
-    shards = sorted((open_shard(part) for part in folders), key=lambda shard: shard.id)
-    if folder.resolve() in {part.resolve() for part in folders}:
-        raise SettingError(f"-o {folder} is one of the parts; choose another folder for the index")
+    shards = sorted((open_shard(one) for one in folders), key=lambda shard: shard.id)
+    if folder.resolve() in {one.resolve() for one in folders}:
+        raise SettingError(f"-o {folder} is one of the shards; choose another folder for the index")
     _refuse_other_plans(shards)
     _refuse_gaps(shards)
     with explain_os_errors(folder):
@@ -158,13 +158,12 @@ def _refuse_other_plans(shards: Sequence[Shard]) -> None:
             difference = "another cut of the corpus"
         if difference:
             raise IndexFolderError(
-                f"{shard.folder} is a part of a scan of {difference}, compared with {first.folder}; "
-                "make all parts with the same command"
+                f"{shard.folder} is a shard of a scan of {difference}, compared with {first.folder}; "
+                "make all shards with the same command"
             )
         if shard.id.of != first.id.of:
             raise IndexFolderError(
-                f"{shard.folder} is part {shard.id}, {first.folder} part {first.id}; "
-                "give the parts of one division only"
+                f"{shard.folder} is shard {shard.id}, {first.folder} shard {first.id}; give the shards of one scan only"
             )
 
 
@@ -173,14 +172,14 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
     for shard in shards:
         if shard.id.number in seen:
             raise IndexFolderError(
-                f"{seen[shard.id.number]} and {shard.folder} are both part {shard.id}; give each part once"
+                f"{seen[shard.id.number]} and {shard.folder} are both shard {shard.id}; give each shard once"
             )
         seen[shard.id.number] = shard.folder
     of = shards[0].id.of
     missing = [str(number) for number in range(1, of + 1) if number not in seen]
     if missing:
         named = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
-        raise IndexFolderError(f"of {of} parts these are missing: {named}; make them with --shard {missing[0]}/{of}")
+        raise IndexFolderError(f"of {of} shards these are missing: {named}; make them with --shard {missing[0]}/{of}")
 
 
 def _refuse_damage(shard: Shard) -> None:
@@ -191,7 +190,7 @@ def _refuse_damage(shard: Shard) -> None:
 
 
 def _damaged(shard: Shard, name: str) -> IndexFolderError:
-    return IndexFolderError(f"{shard.partial / name} is missing or damaged; make part {shard.id} again with --fresh")
+    return IndexFolderError(f"{shard.partial / name} is missing or damaged; make shard {shard.id} again with --fresh")
 
 
 def _joined(shards: Sequence[Shard]) -> JoinedParts:
@@ -202,7 +201,7 @@ def _joined(shards: Sequence[Shard]) -> JoinedParts:
         batches = read_batches(first.partial / BATCHES)
         joined = JoinedParts([PartFolder(shard.partial / PARTS) for shard in shards], shapes, settings)
     except (TypeError, KeyError, ValueError, SettingError) as error:
-        raise IndexFolderError(f"{first.partial / SHARD} is damaged; make part {first.id} again") from error
+        raise IndexFolderError(f"{first.partial / SHARD} is damaged; make shard {first.id} again") from error
     if not all(joined.done(layer).is_all_of(batches) for layer in shapes):
-        raise IndexFolderError("the parts together do not hold every batch of the plan; make them again")
+        raise IndexFolderError("the shards together do not hold every batch of the plan; make them again")
     return joined

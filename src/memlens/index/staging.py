@@ -1,9 +1,8 @@
-"""The folder of an index while a scan is under way: whose it is, when it may be continued, how it is published.
+"""The folder of an index during a scan: refusing what is not memlens', continuing, and publishing the new tables.
 
 A new index is made in partial/ and moved up when it is complete, so that an index that is being replaced stays whole
 until then. partial/corpus.json is the mark of an unfinished scan with something to lose: it is the last file of the
 corpus stage, and the first to go when partial/ is thrown away. Nothing that memlens did not write is ever removed.
-This module knows names and plans; it computes nothing.
 """
 
 from __future__ import annotations

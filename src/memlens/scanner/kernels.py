@@ -170,8 +170,8 @@ def take_(
 
 # Chosen by measurement: the accumulators of some sentences stay in the second-level cache, one row in the first.
 COLUMNS = 1024
-ROWS_AT_ONCE = 4  # rows that are looked at together
-SENTENCES_AT_ONCE = 32  # sentences that are looked at before the lists are brought up to date, so that their bars rise
+ROWS = 4  # rows that are looked at together
+SENTENCES = 32  # sentences that are looked at before the lists are brought up to date, so that their bars rise
 
 
 class Candidates(NamedTuple):
@@ -216,18 +216,18 @@ def _look_at_sentence_(
     summed: FloatArray,
     fired: FloatArray,
 ) -> None:
-    """Extremes, in which step of ROWS_AT_ONCE rows they are, sum and count of one sentence.
+    """Extremes, in which step of ROWS rows they are, sum and count of one sentence.
 
     Several rows at a time, so that the running results are loaded and stored once for all of them; steps and counts are
     floats, and conditional expressions stand where max() and min() could: that is what the compiler turns into vectors.
     """
     one, none = np.float32(1), np.float32(0)
     high[:], low[:], summed[:], fired[:] = -np.inf, np.inf, 0, 0
-    whole = start + (stop - start) // ROWS_AT_ONCE * ROWS_AT_ONCE
-    for i in range(start, whole, ROWS_AT_ONCE):
+    whole = start + (stop - start) // ROWS * ROWS
+    for i in range(start, whole, ROWS):
         row_a, row_b = block[rows[i], tile : tile + width], block[rows[i + 1], tile : tile + width]
         row_c, row_d = block[rows[i + 2], tile : tile + width], block[rows[i + 3], tile : tile + width]
-        step = np.float32((i - start) // ROWS_AT_ONCE)
+        step = np.float32((i - start) // ROWS)
         for c in range(width):
             v_a, v_b, v_c, v_d = row_a[c], row_b[c], row_c[c], row_d[c]
             high_ab, high_cd = v_a if v_a > v_b else v_b, v_c if v_c > v_d else v_d
@@ -240,7 +240,7 @@ def _look_at_sentence_(
             summed[c] += (v_a + v_b) + (v_c + v_d)
             fired_ab = (one if v_a > 0 else none) + (one if v_b > 0 else none)
             fired[c] += fired_ab + ((one if v_c > 0 else none) + (one if v_d > 0 else none))
-    step = np.float32((whole - start) // ROWS_AT_ONCE)
+    step = np.float32((whole - start) // ROWS)
     for i in range(whole, stop):
         row = block[rows[i], tile : tile + width]
         for c in range(width):
@@ -270,8 +270,8 @@ def _find(
     last: int,
     m: int,
     sign: np.float32,
-    peaks: FloatArray,  # [SENTENCES_AT_ONCE] memory m's extreme in each of these sentences
-    peak_steps: FloatArray,  # [SENTENCES_AT_ONCE] and the step of ROWS_AT_ONCE rows it is in
+    peaks: FloatArray,  # [SENTENCES] memory m's extreme in each of these sentences
+    peak_steps: FloatArray,  # [SENTENCES] and the step of ROWS rows it is in
     bar: np.float32,
     one_a_sentence: bool,
     found: KeyArray,
@@ -284,8 +284,8 @@ def _find(
         if score < bar or score <= 0:
             continue
         if one_a_sentence:
-            begin = starts[s] + ROWS_AT_ONCE * int(peak_steps[s - first])
-            end = min(begin + ROWS_AT_ONCE, starts[s + 1])
+            begin = starts[s] + ROWS * int(peak_steps[s - first])
+            end = min(begin + ROWS, starts[s + 1])
             row = _first_row(block, candidates.rows, begin, end, m, peaks[s - first])
             found[count] = make_key(score, row)
             count += 1
@@ -302,9 +302,9 @@ def _find(
 def _last_sentence(starts: IntArray, first: int, one_a_sentence: bool) -> int:
     """One past the last sentence that is looked at together with `first`."""
     last, rows = first, 0
-    while last < starts.shape[0] - 1 and last - first < SENTENCES_AT_ONCE:
+    while last < starts.shape[0] - 1 and last - first < SENTENCES:
         rows += starts[last + 1] - starts[last]
-        if last > first and not one_a_sentence and rows > 4 * SENTENCES_AT_ONCE:
+        if last > first and not one_a_sentence and rows > 4 * SENTENCES:
             break
         last += 1
     return last
@@ -325,12 +325,12 @@ def collect_(
     """Everything that is kept of the columns [first_column, last_column) of one block."""
     one = np.float32(1)
     peak, peak_step = (
-        np.empty((SENTENCES_AT_ONCE, COLUMNS), np.float32),
-        np.empty((SENTENCES_AT_ONCE, COLUMNS), np.float32),
+        np.empty((SENTENCES, COLUMNS), np.float32),
+        np.empty((SENTENCES, COLUMNS), np.float32),
     )
     trough, trough_step = (
-        np.empty((SENTENCES_AT_ONCE, COLUMNS), np.float32),
-        np.empty((SENTENCES_AT_ONCE, COLUMNS), np.float32),
+        np.empty((SENTENCES, COLUMNS), np.float32),
+        np.empty((SENTENCES, COLUMNS), np.float32),
     )
     summed, fired = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
     group_peak, group_trough = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)

@@ -127,7 +127,7 @@ class ShardNumber(NamedTuple):
         """`3/16`: the third of sixteen."""
         number, slash, of = text.strip().partition("/")
         if not slash or not all(n.isascii() and n.isdecimal() and len(n) < 7 for n in (number, of)):
-            raise SettingError(f"--shard is '{text}'; write it like 3/16: the third of sixteen parts")
+            raise SettingError(f"--shard is '{text}'; write it like 3/16: the third of sixteen shards")
         if not 1 <= int(number) <= int(of):
             raise SettingError(f"--shard is '{text}'; the first number must be 1 to {of}")
         return cls(int(number), int(of))
@@ -176,7 +176,7 @@ class ScanState:
         return cls({layer: LayerScan(layer, *shape, settings) for layer, shape in shapes.items()})
 
     def merge(self, other: ScanState) -> None:
-        """Take in the state of another part of the corpus; refused, and nothing changed, where the two overlap."""
+        """Take in the state of other batches; refused, and nothing changed, where the two overlap."""
         if self.layers.keys() != other.layers.keys():
             raise IndexFolderError("the parts are of different layers; scan all parts with the same --layers")
         done = DoneBatches.from_array(self.done.array())
