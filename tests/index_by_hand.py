@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from memlens.files import checksum, write_json, write_table
+from memlens.files import checksum, write_table
 from memlens.index.layout import (
     CORPUS,
     CORPUS_SCHEMA,
-    MANIFEST,
     MEMORIES,
     MEMORIES_SCHEMA,
     ORDINARY,
@@ -24,6 +23,7 @@ from memlens.index.layout import (
     VOCABULARY,
     VOCABULARY_SCHEMA,
 )
+from memlens.index.manifest import Manifest
 from memlens.index.reader import Index
 
 PIECE = re.compile(r" ?\w+| ?[^\w\s]|\s")
@@ -96,5 +96,5 @@ def write_index(
             name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)} for name in tables
         },
     }
-    write_json(folder / MANIFEST, manifest)
+    Manifest(manifest).write(folder)
     return Index(folder)

@@ -47,7 +47,7 @@ def test_patterns_are_computed_summarised_and_browsed(index: Index, run: Run) ->
     code, out, _ = run("patterns", index.folder, "--shared")
     assert code == 0 and "the free press" in out and "L0N2" in out
     code, out, _ = run("patterns", index.folder, "--related", "L0N0", "--json")
-    assert [row["memory"] for row in json.loads(out)] == ["L0N1", "L0N2"]
+    assert [row["name"] for row in json.loads(out)] == ["L0N1", "L0N2"]
     code, out, _ = run("patterns", index.folder, "--duplicates")
     assert code == 0 and "0.90" in out
 

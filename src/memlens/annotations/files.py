@@ -28,7 +28,7 @@ from memlens.annotations.store import (
     Sample,
     Verdict,
     check_annotator,
-    exactly,
+    require_type,
 )
 from memlens.errors import SettingError, UnknownName
 from memlens.memory import MemoryId
@@ -129,15 +129,15 @@ def _read_event(notes: Annotations, task: str, event: Any, where: str) -> dict[s
 
 def _subject(notes: Annotations, task: str, event: Mapping[str, Any]) -> str:
     if task == VERDICTS:
-        return exactly(event["subject"] if "subject" in event else event["example"], str)
+        return require_type(event["subject"] if "subject" in event else event["example"], str)
     if "subject" in event:
-        return str(notes.index.check(exactly(event["subject"], str)))
-    return str(notes.index.check(MemoryId(exactly(event["layer"], int), exactly(event["memory"], int))))
+        return str(notes.index.check(require_type(event["subject"], str)))
+    return str(notes.index.check(MemoryId(require_type(event["layer"], int), require_type(event["memory"], int))))
 
 
 def _content(notes: Annotations, task: str, event: Mapping[str, Any]) -> dict[str, Any]:
     if event["kind"] == "undo":
-        return {"undoes": exactly(event["content"]["undoes"], str)}
+        return {"undoes": require_type(event["content"]["undoes"], str)}
     if event["kind"] == "finish":
         return {}
     if event["kind"] == "sample":

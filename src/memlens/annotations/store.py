@@ -79,8 +79,8 @@ class LabelledPattern:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> LabelledPattern:
-        ranks = tuple(exactly(rank, int) for rank in exactly(content["prefixes"], list))
-        return cls(exactly(content["description"], str), exactly(content["kind"], str), ranks)
+        ranks = tuple(require_type(rank, int) for rank in require_type(content["prefixes"], list))
+        return cls(require_type(content["description"], str), require_type(content["kind"], str), ranks)
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Label:
     @classmethod
     def read(cls, event: Mapping[str, Any]) -> Label:
         """A KeyError or TypeError where the content is not a label's."""
-        patterns = exactly(event["content"]["patterns"], list)
+        patterns = require_type(event["content"]["patterns"], list)
         return cls(event["annotator"], MemoryId.parse(event["subject"]), tuple(map(LabelledPattern.read, patterns)))
 
 
@@ -179,8 +179,8 @@ class Sample:
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Sample:
         """From an event; a KeyError or TypeError where the content is not a sample's."""
-        memories = tuple(MemoryId.parse(exactly(name, str)) for name in exactly(content["memories"], list))
-        return cls(memories, exactly(content["top"], int), exactly(content["seed"], int))
+        memories = tuple(MemoryId.parse(require_type(name, str)) for name in require_type(content["memories"], list))
+        return cls(memories, require_type(content["top"], int), require_type(content["seed"], int))
 
 
 ANSWERS: dict[str, type[Label] | type[Verdict]] = {LABELS: Label, VERDICTS: Verdict}
@@ -193,7 +193,7 @@ class Annotations:
         self.index = index
         self.path = index.folder / ANNOTATIONS
         self._triggers: dict[MemoryId, int] = {}  # an index with annotations keeps its triggers
-        with _explaining(self.path):
+        with _readable_errors(self.path):
             self._database = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = FULL")
@@ -364,7 +364,7 @@ def history_mark(index: Index, task: str) -> str | None:
         return None
     address = path.absolute().as_uri() + "?mode=ro"
     keys: dict[str, None] = {}
-    with _explaining(path), closing(sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)) as database:
+    with _readable_errors(path), closing(sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)) as database:
         for table, where in (("history", f"WHERE task = '{task}'"), (OLD_TABLES[task], "")):
             if _has_table(database, table):
                 keys |= dict.fromkeys(
@@ -374,7 +374,7 @@ def history_mark(index: Index, task: str) -> str | None:
 
 
 @contextmanager
-def _explaining(path: Path) -> Iterator[None]:
+def _readable_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
@@ -386,7 +386,7 @@ def check_annotator(annotator: str) -> None:
         raise UnknownName(f"{annotator!r} cannot be an annotator's name; use letters, digits or signs")
 
 
-def exactly(value: Any, kind: type[_Value]) -> _Value:
+def require_type(value: Any, kind: type[_Value]) -> _Value:
     if type(value) is not kind:  # True is an int, but no rank
         raise TypeError(f"{value!r} is not of type {kind.__name__}")
     return value

@@ -25,7 +25,7 @@ from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.words import KINDS
 
-Covered = dict[str, frozenset[int]]  # class, or "either" -> trigger ranks
+Coverage = dict[str, frozenset[int]]  # class, or "either" -> trigger ranks
 _CLASSES = (*KINDS, "either")
 _Item = TypeVar("_Item")
 
@@ -170,32 +170,32 @@ def cohens_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
     return None if expected == 1 else (observed - expected) / (1 - expected)
 
 
-def _covered_by_people(labels: Sequence[Label]) -> dict[str, dict[MemoryId, Covered]]:
-    found: dict[str, dict[MemoryId, Covered]] = {}
+def _covered_by_people(labels: Sequence[Label]) -> dict[str, dict[MemoryId, Coverage]]:
+    found: dict[str, dict[MemoryId, Coverage]] = {}
     for label in labels:
         ranks = {kind: {rank for p in label.patterns if p.kind == kind for rank in p.prefixes} for kind in KINDS}
-        found.setdefault(label.annotator, {})[label.memory] = _covered(ranks)
+        found.setdefault(label.annotator, {})[label.memory] = _coverage(ranks)
     return found
 
 
-def _covered_by_machine(index: Index, memories: set[MemoryId], top: int | None) -> dict[MemoryId, Covered]:
+def _covered_by_machine(index: Index, memories: set[MemoryId], top: int | None) -> dict[MemoryId, Coverage]:
     ranks: dict[MemoryId, dict[str, set[int]]] = {memory: {kind: set() for kind in KINDS} for memory in memories}
     for memory, rows in index.rows_of("patterns", memories, "kind, prefixes").items():
         for row in rows:
             ranks[memory][row["kind"]].update(rank for rank in row["prefixes"] if top is None or rank < top)
-    return {memory: _covered(own) for memory, own in ranks.items()}
+    return {memory: _coverage(own) for memory, own in ranks.items()}
 
 
-def _covered(ranks: Mapping[str, set[int]]) -> Covered:
+def _coverage(ranks: Mapping[str, set[int]]) -> Coverage:
     return {kind: frozenset(ranks[kind]) for kind in KINDS} | {"either": frozenset().union(*ranks.values())}
 
 
-def _class_of(covered: Covered) -> str:
+def _class_of(covered: Coverage) -> str:
     has = [kind for kind in KINDS if covered[kind]]
     return "both" if len(has) == 2 else has[0] if has else "none"
 
 
-def _pair(one: str, other: str, left: Mapping[MemoryId, Covered], right: Mapping[MemoryId, Covered]) -> PairAgreement:
+def _pair(one: str, other: str, left: Mapping[MemoryId, Coverage], right: Mapping[MemoryId, Coverage]) -> PairAgreement:
     shared = sorted(left.keys() & right.keys())
     classes = [(_class_of(left[memory]), _class_of(right[memory])) for memory in shared]
     overlaps = [_mean_jaccard([(left[memory][kind], right[memory][kind]) for memory in shared]) for kind in _CLASSES]

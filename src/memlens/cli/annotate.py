@@ -97,19 +97,19 @@ def annotate(
         elif doing == "import":
             _import(screen, notes, task, format_, file)
         elif doing == "undo":
-            subject = _given(memory, "--memory") if task == LABELS else _given(example, "--example")
-            _undo(screen, notes, task, _given(annotator, "--annotator"), subject)
+            subject = _require(memory, "--memory") if task == LABELS else _require(example, "--example")
+            _undo(screen, notes, task, _require(annotator, "--annotator"), subject)
         elif doing == "judge":
-            _judge(screen, notes, _given(annotator, "--annotator"), _given(example, "--example"), verdict)
+            _judge(screen, notes, _require(annotator, "--annotator"), _require(example, "--example"), verdict)
         elif doing == "finish":
-            notes.finish(_given(annotator, "--annotator"))
+            notes.finish(_require(annotator, "--annotator"))
             screen.note(f"{annotator} has finished")
         else:
-            _label(screen, notes, _given(annotator, "--annotator"), _given(memory, "--memory"), pattern or [])
+            _label(screen, notes, _require(annotator, "--annotator"), _require(memory, "--memory"), pattern or [])
 
 
 def _report(screen: Screen, index: Index, task: str, doing: str, annotator: str | None) -> None:
-    """What there is to read, as a table or as JSON."""
+    """Print progress, agreement, comparison or the changes to judge, as a table or as JSON."""
     from memlens.annotations import study
     from memlens.annotations.store import VERDICTS
 
@@ -180,7 +180,7 @@ def _judge(screen: Screen, notes: Annotations, annotator: str, name: str, verdic
     known = _changes(notes.index)
     if name not in known:
         raise UnknownName(f"there is no example '{name}'; list them with `memlens annotate INDEX verdicts`")
-    notes.save(Verdict(annotator, known[name], _given(verdict, "--verdict")))
+    notes.save(Verdict(annotator, known[name], _require(verdict, "--verdict")))
     screen.note(f"{name}: {verdict}; `memlens experiment {visible(str(notes.index.folder))} last-layer` counts it")
 
 
@@ -265,13 +265,13 @@ def read_export(file: str | None) -> str:
 
 
 def _format(wanted: str | None, file: str | None) -> str:
-    """As said, or by the file's name."""
+    """The wanted format, or that of the file's name."""
     if wanted is not None:
         return wanted
     return "csv" if file is not None and file.lower().endswith(".csv") else "json"
 
 
-def _given(value: str | None, option: str) -> str:
+def _require(value: str | None, option: str) -> str:
     if value is None:
         raise SettingError(f"{option} is missing; say it")
     return value

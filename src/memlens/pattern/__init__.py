@@ -1,4 +1,4 @@
-"""What a memory's triggers have in common: found by machine for all memories.
+"""Patterns that the triggers of a memory share, found for all memories without a model.
 
 compute_patterns(index)              patterns.parquet and names.parquet (table)
 memory_name(index, "L3N512")         one memory in one line, with what follows it and what it promotes (table)

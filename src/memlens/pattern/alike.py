@@ -53,7 +53,7 @@ class DuplicateGroup:
 def duplicates(index: Index, least: float = 0.5, top: int = TOP) -> list[DuplicatePair]:
     """All pairs whose sets of triggers have a Jaccard index of at least `least`: each once, most alike first."""
     _check(least)
-    equal = _equal(trigger_sets(index, top))
+    equal = _equal_sets(trigger_sets(index, top))
     entries, copies = list(equal), list(equal.values())
     sets = AlikeSets(entries, least)
     pairs = []
@@ -70,7 +70,7 @@ def duplicates(index: Index, least: float = 0.5, top: int = TOP) -> list[Duplica
 def duplicate_groups(named: NamedSets, least: float) -> list[DuplicateGroup]:
     """The memory with most others alike to it and these others, then the same among those that are left, and so on."""
     _check(least)
-    copies = sorted(sorted(own) for own in _equal(named).values())
+    copies = sorted(sorted(own) for own in _equal_sets(named).values())
     sets = AlikeSets([named[own[0]] for own in copies], least)
     weight = np.array([len(own) for own in copies], np.int64)  # 0 once a set is in a group
     waiting = [(-size, number) for number, size in enumerate(sets.weights(weight).tolist()) if size > 1]
@@ -115,7 +115,7 @@ def _check(least: float) -> None:
         raise SettingError(f"the least Jaccard index is {least}; it lies above 0 and is at most 1")
 
 
-def _equal(named: NamedSets) -> dict[frozenset[int], list[MemoryId]]:
+def _equal_sets(named: NamedSets) -> dict[frozenset[int], list[MemoryId]]:
     found: dict[frozenset[int], list[MemoryId]] = {}
     for name, entries in named.items():
         if entries:
@@ -183,7 +183,7 @@ def _pack(sets: Sequence[frozenset[int]], least: float) -> _SetArrays:
 
 
 @compiled
-def _shared(entries: IntArray, a: int, a_stop: int, b: int, b_stop: int, needed: int) -> int:
+def _count_shared(entries: IntArray, a: int, a_stop: int, b: int, b_stop: int, needed: int) -> int:
     """How many entries two ascending runs have in common; 0 as soon as it cannot be `needed` any more."""
     left_a, left_b = a_stop - a - needed, b_stop - b - needed  # so many entries of each may be without a partner
     count = 0
@@ -223,7 +223,7 @@ def _neighbours_(sets: _SetArrays, number: int, least: float, answer: _Answer) -
             a, b = place + 1, starts[other] + places[i] + 1
             if stop - a < needed or starts[other + 1] - b < needed:
                 continue
-            shared = 1 + _shared(entries, a, stop, b, starts[other + 1], needed)
+            shared = 1 + _count_shared(entries, a, stop, b, starts[other + 1], needed)
             jaccard = shared / (length + theirs - shared)
             if jaccard >= least:
                 numbers[count], alike[count] = other, jaccard

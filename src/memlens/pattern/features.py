@@ -258,7 +258,7 @@ class Background:
     counts: NDArray[np.int64]
     prefixes: int
     length_shares: NDArray[np.float64]  # [WINDOW + 1]: share of prefixes of each length
-    hypotheses: int  # a memory
+    hypotheses: int  # per memory
 
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> Background:

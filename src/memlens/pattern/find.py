@@ -88,8 +88,8 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
         topic, q = topics.get(m, (None, 1.0))
         members = topic.members if topic else 0
         kept = add_waiting(chosen[m], own, members, filled[m], last[m], significant.cutoff)
-        named = [_shallow(candidate, texts) for candidate in kept]
-        named += [_semantic(topic, texts, vectors, q)] if topic else []
+        named = [_shallow_pattern(candidate, texts) for candidate in kept]
+        named += [_semantic_pattern(topic, texts, vectors, q)] if topic else []
         patterns.append(sorted(named, key=lambda pattern: (-pattern.confidence(filled[m]), pattern.name)))
     notes: dict[str, float | int] = {
         "hypotheses": significant.hypotheses + len(triggers.rows),
@@ -109,13 +109,13 @@ def _last_words(texts: Texts, triggers: TriggerRows) -> list[list[int]]:
     return found
 
 
-def _shallow(candidate: Candidate, texts: Texts) -> Pattern:
+def _shallow_pattern(candidate: Candidate, texts: Texts) -> Pattern:
     feature, words = candidate.feature, texts.words
     described = (feature.name(words), "shallow", feature.describe(words))
     return Pattern(*described, candidate.members, candidate.share, candidate.q)
 
 
-def _semantic(topic: SemanticTopic, texts: Texts, vectors: WordVectors, q: float) -> Pattern:
+def _semantic_pattern(topic: SemanticTopic, texts: Texts, vectors: WordVectors, q: float) -> Pattern:
     words = [texts.words.texts[vectors.numbers[row]] for row in topic.words]
     described = (f"topic:{' '.join(sorted(words))}", "semantic", f"about: {', '.join(words)}")
     return Pattern(*described, topic.members, topic.share, q)
@@ -132,8 +132,8 @@ class FollowingTokens:
 
 def what_follows(index: Index, triggers: TriggerRows, rate: float) -> list[FollowingTokens]:
     """For each row of TriggerRows."""
-    typical = _typical(index, triggers, rate)
-    promoted = dict(_promoted(index)) if index.has("values") else {}
+    typical = _typical_tokens(index, triggers, rate)
+    promoted = dict(_promoted_tokens(index)) if index.has("values") else {}
     found = []
     names = zip(triggers.layer.tolist(), triggers.memory.tolist(), strict=True)
     for own, name in zip(typical, names, strict=True):
@@ -143,7 +143,7 @@ def what_follows(index: Index, triggers: TriggerRows, rate: float) -> list[Follo
     return found
 
 
-def _typical(index: Index, triggers: TriggerRows, rate: float) -> list[list[tuple[int, int]]]:
+def _typical_tokens(index: Index, triggers: TriggerRows, rate: float) -> list[list[tuple[int, int]]]:
     counts = _token_counts(index)
     memory, rank = np.nonzero(triggers.following >= 0)
     pairs, times = np.unique(
@@ -172,7 +172,7 @@ def _token_counts(index: Index) -> NDArray[np.int64]:
     return counts
 
 
-def _promoted(index: Index) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
+def _promoted_tokens(index: Index) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:
     with pq.ParquetFile(index.path("values")) as file:
         for batch in file.iter_batches(4096, columns=["layer", "memory", "tokens"]):
             for row in batch.to_pylist():

@@ -155,7 +155,7 @@ def choose(
     kept = [c for c in candidates if not any(_explains(words.get(w), c) for w in set(c.feature.words))]
     waiting = [c for c in kept if c.is_content_word(content) and c.size < _DOMINANT * triggers]
     names = {c.feature for c in waiting}
-    patterns = _greedy([], [c for c in kept if c.feature not in names], triggers, last_words, cutoff)
+    patterns = _pick([], [c for c in kept if c.feature not in names], triggers, last_words, cutoff)
     return ShallowChoice(tuple(_longest(patterns, candidates)), tuple(waiting))
 
 
@@ -169,7 +169,7 @@ def add_waiting(
 ) -> tuple[Candidate, ...]:
     """Patterns with those waiting words that the topic's prefixes (a bit each) do not account for."""
     free = [c for c in chosen.waiting if (c.members & topic).bit_count() < c.size / 2]
-    more = _greedy(list(chosen.patterns), free, triggers, last_words, cutoff)
+    more = _pick(list(chosen.patterns), free, triggers, last_words, cutoff)
     return tuple(_longest(more, candidates, before=len(chosen.patterns)))
 
 
@@ -188,7 +188,7 @@ def _score(candidate: Candidate, triggers: int) -> tuple[float, int, float, str]
     return log(max(p, 1e-300)), -max(len(feature.words), 1), candidate.share, name
 
 
-def _greedy(
+def _pick(
     picked: list[Candidate], candidates: Iterable[Candidate], triggers: int, last_words: Sequence[int], cutoff: float
 ) -> list[Candidate]:
     for candidate in sorted(candidates, key=lambda c: _score(c, triggers)):
@@ -234,11 +234,11 @@ def _longest(patterns: Iterable[Candidate], candidates: Sequence[Candidate], bef
         if (best.members & ~taken).bit_count() >= GROUNDED:
             found.append(best)
         else:
-            found = [_joined(earlier, best) for earlier in found]
+            found = [_join(earlier, best) for earlier in found]
     return found
 
 
-def _joined(one: Candidate, other: Candidate) -> Candidate:
+def _join(one: Candidate, other: Candidate) -> Candidate:
     """Two n-grams of the same prefixes that continue each other, as one: "for the first" and "the first time"."""
     left, right = one.feature.words, other.feature.words
     if one.feature.kind != "n-gram" or other.feature.kind != "n-gram" or _implies(one.feature, other.feature):

@@ -1,4 +1,4 @@
-"""Topics: do a memory's prefixes speak of the same thing beyond the words they share, which of them, and of what?
+"""Topics: prefixes of a memory that speak of the same thing beyond the words they share, and the words that name it.
 
 Coherence, one hypothesis per memory (words of its shallow patterns are left out):
 
@@ -130,7 +130,7 @@ class Coherence:
         means, variances = _pair_moments(background, vectors, random.choice(usable, (_PAIRS, 2)))
         calibrated = cls(vectors, means, variances, {})
         for size in sorted({size for size in (3, 4, 6, 9, 14, 20, 25, 35, 50, 64) if size < triggers} | {triggers}):
-            z, _ = calibrated.standardised(
+            z, _ = calibrated.z_scores(
                 background, random.choice(usable, (NULL_SETS, size)), ExcludedWords.none(NULL_SETS)
             )
             z.sort()
@@ -138,7 +138,7 @@ class Coherence:
             calibrated.null[size] = (z, float((z[z > bar] - bar).mean()) if (z > bar).any() else 1.0)
         return calibrated
 
-    def standardised(
+    def z_scores(
         self, prefixes: VectorWords, sets: NDArray[np.int64], excluded: ExcludedWords
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """z and the number of prefixes with a vector, for each set of prefixes [sets, triggers]."""
@@ -309,7 +309,7 @@ def find_topics(
     own = VectorWords.of(texts.triggers, vectors)
     coherence = Coherence.calibrate(sample, vectors, triggers.rows.shape[1], settings.seed)
     excluded = _words_of_patterns(chosen, vectors)
-    z, filled = coherence.standardised(own, triggers.one_per_sentence(), excluded)
+    z, filled = coherence.z_scores(own, triggers.one_per_sentence(), excluded)
     q = q_values(coherence.p_values(z, filled), len(z))
     pool = Pool.draw(sample, vectors, settings.seed)
     found: dict[int, tuple[SemanticTopic, float]] = {}

@@ -183,7 +183,7 @@ def read_prefix_words(
 ) -> PrefixWords:
     """Words of the given prefixes, in their order; position -1 (BOS alone) has none."""
     order = np.lexsort((positions, sentences))
-    parts = list(_in_order(index, sentences[order], positions[order], words))
+    parts = list(_read_sorted(index, sentences[order], positions[order], words))
     lengths, numbers, last, opens = (np.concatenate(column) for column in zip(*parts, strict=True))
     begins = np.concatenate([[0], np.cumsum(lengths)])
     back = np.empty(len(order), np.int64)
@@ -194,7 +194,7 @@ def read_prefix_words(
     return PrefixWords(numbers[source], offsets, last[back], opens[back])
 
 
-def _in_order(
+def _read_sorted(
     index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]]:
     """Lengths, words, last spellings and quotes of sorted prefixes, chunk by chunk."""
@@ -213,10 +213,10 @@ def _in_order(
                 "opening": _OPENING,
             }
             found = database.sql(_QUERY, params=parameters).to_arrow_table().combine_chunks()
-            yield _numbered(found, words)
+            yield _number_words(found, words)
 
 
-def _numbered(
+def _number_words(
     found: pa.Table, words: Words
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
     lists = found.column("words").combine_chunks()
