@@ -35,16 +35,11 @@ def interleaved(weight, head=8):
 def write_gguf(path, network, adds_bos):
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
-    writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(WIDTH)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(MEMORIES)
-    writer.add_head_count(3)
-    writer.add_head_count_kv(1)
-    writer.add_rope_dimension_count(8)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_layer_norm_rms_eps(network.config.rms_norm_eps)
-    writer.add_vocab_size(VOCABULARY)
+    sizes = {"context_length": CONTEXT, "embedding_length": WIDTH, "block_count": LAYERS, "vocab_size": VOCABULARY}
+    sizes |= {"feed_forward_length": MEMORIES, "head_count": 3, "head_count_kv": 1, "rope_dimension_count": 8}
+    sizes |= {"rope_freq_base": 10000.0, "layer_norm_rms_eps": network.config.rms_norm_eps}
+    for name, size in sizes.items():
+        getattr(writer, f"add_{name}")(size)
     write_tokenizer(writer, adds_bos)
     for name, tensor in network.state_dict().items():
         stem, weight = name.removesuffix(".weight"), tensor.numpy()

@@ -82,13 +82,10 @@ def test_without_a_final_norm_there_is_only_the_raw_reading():
         model.lens.value_scores(values, 0, "folded")
 
 
-def test_scores_of_a_half_precision_model_are_float32():
+def test_embeddings_are_told_apart_where_they_are_not_tied_and_are_float32_in_half_precision():
     model = load(tiny_model("gpt2").to(torch.bfloat16))
     assert model.lens.value_scores(model.layers[0].values, 0).dtype == torch.float32
     assert model.lens.embedding.dtype == model.lens.input_embedding.dtype == torch.float32
-
-
-def test_embeddings_are_told_apart_where_they_are_not_tied():
     tied, untied = load(tiny_model("gpt2")), load(tiny_model("gptj"))
     assert tied.lens.tied and torch.equal(tied.lens.embedding, tied.lens.input_embedding)
     assert not untied.lens.tied and not torch.equal(untied.lens.embedding, untied.lens.input_embedding)

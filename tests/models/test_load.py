@@ -25,11 +25,6 @@ def folder(tmp_path):
     return save_tiny(tmp_path / "tiny-gpt2", "gpt2")
 
 
-@pytest.fixture
-def offline(monkeypatch):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-
 def refused(kind, model, *words, **options):
     with pytest.raises(kind) as caught:
         load(model, **options)
@@ -108,14 +103,12 @@ def test_nothing_is_printed_and_no_setting_of_transformers_is_left_changed(folde
     assert (captured.out, captured.err) == ("", "")
 
 
-def test_a_place_where_nothing_is_is_named(tmp_path, monkeypatch):
+def test_a_place_where_nothing_is_and_a_hub_id_that_is_not_in_the_cache_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("./nothing", str(tmp_path / "nothing"), Path("nothing"), "nothing.gguf", "a/b/c", ""):
         refused(ModelNotFound, name, "no such folder or file", str(name))
 
-
-def test_a_hub_id_that_is_not_in_the_cache_is_refused_offline(offline, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     refused(ModelNotFound, "memlens-tests/no-such-model", "HF_HUB_OFFLINE")
     refused(ModelNotFound, "not a hub id", "'not a hub id'", "Hub id")
 
@@ -231,7 +224,7 @@ def test_a_kind_that_cannot_be_read_as_memories_is_refused_with_its_reason(tmp_p
     refused(UnsupportedModel, tmp_path, model_type if model_type == "mamba" else tmp_path.name, reason)
 
 
-def test_loaded_objects_of_a_wrong_kind_are_refused():
+def test_models_of_a_wrong_kind_are_refused(tmp_path):
     refused(ModelError, 7, "int is not a model")
     refused(ModelError, torch.nn.Linear(2, 2), "Linear is not a model")
     refused(UnsupportedModel, GPT2Model(tiny_model("gpt2").config), "no language modelling head")
@@ -240,20 +233,11 @@ def test_loaded_objects_of_a_wrong_kind_are_refused():
     )
     assert isinstance(bert, PreTrainedModel)
     refused(UnsupportedModel, bert, "encoder")
-
-
-def test_a_classifier_on_top_of_a_language_model_is_refused(tmp_path):
     classifier = GPT2ForSequenceClassification(tiny_model("gpt2").config)
     refused(UnsupportedModel, classifier, "head")
     classifier.save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     refused(UnsupportedModel, tmp_path, "a text classifier (GPT2ForSequenceClassification)")
-
-
-def test_a_fairseq_folder_goes_to_its_own_reader(tmp_path):
-    for name in ("model.pt", "dict.txt"):
-        (tmp_path / name).touch()
-    refused(ModelError, tmp_path, "dict.txt, line 1")
 
 
 def test_the_fingerprint_is_the_same_for_copies_and_for_the_loaded_object(folder, tmp_path):

@@ -68,21 +68,12 @@ def test_whether_bos_is_added_is_found_by_encoding_a_text():
     dressed = Tokenizer(tiny_tokenizer(adds_bos=True))
     assert (dressed.bos, dressed.adds_bos) == (1, True)
     assert Tokenizer(tiny_tokenizer(adds_bos=True), adds_bos=False).adds_bos is False
-
-
-def test_a_tokenizer_without_bos_has_none():
     fast = tiny_tokenizer()
     fast.bos_token = None
     tokenizer = Tokenizer(fast)
     assert (tokenizer.bos, tokenizer.adds_bos) == (None, False)
     with pytest.raises(ModelError, match="BOS"):
         Tokenizer(fast, adds_bos=True)
-
-
-@pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
-def test_the_text_of_a_token_keeps_its_leading_space(tokenizer):
-    assert tokenizer.token_text(tokenizer.id_of(" river")) == " river"
-    assert tokenizer.token_text(tokenizer.id_of("he")) == "he"
 
 
 def test_half_characters_special_tokens_and_unused_rows_have_a_text():
@@ -96,7 +87,9 @@ def test_half_characters_special_tokens_and_unused_rows_have_a_text():
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
-def test_every_full_token_is_found_again_by_its_text(tokenizer):
+def test_every_full_token_is_found_again_by_its_text_leading_space_included(tokenizer):
+    assert tokenizer.token_text(tokenizer.id_of(" river")) == " river"
+    assert tokenizer.token_text(tokenizer.id_of("he")) == "he"
     for token in range(tokenizer.size):
         text = tokenizer.token_text(token)
         if "\ufffd" not in text:
@@ -110,15 +103,9 @@ def test_a_text_that_is_not_one_token_is_refused_with_its_split():
         BYTES.id_of("")
 
 
-def test_a_broken_surrogate_is_refused_in_one_line():
+def test_a_broken_surrogate_and_a_tokenizer_without_offsets_are_refused():
     with pytest.raises(CorpusError, match="not valid Unicode") as caught:
         BYTES.encode(["fine", "broken \ud800"])
     assert "\n" not in str(caught.value)
-
-
-def test_a_tokenizer_without_offsets_is_refused():
-    class Slow:
-        is_fast = False
-
     with pytest.raises(ModelError, match="fast tokenizer"):
-        Tokenizer(Slow())
+        Tokenizer(type("Slow", (), {"is_fast": False})())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memlens.scanner.autotune import ScanEstimate
     from memlens.scanner.settings import ScanSettings
 
-# What each check of models/proof.py compares, in the paper's letters.
+# the checks of models/proof.py in the paper's letters
 _CHECKS = {
     "coefficients": "m = f(x K + b)",
     "output": "m V + b = the block's output",
@@ -54,7 +54,7 @@ def info(
 
     settings = ScanSettings(threads=usable_cores() if threads is None else threads)
     if estimate:
-        _say_beforehand(screen, model, dtype, settings)
+        _note_memory(screen, model, dtype, settings)
     loaded = load(model, device=device, dtype=dtype)
     facts = describe(loaded)
     screen.detail("measuring the speed of a scan on random tokens …" if estimate else "no estimate asked for")
@@ -65,8 +65,8 @@ def info(
         _print(screen, facts, cost)
 
 
-def _say_beforehand(screen: Screen, model: str, dtype: str, settings: ScanSettings) -> None:
-    """What a scan will take in memory, before anything is loaded."""
+def _note_memory(screen: Screen, model: str, dtype: str, settings: ScanSettings) -> None:
+    """The memory that a scan will take, before anything is loaded."""
     from memlens.models.info import sizes_before_loading
     from memlens.scanner.autotune import free_memory, memory_before_loading
 

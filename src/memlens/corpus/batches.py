@@ -43,7 +43,7 @@ def cut_batches(sentences: Sequence[tuple[int, np.ndarray]], batch_tokens: int, 
 
 
 def _count_rows(widths: Sequence[int], first: int, batch_tokens: int) -> int:
-    """How many sentences from `first` on make one batch."""
+    """The number of sentences from `first` on that make one batch."""
     width = widths[first]
     filled = width
     rows = 1

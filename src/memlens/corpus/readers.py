@@ -159,7 +159,7 @@ def pick_column(record: dict[str, Any], column: str, place: str) -> object:
 
 
 def check_text(value: object, column: str, place: str) -> str:
-    """The text, stripped; "" for a null. What no tokenizer or table can hold is refused."""
+    """The text, stripped; "" for a null. Text that no tokenizer or table can hold is refused."""
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -97,7 +97,7 @@ def cut_sentences(line: str, language: str) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Sentence:
-    """What is scanned at once.
+    """A text that is scanned at once.
 
     text    the unit, or where tokens were dropped or a block was cut, the part of it that the tokens cover
     ends    for each token the offset in `text` where it ends; never falling

@@ -27,7 +27,7 @@ from memlens.models.memory_model import FeedForward, MemoryModel
 
 @dataclass(frozen=True, eq=False)
 class PositionStates:
-    """What every layer did at n positions; o = r + y. All are copies, float32 or finer."""
+    """States and coefficients of every layer at n positions; o = r + y. All are copies, float32 or finer."""
 
     embedding: Tensor  # [n, d], the input of the first layer
     r: dict[int, Tensor]  # [n, d]
@@ -39,7 +39,7 @@ class PositionStates:
         return len(self.embedding)
 
     def attention(self, layer: int) -> Tensor:
-        """What a layer added to the stream besides its memories, [n, d]."""
+        """The rest of a layer's update of the stream, besides its memories, [n, d]."""
         before = self.embedding if layer == 0 else self.o[layer - 1]
         return self.r[layer] - before
 
@@ -102,7 +102,7 @@ def record_positions(
 
 @dataclass(frozen=True, eq=False)
 class LogitParts:
-    """The logits of n tokens, taken apart: logit = embedding + constant + sum over layers of attention + ffn."""
+    """The logits of n tokens in parts: logit = embedding + constant + sum over layers of attention + ffn."""
 
     embedding: Tensor  # [n]
     attention: Tensor  # [layers, n]
@@ -115,7 +115,7 @@ class LogitParts:
 
 
 class LogitDecomposition:
-    """The algebra for one model; keeps its output embedding once it was needed, which some models make anew."""
+    """Directions, constants and parts for one model; its output embedding is computed once, when first needed."""
 
     def __init__(self, model: MemoryModel) -> None:
         self._model = model

@@ -170,7 +170,7 @@ class AdaptiveLens(Lens):
 
     @property
     def embedding(self) -> Tensor:
-        """Each word's direction, [vocabulary, d], projections multiplied in: made anew at each call."""
+        """Each word's direction, [vocabulary, d], projections multiplied in; computed at each call."""
         with torch.no_grad():
             return at_least_float32(self._output.table())
 
@@ -192,7 +192,7 @@ class AdaptiveLens(Lens):
 
     @property
     def input_embedding(self) -> Tensor:
-        """Each word's vector, [vocabulary, d], projections multiplied in and not scaled: made anew at each call."""
+        """Each word's vector, [vocabulary, d], projections multiplied in, not scaled; computed at each call."""
         with torch.no_grad():
             return at_least_float32(self._input_embedding.table())
 

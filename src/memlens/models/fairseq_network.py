@@ -76,7 +76,7 @@ class AdaptiveInput(nn.Module):
         return vectors.view(*tokens.shape, self.width)
 
     def table(self) -> Tensor:
-        """All words' projected vectors, [words, d], made anew at each call."""
+        """All words' projected vectors, [words, d], computed at each call."""
         pieces = [projection(words.weight) for words, projection in zip(self.words, self.projections, strict=True)]
         return torch.cat(pieces)
 

@@ -55,7 +55,7 @@ class ModelInfo:
 
 
 def describe(model: MemoryModel) -> ModelInfo:
-    """What there is to know about a loaded model."""
+    """The facts about a loaded model."""
     first, lens = model.layers[0], model.lens
     tokenizer = model.tokenizer if model.has_tokenizer else None
     has_bos = tokenizer is not None and tokenizer.bos is not None
@@ -88,7 +88,7 @@ def describe(model: MemoryModel) -> ModelInfo:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """What a model will take; without layers where only its file was looked at."""
+    """A model's sizes; without layers where only its file was looked at."""
 
     parameters: int
     memories: tuple[int, ...] = ()  # by layer

@@ -42,7 +42,7 @@ class Norm:
 
     @property
     def gain(self) -> Tensor | None:
-        """What each coordinate is multiplied with, [d], at least float32; None where the norm has no gain."""
+        """The factor of each coordinate, [d], at least float32; None where the norm has no gain."""
         weight: Tensor | None = getattr(self.module, "weight", None)
         if weight is None:
             return None
@@ -51,7 +51,7 @@ class Norm:
 
     @property
     def bias(self) -> Tensor | None:
-        """What is added at the end, [d], at least float32; None where nothing is."""
+        """The last summand, [d], at least float32; None where there is none."""
         bias: Tensor | None = getattr(self.module, "bias", None)
         return None if bias is None else at_least_float32(bias.detach())
 
@@ -104,7 +104,7 @@ class Lens:
 
     @property
     def readings(self) -> tuple[str, ...]:
-        """How a value can be read, the default first."""
+        """The ways to read a value, the default first."""
         return ("raw",) if self.final_norm is None else ("folded", "raw")
 
     @property
@@ -118,7 +118,7 @@ class Lens:
 
     @property
     def logit_is(self) -> str:
-        """What is called a logit here, in words for people."""
+        """The meaning of a logit here, in words for people."""
         return "the model's own logit" + ("" if self.soft_cap is None else " before it is soft-capped")
 
     def logit_rows(self, tokens: Tensor) -> Tensor:
@@ -148,7 +148,7 @@ class Lens:
         return weight
 
     def folded(self, vectors: Tensor, layer: int, reading: str | None = None) -> Tensor:
-        """What is multiplied with E to read `vectors` [n, d] of a layer, so that a caller may do that in blocks."""
+        """The factor of E that reads `vectors` [n, d] of a layer, so that a caller may multiply in blocks."""
         reading = self.checked_reading(reading)
         vectors = at_least_float32(vectors)
         if reading == "raw":
@@ -168,7 +168,7 @@ class Lens:
             return torch.matmul(vectors, self.embedding.T, out=out)
 
     def state_logits(self, states: Tensor, gradients: bool = False) -> Tensor:
-        """What the model would score from states [n, d] (or [..., d]), before soft-capping: [n, vocabulary]."""
+        """The model's scores for states [n, d] (or [..., d]), before soft-capping: [n, vocabulary]."""
         with torch.set_grad_enabled(gradients):
             # in the model's own dtype and by its own modules, so that the last state gives exactly its own prediction
             states = states.to(self._output_weight.dtype)

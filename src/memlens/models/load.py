@@ -32,7 +32,7 @@ _GGUF_ADDS_BOS = "tokenizer.ggml.add_bos_token"
 
 @dataclass(frozen=True)
 class _Options:
-    """What was asked for beside the model's name."""
+    """The arguments of load() beside the model's name."""
 
     tokenizer: Any
     device: torch.device

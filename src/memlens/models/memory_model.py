@@ -117,7 +117,7 @@ def _bias(projection: nn.Module) -> Tensor | None:
 
 @dataclass
 class Recording:
-    """What the latest forward pass did, layer by layer. All are copies: later in-place changes do not reach them.
+    """Coefficients and states of the latest forward pass, layer by layer; all are copies.
 
     o = r + y in every layer: y is what the feed-forward block adds to the residual stream (after its post-norm where
     it has one), o the layer's output, r what the stream holds without y. States are float32 or finer.
