@@ -59,6 +59,12 @@ def analyzed(models: dict[str, Path], text: Path, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture
+def whole(analyzed: Analysis, copy_of: Callable[..., Index]) -> Path:
+    """A copy of the index that has everything."""
+    return copy_of(analyzed.index, "whole").folder
+
+
+@pytest.fixture
 def with_values(tiny_gpt2_values: Index, copy_of: Callable[..., Index]) -> Path:
     """A copy of the index with values that a test may endanger."""
     return copy_of(tiny_gpt2_values, "valued").folder

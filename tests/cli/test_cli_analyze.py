@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,6 @@ def stop_at(wanted: str) -> Any:
             raise KeyboardInterrupt
 
     return progress
-
-
-@pytest.fixture
-def whole(analyzed: Analysis, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(analyzed.index.folder, tmp_path / "whole"))
 
 
 def test_an_analysis_has_every_stage(analyzed: Analysis) -> None:

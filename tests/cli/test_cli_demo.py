@@ -16,9 +16,9 @@ import memlens
 from memlens import pipeline
 from memlens.cli import main
 from memlens.corpus.settings import BUNDLED
+from memlens.errors import ModelNotFound, SettingError
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.pipeline import FINDINGS, STAGES, Demo, demo
-from memlens.testing import save_tiny
 
 OPTIONS: dict[str, Any] = {"prefixes": 30, "edited": 2, "threads": 1, "top": 7}
 
@@ -58,12 +58,6 @@ def test_the_command_of_every_finding_runs(shown: Demo, capsys: pytest.CaptureFi
     assert capsys.readouterr().out
 
 
-def test_again_it_keeps_what_is_there(shown: Demo, models: dict[str, Path], text: Path) -> None:
-    again = demo(models["gated"], text, out=shown.index.folder, **OPTIONS)
-    assert outcomes(again) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
-    assert again.findings == shown.findings
-
-
 def test_interrupted_it_continues_to_the_same_tables(
     shown: Demo, models: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +66,9 @@ def test_interrupted_it_continues_to_the_same_tables(
         job(watcher=Stops("experiments"))
     assert outcomes(job()) == dict.fromkeys(STAGES[:3], "kept") | dict.fromkeys(STAGES[3:], "made")
     assert tables(tmp_path / "index") == tables(shown.index.folder)
+    again = job()
+    assert outcomes(again) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
+    assert [finding.lines for finding in again.findings] == [finding.lines for finding in shown.findings]
 
 
 @pytest.mark.usefixtures("bundled")
@@ -93,48 +90,29 @@ def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: D
 def test_serve_opens_the_workbench_on_the_demo(
     run: Run, shown: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import memlens.cli.serve
-
     shutil.copytree(shown.index.folder, tmp_path / "index")
-
     served: list[Any] = []
-    monkeypatch.setattr(memlens.cli.serve, "serve", lambda *words, **options: served.append((words, options["model"])))
+    monkeypatch.setattr("memlens.cli.serve.serve", lambda *words, **options: served.append((words, options["model"])))
     assert run("demo", "-o", tmp_path / "index", "--serve").code == 0
     assert served == [((str(tmp_path / "index"),), "bundled")]
-
-
-@pytest.mark.usefixtures("bundled")
-def test_serve_and_json_exclude_each_other(run: Run, tmp_path: Path) -> None:
-    assert is_refused(run("demo", "-o", tmp_path / "index", "--serve", "--json"), "--serve", "--json")
-    assert not (tmp_path / "index").exists()
-
-
-@pytest.mark.usefixtures("bundled")
-def test_a_folder_of_something_else_is_refused(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").write_text("dear reader")
-    assert is_refused(run("demo", "-o", tmp_path), str(tmp_path))
+    assert is_refused(run("demo", "-o", tmp_path / "none", "--serve", "--json"), "--serve", "--json")
+    assert not (tmp_path / "none").exists()
 
 
 def test_without_a_bundled_model_one_line_says_so(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memlens.models.load._BUNDLED", tmp_path / "nothing")
     assert is_refused(run("demo", "-o", tmp_path / "index"), "no bundled model", "memlens analyze")
     assert not (tmp_path / "index").exists()
-
-
-def test_another_model_that_is_not_there_is_told_as_such(tmp_path: Path) -> None:
-    from memlens.errors import ModelNotFound
-
     with pytest.raises(ModelNotFound, match="no such folder"):
         demo(tmp_path / "no" / "model", out=tmp_path / "index")
 
 
 @pytest.mark.parametrize("samples", [{"local-edit": 4}, {"local-edits": 0}])
 def test_a_sample_that_no_experiment_can_have_is_refused_before_the_scan(
-    tmp_path: Path, samples: dict[str, int]
+    models: dict[str, Path], tmp_path: Path, samples: dict[str, int]
 ) -> None:
-    model = save_tiny(tmp_path / "model", "gpt2")
     with pytest.raises(memlens.MemlensError, match=r"local-edit|--sample is 0"):
-        memlens.analyze(model, BUNDLED, out=tmp_path / "index", samples=samples)
+        memlens.analyze(models["plain"], BUNDLED, out=tmp_path / "index", samples=samples)
     assert not (tmp_path / "index").exists()
 
 
@@ -145,7 +123,7 @@ def test_the_bundled_model_on_bundled_text_has_five_findings(tmp_path: Path) -> 
     assert len(found.findings) == 5 and found.report.is_file()
 
 
-def test_larger_samples_that_are_there_are_kept(
+def test_larger_samples_that_are_there_are_kept_and_fresh_begins_anew(
     shown: Demo, models: dict[str, Path], text: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(shown.index.folder, tmp_path / "index")
@@ -154,22 +132,14 @@ def test_larger_samples_that_are_there_are_kept(
     noted = again.index.manifest.content["experiments"]
     assert noted["local-edits"]["sample"] == 3 and noted["refinement"]["sample"] == 30
     assert outcomes(again)["experiments"] == "kept"
+    again = demo(models["gated"], text, out=tmp_path / "index", resume=False, **OPTIONS | {"edited": 1})
+    assert again.index.manifest.experiment("local-edits").sample == 1
 
 
 def test_what_a_demo_cannot_be_told_is_refused(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memlens.errors import SettingError
-
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingError, match="no sample; say prefixes="):
         demo(out="index", sample=5)
     for verb in (["demo"], ["scan", "bundled", "bundled"], ["analyze", "bundled", "bundled"]):
         assert is_refused(run(*verb, "-o", ""), "-o is empty")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_fresh_begins_anew_with_its_own_samples(
-    shown: Demo, models: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(shown.index.folder, tmp_path / "index")
-    again = demo(models["gated"], text, out=tmp_path / "index", resume=False, **OPTIONS | {"edited": 1})
-    assert again.index.manifest.experiment("local-edits").sample == 1

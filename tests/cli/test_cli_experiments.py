@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,12 +12,6 @@ import memlens
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.pipeline import Analysis
-
-
-@pytest.fixture
-def whole(analyzed: Analysis, tmp_path: Path) -> Path:
-    """A copy of the index that has everything."""
-    return Path(shutil.copytree(analyzed.index.folder, tmp_path / "whole"))
 
 
 def test_without_a_name_every_experiment_is_listed(run: Run, valued: Path, analyzed: Analysis) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from cli_helpers import Run
 
+import memlens
 from memlens import text
 from memlens.cli import app as outcome
 from memlens.cli.app import VERBS, make_app
@@ -56,8 +58,6 @@ def on_a_terminal(columns: int, *arguments: object, **environment: str) -> str:
 
 
 def without_styles(written: str) -> str:
-    import re
-
     return re.sub(r"\x1b\[[0-9;]*m", "", written)
 
 
@@ -124,10 +124,11 @@ def test_help_names_every_verb_and_only_those(run: Run) -> None:
     assert len(make_app().registered_commands) == len(VERBS)
 
 
-def test_version_is_the_packages(run: Run) -> None:
-    from memlens import __version__
-
-    assert run("--version").out == f"memlens {__version__}\n"
+def test_help_names_no_python_types_and_the_version_is_the_packages(run: Run) -> None:
+    for verb in VERBS:
+        ran = run(verb, "--help")
+        assert ran.code == 0 and not re.search(r"<\w+(\[\w+\])?>", ran.out), ran.out
+    assert run("--version").out == f"memlens {memlens.__version__}\n"
 
 
 def test_notebooks_show_escaped_html(evil: Path, models: dict[str, Path]) -> None:

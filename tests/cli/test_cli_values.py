@@ -71,9 +71,8 @@ def test_show_has_both_ends_of_the_value_the_key_and_the_agreement(run: Run, val
         for end, tokens, p in (("promotes", "tokens", "p"), ("demotes", "bottom_tokens", "bottom_p")):
             assert [(one["token"], one["number"]) for one in told[end]] == list(zip(row[tokens], row[p], strict=True))
             assert all(one["text"] == vocabulary[one["token"]] for one in told[end])
-        assert [(one["token"], one["number"]) for one in told["key"]] == list(
-            zip(key["tokens"], key["scores"], strict=True)
-        )
+        matches = list(zip(key["tokens"], key["scores"], strict=True))
+        assert [(one["token"], one["number"]) for one in told["key"]] == matches
         assert told["target_rank"] == row["target_rank"]
         assert told["agrees"] is (None if row["target"] is None else row["target"] == row["argmax"])
 
@@ -111,10 +110,8 @@ def test_search_in_values_finds_what_a_naive_search_finds(
     run: Run, valued: Path, queries: list[str], options: list[str]
 ) -> None:
     vocabulary = Index(valued).vocabulary
-    substring, names = (
-        "--substring" in options,
-        ("bottom_tokens", "bottom_p") if "--bottom" in options else ("tokens", "p"),
-    )
+    substring = "--substring" in options
+    names = ("bottom_tokens", "bottom_p") if "--bottom" in options else ("tokens", "p")
     forms = {form for query in queries for form in (query, query if query.startswith(" ") else f" {query}")}
     naive = {}
     for row in rows_of(valued, "values"):

@@ -40,16 +40,8 @@ def test_info_tells_what_the_library_knows(run: Run, models: dict[str, Path]) ->
 def test_info_for_people_has_the_same_facts(run: Run, models: dict[str, Path]) -> None:
     ran = run("info", models["plain"], "--no-estimate")
     assert ran.code == 0 and ran.err == ""
-    for words in (
-        "120: 3 layers of 40",
-        "not gated",
-        "sequential",
-        "97 tokens",
-        "32 tokens",
-        "<s>, not fed",
-        "o = r + y",
-    ):
-        assert words in ran.out
+    facts = ["120: 3 layers of 40", "not gated", "sequential", "97 tokens", "32 tokens", "<s>, not fed", "o = r + y"]
+    assert all(words in ran.out for words in facts)
     assert "a scan here" not in ran.out
 
 
@@ -79,19 +71,8 @@ def test_every_scan_option_reaches_the_scan(run: Run, models: dict[str, Path], t
 
 
 def test_a_preset_gives_way_to_what_is_given(run: Run, models: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    run(
-        "scan",
-        models["plain"],
-        text,
-        "-o",
-        tmp_path / "index",
-        "--preset",
-        "paper",
-        "--dedup",
-        "prefix",
-        "--threads",
-        1,
-    )
+    options = ["--preset", "paper", "--dedup", "prefix", "--threads", 1]
+    run("scan", models["plain"], text, "-o", tmp_path / "index", *options)
     settings = Index(tmp_path / "index").manifest.settings
     assert (settings.per_sentence, settings.dedup) == ("all", "prefix")
 
@@ -133,26 +114,10 @@ def test_dead_memories_are_counted_by_layer(run: Run, tmp_path: Path, text: Path
 
 
 def test_an_interrupted_scan_exits_with_130_and_continues_to_the_same_bytes(
-    run: Run,
-    models: dict[str, Path],
-    made: dict[str, Path],
-    text: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, models: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = (
-        "scan",
-        models["plain"],
-        text,
-        "-o",
-        tmp_path / "index",
-        "--top",
-        7,
-        "--threads",
-        1,
-        "--batch-tokens",
-        64,
-    )
+    options = ["--top", 7, "--threads", 1, "--batch-tokens", 64]
+    command = ["scan", models["plain"], text, "-o", tmp_path / "index", *options]
     report = ScanProgress.__call__
 
     def press_control_c(self: ScanProgress, stage: str, done: int, total: int | None) -> None:

@@ -43,13 +43,6 @@ def test_what_the_readme_calls_is_public() -> None:
     assert called and called <= set(memlens.__all__)
 
 
-def test_the_readmes_commands_exist() -> None:
-    from memlens.cli.app import VERBS
-
-    called = re.findall(r"^memlens +(\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert called and set(called) <= set(VERBS)
-
-
 @pytest.mark.parametrize(
     "code",
     [
@@ -65,22 +58,3 @@ def test_nothing_heavy_is_imported_before_it_is_needed(code: str) -> None:
     check = f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules], file=sys.stderr)"
     ran = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert ran.stderr.splitlines()[-1] == "[]"
-
-
-LOOKING = """
-import sys
-from memlens.cli import main
-index, out = sys.argv[1:]
-commands = [["show", index, "L0N0"], ["search", index, "river"], ["search", index, "e", "--in", "values"]]
-commands += [["check", index], ["compare", index, index], ["export", index, "-o", out], ["annotate", index, "status"]]
-for words in commands:
-    assert main(words) == 0, words
-    loaded = {"torch", "numba", "transformers", "pandas"} & sys.modules.keys()
-    assert not loaded, (words, loaded)
-"""
-
-
-def test_looking_something_up_needs_no_torch(valued: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", LOOKING, str(valued), str(tmp_path / "a.jsonl")]
-    ran = subprocess.run(command, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
