@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from memlens.experiments import experiment as ex
 from memlens.stats import generator, interval
@@ -18,20 +17,10 @@ from memlens.text import percent
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("prefixes", pa.int64()),
-        ("memories", pa.int64()),
-        ("q1", pa.float64()),  # of the share of memories with m > 0
-        ("median", pa.float64()),
-        ("q3", pa.float64()),
-        ("low", pa.float64()),  # of the median
-        ("high", pa.float64()),
-        ("effective_q1", pa.float64()),  # of the effective number of memories
-        ("effective_median", pa.float64()),
-        ("effective_q3", pa.float64()),
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 prefixes:int64 memories:int64",
+    "q1 median q3 low high",  # of the share of memories with m > 0; low and high of its median
+    "effective_q1 effective_median effective_q3",  # of the effective number of memories
 )
 
 
@@ -100,7 +89,6 @@ EXPERIMENT = ex.prefix_experiment(
         how="For each sampled prefix, the share of a layer’s memories whose coefficient is greater than 0. That is "
         "sparse for ReLU; GELU, SiLU and gated blocks are rarely exactly zero, so the effective number of memories, "
         "the participation ratio of |m| times the value’s norm, stands beside it in the table.",
-        figure="Figure 7",
         draw=draw,
         published=published,
         contract=("layer", *ex.QUARTILES),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -23,19 +22,10 @@ from memlens.text import percent
 
 BASELINES = {"shuffled": "this model, targets shuffled", "baseline": "a random token"}  # columns, as the chart says it
 _COLUMNS = ("memory", "max_p", "argmax", "target", "target_rank")
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("memories", pa.int64()),  # that take part
-        ("agree", pa.int64()),
-        ("rate", pa.float64()),
-        ("low", pa.float64()),
-        ("high", pa.float64()),
-        ("baseline", pa.float64()),
-        ("shuffled", pa.float64()),
-        ("no_trigger", pa.int64()),  # left out
-        ("no_next", pa.int64()),  # left out
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 memories:int64 agree:int64",  # memories that take part
+    "rate low high baseline shuffled",
+    "no_trigger:int64 no_next:int64",  # left out
 )
 
 
@@ -170,7 +160,6 @@ EXPERIMENT = ex.Experiment(
             "coefficient; the share of memories where both are equal is shown by layer. Memories that never fire, and "
             "those whose strongest trigger ends its sentence, take no part. Intervals: bootstrap over memories. By "
             "chance one in a vocabulary agrees.",
-            figure="Figure 4",
             draw=draw,
             published=published,
             contract=("layer", "memories", "agree", "rate", "low", "high", "baseline"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from memlens.experiments import experiment as ex
 from memlens.stats import wilson
 from memlens.text import percent
@@ -15,16 +13,8 @@ if TYPE_CHECKING:
 
 CASES = ("residual", "agreement", "composition", "ffn", "reversal")
 HUES = {"residual": "c1", "composition": "c2", "agreement": "c3", "ffn": "c4", "reversal": "c5"}
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("prefixes", pa.int64()),
-        ("residual", pa.int64()),
-        ("ffn", pa.int64()),
-        ("agreement", pa.int64()),
-        ("composition", pa.int64()),
-        ("reversal", pa.int64()),
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 prefixes:int64 residual:int64 ffn:int64 agreement:int64 composition:int64 reversal:int64"
 )
 
 
@@ -92,7 +82,6 @@ EXPERIMENT = ex.prefix_experiment(
         how="By top tokens of residual r, layer output y and their sum o. Residual: o is r’s, not y’s. Ffn: o is y’s, "
         "not r’s. Agreement: all three the same. Composition: o is neither’s. Reversal: r and y agree, and o is "
         "another; impossible for linear logits, possible with a final norm, so it is counted and not hidden.",
-        figure="Figure 11",
         draw=draw,
         published=published,
         contract=("layer", *CASES),

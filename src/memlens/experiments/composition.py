@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex
@@ -22,24 +21,12 @@ if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
 SHORT = 5  # tokens
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("prefixes", pa.int64()),
-        ("zero", pa.int64()),
-        ("rate", pa.float64()),
-        ("low", pa.float64()),
-        ("high", pa.float64()),
-        ("zero_active", pa.int64()),
-        ("rate_active", pa.float64()),
-        ("low_active", pa.float64()),
-        ("high_active", pa.float64()),
-        ("stop_words", pa.float64()),  # share among the prefixes that are not zero; null without any
-        ("short", pa.float64()),
-        ("stop_words_all", pa.float64()),  # the same among all prefixes
-        ("short_all", pa.float64()),
-        ("without_target", pa.int64()),  # of all prefixes
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 prefixes:int64 zero:int64 rate low high",
+    "zero_active:int64 rate_active low_active high_active",
+    "stop_words short",  # shares among the prefixes that are not zero; null without any
+    "stop_words_all short_all",  # the same among all prefixes
+    "without_target:int64",  # of all prefixes
 )
 
 
@@ -129,7 +116,6 @@ EXPERIMENT = ex.prefix_experiment(
         "of the value of every memory in the layer. The table also counts against the active memories alone. The "
         "paper’s bars are whole numbers over 4,096 although its text says 4,000 prefixes. Intervals: bootstrap over "
         "prefixes, and Wilson’s where the share is 0 or 1.",
-        figure="Figure 8",
         draw=draw,
         published=published,
         contract=("layer", "prefixes", "zero", "rate", "zero_active"),

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from memlens.experiments import experiment as ex
 from memlens.stats import generator, interval
@@ -16,18 +15,7 @@ from memlens.stats import generator, interval
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("prefixes", pa.int64()),
-        ("q1", pa.float64()),
-        ("median", pa.float64()),
-        ("q3", pa.float64()),
-        ("low", pa.float64()),  # of the median
-        ("high", pa.float64()),
-        ("median_rank", pa.float64()),
-    ]
-)
+SCHEMA = ex.schema("layer:int32 prefixes:int64 q1 median q3 low high median_rank")  # low and high of the median
 
 
 def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
@@ -93,7 +81,6 @@ EXPERIMENT = ex.prefix_experiment(
         lead="Line: the median prefix; band: the middle half of the prefixes. The axis is stretched near zero.",
         how="The probability that the residual r, read as a prediction, gives to the token that the model finally "
         "predicts.",
-        figure="Figure 10",
         draw=draw,
         published=published,
         contract=("layer", *ex.QUARTILES),

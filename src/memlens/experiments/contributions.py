@@ -21,25 +21,13 @@ if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
 _PARTS = {"ffn": "ffn_above", "attention": "attention_above", "top1": "top1", "top10": "top10", "top100": "top100"}
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("prefixes", pa.int64()),
-        *((name, pa.float64()) for name in _PARTS),  # means over the prefixes
-        ("low", pa.float64()),  # of ffn
-        ("high", pa.float64()),
-        ("attention_low", pa.float64()),
-        ("attention_high", pa.float64()),
-        *((f"{name}_share", pa.float64()) for name in _PARTS),
-        ("embedding_share", pa.float64()),  # the same in every row
-        ("constant_share", pa.float64()),
-        ("above_mean", pa.float64()),  # what shares are of
-        ("ffn_logit", pa.float64()),
-        ("attention_logit", pa.float64()),
-        ("embedding_logit", pa.float64()),
-        ("constant_logit", pa.float64()),
-        ("logit", pa.float64()),
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 prefixes:int64",
+    *_PARTS,  # means over the prefixes
+    "low high attention_low attention_high",  # of ffn and of attention
+    *(f"{name}_share" for name in _PARTS),
+    "embedding_share constant_share above_mean",  # the same in every row; what shares are of
+    "ffn_logit attention_logit embedding_logit constant_logit logit",
 )
 
 

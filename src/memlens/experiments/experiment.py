@@ -67,7 +67,7 @@ class ResultTable:
     question: str
     lead: str  # what to look for
     how: str  # how the numbers come about
-    figure: str = ""  # in the paper; empty where memlens adds it
+    figure: str = ""  # in the paper, where the experiment's is another
     draw: Callable[[list[Row], ModelShape], list[Panel]] | None = None
     published: Callable[[], list[Row]] = list  # the rows that the paper's own model would have
     contract: tuple[str, ...] = ("layer",)  # columns without which it cannot be shown
@@ -220,6 +220,10 @@ class Experiment:
         """The part of the report that it belongs to."""
         return LAYERS if self.on_prefixes else KEYS
 
+    def figure_of(self, table: ResultTable) -> str:
+        """Where the paper shows a table; empty where memlens adds the experiment."""
+        return table.figure or (self.figure if self.figure.startswith(("Figure", "Section")) else "")
+
     @property
     def table_names(self) -> tuple[str, ...]:
         return tuple(table.name for table in self.tables)
@@ -245,6 +249,17 @@ class Experiment:
         if self.last_layer and last not in index.layers:
             return f"the model's last layer, {last}, was not scanned into {index.folder}; scan with it in --layers"
         return None
+
+
+def schema(*groups: str) -> pa.Schema:
+    """Columns as `name:type`, [type] for a list; a column without a type holds float64."""
+
+    def column(text: str) -> tuple[str, pa.DataType]:
+        name, _, kind = text.partition(":")
+        plain = pa.type_for_alias(kind.strip("[]") or "float64")
+        return name, pa.list_(plain) if kind.startswith("[") else plain
+
+    return pa.schema([column(text) for group in groups for text in group.split()])
 
 
 def prefix_experiment(name: str, figure: str, title: str, table: ResultTable, **rest: Any) -> Experiment:

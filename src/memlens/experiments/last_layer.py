@@ -31,25 +31,12 @@ if TYPE_CHECKING:
 EXAMPLES = 100
 _SHOWN = 5  # examples that take a line of text each
 _TEXT_TAKEN, _VERDICTS_TAKEN = 55, 24  # columns beside a prefix
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("prefix", pa.int32()),  # in experiments/prefixes
-        ("sentence", pa.int64()),
-        ("position", pa.int32()),
-        ("text", pa.string()),
-        ("residual", pa.int32()),  # token before
-        ("residual_text", pa.string()),
-        ("output", pa.int32()),  # token after
-        ("output_text", pa.string()),
-        ("cosine", pa.float32()),
-        ("memories", pa.list_(pa.int32())),  # strongest first
-        ("pushes", pa.list_(pa.float32())),
-        ("compositions", pa.int64()),  # in the whole sample
-        ("example", pa.string()),  # its name, for verdicts
-        ("related", pa.int64()),  # people who say that the words are related
-        ("distant", pa.int64()),
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 prefix:int32 sentence:int64 position:int32 text:string",  # prefix in experiments/prefixes
+    "residual:int32 residual_text:string output:int32 output_text:string",  # the tokens before and after
+    "cosine:float32 memories:[int32] pushes:[float32]",  # strongest memory first
+    "compositions:int64",  # in the whole sample
+    "example:string related:int64 distant:int64",  # its name, and how many people say what
 )
 
 
@@ -187,7 +174,6 @@ EXPERIMENT = ex.prefix_experiment(
         "block, the token on top after it, the cosine of both in the output embedding as a hint, the memories that "
         "pushed the change, and how many people call the two words related or distant (memlens annotate INDEX "
         "verdicts).",
-        figure="Section 5.2",
         draw=draw,
         note=verdict_note,
     ),

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex
@@ -34,21 +33,11 @@ if TYPE_CHECKING:
 TRIGGERS = 50
 EDITS = ("first", "last", "random")
 
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("edit", pa.string()),
-        ("change", pa.float64()),  # mean over memories
-        ("low", pa.float64()),
-        ("high", pa.float64()),
-        ("median", pa.float64()),  # over memories; a coefficient near zero can make a mean wild
-        ("memories", pa.int64()),
-        ("prefixes", pa.int64()),
-        ("left_out", pa.int64()),  # prefixes of one token
-        ("beside_last", pa.float64()),  # change less that of the edit "last", mean over the same memories
-        ("beside_last_low", pa.float64()),
-        ("beside_last_high", pa.float64()),
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 edit:string change low high",  # mean over memories
+    "median",  # over memories; a coefficient near zero can make a mean wild
+    "memories:int64 prefixes:int64 left_out:int64",  # left out: prefixes of one token
+    "beside_last beside_last_low beside_last_high",  # change less that of the edit "last", over the same memories
 )
 
 
@@ -155,10 +144,19 @@ def compute(
         changes = found[layer].reshape(-1, len(EDITS)) / want.coefficient[:, None] - 1
         means = _by_memory(want, changes)
         random, paired = (generator(seed, f"local-edits {name}", layer) for name in ("intervals", "paired"))
-        for number, edit in enumerate(EDITS):
-            row = _row(layer, edit, want, means[:, number], random)
-            rows.append(row | _beside_last(means[:, number] - means[:, EDITS.index("last")], paired))
+        counts = {"memories": len(means), "prefixes": len(want.memory), "left_out": want.left_out}
+        for edit, own in zip(EDITS, means.T, strict=True):
+            median = float(np.median(own)) if len(own) else None
+            row = {"layer": layer, "edit": edit, "median": median} | counts
+            row |= _mean("change", "", own, random)
+            rows.append(row | _mean("beside_last", "beside_last_", own - means[:, EDITS.index("last")], paired))
     return rows
+
+
+def _mean(name: str, prefix: str, numbers: NDArray[np.float64], random: np.random.Generator) -> ex.Row:
+    low, high = interval(numbers, np.mean, random)
+    mean = float(numbers.mean()) if len(numbers) else None
+    return {name: mean, f"{prefix}low": low, f"{prefix}high": high}
 
 
 def _edit_triggers(
@@ -207,29 +205,6 @@ def _by_memory(want: _EditableTriggers, changes: NDArray[np.float64]) -> NDArray
     sums = [np.bincount(owner, changes[:, number], len(counts)) for number in range(len(EDITS))]
     means: NDArray[np.float64] = np.stack(sums, 1) / counts[:, None]
     return means
-
-
-def _row(
-    layer: int, edit: str, want: _EditableTriggers, means: NDArray[np.float64], random: np.random.Generator
-) -> ex.Row:
-    low, high = interval(means, np.mean, random)
-    return {
-        "layer": layer,
-        "edit": edit,
-        "change": float(means.mean()) if len(means) else None,
-        "low": low,
-        "high": high,
-        "median": float(np.median(means)) if len(means) else None,
-        "memories": len(means),
-        "prefixes": len(want.memory),
-        "left_out": want.left_out,
-    }
-
-
-def _beside_last(differences: NDArray[np.float64], random: np.random.Generator) -> ex.Row:
-    low, high = interval(differences, np.mean, random)
-    mean = float(differences.mean()) if len(differences) else None
-    return {"beside_last": mean, "beside_last_low": low, "beside_last_high": high}
 
 
 def published() -> list[ex.Row]:
@@ -310,7 +285,6 @@ EXPERIMENT = ex.Experiment(
             "at the new last position; it is averaged over a memory’s prefixes, then over memories. BOS is never "
             "removed, and a prefix of one token is left out. Intervals: bootstrap over memories; beside_last is the "
             "change less that of the last token, of the same memories.",
-            figure="Figure 3",
             draw=draw,
             published=published,
             contract=("layer", "edit", "change", "low", "high"),

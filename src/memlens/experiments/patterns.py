@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlens.annotations.store import LABELS, Annotations, has_annotations
@@ -29,17 +28,14 @@ _PAPER_KINDS = {"shallow": "shallow", "shallow+semantic": "both", "semantic": "s
 _NAME = 15  # columns of an annotator's name
 _TOP = 25
 
-_COLUMNS = [
-    ("layer", pa.int32()),
-    ("memories", pa.int64()),
-    ("patterned_memories", pa.int64()),  # with at least one pattern
-    ("patterns", pa.int64()),
-    ("prefixes", pa.int64()),
-    *((kind, pa.int64()) for kind in KINDS),
-    *((f"{kind}_{edge}", pa.float64()) for kind in KINDS for edge in ("low", "high")),
-]
-SCHEMA = pa.schema(_COLUMNS)
-PEOPLE_SCHEMA = pa.schema([("annotator", pa.string()), *_COLUMNS])
+_COLUMNS = (
+    "layer:int32 memories:int64 patterned_memories:int64",  # patterned: with at least one pattern
+    "patterns:int64 prefixes:int64",
+    *(f"{kind}:int64" for kind in KINDS),
+    *(f"{kind}_{edge}" for kind in KINDS for edge in ("low", "high")),
+)
+SCHEMA = ex.schema(*_COLUMNS)
+PEOPLE_SCHEMA = ex.schema("annotator:string", *_COLUMNS)
 
 Listed = tuple[str, Iterable[int]]  # class and trigger ranks of a pattern
 
@@ -238,7 +234,6 @@ EXPERIMENT = ex.Experiment(
             "layer; memlens finds patterns by machine, for every memory, so the two are alike in kind but not in "
             "procedure. Intervals: bootstrap over memories, since the prefixes of one memory belong together. Which "
             "patterns are believed is decided once for the whole model (Benjamini and Hochberg).",
-            figure="Figure 2",
             draw=draw,
             published=published,
             contract=("layer", "prefixes", "patterned_memories", *KINDS),
@@ -253,7 +248,6 @@ EXPERIMENT = ex.Experiment(
             how="People describe patterns of sampled memories, each in at least three prefixes, shallow or semantic, "
             "and tick the prefixes; nobody sees another’s labels before finishing. Intervals: bootstrap over the "
             "person’s memories.",
-            figure="Figure 2",
             draw=draw_people,
             command="memlens annotate INDEX sample",
             by_people=True,

@@ -30,31 +30,13 @@ _CONFIDENT_FROM = 0.625  # layers 10 to 15 of the paper's 16 are those deeper th
 _SHOWN = 10
 TRIGGERS, BINS = 50, 8
 
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("memory", pa.int32()),
-        ("max_p", pa.float32()),
-        ("token", pa.int32()),  # the value's top token
-        ("precision", pa.float64()),
-        ("agrees", pa.bool_()),
-        ("triggers", pa.int64()),  # that take part
-        ("no_next", pa.int64()),  # left out: triggers that end their sentence
-        ("chance", pa.float64()),  # to agree, with tokens drawn at random from those after the layer's triggers
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 memory:int32 max_p:float32 token:int32",  # the value's top token
+    "precision agrees:bool",
+    "triggers:int64 no_next:int64",  # that take part; left out since they end their sentence
+    "chance",  # to agree, with tokens drawn at random from those after the layer's triggers
 )
-BINS_SCHEMA = pa.schema(
-    [
-        ("bin", pa.int32()),
-        ("from_p", pa.float64()),
-        ("to_p", pa.float64()),
-        ("memories", pa.int64()),
-        ("agree", pa.int64()),
-        ("rate", pa.float64()),
-        ("low", pa.float64()),
-        ("high", pa.float64()),
-    ]
-)
+BINS_SCHEMA = ex.schema("bin:int32 from_p to_p memories:int64 agree:int64 rate low high")
 
 
 def compute(
@@ -165,16 +147,13 @@ def draw_bins(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
     from memlens.experiments import charts
 
-    both: list[ex.Row] = []
-    for row in rows:
-        if row["rate"] is not None:
-            middle = (row["from_p"] * row["to_p"]) ** 0.5
-            own = {"max_p": middle, "value": row["rate"], "low": row["low"], "high": row["high"]}
-            both.append({"whose": charts.YOURS, **own})
-    for row in published_bins():
-        own = {"max_p": row["max_p"], "value": row["rate"], "low": None, "high": None}
-        both.append({"whose": charts.PAPER, **own})
-    both = [{**row, "depth": row["max_p"]} for row in both]
+    known = [row | {"max_p": (row["from_p"] * row["to_p"]) ** 0.5} for row in rows if row["rate"] is not None]
+    both = [
+        {"whose": whose, "depth": row["max_p"], "value": row["rate"]}
+        | {name: row.get(name) for name in ("max_p", "low", "high")}
+        for whose, own in ((charts.YOURS, known), (charts.PAPER, published_bins()))
+        for row in own
+    ]
     axis = alt.X("max_p:Q", title="highest probability of the value, max p", scale=alt.Scale(type="log"))
     chart = charts.curves(both, "memories that agree", ".0%", model.layers, x=axis)
     return [charts.panel("predictive-values-bins", chart, "Agreement by the value's confidence")]

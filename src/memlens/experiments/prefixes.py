@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from memlens.corpus.settings import CorpusSettings
 from memlens.errors import CorpusError, SettingError
-from memlens.experiments.experiment import SAMPLE
+from memlens.experiments.experiment import SAMPLE, schema
 from memlens.index.reader import Index
 
 if TYPE_CHECKING:
@@ -51,49 +51,23 @@ i'm i've i'll you're we're they're that's there's let's he's she's s t d ll m re
 """
 _LISTS = {"en": frozenset(_ENGLISH.split())}
 
-PREFIXES_SCHEMA = pa.schema(
-    [
-        ("prefix", pa.int32()),
-        ("sentence", pa.int64()),
-        ("position", pa.int32()),  # -1 is BOS alone
-        ("text", pa.string()),  # null where only tokens were given
-        ("target", pa.int32()),  # the token that really follows; null at the end of a sentence
-        ("stop_word", pa.bool_()),  # is the target one?
-        ("final_token", pa.int32()),  # top(o_L), what the model predicts
-        ("logit", pa.float64()),  # of the final token, before soft-capping
-        ("logit_embedding", pa.float64()),  # what the embedding put into it
-        ("logit_constant", pa.float64()),  # what biases after the last layer put into it
-        ("above_mean", pa.float64()),  # the logit less the mean of all logits
-        ("embedding", pa.float64()),  # what the embedding put into that
-        ("constant", pa.float64()),
-    ]
+PREFIXES_SCHEMA = schema(
+    "prefix:int32 sentence:int64 position:int32 text:string",  # position -1 is BOS alone; no text for given tokens
+    "target:int32 stop_word:bool",  # the token that really follows (null at a sentence's end), and is it a stop word?
+    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L), its logit before soft-capping, parts of it
+    "above_mean embedding constant",  # the logit less the mean of all logits, and parts of that
 )
-LAYERS_SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("prefix", pa.int32()),
-        ("residual_token", pa.int32()),  # top(r)
-        ("ffn_token", pa.int32()),  # top(y)
-        ("output_token", pa.int32()),  # top(o)
-        ("p_final", pa.float64()),  # softmax(r E)[final token]
-        ("rank_final", pa.int32()),  # 1 + tokens that r scores strictly higher than the final one
-        ("active", pa.int32()),  # memories with m > 0
-        ("effective", pa.float64()),  # participation ratio of |m| ||v||
-        ("promoted", pa.bool_()),  # is top(y) the top of any value of the layer?
-        ("promoted_active", pa.bool_()),  # of any whose m > 0?
-        ("ffn_logit", pa.float64()),  # what went into the final token's logit
-        ("attention_logit", pa.float64()),
-        ("ffn_above", pa.float64()),  # the same beside the mean of all logits
-        ("attention_above", pa.float64()),
-        ("top1", pa.float64()),  # what the strongest memories gave, beside the mean
-        ("top10", pa.float64()),
-        ("top100", pa.float64()),
-        ("vetoes", pa.list_(pa.int32())),  # where o is a composition: memories that took most from top(r)
-        ("veto_pushes", pa.list_(pa.float32())),
-        ("pushers", pa.list_(pa.int32())),  # the same in the last layer: memories that gave most to top(o) over top(r)
-        ("pushes", pa.list_(pa.float32())),
-        ("cosine", pa.float32()),  # of the two tokens' output embeddings
-    ]
+LAYERS_SCHEMA = schema(
+    "layer:int32 prefix:int32",
+    "residual_token:int32 ffn_token:int32 output_token:int32",  # top(r), top(y), top(o)
+    "p_final rank_final:int32",  # softmax(r E)[final token]; 1 + tokens that r scores strictly higher
+    "active:int32 effective",  # memories with m > 0; participation ratio of |m| ||v||
+    "promoted:bool promoted_active:bool",  # is top(y) the top of any value of the layer? of any whose m > 0?
+    "ffn_logit attention_logit ffn_above attention_above",  # what went into the final logit; beside the mean of all
+    "top1 top10 top100",  # what the strongest memories gave, beside the mean
+    "vetoes:[int32] veto_pushes:[float32]",  # where o is a composition: memories that took most from top(r)
+    "pushers:[int32] pushes:[float32]",  # in the last layer: memories that gave most to top(o) over top(r)
+    "cosine:float32",  # of the two tokens' output embeddings
 )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from memlens.experiments import experiment as ex
 from memlens.experiments.agreement import read_targets
@@ -16,18 +15,10 @@ from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.stats import difference_of, generator, interval, mean_of
 
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("q1", pa.float64()),
-        ("median", pa.float64()),
-        ("q3", pa.float64()),
-        ("low", pa.float64()),  # of the median
-        ("high", pa.float64()),
-        ("memories", pa.int64()),  # that take part
-        ("no_trigger", pa.int64()),  # left out
-        ("no_next", pa.int64()),  # left out
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 q1 median q3 low high",  # low and high of the median
+    "memories:int64",  # that take part
+    "no_trigger:int64 no_next:int64",  # left out
 )
 
 
@@ -101,7 +92,6 @@ EXPERIMENT = ex.Experiment(
             how="The rank of the token after the strongest trigger in p(v): 1 + the number of tokens with a strictly "
             "higher score. The table has ranks; the chart divides them by the size of the vocabulary, on a logarithmic "
             "axis, so that models with different vocabularies can be compared (the paper’s has 267,744 words).",
-            figure="Figure 5",
             draw=draw,
             published=published,
             contract=("layer", *ex.QUARTILES),

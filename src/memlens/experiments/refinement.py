@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from memlens.experiments import experiment as ex
 from memlens.stats import generator, paired_interval, rate_interval, share_difference, wilson
@@ -18,18 +17,9 @@ from memlens.text import percent
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("prefixes", pa.int64()),
-        ("match", pa.int64()),
-        ("rate", pa.float64()),
-        ("low", pa.float64()),
-        ("high", pa.float64()),
-        ("gain", pa.float64()),  # rate less the first layer's
-        ("gain_low", pa.float64()),
-        ("gain_high", pa.float64()),
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 prefixes:int64 match:int64 rate low high",
+    "gain gain_low gain_high",  # rate less the first layer's
 )
 
 
@@ -111,7 +101,6 @@ EXPERIMENT = ex.prefix_experiment(
         "block is the token that the model finally predicts. States are read through the final norm and the output "
         "embedding. Intervals: bootstrap over prefixes, and Wilson’s where the share is 0 or 1; gain is the share less "
         "that of the first layer, on the same prefixes.",
-        figure="Figure 9",
         draw=draw,
         published=published,
         contract=("layer", "prefixes", "match", "rate"),

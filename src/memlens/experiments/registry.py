@@ -1,46 +1,26 @@
-"""The experiments by name, in the order in which they run; a new one is imported and named here."""
+"""The experiments by name, in the order in which they run; a new one is named here."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 
 from memlens.errors import UnknownName
-from memlens.experiments import (
-    active,
-    agreement,
-    cases,
-    composition,
-    confidence,
-    contributions,
-    last_layer,
-    local_edits,
-    patterns,
-    predictive_values,
-    rank,
-    refinement,
-    vetoes,
-)
 from memlens.experiments.experiment import Claim, Experiment, ResultTable
 
-EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (
-        agreement,
-        rank,
-        predictive_values,
-        local_edits,
-        patterns,
-        active,
-        composition,
-        refinement,
-        confidence,
-        cases,
-        last_layer,
-        contributions,
-        vetoes,
-    )
-}
+_MODULES = (
+    "agreement", "rank", "predictive_values", "local_edits", "patterns", "active", "composition", "refinement",
+    "confidence", "cases", "last_layer", "contributions", "vetoes",
+)  # fmt: skip
+
+
+def _load(module: str) -> Experiment:
+    experiment: Experiment = import_module(f"memlens.experiments.{module}").EXPERIMENT
+    return experiment
+
+
+EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in map(_load, _MODULES)}
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
@@ -23,17 +22,11 @@ if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
 _DRAWN, _PRINTED = 25, 10
-SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("memory", pa.int32()),
-        ("times", pa.int64()),  # among the ten strongest vetoes
-        ("push", pa.float64()),  # mean, below 0
-        ("token", pa.int32()),  # most vetoed; of equally often vetoed ones the lowest id
-        ("token_text", pa.string()),
-        ("token_times", pa.int64()),
-        ("compositions", pa.int64()),  # of the layer, in the sample
-    ]
+SCHEMA = ex.schema(
+    "layer:int32 memory:int32",
+    "times:int64 push",  # how often among the ten strongest vetoes; mean, below 0
+    "token:int32 token_text:string token_times:int64",  # most vetoed; of equally often vetoed ones the lowest id
+    "compositions:int64",  # of the layer, in the sample
 )
 
 

@@ -118,20 +118,8 @@ def find(index: Index, *names: str) -> list[Insight]:
 
 def finders() -> dict[str, Finder]:
     """All findings by name: single memories first, then what changes with depth."""
-    known: dict[str, Finder] = {
-        "memory": clearest,
-        "right": right,
-        "rarest": rarest,
-        "wanted": wanted,
-        "changed": changed,
-        "forbids": forbids,
-        "twins": twins,
-        "below": below,
-        "settling": settling,
-        "depth": depth,
-        "composition": composition,
-        "dead": dead,
-    }
+    own = (memory, right, rarest, wanted, changed, forbids, twins, below, settling, depth, composition, dead)
+    known: dict[str, Finder] = {finder.__name__: finder for finder in own}
     claims = ("last-token", "agreement", "rank", "confident-values", "active", "confidence", "residual", "changes")
     return known | {f"claim-{slug}": _by_claim(slug) for slug in claims}
 
@@ -243,7 +231,7 @@ def _fires(frequency: float) -> str:
     return f"it fires, more or less, on {percent(frequency)} of all prefixes"
 
 
-def clearest(material: Material) -> Insight | None:
+def memory(material: Material) -> Insight | None:
     """The memory with a clear subject whose value promotes most words of it; without subjects, the same of a wording.
 
     Words of the subject are those of the sentences that have it in common. Subjects of many triggers go first, and

@@ -89,7 +89,8 @@ def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
         return None
     rows = [row for row in rows if row["precision"]]
     rows = sorted(rows, key=lambda row: (-row["precision"], -row["max_p"], row["layer"], row["memory"]))[:SHOWN]
-    promoted, triggers = _promoted(index, rows), index.triggers_of(_names(rows))
+    names = _names(rows)
+    promoted, triggers = _promoted(index, names, _TOKENS), index.triggers_of(names)
     cards = []
     for row in rows:
         name = MemoryId(row["layer"], row["memory"])
@@ -103,7 +104,7 @@ def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
                 row["max_p"],
                 token(index.vocabulary[row["token"]]),
                 row["precision"],
-                promoted.get((row["layer"], row["memory"]), []),
+                promoted.get(name, []),
                 examples,
             )
         )
@@ -114,19 +115,18 @@ def _names(rows: list[Row]) -> list[MemoryId]:
     return [MemoryId(row["layer"], row["memory"]) for row in rows]
 
 
-def _promoted(index: Index, rows: list[Row]) -> dict[tuple[int, int], list[tuple[str, float]]]:
-    if not rows or not index.has("values"):
+def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[MemoryId, list[tuple[str, float]]]:
+    """The tokens that values promote most, with their probabilities."""
+    if not index.has("values"):
         return {}
-    wanted = ", ".join(f"({int(row['layer'])}, {int(row['memory'])})" for row in rows)
-    found = index.sql(
-        f"SELECT layer, memory, tokens[:{_TOKENS}] AS tokens, p[:{_TOKENS}] AS p FROM {{values}} "
-        f"WHERE (layer, memory) IN ({wanted})"
-    )
+    found = index.rows_of("values", names, "tokens, p")
     return {
-        (row["layer"], row["memory"]): [
-            (token(index.vocabulary[t]), p) for t, p in zip(row["tokens"], row["p"], strict=True)
+        name: [
+            (token(index.vocabulary[n]), p)
+            for row in rows
+            for n, p in zip(row["tokens"][:most], row["p"][:most], strict=True)
         ]
-        for row in found
+        for name, rows in found.items()
     }
 
 
@@ -275,13 +275,9 @@ def same_values(index: Index) -> DuplicateGallery | None:
     if not index.has("values"):
         return None
     groups = duplicate_groups(token_sets(index), ALIKE_TOKENS)
-    cards = [_card(group, [], _top_tokens(index, group.memories[0])) for group in groups[:_SHOWN]]
+    promoted = _promoted(index, [group.memories[0] for group in groups[:_SHOWN]], TOKENS)
+    cards = [_card(group, [], [text for text, _ in promoted[group.memories[0]]]) for group in groups[:_SHOWN]]
     return _gallery(groups, cards)
-
-
-def _top_tokens(index: Index, memory: MemoryId) -> list[str]:
-    (row,) = index.rows_of("values", [memory], "tokens")[memory]
-    return [token(index.vocabulary[number]) for number in row["tokens"][:TOKENS]]
 
 
 def _card(group: DuplicateGroup, examples: list[TriggerExample], tokens: list[str]) -> DuplicateCard:

@@ -35,21 +35,7 @@ from memlens.files import explain_os_errors, replacing
 from memlens.index.manifest import Manifest
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.reports.galleries import (
-    ALIKE_TOKENS,
-    ALIKE_TRIGGERS,
-    ChangeCard,
-    DeadLayer,
-    DuplicateGallery,
-    PatternCard,
-    ValueCard,
-    clearest_patterns,
-    dead_memories,
-    last_layer_changes,
-    predictive_values,
-    same_triggers,
-    same_values,
-)
+from memlens.reports import galleries
 from memlens.reports.sections import JudgedClaim, Section, Tables, make_sections
 from memlens.text import cell, token, visible
 
@@ -66,11 +52,11 @@ class Report:
     tables: Tables
     sections: list[Section]
     claims: list[JudgedClaim]
-    values: list[ValueCard] | None
-    patterns: list[PatternCard] | None
-    changes: list[ChangeCard]
-    duplicates: dict[str, DuplicateGallery | None]  # by what they share
-    dead: list[DeadLayer]
+    values: list[galleries.ValueCard] | None
+    patterns: list[galleries.PatternCard] | None
+    changes: list[galleries.ChangeCard]
+    duplicates: dict[str, galleries.DuplicateGallery | None]  # by what they share
+    dead: list[galleries.DeadLayer]
     dead_charts: list[Panel]
 
     @property
@@ -98,22 +84,22 @@ def make_report(index: Index, out: Path, assets: Path | None = None, progress: P
 def gather(index: Index) -> Report:
     """Everything the report says."""
     tables = Tables(index)
-    dead = dead_memories(index)
+    dead = galleries.dead_memories(index)
     return Report(
         index,
         tables,
         make_sections(tables),
         tables.judge(),
-        predictive_values(index, tables),
-        clearest_patterns(index),
-        last_layer_changes(tables),
-        {"triggers": same_triggers(index), "values": same_values(index)},
+        galleries.predictive_values(index, tables),
+        galleries.clearest_patterns(index),
+        galleries.last_layer_changes(tables),
+        {"triggers": galleries.same_triggers(index), "values": galleries.same_values(index)},
         dead,
         _draw_dead(dead, tables.layers),
     )
 
 
-def _draw_dead(dead: list[DeadLayer], layers: int) -> list[Panel]:
+def _draw_dead(dead: list[galleries.DeadLayer], layers: int) -> list[Panel]:
     """Memories that never fire by layer, where there are any."""
     from memlens.experiments import charts
 
@@ -146,7 +132,7 @@ def render(report: Report, bundle: str) -> str:
             parts=list(dict.fromkeys(section.part for section in report.sections)),
             passes=report.tables.passes(),
             prefix_part=LAYERS,
-            alike={"triggers": ALIKE_TRIGGERS, "values": ALIKE_TOKENS},
+            alike={"triggers": galleries.ALIKE_TRIGGERS, "values": galleries.ALIKE_TOKENS},
             formula="(layer + ½) / L",
             version=__version__,
             css=css_variables() + read_template(_PACKAGE, "report.css"),

@@ -85,7 +85,7 @@ class Tables:
         for experiment, claim in all_claims():
             rows = self.rows(experiment.name)
             judgement = None if rows is None else claim.judge(Evidence(rows, self.layers, memories))
-            judged.append(JudgedClaim(claim, experiment.name, experiment.tables[0].figure, judgement))
+            judged.append(JudgedClaim(claim, experiment.name, experiment.figure_of(experiment.tables[0]), judgement))
         return judged
 
     def _read(self, name: str) -> pa.Table | None:
@@ -150,7 +150,7 @@ def make_sections(tables: Tables) -> list[Section]:
 
 def _section(experiment: Experiment, table: ResultTable, tables: Tables) -> Section:
     noted, rows = tables.notes(table.name), tables.rows(table.name)
-    words = (table.name, experiment.part, table.figure, table.question, table.lead, table.how)
+    words = (table.name, experiment.part, experiment.figure_of(table), table.question, table.lead, table.how)
     command = table.command or f"memlens experiment INDEX {table.name}"
     if rows is None:
         return Section(*words, command, is_present=False)
