@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -205,15 +205,16 @@ class Experiment:
     # in place of a picture, of (index, rows by table, columns of the terminal, origin of the prefixes): a line about
     # what took part, and what rich can print
     terminal: Callable[[Index, Rows, int, str], tuple[str, list[Any]]] | None = None
-    options: tuple[str, ...] = field(init=False)  # further settings that its computation takes
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", PREFIX_OPTIONS if self.on_prefixes else ())
 
     @property
     def on_prefixes(self) -> bool:
         """Is it read from the pass over sampled prefixes?"""
         return self.sample_of == "prefixes"
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Further settings that its computation takes."""
+        return PREFIX_OPTIONS if self.on_prefixes else ()
 
     @property
     def part(self) -> str:

@@ -1,4 +1,4 @@
-"""Sampled prefixes: how they are drawn, their two tables, and whether a stop word follows.
+"""Sampled prefixes: their random draw, their two tables, and the stop words that follow them.
 
 A draw is uniform over all prefixes of all sentences, without replacement: the prefixes with the lowest hashes of seed,
 sentence and position. So it depends on nothing but these, memory stays bounded however long the text is, and a larger
