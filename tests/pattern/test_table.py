@@ -9,8 +9,9 @@ import pytest
 import memlens
 from index_by_hand import pieces, write_index
 from memlens.errors import SettingError
+from memlens.index.memory import read_patterns, read_summary
 from memlens.index.reader import Index
-from memlens.pattern.table import compute_patterns, memory_name, memory_patterns
+from memlens.pattern.table import compute_patterns
 
 WORDS = ("stone", "glass", "paper", "cloth", "metal", "ivory", "amber")
 TEXTS = [
@@ -29,26 +30,26 @@ def index(tmp_path: Path) -> Index:
 
 
 def test_a_name_says_what_it_fires_on_what_follows_and_what_it_promotes(index: Index) -> None:
-    row = memory_name(index, "L0N0")
+    row = read_summary(index, "L0N0")
     assert row is not None
-    assert row["name"] == 'ends with "the free press" → followed by "conference"; promotes "conference", "people"'
-    assert [VOCABULARY[token] for token in row["follows"]] == [" conference"] and row["follows_times"] == [20]
-    assert row["agrees"] is True and row["covered"] == 20
+    assert row.name == 'ends with "the free press" → followed by "conference"; promotes "conference", "people"'
+    assert [VOCABULARY[token] for token in list(row.follows)] == [" conference"] and list(row.follows_times) == [20]
+    assert row.agrees is True and row.covered == 20
 
 
 def test_tokens_that_follow_now_and_then_are_not_typical(index: Index) -> None:
-    row = memory_name(index, "L0N1")
-    assert row is not None and row["follows"] == [] and row["agrees"] is None
-    assert "followed by" not in row["name"] and "promotes" in row["name"]
+    row = read_summary(index, "L0N1")
+    assert row is not None and list(row.follows) == [] and row.agrees is None
+    assert "followed by" not in row.name and "promotes" in row.name
 
 
 def test_a_memory_without_triggers_has_no_name(index: Index) -> None:
-    assert memory_name(index, "L0N2") is None
+    assert read_summary(index, "L0N2") is None
 
 
 def test_a_pattern_lists_the_prefixes_that_contain_it(index: Index) -> None:
-    (row,) = memory_patterns(index, "L0N0")
-    assert row["description"] == 'ends with "the free press"' and row["prefixes"] == list(range(20))
+    (pattern,) = read_patterns(index, "L0N0") or ()
+    assert pattern.description == 'ends with "the free press"' and pattern.prefixes == tuple(range(20))
 
 
 def test_unknown_options_are_refused_and_known_ones_recorded(index: Index) -> None:

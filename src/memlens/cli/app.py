@@ -126,7 +126,8 @@ class _Group(_PlainHelp, TyperGroup):
     pass
 
 
-def make_app() -> typer.Typer:
+def make_app(only: str | None = None) -> typer.Typer:
+    """All verbs, or one alone: reading the options of all of them costs more than a look-up."""
     app = typer.Typer(
         name="memlens",
         add_completion=False,
@@ -134,7 +135,7 @@ def make_app() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True, cls=_Group)(_memlens)
-    for name, module in VERBS.items():
+    for name, module in VERBS.items() if only is None else [(only, VERBS[only])]:
         verb = getattr(import_module(f"memlens.cli.{module}"), name)
         app.command(name, cls=_Command)(guarded(verb))
     return app
@@ -152,7 +153,9 @@ def run(arguments: Sequence[str] | None) -> int:
             return WRONG_INPUT
     try:
         with interruptible():
-            result = make_app()(given, prog_name="memlens", standalone_mode=False)
+            result = make_app(given[0] if given and given[0] in VERBS else None)(
+                given, prog_name="memlens", standalone_mode=False
+            )
     except _UsageError as error:
         say(f"{_sentence(error)}; see `{error.ctx.command_path if error.ctx else 'memlens'} --help`")
         return WRONG_INPUT

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from memlens.index.reader import Index
-from memlens.memory import MemoryId
 from memlens.parallel import Progress, no_progress
 from memlens.settings import PatternSettings
 
@@ -139,19 +138,6 @@ def _one_line(patterns: Sequence[Pattern], following: FollowingTokens, vocabular
         if tokens:
             parts.append(f"{words} " + ", ".join(f'"{vocabulary[token].strip()}"' for token in tokens))
     return parts[0] + (" → " + "; ".join(parts[1:]) if len(parts) > 1 else "")
-
-
-def memory_name(index: Index, memory: str | MemoryId) -> dict[str, Any] | None:
-    """The row of names.parquet of one memory; None where it has no triggers."""
-    wanted = index.check(memory)
-    rows = index.rows_of("names", [wanted])[wanted]
-    return rows[0] if rows else None
-
-
-def memory_patterns(index: Index, memory: str | MemoryId) -> list[dict[str, Any]]:
-    """The rows of patterns.parquet of one memory, the surest first."""
-    wanted = index.check(memory)
-    return index.rows_of("patterns", [wanted], order="confidence DESC, pattern")[wanted]
 
 
 def _memories(found: PatternResult) -> Iterator[tuple[int, int, int, list[Pattern]]]:
