@@ -186,7 +186,7 @@ def sample_prefixes(index: Index, count: int = SAMPLE, seed: int = 0) -> Prefixe
     """Random prefixes of the corpus that was scanned."""
     from memlens.scanner.settings import WINDOW
 
-    draw = _Draw(count, seed)
+    draw = _PrefixDraw(count, seed)
     for rows in pq.ParquetFile(index.path("corpus")).iter_batches(WINDOW, columns=["sentence", "tokens"]):
         draw.offer(rows.column("sentence").to_numpy(), np.diff(rows.column("tokens").offsets.to_numpy()))
     wanted = np.unique(draw.sentences)
@@ -204,7 +204,7 @@ def sample_validation(
 ) -> Prefixes:
     """Random prefixes of another corpus, cut and fed as the scanned one was."""
     bos = index.manifest.model.bos
-    draw = _Draw(count, seed)
+    draw = _PrefixDraw(count, seed)
     kept: dict[int, Sentence] = {}
     for window in _windows(_tokenized(index, model, corpus, bos)):
         draw.offer(
@@ -229,7 +229,7 @@ def sample_validation(
     return draw.prefixes(sentences, bos, origin)
 
 
-class _Draw:
+class _PrefixDraw:
     """The prefixes with the lowest hashes among those that were offered."""
 
     def __init__(self, count: int, seed: int) -> None:

@@ -148,7 +148,7 @@ class Index:
                 self._verified[name] = (noted.sha256, stamp)
                 return
             self._read_manifest_again()  # a later stage may have made the table again since this index was opened
-        advice = "see `memlens check`, then make it again with `memlens repair`, or scan again with --fresh"
+        advice = "see `memlens check`, then make it again with the command that made it, or scan again with --fresh"
         raise IndexFolderError(f"{path} is damaged or being replaced; {advice}")
 
     def _read_manifest_again(self) -> None:
