@@ -184,15 +184,6 @@ def test_a_damaged_plan_does_not_stand_in_the_way_of_a_fresh_scan(model: MemoryM
     memlens.scan(model, TEXTS[0], out=tmp_path, top=3, threads=1, resume=False)
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "offsets.npy", "fresh_from.npy"])
-def test_damaged_parts_of_an_unfinished_scan_are_refused(model: MemoryModel, tmp_path: Path, name: str) -> None:
-    begin_scan(model, TEXTS[0], tmp_path)
-    path = tmp_path / "partial" / name
-    path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(IndexFolderError, match="--fresh"):
-        memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
-
-
 @pytest.mark.parametrize("table", TABLES)
 def test_a_damaged_table_is_named_not_a_bug(model: MemoryModel, index: Path, table: str) -> None:
     opened, path = memlens.open_index(index), index / f"{table}.parquet"
@@ -238,23 +229,6 @@ def test_two_scans_into_one_folder_are_refused(model: MemoryModel, tmp_path: Pat
 
     memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3, progress=scan_again)
     assert refused > 0
-
-
-def test_a_damaged_state_is_refused(model: MemoryModel, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        memlens.scan(
-            model, TEXTS[0], out=tmp_path, top=3, progress=interrupting_after(1, signal.SIGTERM), batch_tokens=64
-        )
-    (state,) = (tmp_path / "partial" / "parts").glob("*.npz")
-    whole = state.read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 1
-    for damaged in (whole[:-100], bytes(flipped), b""):
-        state.write_bytes(damaged)
-        with pytest.raises(IndexFolderError, match="--fresh"):
-            memlens.scan(model, TEXTS[0], out=tmp_path, top=3, batch_tokens=64)
-    state.write_bytes(whole)
-    memlens.scan(model, TEXTS[0], out=tmp_path, top=3, batch_tokens=64)
 
 
 def test_a_changed_corpus_is_not_continued(model: MemoryModel, tmp_path: Path) -> None:

@@ -164,15 +164,17 @@ def test_a_damaged_part_can_be_removed_and_only_its_batches_are_done_again(
     small_checkpoint: Path, alone: Path, tmp_path: Path
 ) -> None:
     model = memlens.load(small_checkpoint, prove=False)
-    for _ in range(2):
+    for number in (signal.SIGINT, signal.SIGTERM):
         with pytest.raises(KeyboardInterrupt):
-            memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(20), **OPTIONS)
+            memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(20, number), **OPTIONS)
     one, _other = sorted((tmp_path / "partial" / "parts").glob("*.npz"))
-    content = bytearray(one.read_bytes())
-    content[len(content) // 2] ^= 16
-    one.write_bytes(bytes(content))
-    with pytest.raises(IndexFolderError, match=f"{one.name} is damaged; remove this one file .* or start over"):
-        memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
+    whole = one.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 16
+    for damaged in (bytes(flipped), whole[:-100], b""):
+        one.write_bytes(damaged)
+        with pytest.raises(IndexFolderError, match=f"{one.name} is damaged; remove this one file .* or start over"):
+            memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
     one.unlink()
     steps: list[int] = []
     memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=lambda s, done, t: steps.append(done), **OPTIONS)

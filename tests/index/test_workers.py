@@ -15,8 +15,7 @@ from scale_helpers import OPTIONS, TEXTS, children_of, interrupting_after, is_al
 
 import memlens
 from memlens.errors import IndexFolderError, ModelError, SettingError, WorkerError
-from memlens.scanner import autotune, executors
-from memlens.scanner.autotune import WorkerCount, fastest, fastest_workers
+from memlens.scanner import executors
 from memlens.testing import tiny_model, tiny_tokenizer
 
 
@@ -187,26 +186,3 @@ def test_wrong_ways_to_run_are_refused_before_anything_is_written(
     with pytest.raises(SettingError, match=words):
         memlens.scan(small_checkpoint, TEXTS[0], out=tmp_path / "index", **options)
     assert not (tmp_path / "index").exists()
-
-
-def test_the_default_is_one_process_where_a_scan_is_short() -> None:
-    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(), prove=False)
-    assert fastest_workers(model, tokens=1000, worker_bytes=1, seconds=0.1).workers == 1
-
-
-def test_what_was_asked_for_is_kept_and_the_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autotune, "usable_cores", lambda: 8)
-    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(), prove=False)
-    assert fastest_workers(model, 10**12, 1, workers=4) == WorkerCount(4, 2)
-    assert fastest_workers(model, 10**12, 1, workers=3, threads=1) == WorkerCount(3, 1)
-    assert fastest_workers(model, 10**12, 1 << 60) == WorkerCount(1, 8), "no memory for a second worker"
-    assert fastest_workers(model, 10**15, 1, threads=2, seconds=0.1) == WorkerCount(4, 2), (
-        "threads of a scan that goes on"
-    )
-
-
-def test_more_workers_must_be_clearly_faster() -> None:
-    counts = [WorkerCount(1, 4), WorkerCount(2, 2), WorkerCount(4, 1)]
-    assert fastest(counts, lambda count: {1: 100, 2: 104, 4: 104}[count.workers]) == WorkerCount(1, 4)
-    assert fastest(counts, lambda count: {1: 100, 2: 150, 4: 151}[count.workers]) == WorkerCount(2, 2)
-    assert fastest(counts, lambda count: {1: 100, 2: 150, 4: 170}[count.workers]) == WorkerCount(4, 1)

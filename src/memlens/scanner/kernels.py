@@ -170,8 +170,8 @@ def take_(
 
 # Chosen by measurement: the accumulators of some sentences stay in the second-level cache, one row in the first.
 COLUMNS = 1024
-ROWS = 4  # rows that are looked at together
-SENTENCES = 32  # sentences that are looked at before the lists are brought up to date, so that their bars rise
+ROWS = 4  # that are looked at together
+SENTENCES = 32  # that are looked at before the lists are brought up to date, so that their bars rise
 
 
 class Candidates(NamedTuple):
@@ -216,7 +216,7 @@ def _look_at_sentence_(
     summed: FloatArray,
     fired: FloatArray,
 ) -> None:
-    """Extremes, in which step of ROWS rows they are, sum and count of one sentence.
+    """Extremes, in which ROWS rows they are, sum and count of one sentence.
 
     Several rows at a time, so that the running results are loaded and stored once for all of them; steps and counts are
     floats, and conditional expressions stand where max() and min() could: that is what the compiler turns into vectors.
@@ -255,7 +255,7 @@ def _look_at_sentence_(
 
 @compiled
 def _first_row(block: FloatArray, rows: IntArray, first: int, stop: int, m: int, extreme: np.float32) -> int:
-    """The first of a step's rows that holds memory m's extreme."""
+    """The first of some rows that holds memory m's extreme."""
     i = first
     while i < stop - 1 and block[rows[i], m] != extreme:
         i += 1
@@ -271,7 +271,7 @@ def _find(
     m: int,
     sign: np.float32,
     peaks: FloatArray,  # [SENTENCES] memory m's extreme in each of these sentences
-    peak_steps: FloatArray,  # [SENTENCES] and the step of ROWS rows it is in
+    peak_steps: FloatArray,  # [SENTENCES] and the ROWS rows it is in
     bar: np.float32,
     one_a_sentence: bool,
     found: KeyArray,
@@ -323,15 +323,9 @@ def collect_(
     sums: Sums,
 ) -> None:
     """Everything that is kept of the columns [first_column, last_column) of one block."""
-    one = np.float32(1)
-    peak, peak_step = (
-        np.empty((SENTENCES, COLUMNS), np.float32),
-        np.empty((SENTENCES, COLUMNS), np.float32),
-    )
-    trough, trough_step = (
-        np.empty((SENTENCES, COLUMNS), np.float32),
-        np.empty((SENTENCES, COLUMNS), np.float32),
-    )
+    one, shape = np.float32(1), (SENTENCES, COLUMNS)
+    peak, peak_step = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    trough, trough_step = np.empty(shape, np.float32), np.empty(shape, np.float32)
     summed, fired = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
     group_peak, group_trough = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
     found = np.empty(max(candidates.rows.shape[0], 1), np.uint64)

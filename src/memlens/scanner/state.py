@@ -244,11 +244,8 @@ class PartFolder:
 
     def done_in(self, name: str) -> DoneBatches:
         """What a part holds; nothing if there is none of that name."""
-        return (
-            DoneBatches.from_array(read_part(self.path(name), ["done"])["done"])
-            if self.path(name).is_file()
-            else DoneBatches()
-        )
+        path = self.path(name)
+        return DoneBatches.from_array(read_part(path, ["done"])["done"]) if path.is_file() else DoneBatches()
 
     def writing(self) -> AbstractContextManager[None]:
         """Within, no other scan of this index begins, even if the driver dies."""
