@@ -223,9 +223,8 @@ def promoting(
     found = [hit for hit in search_values(opened, query).found if isinstance(hit, ValueHit)]
     listed = min(opened.manifest.values.top, len(opened.vocabulary))
     if within > listed:
-        raise SettingError(
-            f"{opened.folder} lists {listed} tokens a value, not {within}; lower `within` or make the values again"
-        )
+        advice = "lower `within` or make the values again"
+        raise SettingError(f"{opened.folder} lists {listed} tokens a value, not {within}; {advice}")
     memories = tuple(one.name for one in found if one.rank < within)[:limit]
     if not memories:
         raise UnknownName(f"no memory has {tokens!r} among the {within} first tokens of its value; raise `within`")

@@ -274,17 +274,15 @@ class Intervention:
         except (SettingError, UnknownName) as error:
             raise type(error)(f"{path}: {error}") from error
         except (ValueError, RecursionError) as error:
-            raise SettingError(
-                f"{path} is not a JSON document; name a file that `memlens trace --save` made"
-            ) from error
+            advice = "name a file that `memlens trace --save` made"
+            raise SettingError(f"{path} is not a JSON document; {advice}") from error
 
 
 def check_layer(model: MemoryModel, layer: int, name: str = "") -> None:
     """Refuse a layer that the model does not have; `name`: what of it was asked for."""
     if not 0 <= layer < len(model.layers):
-        raise UnknownName(
-            f"{name or f'layer {layer}'} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}"
-        )
+        missing = name or f"layer {layer}"
+        raise UnknownName(f"{missing} does not exist: {model.name} has layers 0 to {len(model.layers) - 1}")
 
 
 def check_memory(model: MemoryModel, memory: MemoryId) -> None:
@@ -292,9 +290,8 @@ def check_memory(model: MemoryModel, memory: MemoryId) -> None:
     check_layer(model, memory.layer, str(memory))
     count = model.layers[memory.layer].memories
     if not 0 <= memory.memory < count:
-        raise UnknownName(
-            f"{memory} does not exist: layer {memory.layer} of {model.name} has memories 0 to {count - 1}"
-        )
+        where = f"layer {memory.layer} of {model.name}"
+        raise UnknownName(f"{memory} does not exist: {where} has memories 0 to {count - 1}")
 
 
 def memories_of(given: str | MemoryId | Iterable[str | MemoryId]) -> tuple[MemoryId, ...]:

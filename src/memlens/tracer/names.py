@@ -22,7 +22,6 @@ from memlens.vocab.kernels import find_ends, thread_pool
 _TRIGGER_CHARACTERS = 60  # of a trigger's end; the whole is in the index
 _COMPARED = 16  # values by which an index of another model is recognised
 _SAME_NORM = 1e-4  # relative; a value that differs more is read anew
-_OTHER_END = {"top": "bottom", "bottom": "top"}
 _VALUES_AT_ONCE = 1024  # scores of thousands over a large vocabulary are gigabytes
 
 
@@ -39,15 +38,12 @@ class Names:
         """With a coefficient of this sign: the tokens it promotes, and the triggers of that end, are at the top."""
         if coefficient >= 0:
             return self
-        swapped = {_OTHER_END[end]: text for end, text in self.triggers.items()}
+        swapped = {"bottom" if end == "top" else "top": text for end, text in self.triggers.items()}
         return Names(self.bottom, self.top, swapped)
 
 
 def check_index(model: MemoryModel, index: Index) -> None:
-    """Refuse an index that cannot be of this model.
-
-    Fingerprints are not compared: a model may be traced while some of its values are changed.
-    """
+    """Refuse an index that cannot be of this model; fingerprints may differ, as while values are changed."""
     for why in _differences(model, index):
         raise ModelError(f"{index.folder} is not an index of {model.name}: {why}; load the model with the index")
 

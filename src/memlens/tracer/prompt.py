@@ -53,9 +53,8 @@ class Prompt:
         """A position from 0, also for one that was given from the end."""
         count = len(self.tokens)
         if not -count <= position < count:
-            raise SettingError(
-                f"position {position} is not in the prompt of {count} tokens; give 0 to {count - 1}, or -1 for the last"
-            )
+            advice = f"give 0 to {count - 1}, or -1 for the last"
+            raise SettingError(f"position {position} is not in the prompt of {count} tokens; {advice}")
         return int(position) % count
 
 

@@ -67,9 +67,8 @@ class ValueChange:
         """Refuse a memory that the model does not have, and a value that it cannot hold."""
         check_memory(model, self.memory)
         if tuple(self.value.shape) != (model.width,):
-            raise SettingError(
-                f"the new value of {self.memory} has shape {list(self.value.shape)}, not [{model.width}]"
-            )
+            shape = list(self.value.shape)
+            raise SettingError(f"the new value of {self.memory} has shape {shape}, not [{model.width}]")
         if not torch.isfinite(self.value.to(model.dtype)).all():
             kind = str(model.dtype).removeprefix("torch.")
             raise SettingError(f"the new value of {self.memory} is not finite in {kind}; use smaller numbers")
