@@ -165,7 +165,7 @@ class Index:
 
     def _refuse_changed_files(self) -> None:
         """After reading: refuse an answer whose files were exchanged between their check and their reading."""
-        for name, (_, stamp) in self._verified.items():
+        for name, (_, stamp) in list(self._verified.items()):  # other threads may add to it
             if file_stamp(self.folder / name) != stamp:
                 self._read_manifest_again()
                 self._verified.clear()
@@ -367,7 +367,7 @@ class Index:
     def _refuse_other_sources(self, names: Sequence[str]) -> None:
         """Under the lock: what is to be written must belong to what the folder holds now."""
         now = self._current_manifest().files
-        for name, (sha256, _) in self._verified.items():
+        for name, (sha256, _) in list(self._verified.items()):  # other threads may add to it
             if name not in names and (name not in now or now[name].sha256 != sha256):
                 raise IndexFolderError(f"{self.folder / name} was made again meanwhile; run the command again")
 
