@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -52,3 +53,14 @@ def test_importing_memlens_loads_next_to_nothing() -> None:
     code = "import sys; before = set(sys.modules); import memlens; print(*(set(sys.modules) - before))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not (HEAVY | {"numpy", "pyarrow", "duckdb", "rich", "typer"}) & set(ran.stdout.split())
+
+
+def test_the_collector_runs_again_once_torch_is_imported_and_the_environment_decides_how_threads_wait() -> None:
+    code = (
+        "import gc, os; from memlens.parallel import import_torch, rest_idle_threads; rest_idle_threads(); "
+        "import_torch(); print(gc.isenabled(), os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    for variable, value, spins in (("GOMP_SPINCOUNT", "7", "7"), ("OMP_WAIT_POLICY", "active", "None")):
+        environment = {key: kept for key, kept in os.environ.items() if key != "GOMP_SPINCOUNT"} | {variable: value}
+        ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+        assert ran.stdout.split() == ["True", spins]
