@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from own_server import serving
+from own_server import opened, serving
 
 import memlens
 from memlens.index.reader import Index
@@ -131,33 +131,12 @@ def address(workbench: Workbench) -> Iterator[str]:
 
 @pytest.fixture
 def open_page(browser: Any, address: str) -> Iterator[Callable[..., Any]]:
-    """open_page("/search", width=390, scheme="dark", javascript=True) -> a page; at the end of the test no page may
-    have complained or asked anything of another machine."""
-    complaints: list[str] = []
-    contexts: list[Any] = []
+    """open_page("/search", width=390, scheme="dark", javascript=True) -> a page of the shared server."""
+    with ExitStack() as stack:
 
-    def open_it(path: str, width: int = 1280, scheme: str = "light", javascript: bool = True) -> Any:
-        context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=javascript
-        )
-        contexts.append(context)
+        def open_it(path: str, width: int = 1280, scheme: str = "light", javascript: bool = True) -> Any:
+            page = stack.enter_context(opened(browser, address, width, javascript, scheme))
+            page.goto(address + path)
+            return page
 
-        def route(handler: Any) -> None:
-            if handler.request.url.startswith((address, "data:", "blob:")):
-                handler.continue_()
-            else:
-                complaints.append(f"asked for {handler.request.url}")
-                handler.abort()
-
-        context.route("**/*", route)
-        page = context.new_page()
-        page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.set_default_timeout(10_000)
-        page.goto(address + path)
-        return page
-
-    yield open_it
-    for context in contexts:
-        context.close()
-    assert complaints == []
+        yield open_it

@@ -1,4 +1,4 @@
-"""A server of one's own for tests that write, or that need another workbench than the shared one."""
+"""Helpers of the workbench's tests: a server and pages of one's own, changes to an index of one's own."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ def without_labels(index: Index) -> Index:
     return index
 
 
+def fewer_patterns(index: Index) -> None:
+    """Replace the table of patterns as a stage does: all but one are gone."""
+    table = index.table("patterns")
+    index.write({"patterns": (table.schema, [table.slice(0, 1)])}, dict)
+
+
 @contextmanager
 def serving(workbench: Workbench) -> Iterator[str]:
     """The address of the workbench while it is served."""
@@ -37,10 +43,14 @@ def serving(workbench: Workbench) -> Iterator[str]:
 
 
 @contextmanager
-def opened(browser: Any, address: str, width: int = 1280, javascript: bool = True) -> Iterator[Any]:
+def opened(
+    browser: Any, address: str, width: int = 1280, javascript: bool = True, scheme: str = "light"
+) -> Iterator[Any]:
     """A page that may not complain, nor ask anything of another machine."""
     complaints: list[str] = []
-    context = browser.new_context(viewport={"width": width, "height": 900}, java_script_enabled=javascript)
+    context = browser.new_context(
+        viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=javascript
+    )
 
     def route(handler: Any) -> None:
         if handler.request.url.startswith((address, "data:", "blob:")):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from memlens.cli import main
+from memlens.web.app import listen
 
 COMMAND = [sys.executable, "-m", "memlens", "serve"]
 
@@ -56,15 +57,12 @@ def test_what_cannot_be_served_is_one_line(
     assert words in said.err and said.out == "" and said.err.count("\n") == 1
 
 
-def test_a_port_that_is_taken_is_one_line(index_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from memlens.web.app import listen
-
+def test_a_port_that_is_taken_and_a_folder_that_is_no_index_are_one_line(
+    index_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with listen("127.0.0.1", 0) as taken:
         assert main(["serve", str(index_folder), "--port", str(taken.getsockname()[1])]) == 2
     assert "cannot be had" in capsys.readouterr().err
-
-
-def test_a_folder_that_is_no_index_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(tmp_path)]) == 2
     assert "is not an index" in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
-from web_helpers import fewer_patterns
+from own_server import fewer_patterns
 
 from memlens.index.reader import Index
 from memlens.web.pages.overview import NOTHING, draw_map

@@ -8,7 +8,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from web_helpers import fewer_patterns
+from own_server import fewer_patterns
 
 from memlens.errors import IndexFolderError
 from memlens.index.memory import read_value
