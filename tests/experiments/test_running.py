@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import memlens
-from memlens.errors import IndexFolderError, ModelError, SettingError, UnknownName
+from memlens.errors import ModelError, SettingError
 from memlens.experiments.registry import EXPERIMENTS, find_experiments
 from memlens.experiments.run import is_made, run
 from memlens.testing import tiny_model, tiny_tokenizer
@@ -79,20 +79,6 @@ def test_every_chart_of_a_notebook_is_drawn_from_the_tables(fresh):
 def test_experiments_come_in_one_order_and_once():
     assert [one.name for one in find_experiments(["rank", "agreement", "rank"])] == ["agreement", "rank"]
     assert [one.name for one in find_experiments(["all"])] == list(EXPERIMENTS)
-
-
-def test_an_unknown_experiment_is_refused_with_the_known_ones(fresh):
-    index, _model = fresh
-    with pytest.raises(UnknownName, match="no experiment 'agreeement'; known: agreement, rank"):
-        run(index, ["rank", "agreeement"])
-    assert not index.has("experiments/rank")
-
-
-def test_an_index_without_values_says_which_command_to_run(fresh):
-    index, _model = fresh
-    index.path("values").unlink()
-    with pytest.raises(IndexFolderError, match="memlens values"):
-        run(index, "agreement")
 
 
 def test_a_model_that_was_not_scanned_is_refused(fresh):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,27 +14,19 @@ import memlens
 from memlens.experiments.agreement import BASELINES, draw
 from memlens.experiments.experiment import ModelShape
 from memlens.experiments.registry import EXPERIMENTS
-from memlens.experiments.run import run
 from memlens.pattern.table import compute_patterns
 from memlens.reports.report import make_report
-from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.vocab.table import compute_values
-
-TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.
-Rain fell on the hills, and the rivers rose. Rain fell on the city. The people of the city read the news.
-"""
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> memlens.Index:
-    folder = tmp_path_factory.mktemp("measured")
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
-    index = memlens.scan(model, folder / "text.txt", out=folder / "index", top=5)
-    compute_values(index, model)
+def measured(
+    tiny_llama: Path, tiny_llama_index: memlens.Index, tmp_path_factory: pytest.TempPathFactory
+) -> memlens.Index:
+    folder = shutil.copytree(tiny_llama_index.folder, tmp_path_factory.mktemp("measured") / "index")
+    index = memlens.values(folder, threads=1)
     compute_patterns(index, background=1000)
-    run(index, "all", model, sample=30, seed=4)
-    return memlens.open_index(folder / "index")
+    memlens.experiment(folder, "all", model=tiny_llama, sample=30, seed=4, threads=1)
+    return memlens.open_index(folder)
 
 
 def test_every_experiment_is_on_the_page_with_its_recipe(measured: memlens.Index, tmp_path: Path) -> None:
@@ -64,11 +57,10 @@ def test_working_tables_are_not_results(measured: memlens.Index, tmp_path: Path)
 
 
 def test_tables_of_different_passes_say_so_and_each_where_it_comes_from(
-    measured: memlens.Index, tmp_path: Path
+    measured: memlens.Index, tiny_llama: Path, copy_of: Callable[..., memlens.Index], tmp_path: Path
 ) -> None:
-    index = memlens.open_index(shutil.copytree(measured.folder, tmp_path / "index"))
-    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
-    run(index, "cases", model, sample=20, seed=5)
+    index = copy_of(measured)
+    memlens.experiment(index, "cases", model=tiny_llama, sample=20, seed=5, threads=1)
     text = make_report(index, tmp_path / "report.html").read_text(encoding="utf-8")
     assert text.count("come from different passes") == 1 and "was measured on" not in text
     for name, origin in (("cases", "20 random prefixes"), ("refinement", "30 random prefixes")):

@@ -22,7 +22,6 @@ from memlens.pattern.alike import duplicate_groups, token_sets, trigger_sets
 from memlens.reports.galleries import SHOWN, clearest_patterns, same_triggers, same_values
 from memlens.reports.report import make_report, vega_bundle
 from memlens.reports.sections import Tables
-from memlens.text import token, visible
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -99,11 +98,6 @@ def test_only_the_scripts_of_the_page_may_run(page: Page) -> None:
 def test_text_that_looks_like_html_is_shown_as_text(page: Page) -> None:
     assert EVIL in page.text
     assert [a.get("type") for tag, a in page.elements if tag == "script"] == ["application/json", "module", "module"]
-
-
-def test_text_that_cannot_be_shown_becomes_a_sign() -> None:
-    assert visible("a\x00b\ud800c\u202ed\ne") == "a␀b\\ud800c\\u202ed⏎e"
-    assert (token(" Paris"), token("  "), token("")) == ("␣Paris", "␣␣", "∅")
 
 
 def test_broken_names_do_not_break_the_page(bare: memlens.Index, tmp_path: Path) -> None:
