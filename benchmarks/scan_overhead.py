@@ -28,9 +28,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import memlens
 from memlens.corpus.batches import Batch, cut_batches
 from memlens.models.memory_model import MemoryModel
-from memlens.scanner.scanner import Scanner, WindowSentence
+from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.settings import ScanSettings
-from memlens.scanner.state import ScanState
+from memlens.scanner.state import BatchRange
 from memlens.testing import tiny_model, tiny_tokenizer
 
 SHAPES = {
@@ -51,14 +51,14 @@ def build(shape: str) -> MemoryModel:
     return memlens.load(network.eval(), tokenizer=tiny_tokenizer(), prove=False)
 
 
-def windows(tokens: int, vocabulary: int, seed: int) -> list[list[WindowSentence]]:
+def windows(tokens: int, vocabulary: int, seed: int) -> list[list[ScanSentence]]:
     """Windows of sentences with lengths like those of an encyclopedia; the words do not matter for the cost."""
     numbers = np.random.default_rng(seed)
-    made: list[list[WindowSentence]] = [[]]
+    made: list[list[ScanSentence]] = [[]]
     count = identifier = 0
     while count < tokens:
         length = int(np.clip(numbers.lognormal(3.2, 0.5), 3, 120))
-        made[-1].append(WindowSentence(identifier, numbers.integers(0, vocabulary, length)))
+        made[-1].append(ScanSentence(identifier, numbers.integers(0, vocabulary, length)))
         identifier, count = identifier + 1, count + length
         if len(made[-1]) == 4096:
             made.append([])
@@ -97,10 +97,10 @@ def timed(program: Callable[[Batch], None], batch: Batch) -> float:
 def compare(model: MemoryModel, warm_tokens: int, tokens: int, label: str) -> None:
     """Ratios over `tokens` tokens after the scan has seen `warm_tokens`."""
     settings = ScanSettings(top=TOP, batch_tokens=2048)
-    scanner = Scanner(model, settings, ScanState.start(model, range(len(model.layers)), settings))
+    worker = Worker(model, settings, range(len(model.layers)))
     usual = ConcatenateAndTopk(model)
     vocabulary = min(model.vocabulary, 30000)
-    by_id: dict[int, WindowSentence] = {}
+    by_id: dict[int, ScanSentence] = {}
     batches: list[Batch] = []
     for window in windows(warm_tokens + tokens, vocabulary, seed=1):
         by_id |= {sentence.id: sentence for sentence in window}
@@ -108,8 +108,10 @@ def compare(model: MemoryModel, warm_tokens: int, tokens: int, label: str) -> No
         random.Random(0).shuffle(part)  # long and short sentences alike in what is measured
         batches += part
 
+    worker._sentences = by_id
+
     def scan(batch: Batch) -> None:
-        scanner._scan_batch(batch, by_id, None)
+        worker._scan_batch(batch, None)
 
     def bare(batch: Batch) -> None:
         model.run_body(torch.from_numpy(batch.tokens))
@@ -120,7 +122,7 @@ def compare(model: MemoryModel, warm_tokens: int, tokens: int, label: str) -> No
         bare(batches[0])
         measured = 0
         for number, batch in enumerate(batches):
-            if scanner.state.tokens < warm_tokens:
+            if worker.state.tokens < warm_tokens:
                 scan(batch)
                 continue
             order = list(programs) if number % USUAL_EVERY == 0 else ["bare", "scan"]
@@ -144,11 +146,11 @@ def compare(model: MemoryModel, warm_tokens: int, tokens: int, label: str) -> No
 def warm_compiled_code() -> None:
     """Compile before measuring: it happens once a machine and is kept on disk."""
 
+    sentences = [ScanSentence(0, np.arange(5)), ScanSentence(1, np.arange(4))]
     for family in ("gpt2", "llama"):
         model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer())
-        settings = ScanSettings(top=2)
-        scanner = Scanner(model, settings, ScanState.start(model, [0], settings))
-        scanner.scan_window(0, [WindowSentence(0, np.arange(5)), WindowSentence(1, np.arange(4))])
+        worker = Worker(model, ScanSettings(top=2), [0])
+        worker.scan(BatchRange(0, 0, worker.plan(0, sentences)), lambda number: sentences)
 
 
 MEMORY_PROGRAM = """
