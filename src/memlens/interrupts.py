@@ -75,8 +75,10 @@ def stop_on_signal() -> Iterator[Stopper]:
 def interruptible() -> Iterator[None]:
     """The first signal raises Interrupted or Terminated in the main thread; a second one ends the process at once.
 
-    For programs, not for libraries: somebody else's process must not be ended.
+    A library that notices the signal itself and fails in its own words becomes the same exception. For programs, not
+    for libraries: somebody else's process must not be ended.
     """
+    asked: list[Interrupted] = []
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -85,11 +87,16 @@ def interruptible() -> Iterator[None]:
     watcher.start()
 
     def ask(number: int, frame: FrameType | None) -> None:
+        asked.append(_KINDS[number]())
         os.write(writer, bytes([number]))
 
     try:
         with _handled_by(ask):
             yield
+    except Exception as error:
+        if asked:
+            raise asked[0] from error
+        raise
     finally:
         os.write(writer, bytes([_ENOUGH]))
         watcher.join()

@@ -44,7 +44,8 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
     @wraps(verb)
     def run(*arguments: Any, **named: Any) -> int:
         try:
-            verb(*arguments, **named)
+            with interruptible():
+                verb(*arguments, **named)
             sys.stdout.flush()
         except MemlensError as error:
             say(str(error))
