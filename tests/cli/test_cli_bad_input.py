@@ -17,15 +17,12 @@ from cli_helpers import Run, checksums, is_refused
 from safetensors.torch import load_file, save_file
 
 
-def test_a_model_that_is_not_there_is_refused(run: Run, text: Path, tmp_path: Path) -> None:
-    assert is_refused(run("scan", tmp_path / "no-model", text, "-o", tmp_path / "out"), "no-model", "folder")
-    assert is_refused(run("info", tmp_path / "no-model"), "no-model")
-
-
-def test_a_corpus_that_is_not_there_is_refused_and_the_index_stays(
-    run: Run, models: dict[str, Path], plain: Path, tmp_path: Path
+def test_a_model_or_corpus_that_is_not_there_is_refused_and_the_index_stays(
+    run: Run, models: dict[str, Path], text: Path, plain: Path, tmp_path: Path
 ) -> None:
     before = checksums(plain)
+    assert is_refused(run("info", tmp_path / "no-model"), "no-model")
+    assert is_refused(run("scan", tmp_path / "no-model", text, "-o", plain), "no-model", "folder")
     for mode in ("--resume", "--fresh"):
         assert is_refused(run("scan", models["plain"], tmp_path / "nothing.txt", "-o", plain, mode), "nothing.txt")
     assert checksums(plain) == before

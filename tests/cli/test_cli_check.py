@@ -26,10 +26,7 @@ def test_check_names_the_damaged_file_and_ends_with_2(run: Run, plain: Path) -> 
     content = json.loads(as_json.out)
     assert as_json.code == 2 and content["whole"] is False
     assert [file["file"] for file in content["files"] if file["state"] == "damaged"] == ["ordinary.parquet"]
-
-
-def test_check_of_something_else_is_refused(run: Run, tmp_path: Path) -> None:
-    assert is_refused(run("check", tmp_path / "nowhere"), "there is no index folder")
+    assert is_refused(run("check", plain / "nowhere"), "there is no index folder")
 
 
 def test_parts_of_a_scan_by_the_command_line(

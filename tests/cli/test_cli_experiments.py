@@ -130,12 +130,9 @@ def test_report_says_what_is_missing_and_never_writes_into_the_index(run: Run, p
     before = checksums(plain)
     assert is_refused(run("report", plain, "-o", plain / "manifest.json"), "inside the index")
     assert is_refused(run("report", plain, "--assets", plain / "charts"), "--assets", "inside the index")
-    assert is_refused(run("report", plain, "-o", tmp_path), "is a folder".replace("is", "which is"))
+    assert is_refused(run("report", plain, "-o", tmp_path), "which is a folder")
     assert is_refused(run("report", tmp_path / "none"), "no index folder")
     assert checksums(plain) == before
     ran = run("report", plain, "-o", tmp_path / "page.html")
-    assert (
-        ran.code == 0
-        and f"{len(EXPERIMENTS)} of {len(EXPERIMENTS)} experiments" in ran.err
-        and f"memlens values {plain}" in ran.err
-    )
+    assert ran.code == 0 and f"memlens values {plain}" in ran.err
+    assert f"{len(EXPERIMENTS)} of {len(EXPERIMENTS)} experiments" in ran.err

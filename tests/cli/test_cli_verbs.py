@@ -206,13 +206,10 @@ def test_search_finds_what_looking_at_every_trigger_finds(
     assert query in ("ÉD OP", "é") or naive  # the plain queries do find something
 
 
-def test_search_takes_the_text_as_it_is(run: Run, made: dict[str, Path]) -> None:
+def test_search_takes_the_text_as_it_is_and_says_when_there_is_more(run: Run, made: dict[str, Path]) -> None:
     for query in ("%", "_", "r.ver", "'", '" OR 1=1 --', "{corpus}", "$1", "\\"):
         ran = run("search", made["plain"], query)
         assert (ran.code, ran.out) == (0, "") and "no memory has" in ran.err
-
-
-def test_search_says_when_there_is_more(run: Run, made: dict[str, Path]) -> None:
     ran = run("search", made["plain"], "r", "--limit", 2)
     assert len(ran.out.splitlines()) == 3 and "2 of " in ran.err and "--limit" in ran.err
 

@@ -25,11 +25,6 @@ def test_the_api_page_is_what_the_docstrings_say() -> None:
     assert subprocess.run(command, capture_output=True, text=True).stderr == ""
 
 
-def test_the_api_page_has_every_public_name() -> None:
-    named = set(re.findall(r"^### `memlens\.(\w+)`$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE))
-    assert named == set(memlens.__all__)
-
-
 def test_every_public_function_says_what_it_does() -> None:
     undocumented = [name for name in memlens.__all__ if not (getattr(memlens, name).__doc__ or "").strip()]
     assert not undocumented
