@@ -24,7 +24,6 @@ from memlens.memory import MemoryId, Trigger
 
 if TYPE_CHECKING:
     from memlens.index.trigger_text import TriggerText
-    from memlens.models.tokenizer import Tokenizer
 
 Place = Literal["triggers", "values", "patterns", "name"]
 Kind = Literal["none", "shallow", "semantic", "both"]
@@ -252,19 +251,17 @@ SELECT *, count(*) OVER () AS total FROM own ORDER BY queries DESC, {order}, lay
 """
 
 
-def search_values(
-    index: Index, query: SearchQuery, mode: str = "token", tokenizer: Tokenizer | None = None
-) -> SearchResult:
+def search_values(index: Index, query: SearchQuery, mode: str = "token") -> SearchResult:
     """Memories whose value promotes the texts (or pushes them down): of several those with more of them first, then
     by the probability of what was found, at the bottom end by best place.
 
-    mode "token": each text must be one token; else it is refused with its split, as the `tokenizer` makes it or into
-    the fewest tokens of the vocabulary. mode "substring": all tokens that contain a text. mode "word": see above.
+    mode "token": each text must be one token; else it is refused with its split into the fewest tokens. mode
+    "substring": all tokens that contain a text. mode "word": as the module says.
     """
     if "" in query.texts or not query.texts:
         raise SettingError("the query is empty; give the text of a token, like ' Paris'")
     index.path("values")  # says which command to run where it is missing, before anything about tokens
-    tokens, note = _tokens(index, query.texts, mode, tokenizer)
+    tokens, note = _tokens(index, query.texts, mode)
     counted = [0 if mode == "substring" else query_number for query_number in tokens.values()]
     names, numbers = _VALUE_COLUMNS["bottom" if query.bottom else "top"]
     order = "best, sum_p" if query.bottom else "sum_p DESC, best"
@@ -278,9 +275,7 @@ def search_values(
     return _result(index, query, rows, hit, note)
 
 
-def _tokens(
-    index: Index, texts: Sequence[str], mode: str, tokenizer: Tokenizer | None
-) -> tuple[dict[int, int], str | None]:
+def _tokens(index: Index, texts: Sequence[str], mode: str) -> tuple[dict[int, int], str | None]:
     """Token -> the first of the texts that it stands for, and what to say about it."""
     found: dict[int, int] = {}
     note = None
@@ -294,7 +289,7 @@ def _tokens(
         if mode == "substring" and not within:
             raise UnknownName(f"no token of this model contains {text!r}; try a shorter text")
         if not exact and not within:
-            raise UnknownName(_not_one_token(text, set(readings) - {""}, tokenizer))
+            raise UnknownName(_not_one_token(text, set(readings) - {""}))
         if mode == "word" and within:
             if len(within) > _MOST_TOKENS:
                 raise SettingError(f"{len(within):,} tokens of this model contain {text!r}; write more of it")
@@ -304,19 +299,15 @@ def _tokens(
     return found, note
 
 
-def _not_one_token(text: str, readings: set[str], tokenizer: Tokenizer | None) -> str:
+def _not_one_token(text: str, readings: set[str]) -> str:
     advice = "name one of its tokens, or search for a substring"
-    if tokenizer is not None:
-        pieces: list[str] | None = [tokenizer.token_text(token) for token in tokenizer.encode([text])[0].ids]
-        words = "but"
-    else:
-        pieces, words = _fewest_pieces(text, readings), "but can be written as"
-    if not pieces:
+    split = _fewest_tokens(text, readings)
+    if not split:
         return f"{text!r} is not one token of this model, nor made of several; {advice}"
-    return f"{text!r} is not one token of this model {words} {' + '.join(repr(piece) for piece in pieces)}; {advice}"
+    return f"{text!r} is not one token of this model but can be written as {' + '.join(map(repr, split))}; {advice}"
 
 
-def _fewest_pieces(text: str, readings: set[str]) -> list[str] | None:
+def _fewest_tokens(text: str, readings: set[str]) -> list[str] | None:
     """The text as the fewest tokens, longer ones first; a tokenizer may split it otherwise."""
     longest = max((len(reading) for reading in readings), default=0)
     best: list[list[str] | None] = [None] * len(text) + [[]]
