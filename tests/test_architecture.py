@@ -1,4 +1,4 @@
-"""Imports point one way: a part knows the parts before it, never those after."""
+"""The house: imports point one way, modules say what they are for, classes have their own names, files fit a look."""
 
 from __future__ import annotations
 
@@ -80,3 +80,38 @@ def test_the_check_sees_an_arrow_that_points_back() -> None:
     assert is_backward("scanner", "index") and is_backward("index", "api") and is_backward("errors", "memory")
     assert not is_backward("cli", "errors") and not is_backward("experiments", "vocab")
     assert {part for path in FILES for _, part in imported_parts(path)} >= {"errors", "models", "scanner", "index"}
+
+
+RIDDLES = ("What ", "Where ", "Whether ", "How ", "Who ", "Which ", "By which ", "From what ")
+LONGEST = 450
+
+
+def classes() -> Iterator[tuple[str, str]]:
+    """Name without leading underscore, and file, of every class of the package."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield node.name.lstrip("_"), str(path.relative_to(SOURCE))
+
+
+def test_every_module_says_plainly_what_it_is_for() -> None:
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        if not words or words.startswith(RIDDLES):
+            wrong.append(f"{path.relative_to(SOURCE)}: {words.splitlines()[0] if words else 'no docstring'}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_two_classes_share_a_name() -> None:
+    found: dict[str, list[str]] = {}
+    for name, file in classes():
+        found.setdefault(name, []).append(file)
+    assert not {name: files for name, files in found.items() if len(files) > 1}
+
+
+def test_no_file_is_too_long_to_read() -> None:
+    lengths = {
+        str(p.relative_to(SOURCE)): len(p.read_text(encoding="utf-8").splitlines()) for p in SOURCE.rglob("*.py")
+    }
+    assert not {name: length for name, length in lengths.items() if length > LONGEST}
