@@ -8,11 +8,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-Compress = Callable[[bytes, str], bytes]
-
 
 @pytest.fixture
-def compress() -> Compress:
+def compress() -> Callable[[bytes, str], bytes]:
     """Bytes and an ending, "", ".gz" or ".zst", to the bytes of such a file."""
 
     def compressed(data: bytes, ending: str) -> bytes:
