@@ -140,16 +140,8 @@ SHOWN: dict[str, dict[str, list[Row]]] = {
         ABSENT: quartiles(lambda n: 0.3),
         UNCLEAR: quartiles(lambda n: 0.3 + 0.001 * n),
     },
-    "residual": {
-        APPEARS: cases(800, 200, 0),
-        ABSENT: cases(100, 900, 0),
-        UNCLEAR: cases(5, 5, 0),
-    },
-    "changes": {
-        APPEARS: cases(100, 890, 10),
-        ABSENT: cases(100, 450, 450),
-        UNCLEAR: cases(9, 1, 0),
-    },
+    "residual": {APPEARS: cases(800, 200, 0), ABSENT: cases(100, 900, 0), UNCLEAR: cases(5, 5, 0)},
+    "changes": {APPEARS: cases(100, 890, 10), ABSENT: cases(100, 450, 450), UNCLEAR: cases(9, 1, 0)},
 }
 
 

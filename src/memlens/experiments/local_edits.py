@@ -122,12 +122,7 @@ class _EditableTriggers:
 
 
 def compute(
-    index: Index,
-    model: MemoryModel,
-    *,
-    seed: int = 0,
-    sample: int | None = 100,
-    progress: Progress = no_progress,
+    index: Index, model: MemoryModel, *, seed: int = 0, sample: int | None = 100, progress: Progress = no_progress
 ) -> list[ex.Row]:
     """Three rows a layer; `sample` memories of each (all that have triggers for None)."""
     edited = EditedPrefixes()

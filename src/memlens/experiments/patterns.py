@@ -266,10 +266,6 @@ EXPERIMENT = ex.Experiment(
         ),
     ),
     picture=ex.Picture(
-        _CELLS,
-        {"shallow": "shallow", "semantic": "semantic"},
-        by_layer,
-        remark=rate_of_chance,
-        below=print_people,
+        _CELLS, {"shallow": "shallow", "semantic": "semantic"}, by_layer, remark=rate_of_chance, below=print_people
     ),
 )

@@ -107,10 +107,7 @@ def is_made(
 
     if experiment.obstacle(index) is not None:
         return False
-    given = {
-        "validation": None if validation is None else corpus_fingerprint(validation),
-        "stop_words": stop_words,
-    }
+    given = {"validation": None if validation is None else corpus_fingerprint(validation), "stop_words": stop_words}
     settings = {
         "seed": seed,
         "sample": experiment.sample if sample is None else sample,
@@ -138,10 +135,7 @@ def origin(index: Index, experiment: Experiment) -> str:
 
 
 def _possible(
-    index: Index,
-    chosen: Sequence[Experiment],
-    asked: Sequence[str],
-    skipped: Callable[[str, str], None] | None,
+    index: Index, chosen: Sequence[Experiment], asked: Sequence[str], skipped: Callable[[str, str], None] | None
 ) -> list[Experiment]:
     """The experiments that this index can have; one that was asked for by its own name is refused otherwise."""
     possible = []

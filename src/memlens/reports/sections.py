@@ -18,14 +18,13 @@ from memlens.experiments.experiment import (
     ModelShape,
     Panel,
     ResultTable,
+    Row,
 )
 from memlens.experiments.registry import EXPERIMENTS, all_claims, all_tables
 from memlens.experiments.run import STOP_WORDS, is_outdated, origin
 from memlens.index.layout import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
 from memlens.text import cell, token
-
-Row = dict[str, Any]
 
 _ROWS_SHOWN = 200
 _COUNTED = {"prefixes": "prefixes", "memories": "memories", "left_out": "left out"}
