@@ -112,7 +112,7 @@ def test_the_command_about_a_token_lists_every_value_that_it_is_the_top_of(
 ) -> None:
     told = only(bare, "wanted")
     assert main([*shlex.split(told.command)[1:], "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["memories"]
+    listed = json.loads(capsys.readouterr().out)["found"]
     assert told.title.endswith(f"of {sum(one['rank'] == 0 for one in listed):,} values")
 
 
