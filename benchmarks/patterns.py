@@ -25,17 +25,17 @@ import pyarrow as pa
 
 from memlens.corpus.sentences import read_units
 from memlens.corpus.settings import CorpusSettings
-from memlens.files import checksum, write_json, write_table
+from memlens.files import checksum, write_table
 from memlens.index.layout import (
     CORPUS,
     CORPUS_SCHEMA,
-    MANIFEST,
     SCHEMA_VERSION,
     TRIGGERS,
     TRIGGERS_SCHEMA,
     VOCABULARY,
     VOCABULARY_SCHEMA,
 )
+from memlens.index.manifest import Manifest
 from memlens.index.reader import Index
 from memlens.pattern.table import compute_patterns
 from memlens.scanner.autotune import usable_cores
@@ -131,7 +131,7 @@ def build(folder: Path, layers: int, memories: int, sentences: int) -> None:
         "histogram_edges": [],
         "files": files,
     }
-    write_json(folder / MANIFEST, manifest)
+    Manifest(manifest).write(folder)
 
 
 def main() -> None:

@@ -15,11 +15,10 @@ import pyarrow as pa
 
 from memlens.corpus.sentences import read_units
 from memlens.corpus.settings import CorpusSettings
-from memlens.files import checksum, write_json, write_table
+from memlens.files import checksum, write_table
 from memlens.index.layout import (
     CORPUS,
     CORPUS_SCHEMA,
-    MANIFEST,
     MEMORIES,
     MEMORIES_SCHEMA,
     ORDINARY,
@@ -30,6 +29,7 @@ from memlens.index.layout import (
     VOCABULARY,
     VOCABULARY_SCHEMA,
 )
+from memlens.index.manifest import Manifest
 from memlens.index.reader import Index
 from memlens.pattern.table import NAMES_SCHEMA, PATTERNS_SCHEMA
 from memlens.vocab.table import KEYS_SCHEMA, VALUES_SCHEMA
@@ -215,7 +215,7 @@ def make_index(folder: Path, layers: int, memories: int, top: int, sentences: in
             name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)} for name in tables
         },
     }  # fmt: skip
-    write_json(folder / MANIFEST, manifest)
+    Manifest(manifest).write(folder)
     return Index(folder)
 
 
