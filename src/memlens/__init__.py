@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memlens.memory import MemoryId, Prefix, Trigger
     from memlens.models.load import load
     from memlens.models.memory_model import MemoryModel
-    from memlens.pipeline import analyze, demo
+    from memlens.pipeline import analyze, demo, repair
     from memlens.tracer.attribution import in_common, integrate, silence_each
     from memlens.tracer.intervene import generate, intervene, promoting
     from memlens.tracer.intervention import Edit, Intervention
@@ -36,7 +36,7 @@ _NAMES = {
     "memlens.memory": ("MemoryId", "Prefix", "Trigger"),
     "memlens.models.load": ("load",),
     "memlens.models.memory_model": ("MemoryModel",),
-    "memlens.pipeline": ("analyze", "demo"),
+    "memlens.pipeline": ("analyze", "demo", "repair"),
     "memlens.tracer.attribution": ("in_common", "integrate", "silence_each"),
     "memlens.tracer.intervene": ("generate", "intervene", "promoting"),
     "memlens.tracer.intervention": ("Edit", "Intervention"),
@@ -69,6 +69,7 @@ __all__ = [
     "open_index",
     "patterns",
     "promoting",
+    "repair",
     "report",
     "save_changed",
     "scan",

@@ -270,7 +270,11 @@ def _threads(run: RunSettings) -> int:
 
 
 def _opened(index: Index | Source) -> Index:
-    return index if isinstance(index, Index) else Index(Path(index))
+    """The index as it is now, for one stage."""
+    if not isinstance(index, Index):
+        return Index(Path(index))
+    index.take_up()
+    return index
 
 
 def _model_or_name(model: MemoryModel | Source | None) -> MemoryModel | str | None:

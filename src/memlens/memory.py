@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from memlens.errors import UnknownName
@@ -77,3 +78,21 @@ class Trigger:
     def text(self) -> str:
         """The prefix as text, its last token included."""
         return self.before + self.token
+
+
+_MARK = "background:#ffe08a;color:#000;border-radius:2px"
+_CELL = "text-align:right;white-space:pre-wrap"
+
+
+class TriggerList(list[Trigger]):
+    """Triggers, best first; in everything but its look in a notebook a plain list."""
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{trigger.rank}</td><td>{trigger.coefficient:.4g}</td>"
+            f'<td style="{_CELL}">{escape(trigger.before)}<span style="{_MARK}">{escape(trigger.token)}</span></td>'
+            f'<td style="text-align:left;white-space:pre-wrap;opacity:.6">{escape(trigger.after[:40])}</td></tr>'
+            for trigger in self
+        )
+        head = "<tr><th>rank</th><th>coefficient</th><th>prefix</th><th>what follows</th></tr>"
+        return f"<table>{head}{rows}</table>"

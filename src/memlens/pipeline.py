@@ -1,4 +1,4 @@
-"""`analyze` and `demo`: scan, values, patterns, experiments and report in turn, in one folder.
+"""`analyze`, `demo` and `repair`: scan, values, patterns, experiments and report in turn, in one folder.
 
 Both can be interrupted anywhere and called again. A stage that is complete for this very index is not done again:
 
@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from memlens import api
 from memlens.corpus.sentences import corpus_fingerprint
 from memlens.corpus.settings import BUNDLED, CorpusSettings
-from memlens.errors import ModelNotFound, SettingError
-from memlens.index.layout import is_complete
+from memlens.errors import IndexFolderError, ModelNotFound, SettingError
+from memlens.index.layout import EXPERIMENTS, KEYS, NAMES, PATTERNS, VALUES, is_complete
 from memlens.index.reader import Index
 from memlens.models.load import load
 from memlens.parallel import Progress, no_progress
@@ -33,6 +33,7 @@ from memlens.settings import PatternSettings, SampleSettings, ScanRunSettings, V
 
 if TYPE_CHECKING:
     from memlens.experiments.experiment import Experiment
+    from memlens.index.manifest import Manifest
     from memlens.models.memory_model import MemoryModel
     from memlens.reports.findings import Insight
 
@@ -315,3 +316,46 @@ def _smaller(sample: int, samples: dict[str, int]) -> tuple[SmallerSample, ...]:
         and one.sample is not None
         and here < one.sample
     )
+
+
+def repair(
+    index: Index | api.Source, *, model: MemoryModel | api.Source | None = None, progress: Progress = no_progress
+) -> list[str]:
+    """Make damaged and outdated tables of later stages again, with the settings they had; their names come back.
+
+    What a scan has found and what people have written cannot be made from anything else: if that is damaged, nothing
+    is done and the error says what to do.
+    """
+    wrong = api.check(index, progress=progress).to_make_again()
+    opened = api.open_index(index.folder if isinstance(index, Index) else index)
+    noted = opened.manifest
+    if {VALUES, KEYS} & {*wrong}:
+        was = noted.values
+        api.values(opened, model=model, progress=progress, top=was.top, reading=was.reading, threads=was.threads)
+    if {PATTERNS, NAMES} & {*wrong} and noted.patterns is not None:
+        api.patterns(opened, progress=progress, **noted.patterns.settings)
+    for name in _experiments_of(noted, wrong):
+        note = noted.experiments[name]
+        if note.validation:
+            raise IndexFolderError(
+                f"'{name}' was made from prefixes of another corpus, which {opened.folder} does not hold; "
+                f"run `memlens experiment {opened.folder} {name} --validation CORPUS`"
+            )
+        options = {"seed": note.seed, "sample": note.sample, "stop_words": note.stop_words}
+        options["threads"] = noted.prefix_pass.content.get("threads")  # which last bits depend on
+        given: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
+        api.experiment(opened, name, model=model, progress=progress, **given)
+    return wrong
+
+
+def _experiments_of(noted: Manifest, files: Sequence[str]) -> list[str]:
+    """The experiments that made these files; the pass over prefixes is made again by any experiment on prefixes."""
+    from memlens.experiments.prefix_pass import LAYERS, PREFIXES
+    from memlens.experiments.registry import EXPERIMENTS as KNOWN
+
+    tables = {file.removesuffix(".parquet") for file in files}
+    made = [known for known in KNOWN.values() if known.name in noted.experiments]
+    again = [known for known in made if tables & {f"{EXPERIMENTS}/{table.name}" for table in known.tables}]
+    if tables & {PREFIXES, LAYERS} and not any(known.on_prefixes for known in again):
+        again += [known for known in made if known.on_prefixes][:1]
+    return [known.name for known in again]

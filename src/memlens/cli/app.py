@@ -89,6 +89,7 @@ VERBS = {  # verb -> module of memlens.cli
     "scan": "scan",
     "merge": "scan",
     "check": "check",
+    "repair": "check",
     "values": "values",
     "patterns": "patterns",
     "experiment": "experiment",

@@ -1,11 +1,11 @@
-"""`memlens check`: is every file of an index whole and of one piece; what is damaged."""
+"""`memlens check` and `memlens repair`: which files of an index are damaged, and tables made again from whole ones."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
+from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import IndexFolderError
 from memlens.text import visible
@@ -32,9 +32,28 @@ def check(index: IndexFolder, as_json: Json = False, quiet: Quiet = False, verbo
         names = [visible(finding.file) for finding in checked.damaged]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise IndexFolderError(
-            f"{checked.folder} is damaged: {', '.join(names[:3])}{more}; make tables of later stages again with their "
-            "command, or scan again with --fresh"
+            f"{checked.folder} is damaged: {', '.join(names[:3])}{more}; make tables of later stages again with "
+            f"`memlens repair {checked.folder}`, or scan again with --fresh"
         )
+
+
+def repair(
+    index: IndexFolder,
+    model: ModelNow = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make damaged or outdated tables of values, patterns and experiments again, from those that are whole."""
+    screen = Screen(as_json, quiet, verbose)
+    with ScanProgress(screen, first="check") as progress:
+        from memlens.pipeline import repair as make_again
+
+        names = make_again(index, model=model, progress=progress)
+    if as_json:
+        screen.json({"index": str(index), "made": names})
+    elif not quiet:
+        screen.result(f"made again: {', '.join(names)}" if names else "every table is whole; nothing was done")
 
 
 def _print(screen: Screen, checked: Check) -> None:

@@ -176,7 +176,7 @@ def aggregate(
         "values": index.manifest.sha256("values"),
     }
     noted = dict(index.manifest.prefix_pass.content)
-    if index.has(PREFIXES) and index.has(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
+    if index.is_whole(PREFIXES) and index.is_whole(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
         return Aggregate(index, index.table(PREFIXES), index.table(LAYERS), len(model.layers) - 1, noted)
     index.check_model(model)
     prefixes = (

@@ -23,7 +23,7 @@ from memlens.files import FileStamp, explain_os_errors, facts_of, only_writer
 from memlens.index import shards, staging
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import LOCK, PARTIAL, PARTS, SCAN_TABLES, SCHEMA_VERSION
-from memlens.index.manifest import Manifest
+from memlens.index.manifest import Manifest, made_with
 from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabulary
 from memlens.interrupts import Stopper, stop_on_signal
 from memlens.models.memory_model import MemoryModel
@@ -213,7 +213,7 @@ def make_manifest(
         "layers": list(plan["settings"]["layers"]),
         "counts": {**counts, "prefixes": prefixes, "tokens_fed": tokens},
         "histogram_edges": bin_edges(),
-        "files": {name: facts_of(folder / name) for name in SCAN_TABLES},
+        "files": {name: {**facts_of(folder / name), "made_with": made_with()} for name in SCAN_TABLES},
     }
 
 

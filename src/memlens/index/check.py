@@ -21,7 +21,20 @@ import pyarrow.parquet as pq
 
 from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import checksum
-from memlens.index.layout import ANNOTATIONS, CORPUS, EXPERIMENTS, MANIFEST, MEMORIES, PARTIAL, SCAN_TABLES, VOCABULARY
+from memlens.index.layout import (
+    ANNOTATIONS,
+    CORPUS,
+    EXPERIMENTS,
+    KEYS,
+    MANIFEST,
+    MEMORIES,
+    NAMES,
+    PARTIAL,
+    PATTERNS,
+    SCAN_TABLES,
+    VALUES,
+    VOCABULARY,
+)
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 
@@ -101,6 +114,21 @@ class Check:
     def is_whole(self) -> bool:
         return not self.damaged
 
+    def to_make_again(self) -> list[str]:
+        """Tables of later stages that are damaged or outdated; refused if what is damaged cannot be made again."""
+        names = [finding.file for finding in self.findings if finding.state in (DAMAGED, OUTDATED)]
+        for name in names:
+            if name == ANNOTATIONS:
+                raise IndexFolderError(
+                    f"{self.folder / name} is damaged, and nothing else holds what people wrote; "
+                    f"run `memlens annotate {self.folder} recover`"
+                )
+            if name in (MANIFEST, *SCAN_TABLES):
+                raise IndexFolderError(
+                    f"{self.folder / name} is damaged and comes from the scan; scan again with --fresh"
+                )
+        return names
+
 
 def check_index(folder: Path, progress: Progress = no_progress) -> Check:
     """Look at every file of an index; a folder that is no index is refused."""
@@ -177,13 +205,18 @@ def _expected_rows(index: Index, name: str) -> int | None:
 
 def _made_from(index: Index, name: str) -> dict[str, Any]:
     """Which tables a derived one was made from, with their checksums then, as far as the manifest notes it."""
+    manifest = index.manifest
     folder, _, table = name.removesuffix(".parquet").rpartition("/")
+    if name in (VALUES, KEYS):
+        return dict(manifest.values.made_from)
+    if name in (PATTERNS, NAMES):
+        return dict(manifest.patterns.made_from) if manifest.patterns else {}
     if folder != EXPERIMENTS:
         return {}
     if table in ("prefixes", "prefix-layers"):
-        noted = index.manifest.prefix_pass.content
+        noted = manifest.prefix_pass.content
         return {"values": noted["values"]} if "values" in noted else {}
-    return dict(index.manifest.experiment(table).made_from)
+    return dict(manifest.experiment(table).made_from)
 
 
 def _others(index: Index) -> Iterator[Finding]:

@@ -8,18 +8,41 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from memlens import __version__
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.files import FileFacts, has_seal, is_sealed, read_json, write_sealed
 from memlens.index.layout import MANIFEST, SCAN_TABLES, SCHEMA_VERSION
 from memlens.scanner.settings import ScanSettings
 
 Note = TypeVar("Note")
+
+
+def made_with() -> dict[str, str]:
+    """What last bits depend on: the versions and the kind of processor that a table is made with."""
+    capability = os.environ.get("ATEN_CPU_CAPABILITY") or _vector_unit()
+    return {
+        "memlens": __version__,
+        "torch": version("torch"),
+        "processor": f"{platform.machine()} {capability}".strip(),
+    }
+
+
+def _vector_unit() -> str:
+    """The widest vector unit that torch would use here, as Linux tells it; empty elsewhere."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return ""
+    return "avx512" if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags else "avx2" if "avx2" in flags else ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +82,7 @@ class ValuesNote:
     top: int = 0
     reading: str = ""
     threads: int = 0
+    made_from: Mapping[str, str] = field(default_factory=dict)  # table -> its checksum then
 
 
 @dataclass(frozen=True)
@@ -161,7 +185,8 @@ class Manifest:
     @cached_property
     def values(self) -> ValuesNote:
         """Empty where there are no values yet."""
-        return _known(ValuesNote, self.content.get("values", {}))
+        noted = self.content.get("values", {})
+        return _known(ValuesNote, noted, made_from=noted.get("from", {}))
 
     @cached_property
     def patterns(self) -> PatternsNote | None:

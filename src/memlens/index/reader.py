@@ -32,30 +32,13 @@ from memlens.files import (
     replacing,
 )
 from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD
-from memlens.index.manifest import Manifest
-from memlens.memory import MemoryId, Prefix, Trigger
+from memlens.index.manifest import Manifest, made_with
+from memlens.memory import MemoryId, Prefix, Trigger, TriggerList
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from memlens.models.memory_model import MemoryModel
-
-_MARK = "background:#ffe08a;color:#000;border-radius:2px"
-_CELL = "text-align:right;white-space:pre-wrap"
-
-
-class TriggerList(list[Trigger]):
-    """Triggers, best first; in everything but its look in a notebook a plain list."""
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{trigger.rank}</td><td>{trigger.coefficient:.4g}</td>"
-            f'<td style="{_CELL}">{escape(trigger.before)}<span style="{_MARK}">{escape(trigger.token)}</span></td>'
-            f'<td style="text-align:left;white-space:pre-wrap;opacity:.6">{escape(trigger.after[:40])}</td></tr>'
-            for trigger in self
-        )
-        head = "<tr><th>rank</th><th>coefficient</th><th>prefix</th><th>what follows</th></tr>"
-        return f"<table>{head}{rows}</table>"
 
 
 def trigger_of(row: dict[str, Any], sentence: dict[str, Any], vocabulary: Sequence[str]) -> Trigger:
@@ -148,7 +131,7 @@ class Index:
                 self._verified[name] = (noted.sha256, stamp)
                 return
             self._read_manifest_again()  # a later stage may have made the table again since this index was opened
-        advice = "see `memlens check`, then make it again with the command that made it, or scan again with --fresh"
+        advice = f"make it again with `memlens repair {self.folder}`, or scan again with --fresh"
         raise IndexFolderError(f"{path} is damaged or being replaced; {advice}")
 
     def _read_manifest_again(self) -> None:
@@ -163,13 +146,17 @@ class Index:
                 return manifest
         raise IndexFolderError(f"{self.folder} was replaced or removed since it was opened; run the command again")
 
-    def _refuse_changed_files(self) -> None:
+    def _refuse_exchanged(self, read: Mapping[str, FileStamp]) -> None:
         """After reading: refuse an answer whose files were exchanged between their check and their reading."""
-        for name, (_, stamp) in list(self._verified.items()):  # other threads may add to it
-            if file_stamp(self.folder / name) != stamp:
+        for table, stamp in read.items():
+            if file_stamp(self.folder / f"{table}.parquet") != stamp:
                 self._read_manifest_again()
-                self._verified.clear()
-                raise IndexFolderError(f"{self.folder / name} was made again while it was read; run the command again")
+                raise IndexFolderError(f"table '{table}' was made again while it was read; run the command again")
+
+    def take_up(self) -> None:
+        """Begin a new piece of work on the index as it is now: every file is verified again when it is next read."""
+        self._read_manifest_again()
+        self._verified.clear()
 
     def has(self, table: str) -> bool:
         """Is the table there? A file that is not noted is none: a stage was killed while it replaced it."""
@@ -189,7 +176,9 @@ class Index:
 
         path = self.path(table)
         # A handle, since a path with a colon would be taken for an address.
+        # The open file is the one whose bytes are read, whatever takes its name meanwhile.
         with self._explaining_damage(), path.open("rb") as handle:
+            self._refuse_exchanged({table: self._verified[f"{table}.parquet"][1]})
             names = None if columns is None else list(columns)
             if filters is None:  # filters need pyarrow.dataset, which imports pandas where it is installed
                 return pq.ParquetFile(handle).read(columns=names)
@@ -212,7 +201,7 @@ class Index:
         names = TableNames(self)
         with self._explaining_damage(), self._connect() as database:
             cursor = database.execute(query.format_map(names), list(parameters))
-            self._refuse_changed_files()
+            self._refuse_exchanged(names.read)
             columns = [column[0] for column in cursor.description]
             while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for row in rows:
@@ -222,12 +211,17 @@ class Index:
         """Columns of a DuckDB query by name, for results that are computed with."""
         names = TableNames(self)
         with self._explaining_damage(), self._connect() as database:
-            return database.execute(query.format_map(names), list(parameters)).fetchnumpy()
+            columns = database.execute(query.format_map(names), list(parameters)).fetchnumpy()
+            self._refuse_exchanged(names.read)
+            return columns
 
     def arrow(self, query: str) -> pa.Table:
         """The result of a DuckDB query as Arrow columns, for texts and lists that are computed with."""
+        names = TableNames(self)
         with self._explaining_damage(), self._connect() as database:
-            return database.sql(query.format_map(TableNames(self))).to_arrow_table()
+            table = database.sql(query.format_map(names)).to_arrow_table()
+            self._refuse_exchanged(names.read)
+            return table
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         """A cursor for one query, to be closed after it."""
@@ -249,7 +243,6 @@ class Index:
         """A reader that fails on a damaged file becomes one line; one that fails on whole files is a bug."""
         try:
             yield
-            self._refuse_changed_files()
         except (duckdb.Error, pa.ArrowException, OSError):
             self._verified.clear()
             for name in self.manifest.files:
@@ -359,10 +352,12 @@ class Index:
                     fill_table(stack.enter_context(replacing(self.folder / name)), schema, parts)
                 self._current_manifest().with_files({}, without=names).write(self.folder)
             # Read again: another stage may have written it since this index was opened.
-            facts = {name: facts_of(self.folder / name) for name in names}
+            facts = {name: {**facts_of(self.folder / name), "made_with": made_with()} for name in names}
             self.manifest = self._current_manifest().with_files(facts)
             self.manifest = self.manifest.with_notes(notes())
             self.manifest.write(self.folder)
+            for name in names:
+                self._verified.pop(name, None)
 
     def _refuse_other_sources(self, names: Sequence[str]) -> None:
         """Under the lock: what is to be written must belong to what the folder holds now."""
@@ -393,14 +388,19 @@ class Index:
 
 
 class TableNames(dict[str, str]):
-    """`{triggers}` in a query -> a reader of that file."""
+    """`{triggers}` in a query -> a reader of that file; `read` has the stamps of the files that a query names."""
 
     def __init__(self, index: Index) -> None:
         super().__init__()
         self.index = index
+        self.read: dict[str, FileStamp] = {}
 
     def __missing__(self, table: str) -> str:
-        return self.index._source_of(table)
+        source = self.index._source_of(table)
+        verified = self.index._verified.get(f"{table}.parquet")
+        if verified is not None:
+            self.read[table] = verified[1]
+        return source
 
 
 def _why_not_an_index(folder: Path) -> str:

@@ -182,8 +182,9 @@ def _statistics(scan: LayerScan, prefixes: int) -> pa.Table:
         {
             "layer": np.full(memories, scan.layer),
             "memory": np.arange(memories),
-            "max": scan.highest,
-            "min": scan.lowest,
+            # Adding 0 turns -0 into 0: which of the two equal zeros is met first depends on the order of merging.
+            "max": scan.highest + 0,
+            "min": scan.lowest + 0,
             "mean": scan.total * UNIT / prefixes,
             "frequency": scan.positive / prefixes,
             "dead": is_dead(scan),

@@ -100,7 +100,8 @@ def compute_values(
         raise SettingError(f"--top is {top}; it must be 1 or more")
     model = checked_model(index, model)
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
-    notes = {"top": min(top, model.vocabulary), "reading": chosen, "threads": torch.get_num_threads()}
+    notes: dict[str, Any] = {"top": min(top, model.vocabulary), "reading": chosen, "threads": torch.get_num_threads()}
+    notes["from"] = {"triggers": index.manifest.sha256("triggers")}
     where = mapper(model)
     values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, where=where)
     index.write({"values": values}, lambda: {"values": notes})

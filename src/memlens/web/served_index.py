@@ -7,8 +7,8 @@ for tables that are too large, and for those that a stage has replaced meanwhile
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import duckdb
 
 from memlens.errors import IndexFolderError, MemlensError
-from memlens.files import file_stamp, reader_of
+from memlens.files import reader_of
 from memlens.index.reader import Index
 
 T = TypeVar("T")
@@ -95,15 +95,6 @@ class ServedIndex(Index):
             if self._is_closed:
                 raise IndexFolderError(f"{self.folder} is closed; open it again")
             return self._database.cursor()
-
-    @contextmanager
-    def _explaining_damage(self) -> Iterator[None]:
-        """Stages replace tables between two queries: what was verified for an earlier one is verified anew."""
-        for name, (_, stamp) in list(self._verified.items()):
-            if file_stamp(self.folder / name) != stamp:
-                self._verified.pop(name, None)
-        with super()._explaining_damage():
-            yield
 
     def _source_of(self, table: str) -> str:
         kept = self._in_memory.get(table)

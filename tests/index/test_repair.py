@@ -1,0 +1,77 @@
+"""Damaged and outdated tables are made again from whole ones, with the settings they had and the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import memlens
+from memlens.errors import IndexFolderError
+from memlens.index.reader import Index
+
+
+@pytest.fixture(scope="module")
+def complete(tiny_gpt2_values: Index, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    import shutil
+
+    folder = shutil.copytree(tiny_gpt2_values.folder, tmp_path_factory.mktemp("complete") / "index")
+    memlens.patterns(folder, seed=3)
+    memlens.experiment(folder, ["agreement", "refinement", "predictive-values"], sample=9, seed=5, threads=1)
+    return memlens.open_index(folder)
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+TABLES = ("values", "keys", "patterns", "names", "experiments/agreement", "experiments/refinement",
+          "experiments/prefixes", "experiments/predictive-values-bins")  # fmt: skip
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_damaged_table_is_made_again_byte_for_byte(
+    complete: Index, copy_of: Callable[..., Index], table: str
+) -> None:
+    index = copy_of(complete)
+    path = index.folder / f"{table}.parquet"
+    before = {file: file.read_bytes() for file in index.folder.rglob("*.parquet")}
+    damage(path)
+    assert not memlens.check(index).is_whole
+    assert memlens.repair(index) == [f"{table}.parquet"]
+    assert memlens.check(index).is_whole
+    assert {file: file.read_bytes() for file in index.folder.rglob("*.parquet")} == before
+
+
+def test_a_whole_index_is_left_alone(complete: Index, copy_of: Callable[..., Index]) -> None:
+    index = copy_of(complete)
+    before = (index.folder / "manifest.json").read_bytes()
+    assert memlens.repair(index) == [] and (index.folder / "manifest.json").read_bytes() == before
+
+
+def test_an_outdated_table_is_made_again(complete: Index, copy_of: Callable[..., Index]) -> None:
+    index = copy_of(complete)
+    memlens.values(index.folder, top=4, threads=1)
+    states = {finding.file: finding.state for finding in memlens.check(index).findings}
+    assert states["experiments/agreement.parquet"] == "outdated"
+    assert "experiments/agreement.parquet" in memlens.repair(index)
+    assert "outdated" not in {finding.state for finding in memlens.check(index).findings}
+
+
+@pytest.mark.parametrize("table", ["triggers", "corpus", "memories", "vocabulary"])
+def test_what_the_scan_found_cannot_be_made_from_the_rest(
+    complete: Index, copy_of: Callable[..., Index], table: str
+) -> None:
+    index = copy_of(complete)
+    damage(index.folder / f"{table}.parquet")
+    with pytest.raises(IndexFolderError, match="comes from the scan; scan again with --fresh"):
+        memlens.repair(index.folder)
+
+
+def test_every_table_says_what_it_was_made_with(complete: Index) -> None:
+    for name, entry in complete.manifest.content["files"].items():
+        assert set(entry["made_with"]) == {"memlens", "torch", "processor"}, name
+    assert complete.manifest.values.made_from == {"triggers": complete.manifest.sha256("triggers")}
