@@ -21,6 +21,7 @@ from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError
 from memlens.index.layout import REPORT, is_complete
 from memlens.index.reader import Index
+from memlens.outputs import refuse_inside_others
 from memlens.parallel import Progress, no_progress
 from memlens.scanner.settings import ScanSettings, parse_layers
 from memlens.settings import PatternSettings, RunSettings, SampleSettings, ScanRunSettings, ValueSettings, divide
@@ -215,19 +216,19 @@ def report(
     *,
     out: Source | None = None,
     assets: Source | None = None,
+    force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
     """One self-contained page about the index; its path comes back.
 
-    `out` None is report.html in the index folder. `assets` is a folder for SVG, PDF and CSV of each chart.
+    `out` None is report.html in the index folder. `assets` is a folder for SVG, PDF and CSV of each chart. `force`
+    replaces files that memlens did not make; nothing is written into an index or a model.
     """
     from memlens.reports.report import make_report
 
     opened = _opened(index)
     page = opened.folder / REPORT if out is None else Path(out)
-    for option, path in (("-o", page), ("--assets", None if assets is None else Path(assets))):
-        _refuse_inside(opened, option, path)
-    return make_report(opened, page, None if assets is None else Path(assets), progress)
+    return make_report(opened, page, None if assets is None else Path(assets), progress, force=force)
 
 
 def compare(
@@ -250,9 +251,10 @@ def compare(
 
 
 def folder_of(out: Source) -> Path:
-    """Where to write; an empty name would be the folder one stands in."""
+    """Where to write an index: not inside another one or a model; an empty name would be where one stands."""
     if not os.fspath(out):
         raise SettingError("-o is empty; name a folder for the index")
+    refuse_inside_others(Path(out))
     return Path(out)
 
 
@@ -279,11 +281,3 @@ def _opened(index: Index | Source) -> Index:
 
 def _model_or_name(model: MemoryModel | Source | None) -> MemoryModel | str | None:
     return os.fspath(model) if isinstance(model, os.PathLike) else model
-
-
-def _refuse_inside(index: Index, option: str, path: Path | None) -> None:
-    """The index folder holds nothing but the index and its own report."""
-    if path is None or not path.resolve().is_relative_to(index.folder.resolve()):
-        return
-    if path.resolve() != (index.folder / REPORT).resolve() or option != "-o":
-        raise SettingError(f"{option} {path} lies inside the index; name a place elsewhere")

@@ -2,8 +2,11 @@
 
 inside an index or a model folder           always refused
 a device, a FIFO, a socket, a link          always refused: they would be replaced, not written to
-a file or folder that memlens made before   replaced
+a file or folder that memlens made before   replaced, and so is an empty file
 any other file                              refused, unless --force
+
+The folder of an index itself, which `scan -o` names, has rules of its own in index/staging.py; here it is only kept out
+of other indexes and of models.
 """
 
 from __future__ import annotations
@@ -27,19 +30,51 @@ FOLDER_MARK = "made-by-memlens.txt"
 
 def refuse_output(path: Path, is_ours: Callable[[bytes], bool], *, force: bool = False) -> None:
     """Refuse to write a file where it would replace something of a person's; `is_ours` sees the file's beginning."""
-    _refuse_place(path)
+    refuse_place(path)
+    refuse_content(path, is_ours, force=force)
+
+
+def refuse_content(path: Path, is_ours: Callable[[bytes], bool], *, force: bool = False) -> None:
+    """The same where the place is known to be right, as that of an index's own report."""
+    _refuse_kind(path)
     if path.is_dir():
         raise OutputError(f"{path} is a folder; name a file")
-    if not path.exists() or force:
-        return
-    with path.open("rb") as handle:
-        if not is_ours(handle.read(_HEAD)):
-            raise OutputError(f"{path} was not made by memlens; name another file, or replace it with --force")
+    beside = path.with_name(path.name + ".part")  # what files.replacing writes first: a browser may load a file there
+    _refuse_kind(beside)
+    for one in (path, beside):
+        if one.is_file() and not force and (head := _head(one)) and not is_ours(head):
+            raise OutputError(f"{one} was not made by memlens; name another file, or replace it with --force")
+
+
+def refuse_place(path: Path) -> None:
+    """Refuse what lies inside an index or a model, and anything but a file or a folder."""
+    _refuse_kind(path)
+    refuse_inside_others(path)
+
+
+def refuse_inside_others(path: Path) -> None:
+    """Refuse a path inside an index or a model, by whatever links and dots it is named."""
+    refuse_nul(path)
+    try:
+        resolved = path.resolve()
+    except (OSError, RuntimeError) as error:  # links that lead to each other
+        raise OutputError(f"cannot write {path}: its links lead nowhere; name another place") from error
+    for folder in resolved.parents:
+        kind = valuable_folder(folder)
+        if kind:
+            raise OutputError(f"{path} lies inside {folder}, which is {kind}; name a place outside of it")
+
+
+def refuse_nul(path: Path) -> None:
+    if "\0" in str(path):
+        raise OutputError("a file name cannot hold a NUL character; name another file")
 
 
 def prepare_output_folder(folder: Path, *, force: bool = False) -> None:
     """Make a folder for files of memlens' own making, or refuse one that holds something else."""
-    _refuse_place(folder)
+    refuse_place(folder)
+    if kind := valuable_folder(folder):
+        raise OutputError(f"{folder} is {kind}; name another folder")
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; name a folder")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / FOLDER_MARK).is_file() and not force:
@@ -51,9 +86,8 @@ def prepare_output_folder(folder: Path, *, force: bool = False) -> None:
         raise OutputError(f"cannot write {folder}: {error.strerror or error}; name another folder") from error
 
 
-def _refuse_place(path: Path) -> None:
-    if "\0" in str(path):
-        raise OutputError("a file name cannot hold a NUL character; name another file")
+def _refuse_kind(path: Path) -> None:
+    refuse_nul(path)
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -63,10 +97,14 @@ def _refuse_place(path: Path) -> None:
     for is_kind, words in _KINDS:
         if is_kind(mode):
             raise OutputError(f"{path} is {words}, which would be replaced; name a file, or leave -o out to print")
-    for folder in path.absolute().parents:
-        kind = valuable_folder(folder)
-        if kind:
-            raise OutputError(f"{path} lies inside {folder}, which is {kind}; name a place outside of it")
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as handle:
+            return handle.read(_HEAD)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}; name another file") from error
 
 
 def valuable_folder(folder: Path) -> str:

@@ -7,6 +7,7 @@ every character is visible, every string is valid UTF-8. Escaping for HTML is th
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
@@ -19,6 +20,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, format signs (also those t
 _JOINERS = "\u200c\u200d"  # parts of words and emoji, not of tricks
 _BARS = "▁▂▃▄▅▆▇█"
 MISSING = "–"
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a cell begins that a spreadsheet computes instead of showing
 
 
 def plain(record: Any) -> dict[str, Any]:
@@ -139,6 +141,16 @@ def cell(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key}: {cell(item)}" for key, item in value.items())
     return visible(str(value))
+
+
+def harmless_cell(value: Any) -> Any:
+    """A cell of a CSV file: text that a spreadsheet would take for a formula gets a ' before it; numbers stay."""
+    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+
+
+def cell_text(text: str) -> str:
+    """The text that `harmless_cell` has written."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -173,14 +173,6 @@ def test_names_that_an_index_lacks_are_refused(run: Run, made: dict[str, Path], 
     assert is_refused(run("export", index, "--format", "xml"), "xml", "jsonl, csv")
 
 
-def test_an_export_never_writes_into_the_index_or_over_a_folder(run: Run, plain: Path, tmp_path: Path) -> None:
-    before = checksums(plain)
-    assert is_refused(run("export", plain, "-o", plain / "manifest.json"), "inside the index")
-    assert is_refused(run("export", plain, "-o", tmp_path), "is a folder")
-    assert is_refused(run("export", plain, "-o", tmp_path / "no" / "such" / "a.jsonl"), "cannot write")
-    assert checksums(plain) == before
-
-
 def test_a_message_with_control_characters_stays_one_harmless_line(run: Run) -> None:
     ran = run("show", "no\n\x1b[31mindex", "L0N0")
     assert is_refused(ran, "no⏎␛[31mindex")

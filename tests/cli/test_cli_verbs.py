@@ -18,6 +18,7 @@ from memlens.index.staging import recorded_threads
 from memlens.memory import MemoryId
 from memlens.models.info import describe
 from memlens.models.load import load
+from memlens.text import cell_text
 
 
 def every_memory(index: Index) -> list[MemoryId]:
@@ -246,7 +247,11 @@ def test_export_as_csv_has_a_row_for_every_trigger_and_survives_any_text(
         for (name, end), triggers in triggers_by_end(tmp_path / "index").items()
         for rank, (text, token) in enumerate(triggers)
     ]
-    assert [(r["name"], r["end"], r["rank"], r["text"], r["token"]) for r in rows] == naive
+    read = [(r["name"], r["end"], r["rank"], cell_text(r["text"]), cell_text(r["token"])) for r in rows]
+    assert read == naive
+    cells = [cell for row in csv.reader(io.StringIO(content, newline="")) for cell in row]
+    assert not [cell for cell in cells if cell[:1] in ("=", "+", "@", "\t", "\r")]  # what begins with - is a number
+    assert all(float(cell) < 0 for cell in cells if cell.startswith("-"))
     assert f"{len(naive):,} triggers" in ran.err
 
 

@@ -15,7 +15,7 @@ import pytest
 from report_tables import EVIL, like_the_paper, write_rows
 
 import memlens
-from memlens.errors import IndexFolderError, SettingError
+from memlens.errors import IndexFolderError, OutputError
 from memlens.experiments.registry import all_tables
 from memlens.experiments.style import page_spec
 from memlens.pattern.alike import duplicate_groups, token_sets, trigger_sets
@@ -204,13 +204,13 @@ def _value(cell: str) -> Any:
 
 
 def test_a_folder_in_place_of_the_page_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="is a folder; name a file"):
+    with pytest.raises(OutputError, match="is a folder; name a file"):
         make_report(bare, tmp_path)
 
 
 def test_a_file_in_place_of_the_assets_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(SettingError, match=r"--assets is .* a file"):
+    with pytest.raises(OutputError, match="is a file; name a folder"):
         make_report(bare, tmp_path / "report.html", tmp_path / "file")
 
 

@@ -33,6 +33,7 @@ from memlens.annotations.store import (
 from memlens.errors import SettingError, UnknownName
 from memlens.memory import MemoryId
 from memlens.pattern.words import KINDS
+from memlens.text import cell_text, harmless_cell
 
 FORMATS = ("json", "csv")
 _COLUMNS = {
@@ -157,7 +158,7 @@ def _csv_text(task: str, rows: Iterable[Sequence[Any]]) -> str:
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\r\n")  # quotes both signs within a cell, which "\n" alone would not
     writer.writerow(_COLUMNS[task])
-    writer.writerows(rows)
+    writer.writerows(map(harmless_cell, row) for row in rows)
     return out.getvalue()
 
 
@@ -173,7 +174,7 @@ def _csv_rows(task: str, text: str) -> Iterator[tuple[str, dict[str, str]]]:
             where = f"line {reader.line_num} of the file"
             if None in row or None in row.values():
                 raise SettingError(f"{where} has not {len(columns)} columns")
-            yield where, row
+            yield where, {name: cell_text(cell) for name, cell in row.items()}
     except csv.Error as error:
         where = f"line {reader.line_num + 1} of the file"
         raise SettingError(f"{where} is no CSV ({error}); save it as CSV again") from error

@@ -8,7 +8,7 @@ from typing import IO, Annotated
 
 import typer
 
-from memlens.cli.options import IndexFolder, Quiet, Verbose
+from memlens.cli.options import Force, IndexFolder, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
 from memlens.text import visible
@@ -27,13 +27,15 @@ def export(
         ),
     ] = "jsonl",
     out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Default: stdout.")] = None,
+    force: Force = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Write all memories and triggers as JSON Lines or CSV, or as Neuronpedia's features."""
     from memlens.files import replacing
-    from memlens.index.export import FORMATS
+    from memlens.index.export import FORMATS, is_export
     from memlens.index.reader import Index
+    from memlens.outputs import refuse_output
 
     screen = Screen(False, quiet, verbose)
     if format_ not in FORMATS:
@@ -42,19 +44,11 @@ def export(
     if out is None:
         count = FORMATS[format_](opened, _Stdout(sys.stdout))
     else:
-        path = _checked(Path(out), opened.folder)
+        path = Path(out)
+        refuse_output(path, is_export, force=force)
         with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as handle:
             count = FORMATS[format_](opened, handle)
     screen.note(f"{count:,} {_UNITS[format_]} written{'' if out is None else ' to ' + visible(out)}")
-
-
-def _checked(path: Path, folder: Path) -> Path:
-    """Not a folder, and nothing inside the index, whose files an export must not replace."""
-    if path.is_dir():
-        raise SettingError(f"-o {path} is a folder; name a file")
-    if path.resolve().is_relative_to(folder.resolve()):
-        raise SettingError(f"-o {path} lies inside the index; name a file elsewhere")
-    return path
 
 
 class _Stdout:

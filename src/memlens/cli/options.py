@@ -40,6 +40,9 @@ Resume = Annotated[
     bool,
     typer.Option("--resume/--fresh", help="Continue what is in the folder, or replace it.", rich_help_panel=RUN),
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="Replace a file that memlens did not make; never one of an index or a model.")
+]
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, for machines.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but results and errors.")]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
+from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.text import size, visible
 
@@ -19,6 +19,7 @@ def report(
     assets: Annotated[
         str | None, typer.Option(metavar="DIR", help="A folder for SVG, PDF and CSV of each chart.")
     ] = None,
+    force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -32,7 +33,7 @@ def report(
         from memlens import api
         from memlens.experiments.registry import EXPERIMENTS
 
-        page = api.report(opened, out=out, assets=assets, progress=progress)
+        page = api.report(opened, out=out, assets=assets, force=force, progress=progress)
     missing = [name for name in EXPERIMENTS if not opened.has(f"experiments/{name}")]
     if as_json:
         told = {"index": str(opened.folder), "report": str(page), "bytes": page.stat().st_size}

@@ -54,6 +54,9 @@ def trace(
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the intervention as JSON.", rich_help_panel=_EDITS)
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Save over a file that memlens did not make.", rich_help_panel=_EDITS)
+    ] = False,
     generate: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens to go on with.", rich_help_panel=_TEXT)] = 0,
     temperature: Annotated[
         float, typer.Option(metavar="T", help="0: the most likely token; above: drawn.", rich_help_panel=_TEXT)
@@ -75,6 +78,11 @@ def trace(
     intervention = _intervention(sets or [], at, file)
     if save is not None and intervention is None:
         raise SettingError(f"there is nothing to save in {save}; say what to change with --set")
+    if save is not None:
+        from memlens.outputs import refuse_output
+        from memlens.tracer.intervention import is_intervention
+
+        refuse_output(save, is_intervention, force=force)  # now, not after a model was loaded
     if not generate and (temperature != 0 or seed != 0):
         raise SettingError("--temperature and --seed say how a text goes on, but there is no --generate")
     import_torch()
@@ -86,7 +94,7 @@ def trace(
     result = _look(loaded, index, prompt, intervention, position=position, token=token, top=top)
     texts = _continue(loaded, prompt, generate, intervention, temperature, seed)
     if save is not None and intervention is not None:
-        intervention.save(save)
+        intervention.save(save, force=force)
         screen.note(f"saved the intervention in {save}")
     if as_json:
         screen.json(plain(result) | {"continuation": texts})

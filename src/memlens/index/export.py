@@ -4,8 +4,8 @@
     neuronpedia   Neuronpedia's features: one record per memory, activations inside, as its site answers
     csv           one row per trigger
 
-Memories are read some at a time, so that memory stays bounded. Texts are written as they are in the corpus; a
-spreadsheet may take one that begins with = for a formula.
+Memories are read some at a time, so that memory stays bounded. Texts are written as they are in the corpus; only in CSV
+one that a spreadsheet would take for a formula has a ' before it (text.harmless_cell).
 
 Neuronpedia's fields, filled from a scan:
 
@@ -35,6 +35,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from memlens.index.reader import Index
+from memlens.text import harmless_cell
 
 _MEMORIES_AT_ONCE = 1024
 _CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029]")
@@ -152,9 +153,22 @@ def export_csv(index: Index, sink: TextSink) -> int:
     rows = 0
     for part in _parts(index):
         for row in index.stream(_ROWS, part):
-            writer.writerow(row.values())
+            writer.writerow(map(harmless_cell, row.values()))
             rows += 1
     return rows
+
+
+# How a file of each format begins: what is told from it is replaced by a new export, all else is somebody's own.
+_BEGINNINGS = (
+    re.compile(rb'\{"name":"L\d+N\d+","layer":\d+,"memory":\d+,"max":'),
+    re.compile(rb'\{"modelId": "(?:[^"\\]|\\.)*", "layer": "\d+-memlens", "index": "\d+", '),
+    re.compile(re.escape(",".join(f'"{name}"' for name in CSV_COLUMNS).encode())),
+)
+
+
+def is_export(head: bytes) -> bool:
+    """Was the file that begins like this made by one of these functions?"""
+    return any(beginning.match(head) for beginning in _BEGINNINGS)
 
 
 FORMATS: dict[str, Callable[[Index, TextSink], int]] = {

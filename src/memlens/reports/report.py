@@ -27,19 +27,22 @@ import vl_convert
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from memlens import __version__
-from memlens.errors import FilesError, SettingError
+from memlens.errors import FilesError
 from memlens.experiments.experiment import ABSENT, APPEARS, LAYERS, UNCLEAR, Panel
 from memlens.experiments.registry import all_tables
 from memlens.experiments.style import css_variables, export_spec
 from memlens.files import explain_os_errors, replacing
+from memlens.index.layout import REPORT
 from memlens.index.manifest import Manifest
 from memlens.index.reader import Index
+from memlens.outputs import prepare_output_folder, refuse_content, refuse_nul, refuse_output
 from memlens.parallel import Progress, no_progress
 from memlens.reports import galleries
 from memlens.reports.sections import JudgedClaim, Section, Tables, make_sections
-from memlens.text import cell, token, visible
+from memlens.text import cell, harmless_cell, token, visible
 
 _PACKAGE = "memlens.reports"
+_GENERATOR = b'<meta name="generator" content="memlens">'  # stands in report.html.j2, among its first lines
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
 VERDICTS = {APPEARS: ("yes", "✓"), ABSENT: ("no", "✕"), UNCLEAR: ("open", "?")}
 
@@ -64,11 +67,20 @@ class Report:
         return [chart for section in self.sections for chart in section.charts] + self.dead_charts
 
 
-def make_report(index: Index, out: Path, assets: Path | None = None, progress: Progress = no_progress) -> Path:
-    """Write the report of an index to `out`, and SVG, PDF and CSV of each chart into `assets`; `out` comes back."""
-    if out.is_dir():
-        raise SettingError(f"-o is {out}, which is a folder; name a file like {out / 'report.html'}")
-    folder = None if assets is None else assets_folder(assets)
+def make_report(
+    index: Index, out: Path, assets: Path | None = None, progress: Progress = no_progress, *, force: bool = False
+) -> Path:
+    """Write the report of an index to `out`, and SVG, PDF and CSV of each chart into `assets`; `out` comes back.
+
+    `force`: also in the place of files that memlens did not make.
+    """
+    refuse_nul(out)
+    if out.resolve() == (index.folder / REPORT).resolve():  # the index's own place for it
+        refuse_content(out, is_report, force=True)
+    else:
+        refuse_output(out, is_report, force=force)
+    if assets is not None:
+        prepare_output_folder(assets, force=force)
     progress("report", 0, None)
     report = gather(index)
     page = render(report, vega_bundle())
@@ -76,9 +88,14 @@ def make_report(index: Index, out: Path, assets: Path | None = None, progress: P
         out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as beside:
         beside.write_text(page, encoding="utf-8", newline="\n")
-    if folder is not None:
-        write_assets(report, folder, progress)
+    if assets is not None:
+        write_assets(report, assets, progress)
     return out
+
+
+def is_report(head: bytes) -> bool:
+    """Does a file begin as a report does?"""
+    return _GENERATOR in head
 
 
 def gather(index: Index) -> Report:
@@ -235,15 +252,6 @@ def write_assets(report: Report, folder: Path, progress: Progress = no_progress)
     progress("assets", len(report.charts), len(report.charts))
 
 
-def assets_folder(folder: Path) -> Path:
-    """The folder, made if need be; a file in its place is refused."""
-    if folder.exists() and not folder.is_dir():
-        raise SettingError(f"--assets is {folder}, which is a file; name a folder, it is made if need be")
-    with explain_os_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def write_chart(folder: Path, chart: Panel) -> None:
     """NAME.svg and NAME.pdf."""
     import altair as alt
@@ -266,7 +274,7 @@ def write_csv(folder: Path, name: str, table: pa.Table) -> None:
 
 
 def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, tuple, Mapping)) else value
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, (list, tuple, Mapping)) else harmless_cell(value)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from memlens.errors import FilesError, ModelError, SettingError, UnknownName
 from memlens.files import replacing
 from memlens.memory import MemoryId
+from memlens.outputs import refuse_output
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
@@ -253,8 +254,9 @@ class Intervention:
         edits = tuple(Edit.from_json(edit) for edit in content["edits"])
         return cls(edits, model["name"], model["fingerprint"], model.get("dtype"))
 
-    def save(self, path: str | os.PathLike[str], model: Source | None = None) -> None:
-        """Write the document, bound to the model; as it is where none is given."""
+    def save(self, path: str | os.PathLike[str], model: Source | None = None, *, force: bool = False) -> None:
+        """Write the document, bound to the model; as it is where none is given. `force`: also over another file."""
+        refuse_output(Path(path), is_intervention, force=force)
         bound = self if model is None else self.meant_for(model)
         content = json.dumps(bound.to_json(), indent=1, allow_nan=False) + "\n"
         try:
@@ -276,6 +278,11 @@ class Intervention:
         except (ValueError, RecursionError) as error:
             advice = "name a file that `memlens trace --save` made"
             raise SettingError(f"{path} is not a JSON document; {advice}") from error
+
+
+def is_intervention(head: bytes) -> bool:
+    """Does a file begin as `save` writes it?"""
+    return head.lstrip().startswith(f'{{\n "kind": "{KIND}"'.encode())
 
 
 def check_layer(model: MemoryModel, layer: int, name: str = "") -> None:

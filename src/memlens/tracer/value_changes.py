@@ -23,6 +23,7 @@ from memlens.errors import SettingError
 from memlens.memory import MemoryId
 from memlens.models.lens import Norm, at_least_float32
 from memlens.models.memory_model import MemoryModel
+from memlens.outputs import refuse_place
 from memlens.tracer.intervention import check_memory, memories_of, short
 from memlens.tracer.prompt import Prompt, Source, check_number, open_model, read_prompt, read_token
 from memlens.tracer.result import Token
@@ -150,6 +151,7 @@ def save_changed(model: Source, changes: ValueChange | Iterable[ValueChange], fo
     memlens.save_changed(model, change, "edited-model")
     """
     path = Path(folder)
+    refuse_place(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise SettingError(f"{path} is there already and not an empty folder; choose another for the edited model")
     loaded, _ = open_model(model)
