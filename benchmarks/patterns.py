@@ -24,7 +24,6 @@ import numpy as np
 import pyarrow as pa
 
 from memlens.corpus.sentences import read_units
-from memlens.corpus.settings import CorpusSettings
 from memlens.files import checksum, write_table
 from memlens.index.layout import (
     CORPUS,
@@ -34,11 +33,12 @@ from memlens.index.layout import (
     TRIGGERS_SCHEMA,
     VOCABULARY,
     VOCABULARY_SCHEMA,
+    Manifest,
 )
-from memlens.index.manifest import Manifest
 from memlens.index.reader import Index
 from memlens.pattern.table import compute_patterns
 from memlens.scanner.autotune import usable_cores
+from memlens.settings import CorpusSettings
 
 TOP = 25
 PIECE = re.compile(r" ?\w+| ?[^\w\s]|\s")

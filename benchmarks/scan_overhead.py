@@ -26,11 +26,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import memlens
-from memlens.corpus.batches import Batch, cut_batches
+from memlens.corpus.sentences import Batch, cut_batches
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.scanner import ScanSentence, Worker
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import BatchRange
+from memlens.settings import ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
 SHAPES = {

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from memlens.corpus.sentences import read_units
-from memlens.corpus.settings import CorpusSettings
 from memlens.files import checksum, write_table
 from memlens.index.layout import (
     CORPUS,
@@ -28,10 +27,11 @@ from memlens.index.layout import (
     TRIGGERS_SCHEMA,
     VOCABULARY,
     VOCABULARY_SCHEMA,
+    Manifest,
 )
-from memlens.index.manifest import Manifest
 from memlens.index.reader import Index
 from memlens.pattern.table import NAMES_SCHEMA, PATTERNS_SCHEMA
+from memlens.settings import CorpusSettings
 from memlens.vocab.table import KEYS_SCHEMA, VALUES_SCHEMA
 
 PIECE = re.compile(r" ?\w+| ?[^\w\s]|\s")

@@ -19,9 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import memlens
-from memlens.corpus.settings import CorpusSettings
-from memlens.scanner.settings import ScanSettings
-from memlens.settings import PatternSettings, SampleSettings, ScanRunSettings, ValueSettings
+from memlens.settings import (
+    CorpusSettings,
+    PatternSettings,
+    SampleSettings,
+    ScanRunSettings,
+    ScanSettings,
+    ValueSettings,
+)
 
 PAGE = Path(__file__).with_name("api.md")
 ARCHITECTURE = Path(__file__).with_name("architecture.md")

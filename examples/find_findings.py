@@ -29,9 +29,9 @@ from torch import Tensor
 
 import memlens
 from memlens.corpus.sentences import read_units
-from memlens.corpus.settings import CorpusSettings
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
+from memlens.settings import CorpusSettings
 
 LOOKED_AT = 10  # first tokens of a value that a next token is looked for in
 CONTROLS = 10  # other memories that are silenced for comparison

@@ -22,8 +22,8 @@ from memlens.index.layout import (
     TRIGGERS_SCHEMA,
     VOCABULARY,
     VOCABULARY_SCHEMA,
+    Manifest,
 )
-from memlens.index.manifest import Manifest
 from memlens.index.reader import Index
 
 PIECE = re.compile(r" ?\w+| ?[^\w\s]|\s")

@@ -8,10 +8,17 @@ import pytest
 from typer.main import get_command
 
 from memlens.cli.app import make_app
-from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError
-from memlens.scanner.settings import ScanSettings
-from memlens.settings import PatternSettings, RunSettings, SampleSettings, ScanRunSettings, ValueSettings, divide
+from memlens.settings import (
+    CorpusSettings,
+    PatternSettings,
+    RunSettings,
+    SampleSettings,
+    ScanRunSettings,
+    ScanSettings,
+    ValueSettings,
+    divide,
+)
 
 VERBS = {
     "scan": (ScanSettings, CorpusSettings, ScanRunSettings),

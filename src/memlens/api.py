@@ -17,14 +17,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError
 from memlens.index.layout import REPORT, is_complete
 from memlens.index.reader import Index
 from memlens.outputs import refuse_inside_others
 from memlens.parallel import Progress, no_progress
-from memlens.scanner.settings import ScanSettings, parse_layers
-from memlens.settings import PatternSettings, RunSettings, SampleSettings, ScanRunSettings, ValueSettings, divide
+from memlens.settings import (
+    CorpusSettings,
+    PatternSettings,
+    RunSettings,
+    SampleSettings,
+    ScanRunSettings,
+    ScanSettings,
+    ValueSettings,
+    divide,
+    parse_layers,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa

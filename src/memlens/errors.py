@@ -15,8 +15,6 @@
 A message states what was given, what is wrong with it, and what to do. It is one line.
 """
 
-from __future__ import annotations
-
 
 class MemlensError(Exception):
     """Something a person can mend."""

@@ -9,8 +9,6 @@ is lost, reported as a SystemError or fatal. So no handler here raises:
 Outside of the main thread signals cannot be handled, and nothing changes.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

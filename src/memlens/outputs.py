@@ -9,8 +9,6 @@ The folder of an index itself, which `scan -o` names, has rules of its own in in
 of other indexes and of models.
 """
 
-from __future__ import annotations
-
 import stat
 from collections.abc import Callable
 from pathlib import Path

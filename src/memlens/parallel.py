@@ -1,7 +1,5 @@
 """Compiled loops, torch and its threads, a map over items, and progress of long work."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

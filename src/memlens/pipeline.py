@@ -22,18 +22,25 @@ from typing import TYPE_CHECKING, Any
 
 from memlens import api
 from memlens.corpus.sentences import corpus_fingerprint
-from memlens.corpus.settings import BUNDLED, CorpusSettings
 from memlens.errors import IndexFolderError, ModelNotFound, SettingError
 from memlens.index.layout import EXPERIMENTS, KEYS, NAMES, PATTERNS, VALUES, is_complete
 from memlens.index.reader import Index
 from memlens.models.load import load
 from memlens.parallel import Progress, no_progress
-from memlens.scanner.settings import ScanSettings
-from memlens.settings import PatternSettings, SampleSettings, ScanRunSettings, ValueSettings, divide
+from memlens.settings import (
+    BUNDLED,
+    CorpusSettings,
+    PatternSettings,
+    SampleSettings,
+    ScanRunSettings,
+    ScanSettings,
+    ValueSettings,
+    divide,
+)
 
 if TYPE_CHECKING:
     from memlens.experiments.experiment import Experiment
-    from memlens.index.manifest import Manifest
+    from memlens.index.layout import Manifest
     from memlens.models.memory_model import MemoryModel
     from memlens.reports.findings import Insight
 

@@ -1,21 +1,21 @@
-"""Settings of the stages as frozen dataclasses: name, default, limits and help of an option are written once.
+"""Settings of a corpus, a scan and every later stage as frozen dataclasses: an option's default, limits and help, once.
 
     @dataclass(frozen=True)
     class ValueSettings:
         top: int = option(50, "Tokens to list at each end of a value.", metavar="N", least=1)
 
 The command line makes its options from these fields (cli/options.py), `divide` checks those of a Python call, and the
-index records them. A field without help can be set from Python only. ScanSettings and CorpusSettings, which check more
-than limits, are in scanner/settings.py and corpus/settings.py.
+index records them. A field without help can be set from Python only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
-from memlens.errors import SettingError
+from memlens.errors import SettingError, UnknownName
 
 # Panels of --help.
 KEPT, TEXT, RUN = "What is kept", "How the text is cut", "How it runs"
@@ -182,3 +182,188 @@ class SampleSettings:
 
     def __post_init__(self) -> None:
         check_limits(self)
+
+
+BUNDLED = "bundled"
+_HUB = "hf:"
+_UNITS = "sentence, line, document or block:N"
+_BLOCK = re.compile(r"block:([1-9][0-9]{0,8})", re.ASCII)
+_LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
+
+
+@dataclass(frozen=True)
+class HubSpec:
+    """A Hub dataset written `hf:NAME[:CONFIG[:SPLIT]]`; an empty CONFIG means the dataset's default one."""
+
+    name: str
+    config: str | None = None
+    split: str = "train"
+
+    @classmethod
+    def parse(cls, source: str) -> HubSpec:
+        name, *rest = source.removeprefix(_HUB).split(":")
+        if not name or len(rest) > 2:
+            raise SettingError(f"corpus {source!r} is not a Hub dataset; write hf:NAME[:CONFIG[:SPLIT]]")
+        config, split = (*rest, "", "")[:2]
+        return cls(name, config or None, split or "train")
+
+    def __str__(self) -> str:
+        return f"{_HUB}{self.name}:{self.config or ''}:{self.split}"
+
+
+def is_hub_source(source: str) -> bool:
+    return source.startswith(_HUB)
+
+
+@dataclass(frozen=True)
+class CorpusSettings:
+    """Where the text is and into which units it is cut.
+
+    sources   files or folders of .txt, .jsonl, .parquet (each also .gz, .zst), `hf:NAME[:CONFIG[:SPLIT]]`, `bundled`
+    unit      sentence | line | document | block:N (N tokens)
+    column    the field of .jsonl, .parquet and hf: that holds the text
+    language  a lower-case language code, by which sentencex knows abbreviations
+    """
+
+    sources: tuple[str, ...]
+    unit: str = option("sentence", "What is read in one piece.", metavar="sentence|line|document|block:N", panel=TEXT)
+    column: str = option(
+        "text", "The field of .jsonl, .parquet and hf: that holds the text.", metavar="NAME", panel=TEXT
+    )
+    language: str = "en"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sources, str):
+            raise SettingError(f"sources is the string {self.sources!r}; give a tuple of files, folders or names")
+        object.__setattr__(self, "sources", tuple(str(source) for source in self.sources))
+        if not self.sources:
+            raise SettingError("no corpus was given; name a file, a folder, hf:NAME or bundled")
+        for source in self.sources:
+            if not source.strip() or "\0" in source:
+                raise SettingError(f"corpus {source!r} is not a name; name a file, a folder, hf:NAME or bundled")
+            if is_hub_source(source):
+                HubSpec.parse(source)
+        if self.unit not in ("sentence", "line", "document") and not _BLOCK.fullmatch(self.unit):
+            raise SettingError(f"unit {self.unit!r} is unknown; choose {_UNITS} (N tokens, from 1)")
+        if not self.column:
+            raise SettingError("the column's name is empty; name the field that holds the text")
+        if not _LANGUAGE.fullmatch(self.language):
+            raise SettingError(f"language {self.language!r} is not a language code; write it like en, de or pt-br")
+
+    @property
+    def block(self) -> int | None:
+        """The N of `block:N`, else None."""
+        match = _BLOCK.fullmatch(self.unit)
+        return int(match[1]) if match else None
+
+
+WINDOW = 4096  # sentences that are sorted by length together; also the row group of corpus.parquet
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # The paper's text: every prefix of every sentence, as often as it occurs.
+    "paper": {"per_sentence": "all", "dedup": "none"},
+    # The candidates of the authors' released program.
+    "released": {"per_sentence": "best", "dedup": "none", "bos_prefix": True, "whole_sentence": False},
+}
+
+
+@dataclass(frozen=True)
+class ScanSettings:
+    """Options of a scan; two scans with equal settings, model and corpus give the same bytes."""
+
+    top: int = option(50, "Triggers to keep per memory.", metavar="N", panel=KEPT, least=1, most=100_000)
+    per_sentence: str = option(
+        "best", "Keep one prefix of a sentence per memory, or all of them.", panel=KEPT, choices=("best", "all")
+    )
+    dedup: str = option(
+        "prefix",
+        "List an equal prefix once, drop repeated sentences only, or neither.",
+        panel=KEPT,
+        choices=("prefix", "sentence", "none"),
+    )
+    bottom: str = option(
+        "auto",
+        "Keep the most negative triggers too.",
+        panel=KEPT,
+        otherwise="auto, for gated blocks",
+        choices=("auto", "yes", "no"),
+    )
+    bos: str = option(
+        "auto",
+        "Feed BOS before a sentence.",
+        panel=TEXT,
+        otherwise="auto, as the tokenizer does",
+        choices=("auto", "yes", "no"),
+    )
+    bos_prefix: bool = False  # is BOS alone a candidate prefix (position -1)?
+    whole_sentence: bool = True  # is the whole sentence a candidate prefix?
+    layers: tuple[int, ...] | None = option(
+        None, "Layers to scan, from 0.", metavar="0-5,11", panel=KEPT, otherwise="all"
+    )
+    max_tokens: int | None = option(
+        None, "Stop reading after N tokens.", metavar="N", panel=TEXT, otherwise="all", least=1
+    )
+    max_length: int | None = option(
+        None,
+        "Cut sentences after N tokens.",
+        metavar="N",
+        panel=TEXT,
+        otherwise="what the model can read",
+        least=1,
+    )
+    batch_tokens: int = option(4096, "Tokens in one batch.", metavar="N", panel=RUN, least=1, most=2**24)
+    threads: int = option(1, least=1, most=512)  # changes last bits, therefore recorded
+    seed: int = option(0, "Seed of the sample of ordinary prefixes.", metavar="N", panel=KEPT, least=0, most=2**31 - 1)
+    sample_every: int = option(64, least=1, most=2**31 - 1)  # one prefix in so many feeds histogram and examples
+    preset: str | None = option(
+        None,
+        "Settings of the paper's text or of its released program; other options overrule it.",
+        panel=KEPT,
+        choices=tuple(PRESETS),
+    )
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if self.bos_prefix and self.dedup == "prefix":
+            raise SettingError("--dedup prefix leaves nothing of the preset's BOS-only prefixes; use sentence or none")
+        if self.layers is not None and not self.layers:
+            raise SettingError("--layers names no layer; give layers like 0-5,11 or leave it out for all")
+
+    @classmethod
+    def with_preset(cls, preset: str | None = None, **given: Any) -> ScanSettings:
+        """The preset's values, overruled by what is given explicitly; None means not given."""
+        (explicit,) = divide("scan", given, cls)
+        return cls(**{**PRESETS.get(preset or "", {}), "preset": preset, **explicit})
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "layers": None if self.layers is None else list(self.layers)}
+
+
+def parse_layers(text: str) -> tuple[int, ...]:
+    """`0-5,11` -> (0, 1, 2, 3, 4, 5, 11), sorted, each once."""
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not _is_number(first) or (dash and not _is_number(last)):
+            raise SettingError(f"--layers is '{text}'; write numbers and ranges from 0, like 0-5,11")
+        low, high = int(first), int(last) if dash else int(first)
+        if high < low or high > 100_000:
+            raise SettingError(f"--layers is '{text}'; the range {part.strip()} is empty or far too large")
+        chosen.update(range(low, high + 1))
+    return tuple(sorted(chosen))
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+def choose_layers(wanted: tuple[int, ...] | None, available: int) -> tuple[int, ...]:
+    """The layers to scan, refused by name if the model does not have them."""
+    if wanted is None:
+        return tuple(range(available))
+    missing = [layer for layer in wanted if not 0 <= layer < available]
+    if missing:
+        raise UnknownName(
+            f"layer {missing[0]} does not exist: the model has layers 0 to {available - 1}; mend --layers"
+        )
+    return tuple(sorted(set(wanted)))

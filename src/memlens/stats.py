@@ -5,8 +5,6 @@ Wilson's score interval (https://doi.org/10.1080/01621459.1927.10502953) where a
 resample would be the same; differences of independent shares have Newcombe's.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from math import sqrt

@@ -8,8 +8,6 @@ Sizes are odd on purpose (3 layers, width 24, 40 memories, 97 tokens) and all we
 large, so that a transposed matrix, a forgotten bias or a gain read wrongly changes the numbers. Texts mean nothing.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A corpus may hold anything. No escape sequence, control character or invisible s
 every character is visible, every string is valid UTF-8. Escaping for HTML is the templates' business.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import unicodedata

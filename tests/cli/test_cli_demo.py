@@ -15,10 +15,10 @@ from cli_helpers import Run, Stops, is_refused, outcomes, tables
 import memlens
 from memlens import pipeline
 from memlens.cli import main
-from memlens.corpus.settings import BUNDLED
 from memlens.errors import ModelNotFound, SettingError
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.pipeline import FINDINGS, STAGES, Demo, demo
+from memlens.settings import BUNDLED
 
 OPTIONS: dict[str, Any] = {"prefixes": 30, "edited": 2, "threads": 1, "top": 7}
 

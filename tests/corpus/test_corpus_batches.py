@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memlens.corpus.batches import Batch, cut_batches
+from memlens.corpus.sentences import Batch, cut_batches
 
 Window = list[tuple[int, np.ndarray]]
 

@@ -14,8 +14,8 @@ import pytest
 
 from memlens.corpus.readers import DOCUMENT_LIMIT
 from memlens.corpus.sentences import corpus_fingerprint, read_passages, read_units
-from memlens.corpus.settings import CorpusSettings, HubSpec
 from memlens.errors import CorpusError, SettingError
+from memlens.settings import CorpusSettings, HubSpec
 
 
 def refusal(source: Path | str, **settings: str) -> str:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from memlens.corpus.files import _split_lines
 from memlens.corpus.readers import Passage
 from memlens.corpus.sentences import corpus_fingerprint, cut_sentences, read_passages, read_units
-from memlens.corpus.settings import CorpusSettings
+from memlens.settings import CorpusSettings
 
 Compress = Callable[[bytes, str], bytes]
 TEXT = "The first paragraph. It has two sentences.\n\n  A second one, by Mr. Smith.  \n"

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import memlens
-from memlens.corpus.settings import CorpusSettings
 from memlens.errors import CorpusError, IndexFolderError, SettingError
 from memlens.experiments.prefix_pass import look_at_prefixes
 from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_validation, stop_targets, word_at
 from memlens.experiments.run import run
 from memlens.models.memory_model import MemoryModel
+from memlens.settings import CorpusSettings
 
 Fresh = tuple[memlens.Index, MemoryModel]
 NAMES = ["active", "composition", "refinement", "confidence", "cases", "last-layer", "contributions", "vetoes"]

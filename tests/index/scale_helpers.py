@@ -21,11 +21,11 @@ OPTIONS: dict[str, Any] = {"top": 5, "batch_tokens": 64, "threads": 1}  # about 
 PROGRAM = """
 import sys
 from pathlib import Path
-from memlens.corpus.settings import CorpusSettings
+from memlens.settings import CorpusSettings
 from memlens.index.build import build_index
 from memlens.models.load import load
 from memlens.scanner.executors import make_executor
-from memlens.scanner.settings import ScanSettings
+from memlens.settings import ScanSettings
 from memlens.settings import RunSettings
 model, out, workers, seconds, *texts = sys.argv[1:]
 executor = make_executor(RunSettings(), int(workers))

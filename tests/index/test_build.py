@@ -14,11 +14,10 @@ import pytest
 from scale_helpers import OPTIONS, TABLES, TEXTS, interrupting_after, tables_of
 
 import memlens
-from memlens.corpus.settings import CorpusSettings
 from memlens.errors import CorpusError, FilesError, IndexFolderError, ModelError, SettingError, UnknownName
 from memlens.index.build import build_index
 from memlens.models.memory_model import MemoryModel
-from memlens.scanner.settings import ScanSettings
+from memlens.settings import CorpusSettings, ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
 

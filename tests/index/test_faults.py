@@ -28,10 +28,10 @@ import os, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from memlens.corpus.settings import CorpusSettings
+from memlens.settings import CorpusSettings
 from memlens.index.build import build_index
 from memlens.models.load import load
-from memlens.scanner.settings import ScanSettings
+from memlens.settings import ScanSettings
 model, out, *texts = sys.argv[1:]
 loaded = load(model, prove=False)
 for line in sys.stdin:

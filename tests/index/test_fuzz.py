@@ -16,10 +16,10 @@ from scale_helpers import OPTIONS, TEXTS
 
 import memlens
 from memlens.corpus.sentences import corpus_fingerprint, read_units, tokenize_units
-from memlens.corpus.settings import CorpusSettings
 from memlens.errors import MemlensError
 from memlens.index.reader import summarize
 from memlens.models.memory_model import MemoryModel
+from memlens.settings import CorpusSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.tracer.intervention import Intervention
 

@@ -15,7 +15,6 @@ import pytest
 from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
 
 import memlens
-from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError, WorkerError
 from memlens.index.build import build_index
 from memlens.parallel import SerialMapper
@@ -23,8 +22,8 @@ from memlens.scanner import executors
 from memlens.scanner.executors import ModelRecipe
 from memlens.scanner.ray import RayExecutor, RayWorker, _versions, merge_states
 from memlens.scanner.scanner import PackedSentences, ScanSentence
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import BatchRange, ScanState, shapes_of
+from memlens.settings import CorpusSettings, ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}

@@ -12,8 +12,8 @@ import torch
 
 import memlens
 from memlens.corpus.sentences import read_units
-from memlens.corpus.settings import CorpusSettings
 from memlens.models.memory_model import MemoryModel
+from memlens.settings import CorpusSettings
 
 FOLDER = files("memlens") / "bundled" / "model"
 

@@ -10,8 +10,8 @@ import memlens
 from memlens.errors import SettingError
 from memlens.models.info import describe, sizes_before_loading
 from memlens.scanner.autotune import memory_before_loading
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import ScanState
+from memlens.settings import ScanSettings
 from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 
 

@@ -11,7 +11,7 @@ import memlens
 from memlens.scanner import autotune
 from memlens.scanner.autotune import WorkerCount, estimate_scan, fastest, fastest_workers
 from memlens.scanner.scanner import Worker
-from memlens.scanner.settings import ScanSettings
+from memlens.settings import ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from memlens.models.load import load
 from memlens.scanner.executors import ModelRecipe
 from memlens.scanner.ray import Handover, RayPool
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import BatchRange, PartFolder, ScanState
+from memlens.settings import ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
 # Of ray only what a driver needs to receive: objects are their own references.

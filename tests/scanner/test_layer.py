@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from memlens.scanner.layer import LayerScan, make_candidates
-from memlens.scanner.settings import ScanSettings
+from memlens.settings import ScanSettings
 
 
 def batches(seed: int) -> list[tuple[torch.Tensor, np.ndarray, np.ndarray]]:

@@ -66,7 +66,7 @@ def index_folder(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -
 def bundled_sentences(count: int) -> list[str]:
     """The first lines of the corpus that comes with memlens."""
     from memlens.corpus.sentences import read_units
-    from memlens.corpus.settings import CorpusSettings
+    from memlens.settings import CorpusSettings
 
     return [unit.text for unit in islice(read_units(CorpusSettings(("bundled",))), count)]
 

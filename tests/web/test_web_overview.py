@@ -12,8 +12,7 @@ from own_server import fewer_patterns
 
 from memlens.index.reader import Index
 from memlens.web.pages.overview import NOTHING, draw_map
-from memlens.web.served_index import ServedIndex
-from memlens.web.statistics import CLASSES, Statistics, read_statistics
+from memlens.web.served_index import CLASSES, ServedIndex, Statistics, read_statistics
 
 
 def rows(index: Index, table: str) -> dict[tuple[int, int], dict[str, object]]:

@@ -9,8 +9,6 @@ each (annotator, memory) or each row as a new answer. A file is refused as a who
 version 1 name a subject by "layer" and "memory" or by "example"; those of verdicts say "memlens_verdicts".
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

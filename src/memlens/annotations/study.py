@@ -9,8 +9,6 @@ Agreement is computed among people who have finished, pair by pair, on the memor
                 memories where at least one of them covers any
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

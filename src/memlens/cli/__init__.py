@@ -7,8 +7,6 @@
 Nothing here imports torch, pyarrow or duckdb before a verb needs them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

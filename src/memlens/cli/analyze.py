@@ -27,10 +27,8 @@ from memlens.cli.options import (
     with_settings,
 )
 from memlens.cli.screen import ScanProgress, Screen
-from memlens.corpus.settings import CorpusSettings
 from memlens.errors import SettingError
-from memlens.scanner.settings import ScanSettings
-from memlens.settings import SampleSettings, ValueSettings
+from memlens.settings import CorpusSettings, SampleSettings, ScanSettings, ValueSettings
 from memlens.text import curve, duration, visible
 
 if TYPE_CHECKING:

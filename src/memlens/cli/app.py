@@ -5,8 +5,6 @@
 A verb is a function of the same name in the module that VERBS names; its docstring is its help.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

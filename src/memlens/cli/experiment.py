@@ -9,8 +9,7 @@ import typer
 
 from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Validation, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
-from memlens.corpus.settings import CorpusSettings
-from memlens.settings import RunSettings, SampleSettings
+from memlens.settings import CorpusSettings, RunSettings, SampleSettings
 from memlens.text import curve, visible
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 """`memlens export`: an index as text for other programs."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import IO, Annotated

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from memlens.models.info import ModelInfo
     from memlens.models.proof import Proof
     from memlens.scanner.autotune import ScanEstimate
-    from memlens.scanner.settings import ScanSettings
+    from memlens.settings import ScanSettings
 
 # the checks of models/proof.py in the paper's letters
 _CHECKS = {
@@ -50,7 +50,7 @@ def info(
     from memlens.models.info import describe
     from memlens.models.load import load
     from memlens.scanner.autotune import estimate_scan, usable_cores
-    from memlens.scanner.settings import ScanSettings
+    from memlens.settings import ScanSettings
 
     settings = ScanSettings(threads=usable_cores() if threads is None else threads)
     if estimate:

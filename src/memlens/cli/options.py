@@ -1,7 +1,5 @@
 """Options of the command line: those that several verbs share, and those made from the settings of a stage."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import fields

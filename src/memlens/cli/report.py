@@ -1,7 +1,5 @@
 """`memlens report`: an index as one page."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -9,9 +9,7 @@ import typer
 
 from memlens.cli.options import Corpus, Device, Dtype, Json, Model, Out, Quiet, Resume, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
-from memlens.corpus.settings import CorpusSettings
-from memlens.scanner.settings import ScanSettings
-from memlens.settings import ScanRunSettings
+from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings
 from memlens.text import visible
 
 if TYPE_CHECKING:

@@ -96,7 +96,7 @@ def search(
     from memlens.index.reader import Index
     from memlens.index.search import SearchQuery
     from memlens.index.search import search as search_index
-    from memlens.scanner.settings import parse_layers
+    from memlens.settings import parse_layers
 
     screen = Screen(as_json, quiet, verbose)
     opened = Index(index)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memlens.cli.options import RUN, Device, Json, Quiet, Verbose
+from memlens.cli.options import Device, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
 from memlens.parallel import import_torch
+from memlens.settings import RUN
 from memlens.text import plain
 
 if TYPE_CHECKING:

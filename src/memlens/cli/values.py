@@ -1,7 +1,5 @@
 """`memlens values`: what every value promotes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
@@ -26,7 +24,7 @@ def values(
     opened = Index(index)
     with ScanProgress(screen) as progress:
         from memlens import api
-        from memlens.vocab.read import summarize_values
+        from memlens.index.memory import summarize_values
 
         api.values(opened, model=model, progress=progress, **options)
     summary = summarize_values(opened)

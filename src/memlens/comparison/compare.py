@@ -7,8 +7,6 @@
 3. Sort by change and read all overlaps and both sides of the first pairs, with one query per table and index.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby

@@ -15,8 +15,6 @@ Over all memories keys are compared by their hashes; for the few pairs that are 
 with one key the first, strongest one counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

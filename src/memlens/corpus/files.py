@@ -8,8 +8,6 @@ A line ends at a line feed, a carriage return or both, and nowhere else: form fe
 order mark at the start of a file is dropped. Text that is not UTF-8 or holds a NUL is refused.
 """
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -20,8 +18,8 @@ from pathlib import Path
 from typing import IO, Protocol
 from unicodedata import category
 
-from memlens.corpus.settings import BUNDLED
 from memlens.errors import CorpusError
+from memlens.settings import BUNDLED
 
 CHUNK = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

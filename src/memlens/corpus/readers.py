@@ -5,8 +5,6 @@ and of a dataset a row. A null or blank text is an empty document and is passed 
 blank lines of a .jsonl file included, so that it is the number an editor shows.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator
@@ -17,8 +15,8 @@ from types import ModuleType
 from typing import IO, Any
 
 from memlens.corpus.files import SourceFile, open_bytes, open_raw, printable, read_chunks, read_lines
-from memlens.corpus.settings import HubSpec
 from memlens.errors import CorpusError
+from memlens.settings import HubSpec
 
 DOCUMENT_LIMIT = 64 << 20  # characters of a .txt file that is read as one document
 BLOCK_TEXT = 1 << 20  # characters after which a .txt file that will be cut into blocks goes on as a new document

@@ -4,8 +4,6 @@ Two baselines: a token drawn at random, 1 / vocabulary; and the targets of the l
 exact mean over all shuffles, which shows how much of the agreement comes from frequent tokens alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -3,8 +3,6 @@
 Relative depth is (layer + 1/2) / L; a curve of the paper lies dashed beside the model's own, with other points.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 

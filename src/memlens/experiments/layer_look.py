@@ -8,8 +8,6 @@ all but cancel, o is scored itself. Ties go to the lower token id. The token tha
 values table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple

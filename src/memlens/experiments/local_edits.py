@@ -27,7 +27,7 @@ from memlens.text import percent
 if TYPE_CHECKING:
     import torch
 
-    from memlens.corpus.batches import Batch
+    from memlens.corpus.sentences import Batch
     from memlens.models.memory_model import MemoryModel
 
 TRIGGERS = 50
@@ -70,7 +70,7 @@ class EditedPrefixes:
         """For each layer the coefficients [n] that are wanted, in their order."""
         import torch
 
-        from memlens.corpus.batches import cut_batches
+        from memlens.corpus.sentences import cut_batches
 
         batches = cut_batches(list(enumerate(self._prefixes)), batch_tokens, bos)
         places = _Places(batches, len(self), bos)

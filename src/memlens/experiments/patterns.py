@@ -6,8 +6,6 @@ once they have finished. Intervals resample memories, since the prefixes of one 
 no prefix or all, they are Wilson's with the memories as observations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

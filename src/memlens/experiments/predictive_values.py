@@ -9,8 +9,6 @@ Figure 6: agreement with the top-1 trigger by max p, in bins that are equally wi
 orders of magnitude in most models, or linear as in the paper where the index was made with one of its presets.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -8,8 +8,6 @@ block of unembedding takes. The two tables are kept in the index and used again 
 values are the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +18,7 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from memlens.corpus.batches import cut_batches
-from memlens.corpus.sentences import corpus_fingerprint
-from memlens.corpus.settings import CorpusSettings
+from memlens.corpus.sentences import corpus_fingerprint, cut_batches
 from memlens.experiments.experiment import SAMPLE
 from memlens.experiments.layer_look import TRIED, Columns, LayerLook, Unembedding, rows_at_once
 from memlens.experiments.prefixes import (
@@ -41,6 +37,7 @@ from memlens.index.reader import Index
 from memlens.models.decompose import PositionStates, record_positions
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Mapper, Progress, no_progress
+from memlens.settings import CorpusSettings
 from memlens.vocab.kernels import thread_pool
 
 PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlens.corpus.settings import CorpusSettings
 from memlens.errors import CorpusError, SettingError
 from memlens.experiments.experiment import SAMPLE, schema
 from memlens.index.reader import Index
+from memlens.settings import CorpusSettings
 
 if TYPE_CHECKING:
     from memlens.corpus.sentences import Sentence
@@ -184,7 +184,7 @@ class Prefixes:
 
 def sample_prefixes(index: Index, count: int = SAMPLE, seed: int = 0) -> Prefixes:
     """Random prefixes of the corpus that was scanned."""
-    from memlens.scanner.settings import WINDOW
+    from memlens.settings import WINDOW
 
     draw = _PrefixDraw(count, seed)
     for rows in pq.ParquetFile(index.path("corpus")).iter_batches(WINDOW, columns=["sentence", "tokens"]):
@@ -276,7 +276,7 @@ def _tokenized(index: Index, model: MemoryModel, corpus: CorpusSettings, bos: in
 
 
 def _windows(sentences: Iterable[Sentence]) -> Iterator[list[Sentence]]:
-    from memlens.scanner.settings import WINDOW
+    from memlens.settings import WINDOW
 
     stream = iter(sentences)
     while window := list(islice(stream, WINDOW)):

@@ -3,8 +3,6 @@
 Quartiles over the memories of a layer; rank 1 is the top token. The interval is of the median.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The experiments by name, in the order in which they run; a new one is named here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from importlib import import_module

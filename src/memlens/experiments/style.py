@@ -5,8 +5,6 @@ has the light ones. No two series differ by hue alone: shape or dash goes with i
 hues apart.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

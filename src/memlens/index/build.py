@@ -7,8 +7,6 @@ tables    partial/*.parquet: triggers, memories, ordinary, vocabulary
 publish   the tables move up into the folder, then manifest.json, last
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,13 +15,11 @@ from typing import Any
 
 from memlens import __version__
 from memlens.corpus.sentences import Sentence, corpus_fingerprint, corpus_stamps, read_units, tokenize_units
-from memlens.corpus.settings import CorpusSettings
 from memlens.errors import CorpusError, SettingError
 from memlens.files import FileStamp, explain_os_errors, facts_of, only_writer
 from memlens.index import shards, staging
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.layout import LOCK, PARTIAL, PARTS, SCAN_TABLES, SCHEMA_VERSION
-from memlens.index.manifest import Manifest, made_with
+from memlens.index.layout import LOCK, PARTIAL, PARTS, SCAN_TABLES, SCHEMA_VERSION, Manifest, made_with
 from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabulary
 from memlens.interrupts import Stopper, stop_on_signal
 from memlens.models.memory_model import MemoryModel
@@ -31,8 +27,8 @@ from memlens.parallel import Progress, no_progress
 from memlens.scanner.executors import SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
 from memlens.scanner.layer import bin_edges
 from memlens.scanner.scanner import bos_to_feed, plan_batches
-from memlens.scanner.settings import WINDOW, ScanSettings, choose_layers
 from memlens.scanner.state import LayerShape, PartFolder, ShardNumber, ranges_left, shapes_of, wait_for_orphans
+from memlens.settings import WINDOW, CorpusSettings, ScanSettings, choose_layers
 
 
 def longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:

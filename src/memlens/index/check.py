@@ -6,8 +6,6 @@ outdated     whole, but made from a table that has been made again since
 not noted    there, but not part of the index: left by a stage that was killed, or somebody else's
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing

@@ -39,7 +39,7 @@ from memlens.files import (
 )
 from memlens.index.layout import CORPUS, CORPUS_SCHEMA
 from memlens.scanner.scanner import ScanSentence
-from memlens.scanner.settings import WINDOW
+from memlens.settings import WINDOW
 
 BATCHES = "batches.npz"
 FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")

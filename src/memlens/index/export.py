@@ -23,8 +23,6 @@ bottom triggers have no place in the layout. neuron_alignment_*, correlated_*, t
 decoder_weights_dist and vector speak of sparse autoencoders or of things not in an index: they are empty lists.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math

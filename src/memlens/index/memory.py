@@ -1,11 +1,10 @@
-"""One memory as a record: everything that the tables of an index say about it.
+"""One memory as a record, and the values of an index in a few numbers: what tables say, without a model.
 
     read_memory(index, "L3N512")    statistics, summary, patterns, value, key, triggers and ordinary prefixes
+    summarize_values(index)         how many values agree with their target, and the most confident of them
 
-`memlens show --json` and the workbench write this record; each of its parts can be read alone. Needs no model.
+`memlens show --json` and the workbench write the record of a memory; each of its parts can be read alone.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -190,3 +189,36 @@ def _tokens(index: Index, tokens: Sequence[int], numbers: Sequence[float]) -> tu
     return tuple(
         TokenNumber(token, index.vocabulary[token], number) for token, number in zip(tokens, numbers, strict=True)
     )
+
+
+def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
+    """The values in a few numbers, ready for JSON, with the `count` most confident of them."""
+    whole = index.sql(
+        """SELECT count(*) AS memories, count(target) AS with_target, count(*) FILTER (argmax = target) AS agree,
+                  median(max_p) AS median_max_p FROM {values}"""
+    )[0]
+    best = index.sql(
+        """SELECT layer, memory, argmax, max_p, argmax = target AS agrees FROM {values}
+           ORDER BY max_p DESC, layer, memory LIMIT $1""",
+        [count],
+    )
+    noted = index.manifest.values
+    return {
+        "index": str(index.folder),
+        "model": index.manifest.model.name,
+        "reading": noted.reading,
+        "top": noted.top,
+        **whole,
+        "most_confident": [
+            {
+                "name": str(MemoryId(row["layer"], row["memory"])),
+                "layer": row["layer"],
+                "memory": row["memory"],
+                "token": row["argmax"],
+                "text": index.vocabulary[row["argmax"]],
+                "p": row["max_p"],
+                "agrees": row["agrees"],
+            }
+            for row in best
+        ],
+    }

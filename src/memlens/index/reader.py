@@ -31,8 +31,7 @@ from memlens.files import (
     reader_of,
     replacing,
 )
-from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD
-from memlens.index.manifest import Manifest, made_with
+from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD, Manifest, made_with
 from memlens.memory import MemoryId, Prefix, Trigger, TriggerList
 
 if TYPE_CHECKING:

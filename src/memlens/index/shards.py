@@ -9,8 +9,6 @@ The folder of a finished shard is not an index. It has partial/ with
 Joining needs neither the model nor the text. Every shard must be there exactly once, all of one plan.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,8 +33,8 @@ from memlens.index.corpus_store import BATCHES, FLAT, CorpusStore, read_batches
 from memlens.index.layout import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY
 from memlens.index.tables import JoinedParts
 from memlens.parallel import Progress, no_progress
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import LayerShape, PartFolder, ShardNumber, wait_for_orphans
+from memlens.settings import ScanSettings
 
 _OF_THE_FIRST = (CORPUS, VOCABULARY, *FLAT)  # the same in all shards, so one keeps them
 

@@ -5,8 +5,6 @@ until then. partial/corpus.json is the mark of an unfinished scan with something
 corpus stage, and the first to go when partial/ is thrown away. Nothing that memlens did not write is ever removed.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,10 +21,11 @@ from memlens.index.layout import (
     REPORT,
     SCAN_TABLES,
     SHARD,
+    Manifest,
     foreign_entries,
     is_complete,
+    recorded_plan,
 )
-from memlens.index.manifest import Manifest, recorded_plan
 
 
 def recorded_threads(folder: Path) -> int | None:

@@ -3,8 +3,6 @@
 Rows are written layer by layer and memory by memory, so that a reader finds one memory in one row group.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +26,8 @@ from memlens.index.layout import (
 )
 from memlens.models.tokenizer import Tokenizer
 from memlens.scanner.layer import EXAMPLES, UNIT, LayerScan
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import DoneBatches, LayerShape, PartFolder, read_part, restore_layer_
+from memlens.settings import ScanSettings
 
 _MEMORIES_PER_ROW_GROUP = 1024
 _ORDINARY_KEPT = 5

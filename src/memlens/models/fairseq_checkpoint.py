@@ -5,8 +5,6 @@ besides tensors and plain values; a file that wants anything else is refused. So
 this reader does not understand, by name.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import pickle

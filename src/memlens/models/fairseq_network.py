@@ -6,8 +6,6 @@ beside its words stands one class for each further band; a rare word's probabili
 within the band (Grave et al. 2017; Baevski and Auli 2019).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

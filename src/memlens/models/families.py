@@ -4,8 +4,6 @@ Nothing is guessed: a model type that is not listed is refused by name, and so i
 memories, before any weight is read. A listed one is still proven at load time (proof.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

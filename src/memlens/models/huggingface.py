@@ -1,7 +1,5 @@
 """A Hugging Face causal language model as a MemoryModel: finds the modules that its family names, and runs them."""
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

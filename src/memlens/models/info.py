@@ -4,8 +4,6 @@ For the sizes the network is built without memory behind it (torch's meta device
 they are exact. Of a .gguf file or a fairseq checkpoint only the size of the file is known beforehand.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ direction, not a state, so it is read through the linear part only: `folded` is 
 final norm is a LayerNorm, and a post-norm's gain folded in before that; `raw` is v E. No bias in either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal

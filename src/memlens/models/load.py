@@ -4,8 +4,6 @@ Weights come from safetensors, from a .gguf file (unpacked, rounding included) o
 tensors: no code of a checkpoint is run, no object unpickled. Every failure is one line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -5,8 +5,6 @@ from the tensors that `FeedForward` and `Lens` hand out. Where the two part, the
 check and the size of the deviation.
 """
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any

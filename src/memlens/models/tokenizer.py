@@ -3,8 +3,6 @@
 No special token is added to a text: BOS is put before it when a batch is made.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cached_property

@@ -10,8 +10,6 @@ Exact, without comparing all with all (prefix filtering; Bayardo et al., 2007):
 Pairs are never kept: the neighbours of a set are found when they are asked for, however many there are in all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush

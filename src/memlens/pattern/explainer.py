@@ -9,8 +9,6 @@ A person names the endpoint; the prefixes of the memories in question are sent t
 variable MEMLENS_EXPLAINER_KEY if it is set. A proposal says who made it and is never written among the patterns.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

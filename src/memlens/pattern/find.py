@@ -12,8 +12,6 @@ The rate of false discoveries holds in each of the three families of hypotheses.
 triggers, not with the corpus. No model is needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ related_memories    of one memory: how many triggers, value tokens and patterns 
 shared_patterns     patterns that several memories have ("12 memories end with 'press'")
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from memlens.errors import SettingError

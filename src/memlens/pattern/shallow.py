@@ -29,14 +29,7 @@ from numpy.typing import NDArray
 from memlens.index.reader import Index
 from memlens.parallel import Progress
 from memlens.pattern.features import OPENING_QUOTE, Background, Feature, SpellingFeatures, read_key, shared_keys
-from memlens.pattern.words import (
-    GROUNDED,
-    PrefixWords,
-    TriggerRows,
-    Words,
-    read_prefix_words,
-    sample_prefixes,
-)
+from memlens.pattern.words import GROUNDED, PrefixWords, TriggerRows, Words, read_prefix_words, sample_prefixes
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values
 

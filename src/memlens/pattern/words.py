@@ -6,8 +6,6 @@ inside a word. Words are compared without capitals; the spelling of the last one
 the last WINDOW words count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field

@@ -8,20 +8,18 @@ also where it is "does not appear". Ties between memories go to the lower layer,
 wanted, tokens that are none and the most frequent ones are passed over as long as there are others.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memlens.errors import UnknownName
-from memlens.experiments.experiment import ABSENT, APPEARS, UNCLEAR, in_third
+from memlens.experiments.experiment import ABSENT, APPEARS, UNCLEAR, Row, in_third
 from memlens.experiments.prefixes import frequent_tokens
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.reports.galleries import dead_memories, same_triggers
-from memlens.reports.sections import JudgedClaim, Row, Section, Tables, make_sections
+from memlens.reports.sections import JudgedClaim, Section, Tables, make_sections
 from memlens.text import percent, tail, visible
 
 _KINDS = ("shallow", "semantic", "both")

@@ -3,19 +3,18 @@
 A gallery whose table is missing is None, and the page names the command that makes it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memlens.annotations.store import CHOICES
+from memlens.experiments.experiment import Row
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.pattern.alike import DuplicateGroup, duplicate_groups, token_sets, trigger_sets
 from memlens.pattern.related import TOKENS
 from memlens.pattern.words import KINDS
-from memlens.reports.sections import Row, Tables
+from memlens.reports.sections import Tables
 from memlens.text import head, tail, token, visible
 
 SHOWN = 24

@@ -5,8 +5,6 @@ Content-Security-Policy, and text of the corpus passes through autoescape. The s
 no date, no path and no random name in it.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib
@@ -32,8 +30,7 @@ from memlens.experiments.experiment import ABSENT, APPEARS, LAYERS, UNCLEAR, Pan
 from memlens.experiments.registry import all_tables
 from memlens.experiments.style import css_variables, export_spec
 from memlens.files import explain_os_errors, replacing
-from memlens.index.layout import REPORT
-from memlens.index.manifest import Manifest
+from memlens.index.layout import REPORT, Manifest
 from memlens.index.reader import Index
 from memlens.outputs import prepare_output_folder, refuse_content, refuse_nul, refuse_output
 from memlens.parallel import Progress, no_progress

@@ -5,8 +5,6 @@ model, several at a time where several workers are tried, so that what they take
 Starting workers costs seconds, so they are tried for long scans only.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable
@@ -17,14 +15,12 @@ import numpy as np
 import torch
 
 from memlens.corpus.files import list_files
-from memlens.corpus.settings import CorpusSettings, is_hub_source
 from memlens.models.info import ModelSizes
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.layer import LayerScan
 from memlens.scanner.scanner import ScanSentence, Worker
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import BatchRange
-from memlens.settings import ScanRunSettings
+from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings, is_hub_source
 
 _LENGTH = 32  # tokens of a probe sentence, about an ordinary sentence's
 _ENOUGH = 512  # tokens of which matrix products are about as fast as they get

@@ -13,16 +13,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from memlens.corpus.batches import Batch
+from memlens.corpus.sentences import Batch
 from memlens.errors import MemlensError, ModelError, WorkerError
 from memlens.interrupts import Stopper
 from memlens.models.memory_model import MemoryModel
 from memlens.models.tokenizer import Tokenizer
 from memlens.parallel import Mapper
 from memlens.scanner.scanner import ScanSentence, Worker
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import BatchRange, PartFolder, ScanState
-from memlens.settings import RunSettings
+from memlens.settings import RunSettings, ScanSettings
 
 SAVE_SECONDS = 15.0  # at least so long between two saves,
 _SAVE_RATIO = 50  # and at least so many times as long as a save takes

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from memlens.errors import ModelError, SettingError
 from memlens.parallel import compiled
 from memlens.scanner.kernels import Candidates, FloatArray, IntArray, KeyArray, Lists, Sums, collect_, merge_, offer_
-from memlens.scanner.settings import ScanSettings
+from memlens.settings import ScanSettings
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ work order (pickled), its number and the name of its part, then ranges of batche
 with tuples that begin with one of the words below.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -29,12 +27,12 @@ from typing import Any
 import torch
 
 from memlens import errors
-from memlens.corpus.batches import Batch
+from memlens.corpus.sentences import Batch
 from memlens.errors import MemlensError, WorkerError
 from memlens.scanner.executors import ModelRecipe, Saver, ScanJob, WorkQueue
 from memlens.scanner.scanner import ScanSentence, Worker
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import BatchRange, PartFolder
+from memlens.settings import ScanSettings
 
 FINISH, STOP = "finish", "stop"
 READY, BATCH, RANGE_DONE, SAVED, NO_MODEL, ERROR, BUG = "ready", "batch", "range", "saved", "no model", "error", "bug"

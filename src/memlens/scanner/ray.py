@@ -7,8 +7,6 @@ the one part of this run. So the driver never holds more than three states, and 
 lost worker had not handed over goes to others; none of Ray's own retries is relied upon.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,8 +23,8 @@ from memlens.errors import MemlensError, SettingError, WorkerError
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.executors import ModelRecipe, Saver, ScanJob, WorkQueue
 from memlens.scanner.scanner import PackedSentences, Worker
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import BatchRange, LayerShape, ScanState, shapes_of
+from memlens.settings import ScanSettings
 
 Arrays = dict[str, NDArray[Any]]
 

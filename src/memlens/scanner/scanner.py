@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memlens.corpus.batches import Batch, cut_batches
+from memlens.corpus.sentences import Batch, cut_batches
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.kernels import Candidates
 from memlens.scanner.layer import make_candidates
-from memlens.scanner.settings import ScanSettings
 from memlens.scanner.state import BatchRange, ScanState
+from memlens.settings import ScanSettings
 
 
 @dataclass(frozen=True)

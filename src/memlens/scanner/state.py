@@ -22,7 +22,7 @@ from memlens.errors import IndexFolderError, SettingError
 from memlens.files import attached, explain_os_errors, is_free, replacing
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.layer import LayerScan
-from memlens.scanner.settings import ScanSettings
+from memlens.settings import ScanSettings
 
 BATCHES_PER_RANGE = 2  # so few that a corpus of a few windows is shared evenly by a handful of workers
 

@@ -3,8 +3,6 @@
 Positions of an intervention are those of one prompt; in what is fed they lie behind BOS.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext

@@ -4,8 +4,6 @@ Positions count the prompt's own tokens from 0, BOS not counted; from the end th
 fed exactly when the checkpoint's own tokenizer puts it before a text.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from memlens.index.reader import Index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
 from memlens.tracer.intervention import short
-from memlens.tracer.names import check_index
+from memlens.tracer.result import check_index
 
 _MOST = 1000  # tokens or memories in one list
 

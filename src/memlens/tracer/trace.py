@@ -9,8 +9,6 @@ so all effects of a layer are one product, nothing is run again, and the parts s
 An intervention edits the model by hooks: a trace within one shows the edited model.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable
@@ -28,9 +26,8 @@ from memlens.memory import MemoryId
 from memlens.models.decompose import LogitDecomposition, PositionStates, record_positions
 from memlens.models.lens import at_least_float32, case_of
 from memlens.models.memory_model import MemoryModel
-from memlens.tracer.names import Names, name_memories
 from memlens.tracer.prompt import Prompt, Source, check_top, open_model, read_prompt, read_token
-from memlens.tracer.result import LayerTrace, Token, TokenShare, Trace, TracedMemory
+from memlens.tracer.result import LayerTrace, Names, Token, TokenShare, Trace, TracedMemory, name_memories
 from memlens.vocab.kernels import Ends, FloatArray, Softmax, find_ends, read_softmax, thread_pool
 
 

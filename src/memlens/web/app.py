@@ -4,8 +4,6 @@ An unknown name is 404, a request that cannot work 422, one that needs a model w
 goes wrong is a bug and answers 500. Under /api/ an error is JSON, elsewhere a page.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager

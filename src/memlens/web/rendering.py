@@ -5,8 +5,6 @@ name in a cookie. There are no accounts: this keeps people from seeing others' l
 intent.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -18,8 +18,7 @@ from memlens.errors import MemlensError, ModelError
 from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
 from memlens.index.trigger_text import TriggerText
-from memlens.web.served_index import ServedIndex
-from memlens.web.statistics import read_statistics
+from memlens.web.served_index import ServedIndex, read_statistics
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel

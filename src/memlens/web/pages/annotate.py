@@ -3,8 +3,6 @@
 Works as plain forms; the script adds keys. Whose labels may be seen is decided in memlens.annotations.store.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 from urllib.parse import parse_qsl, urlencode

@@ -1,7 +1,5 @@
 """The page Compare: two indexes, or two layers, side by side, with the memories that changed most."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request

@@ -4,8 +4,6 @@ The map has one cell per memory, a byte each. A layer with more memories than th
 several; a cell then stands for its highest memory, so that nothing rare disappears.
 """
 
-from __future__ import annotations
-
 from base64 import b64encode
 from dataclasses import dataclass
 from threading import Lock
@@ -22,8 +20,7 @@ from memlens.index.layout import EXPERIMENTS
 from memlens.index.memory import read_summaries
 from memlens.reports.sections import Section, Tables, make_sections
 from memlens.web.rendering import PROBLEMS, Bench, page
-from memlens.web.served_index import ServedIndex
-from memlens.web.statistics import TABLES, LayerStatistics, Statistics, read_layers, read_statistics
+from memlens.web.served_index import TABLES, LayerStatistics, ServedIndex, Statistics, read_layers, read_statistics
 
 _DRAWING = Lock()  # several pages may ask at once; one draws
 

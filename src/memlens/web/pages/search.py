@@ -3,8 +3,6 @@
 Everything is found by memlens.index.search, as `memlens search` finds it.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -24,11 +22,10 @@ from memlens.index.search import (
     search,
 )
 from memlens.memory import MemoryId
-from memlens.scanner.settings import parse_layers
+from memlens.settings import parse_layers
 from memlens.text import cell, probability
 from memlens.web.rendering import MODEL_PROBLEMS, Bench, page, status_of
-from memlens.web.served_index import ServedIndex
-from memlens.web.statistics import read_statistics
+from memlens.web.served_index import ServedIndex, read_statistics
 from memlens.web.workbench import Workbench, trigger_text
 
 router = APIRouter(tags=["search"])

@@ -18,7 +18,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from memlens.errors import MemlensError, SettingError
 from memlens.tracer.intervention import Edit, Intervention, check_layer
 from memlens.tracer.result import InterventionEffect, TokenShare, Trace
-from memlens.web.live import with_layers
+from memlens.web.pages.memory import with_layers
 from memlens.web.rendering import MODEL_PROBLEMS, Bench, page, status_of
 from memlens.web.workbench import READY, Workbench
 
