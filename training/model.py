@@ -1,72 +1,133 @@
-"""The bundled model: a GPT-2 of 16 small ReLU layers, its loss, and the count of its dead memories."""
+"""The bundled model: a small OPT with ReLU and no final norm, its loss, and the count of its dead memories."""
 
 from collections.abc import Iterable
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch.nn import functional
+from transformers import OPTConfig, OPTForCausalLM
 
 IGNORED = -100  # target of padding
 
 
-def new_model(seed: int, vocabulary: int = 16384, positions: int = 128) -> GPT2LMHeadModel:
-    """A model with fresh weights: 16 layers as in the paper, 512 memories each, about 5.3 million parameters."""
+def new_model(seed: int, vocabulary: int, positions: int, layers: int, width: int, memories: int) -> OPTForCausalLM:
+    """A model with fresh weights, laid out as the paper's is as far as transformers has it: ReLU, a norm before each
+    block and none after the last, tied embeddings."""
     torch.manual_seed(seed)
-    config = GPT2Config(
+    config = OPTConfig(
         vocab_size=vocabulary,
-        n_positions=positions,
-        n_layer=16,
-        n_embd=128,
-        n_inner=512,
-        n_head=4,
+        max_position_embeddings=positions,
+        num_hidden_layers=layers,
+        hidden_size=width,
+        word_embed_proj_dim=width,
+        ffn_dim=memories,
+        num_attention_heads=width // 64 or 1,
         activation_function="relu",
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        do_layer_norm_before=True,
+        _remove_final_layer_norm=True,
+        dropout=0.0,
+        attention_dropout=0.0,
+        layerdrop=0.0,
         tie_word_embeddings=True,
         use_cache=False,
         bos_token_id=0,
         eos_token_id=0,
+        pad_token_id=0,
         attn_implementation="sdpa",
     )
-    model = GPT2LMHeadModel(config)
+    model = OPTForCausalLM(config)
+    # transformers keeps the row of pad_token_id, which here is BOS as well, from being trained.
+    model.model.decoder.embed_tokens.padding_idx = None
     initialise(model)
     return model
 
 
-def initialise(model: GPT2LMHeadModel) -> None:
-    """Draw the matrices anew, wider than GPT-2's 0.02, which is meant for 768 dimensions and more.
+def initialise(model: OPTForCausalLM) -> None:
+    """Draw the matrices anew, wider than OPT's 0.02, which is meant for 768 dimensions and more.
 
-    Adam moves every weight by about the learning rate a step, all keys the same way as long as the hidden states are
-    much alike, as they are early on. Keys that begin at 0.02 are soon carried to where no input makes them positive,
-    and a dead memory gets no gradient to come back. With a standard deviation of 1 / sqrt(inputs) the same step is
-    small against the key. As in GPT-2, what is added to the residual stream is divided by sqrt(2 * layers).
+    Keys that begin at 0.02 are soon carried by the optimizer to where no input makes them positive, and a dead memory
+    gets no gradient to come back. With a standard deviation of 1 / sqrt(inputs) a step is small against the key. What
+    is added to the residual stream is divided by sqrt(2 * layers), so that the stream ends at a size of about 1 a
+    dimension: with no final norm the logits have the scale of the stream times the embedding.
     """
-    residual = (2 * model.config.n_layer) ** -0.5
-    for block in model.transformer.h:
-        for layer, scale in (
-            (block.attn.c_attn, 1.0),
-            (block.attn.c_proj, residual),
-            (block.mlp.c_fc, 1.0),
-            (block.mlp.c_proj, residual),
+    config = model.config
+    residual = (2 * config.num_hidden_layers) ** -0.5
+    decoder = model.model.decoder
+    for layer in decoder.layers:
+        attention = layer.self_attn
+        for linear, scale in (
+            (attention.q_proj, 1.0),
+            (attention.k_proj, 1.0),
+            (attention.v_proj, 1.0),
+            (attention.out_proj, residual),
+            (layer.fc1, 1.0),
+            (layer.fc2, residual),
         ):
-            torch.nn.init.normal_(layer.weight, std=scale * layer.weight.shape[0] ** -0.5)  # (inputs, outputs)
-    torch.nn.init.normal_(model.transformer.wte.weight, std=0.06)
+            torch.nn.init.normal_(linear.weight, std=scale * linear.in_features**-0.5)
+            torch.nn.init.zeros_(linear.bias)
+    torch.nn.init.normal_(decoder.embed_tokens.weight, std=0.06)
+    torch.nn.init.normal_(decoder.embed_positions.weight, std=0.02)
+
+
+def start_from_frequencies(model: OPTForCausalLM, counts: torch.Tensor, size: float = 5.0) -> None:
+    """Let the fresh model predict every token about as often as it occurs, whatever the input.
+
+    Otherwise that is the first thing it learns, and it learns it by having all layers add one and the same vector to
+    the residual stream: the hidden states become alike, and memories die by the dozen. Here the constant comes from
+    the biases of the attention blocks' outputs, a share from each layer, along one direction, in which each embedding
+    holds its token's log frequency. Biases of attention and not of the feed-forward blocks: those are what memlens reads.
+    """
+    log_frequency = torch.log((counts + 1) / (counts + 1).sum()).float()
+    direction = functional.normalize(torch.randn(model.config.hidden_size), dim=0)
+    decoder = model.model.decoder
+    embedding = decoder.embed_tokens.weight.data
+    embedding -= torch.outer(embedding @ direction, direction)
+    embedding += torch.outer((log_frequency - log_frequency.mean()) / size, direction)
+    for layer in decoder.layers:
+        layer.self_attn.out_proj.bias.data = size / len(decoder.layers) * direction
+
+
+def hidden_states(model: OPTForCausalLM, inputs: torch.Tensor) -> torch.Tensor:
+    """The residual stream after the last layer: what OPTForCausalLM computes, with fewer and larger matrix products.
+
+    Under autocast, products are made in bfloat16 while the stream stays float32.
+    """
+    decoder, config = model.model.decoder, model.config
+    rows, length = inputs.shape
+    heads = config.num_attention_heads
+    places = decoder.embed_positions.weight[2 : length + 2]  # OPT's positions begin at 2
+    stream = functional.embedding(inputs, decoder.embed_tokens.weight) + places
+    for layer in decoder.layers:
+        attention, norm = layer.self_attn, layer.self_attn_layer_norm
+        x = functional.layer_norm(stream, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weight = torch.cat([part.weight for part in projections])
+        bias = torch.cat([part.bias for part in projections])
+        parts = functional.linear(x, weight, bias).view(rows, length, 3, heads, -1).transpose(1, 3).unbind(2)
+        x = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        stream = stream + attention.out_proj(x.transpose(1, 2).reshape(rows, length, -1))
+        norm = layer.final_layer_norm
+        x = functional.layer_norm(stream, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+        stream = stream + layer.fc2(functional.relu(layer.fc1(x)))
+    return stream
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
     """Summed cross entropy of hidden states against an output embedding, a slice of positions at a time.
 
-    The logits of a whole batch (tokens x 16384) would not fit the cache, and autograd would keep several copies of
-    them. Here the gradients are made at once in the forward pass, slice by slice, in the logits' own buffer.
+    The logits of a whole batch (tokens x vocabulary) would not fit the cache, and autograd would keep several copies
+    of them. Here the gradients are made at once in the forward pass, slice by slice, in the logits' own buffer.
+    With `half`, the three matrix products are made in bfloat16; the softmax is float32.
     """
 
     @staticmethod
-    def forward(ctx, hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, chunk: int) -> torch.Tensor:
+    def forward(ctx, hidden, weight, targets, chunk: int, half: bool) -> torch.Tensor:
+        kind = torch.bfloat16 if half else torch.float32
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
+        narrow = weight.to(kind)
         loss = hidden.new_zeros(())
         for start in range(0, len(hidden), chunk):
-            part, target = hidden[start : start + chunk], targets[start : start + chunk, None]
-            probabilities = part @ weight.T
+            part, target = hidden[start : start + chunk].to(kind), targets[start : start + chunk, None]
+            probabilities = (part @ narrow.T).float()
             probabilities -= probabilities.amax(dim=1, keepdim=True)
             loss -= probabilities.gather(1, target).sum()
             probabilities.exp_()
@@ -74,61 +135,53 @@ class ChunkedCrossEntropy(torch.autograd.Function):
             loss += total.log().sum()
             probabilities /= total
             probabilities.scatter_add_(1, target, -torch.ones_like(target, dtype=probabilities.dtype))
-            torch.mm(probabilities, weight, out=grad_hidden[start : start + chunk])
-            grad_weight.addmm_(probabilities.T, part)
+            gradient = probabilities.to(kind)
+            grad_hidden[start : start + chunk] = gradient @ narrow
+            grad_weight += gradient.T @ part
         ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor):
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad, grad_weight * grad, None, None
+        return grad_hidden * grad, grad_weight * grad, None, None, None
 
 
-def start_from_frequencies(model: GPT2LMHeadModel, counts: torch.Tensor, size: float = 10.0) -> None:
-    """Let the fresh model predict every token as often as it occurs, whatever the input.
-
-    Otherwise that is the first thing it learns, and it learns it by having all layers add one and the same vector to
-    the residual stream: the hidden states become alike, and memories die by the dozen. Here the constant comes from
-    the bias of the last norm instead, along one direction, in which each embedding holds its token's log frequency.
-    """
-    log_frequency = torch.log((counts + 1) / (counts + 1).sum()).float()
-    direction = torch.nn.functional.normalize(torch.randn(model.config.n_embd), dim=0)
-    embedding = model.transformer.wte.weight.data
-    embedding -= torch.outer(embedding @ direction, direction)
-    embedding += torch.outer((log_frequency - log_frequency.mean()) / size, direction)
-    model.transformer.ln_f.bias.data = size * direction
-
-
-def summed_loss(model: GPT2LMHeadModel, inputs: torch.Tensor, targets: torch.Tensor, chunk: int = 256) -> torch.Tensor:
+def summed_loss(
+    model: OPTForCausalLM, inputs: torch.Tensor, targets: torch.Tensor, chunk: int = 512, half: bool = True
+) -> torch.Tensor:
     """Negative log likelihood of all targets that are not padding, in nats, with gradients.
 
     No attention mask is needed: padding comes last, and a causal model does not look ahead.
     """
-    hidden = model.transformer(inputs).last_hidden_state
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
+        hidden = hidden_states(model, inputs)
     wanted = targets != IGNORED
-    return ChunkedCrossEntropy.apply(hidden[wanted], model.transformer.wte.weight, targets[wanted], chunk)
+    return ChunkedCrossEntropy.apply(hidden[wanted].float(), model.lm_head.weight, targets[wanted], chunk, half)
 
 
 @torch.no_grad()
-def validate(model: GPT2LMHeadModel, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, list[float]]:
-    """Mean loss a token, and for every layer the share of dead memories: those that no input token makes positive."""
-    fired = [torch.zeros(model.config.n_inner, dtype=torch.bool) for _ in model.transformer.h]
+def validate(model: OPTForCausalLM, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, list[float]]:
+    """Mean loss a token, and for every layer the share of dead memories: those that no input token makes positive.
+
+    By transformers' own forward pass, in float32.
+    """
+    layers = model.model.decoder.layers
+    fired = [torch.zeros(model.config.ffn_dim, dtype=torch.bool) for _ in layers]
     real = torch.zeros(0)
 
     def watch(seen: torch.Tensor):
-        def hook(module, arguments, coefficients: torch.Tensor) -> None:
-            seen.logical_or_((coefficients[real] > 0).any(dim=0))
+        def hook(module, arguments, before_relu: torch.Tensor) -> None:
+            seen.logical_or_((before_relu.view(*real.shape, -1)[real] > 0).any(dim=0))
 
         return hook
 
-    layers = zip(model.transformer.h, fired, strict=True)
-    hooks = [block.mlp.act.register_forward_hook(watch(seen)) for block, seen in layers]
+    hooks = [layer.fc1.register_forward_hook(watch(seen)) for layer, seen in zip(layers, fired, strict=True)]
     loss = tokens = 0.0
     for inputs, targets in batches:
         real = targets != IGNORED
         logits = model(inputs).logits[real]
-        loss += torch.nn.functional.cross_entropy(logits, targets[real], reduction="sum").item()
+        loss += functional.cross_entropy(logits, targets[real], reduction="sum").item()
         tokens += int(real.sum())
     for hook in hooks:
         hook.remove()

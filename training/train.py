@@ -5,7 +5,8 @@
 
 Warm-up, a stable phase of open end, then (once asked for) a linear decay: one need not know beforehand how long the
 run will last. SIGTERM or SIGINT writes a checkpoint and stops; started again, the run goes on exactly where it was.
-In DIR/run: checkpoint-*.pt (the last two), curve.csv (loss), valid.csv (held-out loss, dead memories a layer), pid.
+In DIR/run: checkpoint-*.pt (the last two), snapshots/step-*.pt (weights alone, some steps of the whole run), curve.csv
+(loss), valid.csv (held-out loss, dead memories a layer), pid.
 """
 
 import argparse
@@ -22,15 +23,20 @@ import torch
 from cores import SharedCores
 from data import Batch, Text, batch, epoch_plan
 from model import IGNORED, new_model, start_from_frequencies, summed_loss, validate
-from transformers import GPT2LMHeadModel
+from muon import Muon
+from transformers import OPTForCausalLM
+
+SHAPE = ("vocabulary", "positions", "layers", "width", "memories")
 
 
-def optimizer_for(model: GPT2LMHeadModel, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices only: biases and norms have one dimension."""
-    matrices = [p for p in model.parameters() if p.dim() > 1]
+def optimizers_for(model: OPTForCausalLM, weight_decay: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the layers, AdamW for embeddings, biases and norms; weight decay on matrices only."""
+    inside = [p for p in model.model.decoder.layers.parameters() if p.dim() > 1]
+    outside = [p for p in model.parameters() if p.dim() > 1 and not any(p is q for q in inside)]
     vectors = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    groups = [{"params": outside, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    adam = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    return [Muon(inside, weight_decay=weight_decay), adam]
 
 
 def learning_rate(step: int, peak: float, warmup: int, decay: tuple[int, int] | None) -> float:
@@ -75,10 +81,15 @@ class Run:
         self.directory.mkdir(parents=True, exist_ok=True)
         self.text = Text.load(options.work / "train.npz")
         self.held_out = validation_batches(Text.load(options.work / "valid.npz"), options)
-        self.model = new_model(options.seed, positions=options.length)
-        counts = np.bincount(self.text.tokens, minlength=self.model.config.vocab_size)
+        vocabulary = len((options.work / "counts.csv").read_text(encoding="utf-8").splitlines()) - 1
+        self.shape = dict(
+            zip(SHAPE, (vocabulary, options.length, options.layers, options.width, options.memories), strict=True)
+        )
+        self.model = new_model(options.seed, **self.shape)
+        counts = np.bincount(self.text.tokens, minlength=vocabulary)
         start_from_frequencies(self.model, torch.from_numpy(counts))
-        self.optimizer = optimizer_for(self.model, options.weight_decay)
+        self.optimizers = optimizers_for(self.model, options.weight_decay)
+        self.rate = 0.0
         self.step = self.epoch = self.index = self.tokens = 0
         self.decay: tuple[int, int] | None = None
         self.stopping = False
@@ -93,28 +104,39 @@ class Run:
         """Take up the state of a checkpoint."""
         state = torch.load(path, weights_only=True)
         self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
         self.step, self.epoch, self.index, self.tokens = (state[k] for k in ("step", "epoch", "index", "tokens"))
         self.decay = state["decay"]
         print(f"resumed from {path.name}", flush=True)
 
     def save(self) -> None:
         """Write the state. The cursor (epoch, index) stands for all randomness there is: the model has no dropout."""
-        state = {k: getattr(self, k) for k in ("step", "epoch", "index", "tokens", "decay")}
-        save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), **state}, self.directory)
+        state = {k: getattr(self, k) for k in ("step", "epoch", "index", "tokens", "decay", "shape")}
+        state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
+        save({"model": self.model.state_dict(), **state}, self.directory)
+
+    def snapshot(self) -> None:
+        """Write the weights alone, for a later look at how memories came about; export.py reads these files too."""
+        (self.directory / "snapshots").mkdir(exist_ok=True)
+        state = {k: getattr(self, k) for k in ("step", "epoch", "tokens", "decay", "shape")}
+        path = self.directory / "snapshots" / f"step-{self.step:07d}.pt"
+        torch.save({"model": self.model.state_dict(), **state}, path)
 
     def advance(self, spans) -> tuple[float, float]:
         """One optimizer step on one batch; give back its mean loss and the norm of the gradient before clipping."""
-        rate = learning_rate(self.step, self.options.peak, self.options.warmup, self.decay)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        self.rate = learning_rate(self.step, self.options.peak, self.options.warmup, self.decay)
+        for optimizer, share in zip(self.optimizers, (1.0, self.options.adam_share), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = share * self.rate
         inputs, targets = batch(self.text, spans)
         count = int((targets != IGNORED).sum())
         loss = summed_loss(self.model, inputs, targets) / count
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.model.zero_grad()
         self.step, self.index, self.tokens = self.step + 1, self.index + 1, self.tokens + count
         return loss.item(), norm.item()
 
@@ -133,6 +155,8 @@ class Run:
 
     def go(self) -> None:
         """Train until finished or told to stop."""
+        if self.step == 0 and 0 in self.options.snapshots:
+            self.snapshot()
         saved = began = time.monotonic()
         logged, losses = self.tokens, []
         while not (self.stopping or self.finished()):
@@ -149,12 +173,14 @@ class Run:
                     speed = (self.tokens - logged) / (time.monotonic() - began)
                     row = {"step": self.step, "epoch": self.epoch, "tokens": self.tokens}
                     row |= {"loss": f"{sum(losses) / len(losses):.4f}", "norm": f"{norm:.3f}"}
-                    row |= {"rate": f"{self.optimizer.param_groups[0]['lr']:.2e}", "tokens_per_second": int(speed)}
+                    row |= {"rate": f"{self.rate:.2e}", "tokens_per_second": int(speed)}
                     append(self.directory / "curve.csv", row)
                     print(row, f"threads {torch.get_num_threads()}", flush=True)
                     began, logged, losses = time.monotonic(), self.tokens, []
                 if self.step % self.options.valid_every == 0:
                     self.report()
+                if self.step in self.options.snapshots:
+                    self.snapshot()
                 if time.monotonic() - saved > 60 * self.options.save_minutes:
                     self.save()
                     saved = time.monotonic()
@@ -162,6 +188,8 @@ class Run:
                 self.epoch, self.index = self.epoch + 1, 0
         self.report()
         self.save()
+        if self.finished():
+            self.snapshot()
         print("finished" if self.finished() else "stopped", "at step", self.step, flush=True)
 
 
@@ -173,11 +201,15 @@ def main() -> None:
     add("--name", default="run", help="subdirectory of the working directory for this run")
     add("--steps", type=int, help="stop at this step")
     add("--decay", type=int, help="start the decay now and end it after this many steps")
-    add("--peak", type=float, default=8e-4, help="peak learning rate")
-    add("--warmup", type=int, default=500, help="steps of warm-up")
+    add("--layers", type=int, default=10)
+    add("--width", type=int, default=192, help="dimensions of the residual stream")
+    add("--memories", type=int, default=768, help="of each layer")
+    add("--peak", type=float, default=4e-3, help="peak learning rate")
+    add("--adam-share", type=float, default=0.5, help="learning rate of embeddings, biases and norms, as a share")
+    add("--warmup", type=int, default=150, help="steps of warm-up")
     add("--weight-decay", type=float, default=0.1)
     add("--clip", type=float, default=1.0, help="largest norm of the gradient")
-    add("--batch-tokens", type=int, default=4096, help="places in a batch, padding included")
+    add("--batch-tokens", type=int, default=3072, help="places in a batch, padding included")
     add("--length", type=int, default=128, help="longest sequence, BOS included")
     add("--single", type=float, default=0.25, help="share of sequences of a single sentence")
     add("--seed", type=int, default=1)
@@ -187,6 +219,8 @@ def main() -> None:
     add("--valid-every", type=int, default=250, help="steps")
     add("--valid-batches", type=int, default=8)
     add("--save-minutes", type=float, default=5.0)
+    steps = [0, 100, 200, 400, 800, 1600, 3200, 6400, 12800]
+    add("--snapshots", type=int, nargs="*", default=steps, help="steps at which the weights are kept")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
