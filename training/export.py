@@ -11,7 +11,7 @@ import torch
 from model import new_model
 from transformers import AutoTokenizer
 
-LIMIT = 12_000_000  # bytes the weights may take, as they travel in the Python package
+LIMIT = 16_000_000  # bytes the weights may take, as they travel in the Python package
 
 
 def main() -> None:
@@ -20,13 +20,12 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument("--work", type=Path, required=True, help="working directory of the training")
     parser.add_argument("--name", default="run", help="subdirectory of the run")
-    parser.add_argument("--checkpoint", type=Path, help="another checkpoint than the last")
+    parser.add_argument("--checkpoint", type=Path, help="another checkpoint than the last, or a snapshot")
     options = parser.parse_args()
 
     path = options.checkpoint or max((options.work / options.name).glob("checkpoint-*.pt"))
     state = torch.load(path, weights_only=True)
-    positions = state["model"]["transformer.wpe.weight"].shape[0]
-    model = new_model(seed=0, positions=positions)
+    model = new_model(seed=0, **state["shape"])
     model.load_state_dict(state["model"])
     model.half().save_pretrained(options.out)
     AutoTokenizer.from_pretrained(options.work / "tokenizer").save_pretrained(options.out)

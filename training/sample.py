@@ -1,0 +1,84 @@
+"""Take a sample of the training text and the held-out text, as plain text, for the package.
+
+    python training/sample.py --work DIR OUT [--tokens 800000]
+
+writes OUT/train.txt.gz and OUT/held-out.txt.gz (one sentence a line, articles apart by an empty line) and for each the
+titles of its articles (train-titles.txt, held-out-titles.txt): the text is Wikipedia's, under CC BY-SA, and its authors
+are found in the histories of those articles. Only sentences that the tokenizer keeps whole are taken: the text can be
+read back from its tokens. Training articles are taken at even distances, so that all parts of the dump are in it.
+"""
+
+import argparse
+import gzip
+import json
+from itertools import chain
+from pathlib import Path
+
+from tokenize_text import split_point
+from tokenizers import Tokenizer
+
+Article = tuple[str, list[str]]
+LONGEST = 127  # tokens of a sentence: the model has 128 positions, and BOS takes one
+
+
+def whole(tokenizer: Tokenizer, sentences: list[str]) -> tuple[list[str], int]:
+    """Sentences that fit the model and that decoding gives back, and how many tokens they have."""
+    kept, tokens = [], 0
+    for sentence, encoding in zip(
+        sentences, tokenizer.encode_batch(sentences, add_special_tokens=False), strict=True
+    ):
+        if len(encoding.ids) <= LONGEST and tokenizer.decode(encoding.ids).strip() == sentence:
+            kept.append(sentence)
+            tokens += len(encoding.ids)
+    return kept, tokens
+
+
+def write(folder: Path, name: str, articles: list[Article]) -> int:
+    """Write text and titles; give back the size of the compressed text."""
+    text = "\n".join("".join(f"{sentence}\n" for sentence in sentences) for _, sentences in articles)
+    path = folder / f"{name}.txt.gz"
+    path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+    (folder / f"{name}-titles.txt").write_text("".join(f"{title}\n" for title, _ in articles), encoding="utf-8")
+    return path.stat().st_size
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--work", type=Path, required=True, help="directory with articles.jsonl and tokenizer/")
+    parser.add_argument("--tokens", type=int, default=800_000)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer.from_file(str(options.work / "tokenizer" / "tokenizer.json"))
+    with (options.work / "articles.jsonl").open(encoding="utf-8") as lines:
+        read = [json.loads(line) for line in lines]
+    articles = [(article["title"], list(chain.from_iterable(article["paragraphs"]))) for article in read]
+    split = split_point([sentences for _, sentences in articles])
+
+    all_tokens = 13_336_245  # of the training text; only sets the distance between articles
+    step = max(1, int(all_tokens / options.tokens))
+    chosen: list[Article] = []
+    tokens = 0
+    for offset in range(step):
+        for title, sentences in articles[offset:split:step]:
+            kept, count = whole(tokenizer, sentences)
+            if tokens < options.tokens and kept:
+                chosen.append((title, kept))
+                tokens += count
+        if tokens >= options.tokens:
+            break
+    size = write(options.out, "train", chosen)
+    print(f"train: {len(chosen)} articles, {sum(len(s) for _, s in chosen)} sentences, {tokens} tokens, {size} bytes")
+    held_out, tokens = [], 0
+    for title, sentences in articles[split:]:
+        kept, count = whole(tokenizer, sentences)
+        if kept:
+            held_out.append((title, kept))
+            tokens += count
+    size = write(options.out, "held-out", held_out)
+    print(f"held out: {len(held_out)} articles, {sum(len(s) for _, s in held_out)} sentences, {tokens} tokens, {size} bytes")
+
+
+if __name__ == "__main__":
+    main()
