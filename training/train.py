@@ -2,6 +2,7 @@
 
     python training/train.py --work DIR                 start, or go on from the last checkpoint
     python training/train.py --work DIR --decay 1500    go on, and bring the learning rate down to 0 in 1500 steps
+    python training/train.py --work DIR --decay-until 1794843480        the same, by the clock (seconds since 1970)
 
 Warm-up, a stable phase of open end, then (once asked for) a linear decay: one need not know beforehand how long the
 run will last. SIGTERM or SIGINT writes a checkpoint and stops; started again, the run goes on exactly where it was.
@@ -39,11 +40,16 @@ def optimizers_for(model: OPTForCausalLM, weight_decay: float) -> list[torch.opt
     return [Muon(inside, weight_decay=weight_decay), adam]
 
 
-def learning_rate(step: int, peak: float, warmup: int, decay: tuple[int, int] | None) -> float:
-    """Rate of a step: linear warm-up, stable, and from decay[0] on linear to 0 over decay[1] steps."""
+def learning_rate(
+    step: int, peak: float, warmup: int, decay: tuple[int, int] | None, clock: tuple[float, float] | None
+) -> float:
+    """Rate of a step: linear warm-up, stable, and from decay[0] on linear to 0 over decay[1] steps, or, on a machine of
+    which nobody knows how many steps it will make, linear between the two points in time of `clock`."""
     rate = peak * min(1.0, (step + 1) / warmup)
     if decay is not None:
         rate *= max(0.0, 1 - (step - decay[0]) / decay[1])
+    if clock is not None:
+        rate *= min(1.0, max(0.0, (clock[1] - time.time()) / (clock[1] - clock[0])))
     return rate
 
 
@@ -92,6 +98,7 @@ class Run:
         self.rate = 0.0
         self.step = self.epoch = self.index = self.tokens = 0
         self.decay: tuple[int, int] | None = None
+        self.clock: tuple[float, float] | None = None
         self.stopping = False
         self.cores = SharedCores()
         checkpoints = sorted(self.directory.glob("checkpoint-*.pt"))
@@ -99,6 +106,8 @@ class Run:
             self.load(checkpoints[-1])
         if options.decay and self.decay is None:
             self.decay = (self.step, options.decay)
+        if options.decay_until and self.clock is None:
+            self.clock = (time.time(), options.decay_until)
 
     def load(self, path: Path) -> None:
         """Take up the state of a checkpoint."""
@@ -107,12 +116,12 @@ class Run:
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
         self.step, self.epoch, self.index, self.tokens = (state[k] for k in ("step", "epoch", "index", "tokens"))
-        self.decay = state["decay"]
+        self.decay, self.clock = state["decay"], state.get("clock")
         print(f"resumed from {path.name}", flush=True)
 
     def save(self) -> None:
         """Write the state. The cursor (epoch, index) stands for all randomness there is: the model has no dropout."""
-        state = {k: getattr(self, k) for k in ("step", "epoch", "index", "tokens", "decay", "shape")}
+        state = {k: getattr(self, k) for k in ("step", "epoch", "index", "tokens", "decay", "clock", "shape")}
         state["optimizers"] = [optimizer.state_dict() for optimizer in self.optimizers]
         save({"model": self.model.state_dict(), **state}, self.directory)
 
@@ -125,7 +134,7 @@ class Run:
 
     def advance(self, spans) -> tuple[float, float]:
         """One optimizer step on one batch; give back its mean loss and the norm of the gradient before clipping."""
-        self.rate = learning_rate(self.step, self.options.peak, self.options.warmup, self.decay)
+        self.rate = learning_rate(self.step, self.options.peak, self.options.warmup, self.decay, self.clock)
         for optimizer, share in zip(self.optimizers, (1.0, self.options.adam_share), strict=True):
             for group in optimizer.param_groups:
                 group["lr"] = share * self.rate
@@ -151,6 +160,7 @@ class Run:
     def finished(self) -> bool:
         """Whether the decay (or the number of steps asked for) is done."""
         decayed = self.decay is not None and self.step >= sum(self.decay)
+        decayed = decayed or (self.clock is not None and time.time() >= self.clock[1])
         return decayed or (self.options.steps is not None and self.step >= self.options.steps)
 
     def go(self) -> None:
@@ -201,6 +211,7 @@ def main() -> None:
     add("--name", default="run", help="subdirectory of the working directory for this run")
     add("--steps", type=int, help="stop at this step")
     add("--decay", type=int, help="start the decay now and end it after this many steps")
+    add("--decay-until", type=float, help="start the decay now and end it at this time, in seconds since 1970")
     add("--layers", type=int, default=10)
     add("--width", type=int, default=192, help="dimensions of the residual stream")
     add("--memories", type=int, default=768, help="of each layer")
