@@ -74,7 +74,9 @@ def bits_per_byte(readers: dict[str, Reader], articles: list[list[str]]) -> dict
                 run = []
                 continue
             pieces["sentences"].append([(sentence, ids)])
-            if any(sum(len(other[1][place]) for other in run) + len(ids[place]) >= LONGEST for place in range(len(ids))):
+            if any(
+                sum(len(other[1][place]) for other in run) + len(ids[place]) >= LONGEST for place in range(len(ids))
+            ):
                 pieces["runs"].append(run)
                 run = []
             run.append((sentence, ids))

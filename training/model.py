@@ -74,7 +74,7 @@ def start_from_frequencies(model: OPTForCausalLM, counts: torch.Tensor, size: fl
     Otherwise that is the first thing it learns, and it learns it by having all layers add one and the same vector to
     the residual stream: the hidden states become alike, and memories die by the dozen. Here the constant comes from
     the biases of the attention blocks' outputs, a share from each layer, along one direction, in which each embedding
-    holds its token's log frequency. Biases of attention and not of the feed-forward blocks: those are what memlens reads.
+    holds its token's log frequency. Biases of attention, not of the feed-forward blocks, which memlens reads.
     """
     log_frequency = torch.log((counts + 1) / (counts + 1).sum()).float()
     direction = functional.normalize(torch.randn(model.config.hidden_size), dim=0)

@@ -24,9 +24,7 @@ LONGEST = 127  # tokens of a sentence: the model has 128 positions, and BOS take
 def whole(tokenizer: Tokenizer, sentences: list[str]) -> tuple[list[str], int]:
     """Sentences that fit the model and that decoding gives back, and how many tokens they have."""
     kept, tokens = [], 0
-    for sentence, encoding in zip(
-        sentences, tokenizer.encode_batch(sentences, add_special_tokens=False), strict=True
-    ):
+    for sentence, encoding in zip(sentences, tokenizer.encode_batch(sentences, add_special_tokens=False), strict=True):
         if len(encoding.ids) <= LONGEST and tokenizer.decode(encoding.ids).strip() == sentence:
             kept.append(sentence)
             tokens += len(encoding.ids)
@@ -77,7 +75,8 @@ def main() -> None:
             held_out.append((title, kept))
             tokens += count
     size = write(options.out, "held-out", held_out)
-    print(f"held out: {len(held_out)} articles, {sum(len(s) for _, s in held_out)} sentences, {tokens} tokens, {size} bytes")
+    sentences = sum(len(kept) for _, kept in held_out)
+    print(f"held out: {len(held_out)} articles, {sentences} sentences, {tokens} tokens, {size} bytes")
 
 
 if __name__ == "__main__":

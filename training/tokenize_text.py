@@ -30,8 +30,29 @@ SEEN = 200  # times at least, in the training text
 HELD_OUT = 0.02
 POSITIONS = 128
 # What has no accent to strip but is near enough to something in ASCII.
-NEAR = {"–": "-", "—": "-", "−": "-", "‘": "'", "’": "'", "“": '"', "”": '"', "…": "...", "×": "x", "ø": "o", "Ø": "O",
-        "æ": "ae", "Æ": "Ae", "œ": "oe", "ß": "ss", "ł": "l", "Ł": "L", "ð": "d", "đ": "d", "þ": "th", "ı": "i"}  # fmt: skip
+NEAR = {
+    "–": "-",
+    "—": "-",
+    "−": "-",
+    "‘": "'",
+    "’": "'",
+    "“": '"',
+    "”": '"',
+    "…": "...",
+    "×": "x",
+    "ø": "o",
+    "Ø": "O",
+    "æ": "ae",
+    "Æ": "Ae",
+    "œ": "oe",
+    "ß": "ss",
+    "ł": "l",
+    "Ł": "L",
+    "ð": "d",
+    "đ": "d",
+    "þ": "th",
+    "ı": "i",
+}
 
 
 def read_articles(path: Path) -> list[list[str]]:
@@ -87,7 +108,9 @@ def from_pieces(pieces: list[str]) -> Tokenizer:
 def occurrences(tokenizer: Tokenizer, words: dict[str, int]) -> np.ndarray:
     """How often each token occurs in a text given as its words and their counts."""
     counts = np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
-    for encoding, count in zip(tokenizer.encode_batch(list(words), add_special_tokens=False), words.values(), strict=True):
+    for encoding, count in zip(
+        tokenizer.encode_batch(list(words), add_special_tokens=False), words.values(), strict=True
+    ):
         np.add.at(counts, encoding.ids, count)
     return counts
 
