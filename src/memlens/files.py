@@ -77,6 +77,22 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
         beside.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def read_limited(path: Path, limit: int) -> bytes:
+    """The bytes of a file that is read whole; refused beyond the limit, as is a pipe or device, which may never end."""
+    try:
+        if path.exists() and not path.is_file():
+            raise FilesError(f"{path} is not a regular file; copy its content to a file first")
+        with path.open("rb") as handle:
+            content = handle.read(limit + 1)
+    except OSError as error:
+        raise FilesError(
+            f"cannot read {path}: {error.strerror or error}; check the path and its permissions"
+        ) from error
+    if len(content) > limit:
+        raise FilesError(f"{path} is larger than the {limit >> 20:,} MB that are read at once; name the right file")
+    return content
+
+
 def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
     """A JSON object; one that cannot be read is refused, with what to do about it."""
     try:

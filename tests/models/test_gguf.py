@@ -32,10 +32,10 @@ def interleaved(weight, head=8):
     return np.ascontiguousarray(weight.reshape(heads, 2, head // 2, -1).swapaxes(1, 2).reshape(weight.shape))
 
 
-def write_gguf(path, network, adds_bos):
+def write_gguf(path, network, adds_bos, layers=LAYERS):
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
-    sizes = {"context_length": CONTEXT, "embedding_length": WIDTH, "block_count": LAYERS, "vocab_size": VOCABULARY}
+    sizes = {"context_length": CONTEXT, "embedding_length": WIDTH, "block_count": layers, "vocab_size": VOCABULARY}
     sizes |= {"feed_forward_length": MEMORIES, "head_count": 3, "head_count_kv": 1, "rope_dimension_count": 8}
     sizes |= {"rope_freq_base": 10000.0, "layer_norm_rms_eps": network.config.rms_norm_eps}
     for name, size in sizes.items():
@@ -108,3 +108,9 @@ def test_an_unreadable_gguf_file_is_refused_in_one_line(tmp_path, network):
         with pytest.raises(ModelError) as caught:
             load(path)
         assert "\n" not in str(caught.value) and "tiny.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize("layers", [1, 4, 2**31 - 1])
+def test_a_gguf_file_that_says_another_number_of_layers_than_it_has_is_refused(tmp_path, network, layers):
+    with pytest.raises(ModelError, match=f"says that it has {layers:,} layers, but holds weights of 3"):
+        load(write_gguf(tmp_path / "tiny.gguf", network, True, layers))

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import resource
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from transformers.utils import logging
 
 from memlens.errors import ModelError, ModelNotFound, SettingError, UnsupportedModel
 from memlens.models import load as loading
+from memlens.models.huggingface import quiet_transformers
 from memlens.models.load import load
 from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 
@@ -150,6 +152,114 @@ def test_weights_that_are_missing_or_nan_are_named_and_never_made_up(folder):
     del weights["transformer.h.1.mlp.c_fc.weight"]
     save_file(weights, path, metadata={"format": "pt"})
     refused(ModelError, folder, "lack transformer.h.1.mlp.c_fc.weight")
+
+
+def rewrite(folder, weights, kind="safetensors", **settings):
+    """Other weights and other settings in a saved checkpoint."""
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    if kind == "bin":
+        torch.save(weights, folder / "pytorch_model.bin")
+    else:
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | settings))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize(("family", "count"), [("gpt2", "n_layer"), ("llama", "num_hidden_layers")])
+def test_weights_that_the_settings_have_no_place_for_are_refused(tmp_path, family, count, kind):
+    folder = save_tiny(tmp_path / "three-layers", family)
+    weights = load_file(folder / "model.safetensors")
+    rewrite(folder, weights, kind, **{count: 1})
+    refused(ModelError, folder, "three-layers do not fit its config.json", "no place for", "more", "get the config")
+    rewrite(folder, weights, kind, **{count: 4})
+    refused(ModelError, folder, "three-layers", "lack")
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_what_old_checkpoints_carry_along_is_no_misfit(tmp_path, kind):
+    old = {
+        "gpt2": {"transformer.h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.uint8).tril()}
+        | {"transformer.h.1.attn.masked_bias": torch.tensor(-1e4)},
+        "llama": {"model.layers.2.self_attn.rotary_emb.inv_freq": torch.ones(4)},
+        "gptj": {"transformer.h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.bool).tril()},
+        "gpt_neox": {"gpt_neox.layers.0.attention.bias": torch.ones(1, 1, 32, 32, dtype=torch.uint8).tril()}
+        | {"gpt_neox.layers.0.attention.masked_bias": torch.tensor(-1e9)}
+        | {"gpt_neox.layers.0.attention.rotary_emb.inv_freq": torch.ones(1)},
+        "gemma": {},
+    }
+    for family, extra in old.items():
+        folder = save_tiny(tmp_path / family, family)
+        weights = load_file(folder / "model.safetensors") | extra
+        words = {"gpt2": "transformer.wte.weight", "gemma": "model.embed_tokens.weight"}.get(family)
+        if words:  # tied, and stored twice all the same
+            weights["lm_head.weight"] = weights[words].clone()
+        rewrite(folder, weights, kind)
+        assert torch.equal(load(folder).logits(TOKENS), tiny_model(family)(TOKENS).logits)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn])
+def test_whole_numbers_in_the_place_of_weights_are_refused(folder, kind, dtype):
+    whole = load_file(folder / "model.safetensors")
+    name = "transformer.h.2.mlp.c_fc.weight"
+    rewrite(folder, whole | {name: whole[name].mul(40).to(dtype)}, kind)
+    refused(UnsupportedModel, folder, "tiny-gpt2", str(dtype).removeprefix("torch."), name, "unquantized")
+    bare = {key.removeprefix("transformer."): value for key, value in whole.items()}  # as GPT2Model saves them
+    rewrite(folder, bare | {"wte.weight": whole["transformer.wte.weight"].to(dtype)}, kind)
+    refused(UnsupportedModel, folder, "wte.weight", "unquantized")
+
+
+def test_an_adapter_is_refused_with_what_to_do(folder):
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "gpt2"}')
+    refused(UnsupportedModel, folder, "tiny-gpt2 is an adapter", "merge it")
+
+
+ABSURD = [
+    ("gpt2", {"n_layer": 10**9}, "more layers than a model has"),
+    ("qwen2", {"num_hidden_layers": 10**9}, "more layers than a model has"),
+    ("gpt_neo", {"attention_types": [[["global"], 10**9]], "num_layers": 3}, "more layers than a model has"),
+    ("gpt2", {"n_layer": 4000}, "4,000 layers", "tensors"),
+    ("gpt2", {"n_embd": 3 * 10**6}, "config.json describes a network of"),
+    ("llama", {"vocab_size": 10**10}, "config.json describes a network of"),
+    ("gpt2", {"n_positions": 10**6}, "config.json describes a network of"),
+    ("gpt_neo", {"max_position_embeddings": 10**5}, "bytes of tables"),
+    ("llama", {"intermediate_size": 10**15}, "config.json"),
+    ("llama", {"hidden_size": -24}, "config.json"),
+]
+
+
+@pytest.mark.parametrize(("family", "settings", "words"), [(family, given, words) for family, given, *words in ABSURD])
+def test_absurd_sizes_are_refused_before_memory_is_taken(tmp_path, family, settings, words):
+    folder = save_tiny(tmp_path / "absurd", family)
+    rewrite(folder, load_file(folder / "model.safetensors"), **settings)
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (1 << 30), hard))
+    try:
+        refused(ModelError, folder, "absurd", *words)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_a_tensor_in_a_bin_file_that_is_larger_than_the_file_is_refused(folder):
+    weights = load_file(folder / "model.safetensors")
+    huge = 10**8
+    rewrite(folder, weights | {"transformer.wte.weight": torch.zeros(1, 24).expand(huge, 24)}, "bin", vocab_size=huge)
+    refused(ModelError, folder, "config.json describes a network of")
+
+
+def test_weights_in_several_files_are_looked_at_together(tmp_path):
+    folder = tmp_path / "shards"
+    save_tiny(folder, "gpt2")
+    (folder / "model.safetensors").unlink()
+    with quiet_transformers():
+        tiny_model("gpt2").save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 1
+    assert torch.equal(load(folder).logits(TOKENS), tiny_model("gpt2")(TOKENS).logits)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"n_layer": 2}))
+    refused(ModelError, folder, "no place for")
 
 
 class Bomb:

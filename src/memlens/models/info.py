@@ -7,14 +7,12 @@ they are exact. Of a .gguf file or a fairseq checkpoint only the size of the fil
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from memlens.errors import MemlensError
+from memlens.models.checkpoint import network_without_numbers, read_config
 from memlens.models.families import family_of
-from memlens.models.huggingface import feed_forwards, quiet_transformers
-from memlens.models.load import bundled_folder, read_config
+from memlens.models.huggingface import feed_forwards
+from memlens.models.load import bundled_folder
 from memlens.models.memory_model import MemoryModel
 from memlens.models.proof import Proof
 
@@ -108,12 +106,9 @@ def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
 
 
 def _from_configuration(place: str) -> ModelSizes:
-    from transformers import AutoModelForCausalLM
-
     config = read_config(place, place)
     family = family_of(config, place)
-    with quiet_transformers(), torch.device("meta"):
-        network: Any = AutoModelForCausalLM.from_config(config)
+    network = network_without_numbers(config, place)
     layers = feed_forwards(network, family, config, place)
     return ModelSizes(
         parameters=sum(parameter.numel() for parameter in network.parameters()),

@@ -6,8 +6,8 @@ tensors: no code of a checkpoint is run, no object unpickled. Every failure is o
 
 import contextlib
 import io
-import json
 import os
+import re
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +16,15 @@ from typing import Any
 import torch
 
 from memlens.errors import MemlensError, ModelError, ModelNotFound, SettingError, UnsupportedModel
-from memlens.models.families import Config, family_of
+from memlens.models.checkpoint import (
+    check_config_file,
+    one_line,
+    read_config,
+    refuse_adapter,
+    refuse_misfit,
+    unreadable_weights,
+)
+from memlens.models.families import family_of
 from memlens.models.huggingface import HuggingFaceModel, quiet_transformers
 from memlens.models.memory_model import MemoryModel
 from memlens.models.tokenizer import Tokenizer
@@ -26,6 +34,10 @@ DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu")
 _BUNDLED = Path(__file__).parent.parent / "bundled" / "model"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "spiece.model", "vocab.txt")
 _GGUF_ADDS_BOS = "tokenizer.ggml.add_bos_token"
+_OLD_TABLES = re.compile(
+    r"(attn|attention)\.(masked_)?bias$|\.(rotary_emb|maybe_rotary)\.inv_freq$"
+)  # once saved along
+_GGUF_LAYERS = ".block_count"
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,7 @@ def _load_folder(folder: Path, options: _Options, *, name: str, source: str) -> 
             raise SettingError(f"{name} has its own words in dict.txt; leave tokenizer= out")
         _refuse_device_map(options, name)
         return load_fairseq(folder, options.device, options.dtype, name=name, source=source)
-    _check_config_file(folder)
+    check_config_file(folder)
     if options.tokenizer is None and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
         raise ModelError(f"{folder} holds no tokenizer (such as tokenizer.json); add it or pass tokenizer=")
     return _load_checkpoint(str(folder), options, name=name, source=source)
@@ -116,8 +128,10 @@ def _load_folder(folder: Path, options: _Options, *, name: str, source: str) -> 
 def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -> HuggingFaceModel:
     """The checkpoint of a local folder or a Hub id."""
     tokenizer = _tokenizer(options.tokenizer)
+    refuse_adapter(place, name)
     config = read_config(place, name)
     family_of(config, name)
+    refuse_misfit(place, name, config)
     if options.device_map is None:
         network = _read_network(place, name, options.dtype, config=config).to(options.device)
     else:
@@ -156,23 +170,6 @@ def _wrap_object(network: Any, tokenizer: Tokenizer | None) -> HuggingFaceModel:
     return HuggingFaceModel(network, tokenizer, name=name, source="")
 
 
-def read_config(place: str, name: str, **options: Any) -> Config:
-    """The configuration of a folder or Hub id."""
-    from transformers import AutoConfig
-
-    try:
-        with quiet_transformers():
-            return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
-    except Exception as error:
-        path = Path(place) / "config.json"
-        if isinstance(error, ValueError) and path.is_file():
-            model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
-            raise UnsupportedModel(
-                f"{name} is of the model type '{model_type}', which cannot be loaded ({_one_line(error)})"
-            ) from error
-        raise ModelError(f"the configuration of {name} cannot be read ({_one_line(error)})") from error
-
-
 def _read_network(place: str, name: str, dtype: torch.dtype, **options: Any) -> Any:
     """The network with every weight from the checkpoint, none made up, no gradients."""
     from transformers import AutoModelForCausalLM
@@ -185,13 +182,15 @@ def _read_network(place: str, name: str, dtype: torch.dtype, **options: Any) -> 
     except MemlensError:
         raise
     except Exception as error:  # a damaged file makes its reader raise almost anything
+        raise unreadable_weights(name, error) from error
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(f"{name} is not a whole causal language model: its weights lack {_first_of(missing)}")
+    # transformers has left out what its families may pass over
+    if unused := sorted(key for key in report["unexpected_keys"] if not _OLD_TABLES.search(key)):
         raise ModelError(
-            f"the weights of {name} cannot be read ({_one_line(error)}); get the checkpoint again"
-        ) from error
-    missing = sorted(report["missing_keys"])
-    if missing:
-        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        raise ModelError(f"{name} is not a whole causal language model: its weights lack {shown}")
+            f"the weights of {name} do not fit its config.json, whose network has no place for {_first_of(unused)}; "
+            "get the configuration that belongs to them"
+        )
     network.requires_grad_(False)
     return network
 
@@ -204,7 +203,7 @@ def _read_tokenizer(place: str, adds_bos: bool | None = None, **options: Any) ->
         with quiet_transformers():
             fast = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
     except Exception as error:  # the reader raises whatever the broken file made it stumble over
-        raise ModelError(f"the tokenizer of {place} cannot be read ({_one_line(error)})") from error
+        raise ModelError(f"the tokenizer of {place} cannot be read ({one_line(error)})") from error
     return Tokenizer(fast, adds_bos)
 
 
@@ -215,23 +214,17 @@ def _read_gguf_fields(path: Path) -> dict[str, Any]:
     except ModuleNotFoundError as error:
         raise ModelError(f'{path} needs the package {error.name}: pip install "memlens[gguf]"') from error
     try:
-        return dict(GGUFReader(path).fields)
+        reader = GGUFReader(path)
+        said = [
+            int(field.parts[field.data[0]][0]) for key, field in reader.fields.items() if key.endswith(_GGUF_LAYERS)
+        ]
+        numbers = [re.match(r"blk\.([0-9]+)\.", tensor.name) for tensor in reader.tensors]
     except Exception as error:  # a damaged file makes the reader stumble over anything
-        raise ModelError(f"{path} is not a readable .gguf file ({_one_line(error)}); get it again") from error
-
-
-def _check_config_file(folder: Path) -> None:
-    path = folder / "config.json"
-    if not path.is_file():
-        gguf = sorted(file.name for file in folder.glob("*.gguf"))
-        advice = f"name the file itself: {folder / gguf[0]}" if gguf else "give a folder as save_pretrained() writes it"
-        raise ModelNotFound(f"{folder} holds no config.json; {advice}")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} is not readable JSON ({_one_line(error)}); get the checkpoint again") from error
-    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise ModelError(f"{path} names no model_type; give a folder as save_pretrained() writes it")
+        raise ModelError(f"{path} is not a readable .gguf file ({one_line(error)}); get it again") from error
+    there = len({number[1] for number in numbers if number})
+    if said and said[0] != there:  # transformers would pass over the others, or make lists of any length
+        raise ModelError(f"{path} says that it has {said[0]:,} layers, but holds weights of {there:,}; get it again")
+    return dict(reader.fields)
 
 
 def _find_on_hub(name: str) -> None:
@@ -250,7 +243,7 @@ def _find_on_hub(name: str) -> None:
         if constants.HF_HUB_OFFLINE:
             advice = "HF_HUB_OFFLINE is set and it is not in the cache; download it first or unset that"
         else:
-            advice = f"the Hub did not give it ({_one_line(error)}); check the name, the network or your access"
+            advice = f"the Hub did not give it ({one_line(error)}); check the name, the network or your access"
         raise ModelNotFound(f"'{name}' is no folder or file here, and {advice}") from error
 
 
@@ -308,7 +301,5 @@ def _refuse_device_map(options: _Options, name: str) -> None:
         raise SettingError(f"{name} cannot be spread over devices; --device-map is for safetensors checkpoints")
 
 
-def _one_line(error: Exception) -> str:
-    """The beginning of an error's text, on one line and not too long."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
+def _first_of(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

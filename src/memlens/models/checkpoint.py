@@ -1,0 +1,176 @@
+"""Reads the settings and the tensors' shapes of a checkpoint before it is loaded, and refuses those that do not fit.
+
+Weights and settings must fit each other in full: nothing is left over, made up or rounded to whole numbers, and what
+could not fit is refused before memory is taken for it.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from memlens.errors import FilesError, ModelError, ModelNotFound, UnsupportedModel
+from memlens.files import read_limited
+from memlens.models.families import Config
+from memlens.models.huggingface import quiet_transformers
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers looks for them
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_COUNTS_LAYERS = re.compile(r"(n|num)_(hidden_|decoder_)?layers?|attention_types")
+_MOST_LAYERS = 4096  # many times what any model has
+_CONFIG_LIMIT = 16 << 20  # bytes of a configuration or of the index of weight files
+_MOST_BUFFERS = 1 << 30  # bytes of masks and sinusoids, which no file holds
+
+
+def check_config_file(folder: Path) -> None:
+    path = folder / "config.json"
+    if not path.is_file():
+        gguf = sorted(file.name for file in folder.glob("*.gguf"))
+        advice = f"name the file itself: {folder / gguf[0]}" if gguf else "give a folder as save_pretrained() writes it"
+        raise ModelNotFound(f"{folder} holds no config.json; {advice}")
+    try:
+        config = json.loads(read_limited(path, _CONFIG_LIMIT))
+    except (FilesError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not readable JSON ({one_line(error)}); get the checkpoint again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{path} names no model_type; give a folder as save_pretrained() writes it")
+
+
+def refuse_adapter(place: str, name: str) -> None:
+    """Refuse what only changes another model."""
+    if _file_of(place, "adapter_config.json"):
+        raise UnsupportedModel(
+            f"{name} is an adapter (it has an adapter_config.json), not a whole model; merge it into its base model "
+            "first (merge_and_unload() of peft) and name the folder of the result"
+        )
+
+
+def read_config(place: str, name: str, **options: Any) -> Config:
+    """The configuration of a folder or Hub id."""
+    from transformers import AutoConfig
+
+    _refuse_many_layers(place, name)
+    try:
+        with quiet_transformers():
+            return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+    except Exception as error:
+        path = Path(place) / "config.json"
+        if isinstance(error, ValueError) and path.is_file():
+            model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+            raise UnsupportedModel(
+                f"{name} is of the model type '{model_type}', which cannot be loaded ({one_line(error)})"
+            ) from error
+        raise ModelError(f"the configuration of {name} cannot be read ({one_line(error)})") from error
+
+
+def _refuse_many_layers(place: str, name: str) -> None:
+    """A configuration makes lists as long as the layers it counts, so an absurd count is refused before it is made."""
+    path = _file_of(place, "config.json")
+    try:
+        settings = json.loads(read_limited(path, _CONFIG_LIMIT)) if path else None
+    except (FilesError, ValueError, RecursionError) as error:
+        raise ModelError(f"the configuration of {name} cannot be read ({one_line(error)})") from error
+    left = [("", settings)]
+    while left:
+        key, value = left.pop()
+        if isinstance(value, dict):
+            left += [(str(inner), below) for inner, below in value.items()]
+        elif isinstance(value, list):
+            left += [(key, below) for below in value]
+        elif isinstance(value, int | float) and value > _MOST_LAYERS and _COUNTS_LAYERS.fullmatch(key):
+            raise ModelError(f"{name}: {key} is {value} in config.json, more layers than a model has; mend it")
+
+
+def refuse_misfit(place: str, name: str, config: Config) -> None:
+    """Compare what config.json describes with what the headers of the weights say, before either takes memory."""
+    stored, size = _stored_tensors(place, name)
+    if not stored:
+        return  # reading them will say what is missing
+    if config.num_hidden_layers > len(stored):
+        raise ModelError(
+            f"{name}: config.json says {config.num_hidden_layers:,} layers, but its weights are only {len(stored):,} "
+            "tensors; get the configuration that belongs to them"
+        )
+    network = network_without_numbers(config, name)
+    wanted = sum(parameter.numel() for parameter in network.parameters())
+    room = min(sum(tensor.numel() for tensor in stored.values()), size // 2)  # a number takes two bytes at least
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
+    if wanted > 2 * room or buffers > _MOST_BUFFERS + size:  # twice: tied embeddings may be stored once
+        raise ModelError(
+            f"the weights of {name} hold {room:,} numbers, but its config.json describes a network of {wanted:,} and "
+            f"{buffers:,} bytes of tables; get the configuration that belongs to them"
+        )
+    body = f"{network.base_model_prefix}."
+    for parameter, _ in network.named_parameters():
+        for key in (parameter, parameter.removeprefix(body)):
+            if key in stored and stored[key].dtype not in _REAL:
+                kind = str(stored[key].dtype).removeprefix("torch.")
+                raise UnsupportedModel(
+                    f"the weights of {name} are {kind} in {key}, as if quantized; use the unquantized checkpoint"
+                )
+
+
+def _stored_tensors(place: str, name: str) -> tuple[dict[str, torch.Tensor], int]:
+    """The tensors of a checkpoint by name, without their numbers, and the bytes of its files; none where none is."""
+    from transformers.modeling_utils import load_state_dict
+
+    tensors: dict[str, torch.Tensor] = {}
+    size = 0
+    try:
+        for path in _weight_files(place):
+            size += path.stat().st_size
+            with quiet_transformers():
+                tensors |= load_state_dict(path, map_location="meta")
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+            raise ValueError("something in them is not a tensor")
+    except Exception as error:  # a damaged file makes its reader raise almost anything
+        raise unreadable_weights(name, error) from error
+    return tensors, size
+
+
+def _weight_files(place: str) -> list[Path]:
+    """The files that transformers will read: one, or those that an index names."""
+    for file in _WEIGHTS:
+        if path := _file_of(place, file):
+            return [path]
+        if index := _file_of(place, f"{file}.index.json"):
+            names = sorted(set(json.loads(read_limited(index, _CONFIG_LIMIT))["weight_map"].values()))
+            return [path for shard in names if (path := _file_of(place, shard))]
+    return []
+
+
+def _file_of(place: str, file: str) -> Path | None:
+    """A file of a folder or Hub id; None where it has none of that name."""
+    from transformers.utils import cached_file
+
+    try:
+        with quiet_transformers():
+            found = cached_file(
+                place, file, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+            )
+    except (OSError, ValueError):
+        return None  # loading will say why
+    return Path(found) if found else None
+
+
+def network_without_numbers(config: Config, name: str) -> Any:
+    """The network that a configuration describes, its weights being shapes only."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # settings that contradict each other fail wherever they meet
+        raise ModelError(f"config.json of {name} describes no network ({one_line(error)}); mend it") from error
+
+
+def unreadable_weights(name: str, error: Exception) -> ModelError:
+    return ModelError(f"the weights of {name} cannot be read ({one_line(error)}); get the checkpoint again")
+
+
+def one_line(error: Exception) -> str:
+    """The beginning of an error's text, on one line and not too long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
