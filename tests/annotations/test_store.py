@@ -99,7 +99,7 @@ def test_an_answer_that_is_none_is_refused(index: Index, answer: Verdict, words:
 
 def test_a_damaged_file_is_refused_in_one_line(index: Index) -> None:
     (index.folder / "annotations.sqlite").write_bytes(b"not a database, but long enough to be looked at" * 40)
-    with pytest.raises(IndexFolderError, match="cannot open"):
+    with pytest.raises(IndexFolderError, match=r"is damaged .* recover`$"):
         Annotations(index)
 
 
@@ -175,13 +175,13 @@ def saved(index: Index, name: str) -> list[str]:
     return [event["content"]["patterns"][0]["description"] for event in own]
 
 
-def test_two_processes_write_a_thousand_each_and_lose_none(index: Index) -> None:
-    writers = {name: start(index, name, 1000) for name in ("ann", "bob")}
+def test_two_processes_write_hundreds_each_and_lose_none(index: Index) -> None:
+    writers = {name: start(index, name, 200) for name in ("ann", "bob")}
     for writer in writers.values():
         writer.communicate()
         assert writer.returncode == 0
     for name in writers:
-        assert saved(index, name) == [str(n) for n in range(1000)]
+        assert saved(index, name) == [str(n) for n in range(200)]
 
 
 def test_a_kill_in_the_middle_loses_nothing_that_was_confirmed(index: Index) -> None:

@@ -4,6 +4,8 @@ JSON carries every event, so that importing it elsewhere (or twice) gives the sa
 
     {"memlens_annotations": 2, "task": "labels", "model": ..., "corpus": ..., "events": [{"key": ..., ...}]}
 
+A backup is the same with the task "both": everybody's events, finished or not, each with its own task.
+
 CSV has one row per pattern (a memory without a pattern has a row with an empty kind) or per verdict; importing it saves
 each (annotator, memory) or each row as a new answer. A file is refused as a whole if any part of it is wrong. Files of
 version 1 name a subject by "layer" and "memory" or by "example"; those of verdicts say "memlens_verdicts".
@@ -17,8 +19,8 @@ from typing import Any
 
 from memlens.annotations.store import (
     ANSWERS,
-    EVENT_KINDS,
     LABELS,
+    UNREADABLE,
     VERDICTS,
     Annotations,
     Label,
@@ -29,18 +31,19 @@ from memlens.annotations.store import (
     require_type,
 )
 from memlens.errors import SettingError, UnknownName
+from memlens.index.history import EVENT_KINDS
 from memlens.memory import MemoryId
 from memlens.pattern.words import KINDS
 from memlens.text import cell_text, harmless_cell
 
 FORMATS = ("json", "csv")
+_BOTH = "both"  # the task of a backup
 _COLUMNS = {
     LABELS: ("annotator", "memory", "kind", "description", "prefixes"),
     VERDICTS: ("annotator", "example", "verdict", "layer", "text", "residual", "residual_text", "output",
                "output_text"),
 }  # fmt: skip
 _EVENT = {"key": str, "time": str, "kind": str, "annotator": str, "content": dict}
-_UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
 
 
 def export_text(notes: Annotations, task: str, format: str, annotator: str | None = None) -> str:
@@ -63,11 +66,31 @@ def export_text(notes: Annotations, task: str, format: str, annotator: str | Non
     )
 
 
+def backup_text(notes: Annotations) -> str:
+    """Everything, for safe keeping: restore_text makes the same history of it."""
+    content = {"memlens_annotations": 2, "task": _BOTH, **_origin(notes, LABELS), "events": notes.history()}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def restore_text(notes: Annotations, text: str) -> int:
+    """Add what a backup holds and the index does not; the number of events."""
+    return notes.append_events(_read_events(notes, _BOTH, text))
+
+
+def is_export(beginning: bytes) -> bool:
+    """Does a file begin like one that memlens has exported?"""
+    text = beginning.decode("utf-8-sig", "replace")
+    first = [",".join(columns) for columns in _COLUMNS.values()]
+    return text.lstrip("{ \r\n").startswith(('"memlens_annotations"', '"memlens_verdicts"')) or any(
+        text.startswith((line + "\r\n", line + "\n")) for line in first
+    )
+
+
 def import_text(notes: Annotations, task: str, text: str, format: str) -> int:
     """Take an export over; the number of new events (JSON) or answers (CSV)."""
     _check_format(format)
     if format == "json":
-        return notes.append_events(task, _read_events(notes, task, text))
+        return notes.append_events(_read_events(notes, task, text))
     answers = _read_verdicts(text) if task == VERDICTS else _read_labels(text)
     notes.save(*answers)
     return len(answers)
@@ -97,13 +120,19 @@ def _read_events(notes: Annotations, task: str, text: str) -> list[dict[str, Any
         raise SettingError("the file is JSON, but no export of `memlens annotate INDEX export`")
     own = content.get("task", VERDICTS if "memlens_verdicts" in content else LABELS)
     if own != task:
-        raise SettingError(f"the file holds {own!r:.40}, not {task}; is it an export of the other kind?")
+        hint = "use `memlens annotate INDEX restore`" if own == _BOTH else "is it an export of the other kind?"
+        raise SettingError(f"the file holds {own!r:.40}, not {task}; {hint}")
     for name, value in _origin(notes, task).items():
         if content.get(name, value if name == "corpus" else None) != value:  # the first exports lack the corpus
             raise SettingError(f"the {task} were made with another {name} than this index; they mean other prefixes")
-    return [
-        _read_event(notes, task, event, f"event {number} of the file") for number, event in enumerate(content["events"])
-    ]
+    found = []
+    for number, event in enumerate(content["events"]):
+        where = f"event {number} of the file"
+        its = event.get("task") if task == _BOTH and isinstance(event, Mapping) else task
+        if its not in EVENT_KINDS:
+            raise SettingError(f"{where} has no task; the file is damaged")
+        found.append({**_read_event(notes, str(its), event, where), "task": its})
+    return found
 
 
 def _read_event(notes: Annotations, task: str, event: Any, where: str) -> dict[str, Any]:
@@ -121,7 +150,7 @@ def _read_event(notes: Annotations, task: str, event: Any, where: str) -> dict[s
     try:
         read["subject"] = "" if kind in ("sample", "finish") else _subject(notes, task, event)
         read["content"] = _content(notes, task, read)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise SettingError(f"{where} has no readable subject and content; the file is damaged") from error
     return read
 
@@ -209,6 +238,6 @@ def _read_verdicts(text: str) -> list[Verdict]:
     for where, row in _csv_rows(VERDICTS, text):
         try:
             verdicts.append(Verdict.read({**row, "subject": row["example"], "content": row}))
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise SettingError(f"{where} has no readable example, or another than its name says") from error
     return verdicts

@@ -17,55 +17,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
-from memlens.errors import IndexFolderError, SettingError, UnknownName
+from memlens.errors import SettingError, UnknownName
+from memlens.index.history import LABELS, VERDICTS, Event, History, damaged
 from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.words import GROUNDED, KINDS
 
-LABELS, VERDICTS = "labels", "verdicts"  # tasks
-EVENT_KINDS = {LABELS: ("sample", "label", "undo", "finish"), VERDICTS: ("verdict", "undo")}
 CHOICES = ("related", "distant")  # verdicts
-# A task's table in files of memlens before both had one. Experiments note the history under this name still, so that
-# tables made then count as up to date.
-OLD_TABLES = {LABELS: "events", VERDICTS: "verdicts"}
-_OLD_SUBJECTS = {LABELS: "coalesce('L' || layer || 'N' || memory, '')", VERDICTS: "example"}
-_WAIT_SECONDS = 60.0
-_SCHEMA = (
-    """
-    CREATE TABLE IF NOT EXISTS history (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        key TEXT NOT NULL UNIQUE,
-        time TEXT NOT NULL,
-        task TEXT NOT NULL CHECK (task IN ('labels', 'verdicts')),
-        kind TEXT NOT NULL CHECK (kind IN ('sample', 'label', 'verdict', 'undo', 'finish')),
-        annotator TEXT NOT NULL,
-        subject TEXT NOT NULL,
-        content TEXT NOT NULL
-    )""",
-    "CREATE INDEX IF NOT EXISTS history_by_person ON history (task, annotator, subject)",
-    *(
-        f"CREATE TRIGGER IF NOT EXISTS never_{change}_history BEFORE {change} ON history "
-        "BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END"
-        for change in ("update", "delete")
-    ),
-)
-_LATEST_SAMPLE = "SELECT content FROM history WHERE kind = 'sample' AND id < ? ORDER BY id DESC LIMIT 1"
-_END = (1 << 63) - 1  # above every id
-_AFTER_FINISHING = """
-SELECT annotator FROM history JOIN (SELECT annotator, min(id) AS finish FROM history WHERE kind = 'finish' GROUP BY 1)
-USING (annotator) WHERE task = 'labels' AND kind IN ('label', 'undo') AND id > finish LIMIT 1
-"""
-
+UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, UnknownName)  # what read() of an answer raises
 _Value = TypeVar("_Value")
 
 
@@ -187,20 +154,14 @@ ANSWERS: dict[str, type[Label] | type[Verdict]] = {LABELS: Label, VERDICTS: Verd
 
 
 class Annotations:
-    """The history of one index. Use as a context manager, or close()."""
+    """The history of one index, verified. Use as a context manager, or close()."""
 
     def __init__(self, index: Index) -> None:
         self.index = index
         self.path = index.folder / ANNOTATIONS
         self._triggers: dict[MemoryId, int] = {}  # an index with annotations keeps its triggers
-        with _readable_errors(self.path):
-            self._database = sqlite3.connect(self.path, timeout=_WAIT_SECONDS, isolation_level=None)
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = FULL")
-            with self._writing() as database:  # two processes may make the file at the same moment
-                for statement in _SCHEMA:
-                    database.execute(statement)
-                _copy_old_tables(database)
+        self._history = History(self.path)
+        self._history.events()  # a file that cannot be read is refused at once
 
     def __enter__(self) -> Annotations:
         return self
@@ -209,80 +170,86 @@ class Annotations:
         self.close()
 
     def close(self) -> None:
-        self._database.close()
+        self._history.close()
 
     def set_sample(self, sample: Sample) -> None:
         """Begin a study; refused once somebody has labelled, since their work would not fit any more."""
         for memory in sample.memories:
             self.index.check(memory)
-        with self._writing() as database:
-            if database.execute("SELECT 1 FROM history WHERE kind = 'label' LIMIT 1").fetchone():
+        with self._history.writing() as append:
+            if any(event.kind == "label" for event in self._history.events()):
                 raise SettingError(f"{self.path} holds labels of its sample; move the file away to begin another study")
-            _append(database, LABELS, "sample", "", content=sample.content)
+            append(_event(LABELS, "sample", "", content=sample.content))
 
     def save(self, *answers: Label | Verdict) -> None:
         """All of them or none; each takes the place of what its person said on the subject before."""
         for answer in answers:
             check_annotator(answer.annotator)
             self.check(answer)
-        with self._writing() as database:
+        with self._history.writing() as append:
             for answer in answers:
                 if answer.task == LABELS:
-                    _refuse_finished(database, answer.annotator)
-                _append(database, answer.task, answer.kind, answer.annotator, answer.subject, answer.content)
+                    self._refuse_finished(answer.annotator)
+                append(_event(answer.task, answer.kind, answer.annotator, answer.subject, answer.content))
 
     def undo(self, task: str, annotator: str, subject: str) -> Label | Verdict | None:
         """Take the last answer back; the one that counts now comes back, None for none."""
-        with self._writing() as database:
+        with self._history.writing() as append:
             if task == LABELS:
                 subject = str(self.index.check(subject))
-                _refuse_finished(database, annotator)
+                self._refuse_finished(annotator)
             answers = self._standing(task, annotator, subject).get(subject, [])
             if not answers:
                 what = f"label of {subject}" if task == LABELS else f"verdict on example {subject}"
                 raise SettingError(f"{annotator} has no {what} to take back")
-            _append(database, task, "undo", annotator, subject, {"undoes": answers[-1]["key"]})
-            return ANSWERS[task].read(answers[-2]) if len(answers) > 1 else None
+            append(_event(task, "undo", annotator, subject, {"undoes": answers[-1]["key"]}))
+            return self._answer(task, answers[-2]) if len(answers) > 1 else None
 
     def finish(self, annotator: str) -> None:
         """Close one person's labels: every memory of the sample has one."""
         check_annotator(annotator)
-        with self._writing() as database:
-            _refuse_finished(database, annotator)
+        with self._history.writing() as append:
+            self._refuse_finished(annotator)
             done = {label.memory for label in self.labels_of(annotator)}
             sample = self.sample()
             missing = [str(memory) for memory in (sample.memories if sample else ()) if memory not in done]
             if missing or not done:
                 what = f"{len(missing)} memories of the sample, {missing[0]} first" if missing else "every memory"
                 raise SettingError(f"{annotator} has still to label {what}; a memory without a pattern is saved empty")
-            _append(database, LABELS, "finish", annotator)
+            append(_event(LABELS, "finish", annotator))
 
-    def append_events(self, task: str, events: Sequence[Mapping[str, Any]]) -> int:
-        """Take over events of another copy of the history; the number of those that were not here yet."""
-        with self._writing() as database:
-            before = database.total_changes
+    def append_events(self, events: Sequence[Mapping[str, Any]]) -> int:
+        """Take over events of another copy of the history, each with its task; the number of those that are new."""
+        with self._history.writing() as append:
+            before = len(self._history.events())
             for event in events:
-                _insert(database, "INSERT OR IGNORE", {**event, "task": task})
-            added = database.total_changes - before
-            _check_rules(database)
-            return added
+                append(Event(**{**event, "content": json.dumps(event["content"], sort_keys=True)}))
+            after = self._history.events()
+            _check_rules(after)
+            return len(after) - before
 
-    def history(self, task: str) -> list[dict[str, Any]]:
-        """Every event of a task in order, as export writes it and append_events takes it."""
-        return self._events("task = ?", task)
+    def history(self, task: str | None = None) -> list[dict[str, Any]]:
+        """Every event of a task in order, as export writes it; without one, all events, each with its task."""
+        events = self._history.events()
+        if task is None:
+            return [{**event.as_dict(), "task": event.task} for event in events]
+        return [event.as_dict() for event in events if event.task == task]
 
     def sample(self) -> Sample | None:
         """The memories to label; None before `annotate sample`."""
-        row = self._database.execute(_LATEST_SAMPLE, (_END,)).fetchone()
-        return Sample.read(json.loads(row[0])) if row else None
+        samples = [event for event in self._history.events() if event.kind == "sample"]
+        if not samples:
+            return None
+        with self._readable(samples[-1].key):
+            return Sample.read(samples[-1].as_dict()["content"])
 
     def annotators(self, task: str = LABELS, finished: bool | None = None) -> list[str]:
         """Everybody who has ever answered; of labels only those who have (True) or have not (False) finished."""
-        query = "SELECT DISTINCT annotator FROM history WHERE task = ? AND kind = ?"
-        everyone = {name for (name,) in self._database.execute(query, (task, ANSWERS[task].kind))}
+        events = [event for event in self._history.events() if event.task == task]
+        everyone = {event.annotator for event in events if event.kind == ANSWERS[task].kind}
         if finished is None:
             return sorted(everyone)
-        done = {name for (name,) in self._database.execute(query, (task, "finish"))}
+        done = {event.annotator for event in events if event.kind == "finish"}
         return sorted(everyone & done if finished else everyone - done)
 
     def labels(self, viewer: str | None = None) -> list[Label]:
@@ -294,14 +261,15 @@ class Annotations:
 
     def labels_of(self, annotator: str) -> list[Label]:
         """One person's labels, for that person or for safe keeping; whoever looks at people's work uses labels()."""
-        labels = (Label.read(events[-1]) for events in self._standing(LABELS, annotator).values())
-        return sorted(labels, key=lambda label: label.memory)
+        labels = [self._answer(LABELS, events[-1]) for events in self._standing(LABELS, annotator).values()]
+        return sorted((label for label in labels if isinstance(label, Label)), key=lambda label: label.memory)
 
     def verdicts(self, annotator: str | None = None) -> list[Verdict]:
         """What holds now, of everybody or of one person: by person, then by the example's name."""
         people = self.annotators(VERDICTS) if annotator is None else [annotator]
         standing = [sorted(self._standing(VERDICTS, person).items()) for person in people]
-        return [Verdict.read(events[-1]) for by_name in standing for _, events in by_name]
+        found = [self._answer(VERDICTS, events[-1]) for by_name in standing for _, events in by_name]
+        return [verdict for verdict in found if isinstance(verdict, Verdict)]
 
     def check(self, answer: Label | Verdict) -> None:
         """Refuse a verdict that is none, patterns that are none, or a memory that is not there."""
@@ -314,37 +282,32 @@ class Annotations:
         for pattern in answer.patterns:
             _check_pattern(memory, pattern, min(shown, sample.top) if sample else shown)
 
-    def _events(self, where: str, *parameters: str) -> list[dict[str, Any]]:
-        names = ("key", "time", "kind", "annotator", "subject", "content")
-        rows = self._database.execute(f"SELECT {', '.join(names)} FROM history WHERE {where} ORDER BY id", parameters)
-        return [{**dict(zip(names, row, strict=True)), "content": json.loads(row[-1])} for row in rows]
-
     def _standing(self, task: str, annotator: str, subject: str | None = None) -> dict[str, list[dict[str, Any]]]:
         """By subject, one person's answers that were not taken back, in order."""
-        where, parameters = "task = ? AND annotator = ? AND subject <> ''", [task, annotator]
-        if subject is not None:
-            where, parameters = where + " AND subject = ?", [*parameters, subject]
-        events = self._events(where, *parameters)
-        undone = {event["content"]["undoes"] for event in events if event["kind"] == "undo"}
+        own = [e for e in self._history.events() if (e.task, e.annotator) == (task, annotator) and e.subject]
+        events = [event.as_dict() for event in own if subject in (None, event.subject)]
+        undone = {str(event["content"].get("undoes")) for event in events if event["kind"] == "undo"}
         found: dict[str, list[dict[str, Any]]] = {}
         for event in events:
             if event["kind"] != "undo" and event["key"] not in undone:
                 found.setdefault(event["subject"], []).append(event)
         return found
 
+    def _answer(self, task: str, event: Mapping[str, Any]) -> Label | Verdict:
+        with self._readable(event["key"]):
+            return ANSWERS[task].read(event)
+
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction: on disk when the block is left, gone without a trace if it raises."""
+    def _readable(self, key: str) -> Iterator[None]:
+        """Events that were never hashed may be nonsense."""
         try:
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._database
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise IndexFolderError(f"cannot write {self.path}: {error}; nothing of this change was kept") from error
+            yield
+        except UNREADABLE as error:
+            raise damaged(self.path, f"the event {key!r:.40} has no readable content") from error
+
+    def _refuse_finished(self, annotator: str) -> None:
+        if any(event.kind == "finish" and event.annotator == annotator for event in self._history.events()):
+            raise SettingError(f"{annotator} has finished and may see the others' labels; nothing can be changed now")
 
     def _count_triggers(self, memory: MemoryId) -> int:
         if memory not in self._triggers:
@@ -359,26 +322,12 @@ def has_annotations(index: Index) -> bool:
 
 def history_mark(index: Index, task: str) -> str | None:
     """A checksum that changes with every event of a task; None where there is none yet. Writes nothing."""
-    path = index.folder / ANNOTATIONS
-    if not path.is_file():
-        return None
-    address = path.absolute().as_uri() + "?mode=ro"
-    keys: dict[str, None] = {}
-    with _readable_errors(path), closing(sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS)) as database:
-        for table, where in (("history", f"WHERE task = '{task}'"), (OLD_TABLES[task], "")):
-            if _has_table(database, table):
-                keys |= dict.fromkeys(
-                    key for (key,) in database.execute(f"SELECT key FROM {table} {where} ORDER BY id")
-                )
-    return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else None
-
-
-@contextmanager
-def _readable_errors(path: Path) -> Iterator[None]:
+    history = History(index.folder / ANNOTATIONS)
     try:
-        yield
-    except sqlite3.Error as error:
-        raise IndexFolderError(f"cannot open {path}: {error}; restore it from a copy or move it away") from error
+        keys = [event.key for event in history.events() if event.task == task]
+    finally:
+        history.close()
+    return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else None
 
 
 def check_annotator(annotator: str) -> None:
@@ -405,46 +354,22 @@ def _check_pattern(memory: MemoryId, pattern: LabelledPattern, shown: int) -> No
         raise SettingError(f'"{pattern.description}": {memory} has only the trigger ranks 0 to {shown - 1}')
 
 
-def _refuse_finished(database: sqlite3.Connection, annotator: str) -> None:
-    if database.execute("SELECT 1 FROM history WHERE kind = 'finish' AND annotator = ?", (annotator,)).fetchone():
-        raise SettingError(f"{annotator} has finished and may see the others' labels; nothing can be changed now")
-
-
-def _check_rules(database: sqlite3.Connection) -> None:
+def _check_rules(events: Sequence[Event]) -> None:
     """Raise where events of another copy break what set_sample and finish promise."""
-    (first,) = database.execute("SELECT min(id) FROM history WHERE kind = 'label'").fetchone()
-    samples = [database.execute(_LATEST_SAMPLE, (place,)).fetchone() for place in (first or _END, _END)]
+    labels = [number for number, event in enumerate(events) if event.kind == "label"]
+    parts = (events[: labels[0]] if labels else events), events
+    samples = [[event.content for event in part if event.kind == "sample"][-1:] for part in parts]
     if samples[0] != samples[1]:
         raise SettingError("the events are of another sample than the labels here; nothing of them was taken over")
-    late = database.execute(_AFTER_FINISHING).fetchone()
-    if late:
-        raise SettingError(f"{late[0]} has finished, and the events change what they said; nothing was taken over")
+    finished: set[str] = set()
+    for event in events:
+        if event.kind == "finish":
+            finished.add(event.annotator)
+        elif event.task == LABELS and event.annotator in finished and event.kind in ("label", "undo"):
+            name = event.annotator
+            raise SettingError(f"{name} has finished, and the events change what they said; nothing was taken over")
 
 
-def _append(
-    database: sqlite3.Connection, task: str, kind: str, annotator: str, subject: str = "", content: Any = None
-) -> None:
-    event = {"task": task, "kind": kind, "annotator": annotator, "subject": subject, "content": content or {}}
-    event |= {"key": uuid4().hex, "time": datetime.now(UTC).isoformat(timespec="milliseconds")}
-    _insert(database, "INSERT", event)
-
-
-def _insert(database: sqlite3.Connection, verb: str, event: Mapping[str, Any]) -> None:
-    row = {**event, "content": json.dumps(event["content"], sort_keys=True)}
-    marks = ", ".join("?" * len(row))
-    database.execute(f"{verb} INTO history ({', '.join(row)}) VALUES ({marks})", list(row.values()))
-
-
-def _copy_old_tables(database: sqlite3.Connection) -> None:
-    """Take over what the two tables of an older memlens hold; they stay as they are, and one may still write there."""
-    for task, table in OLD_TABLES.items():
-        if _has_table(database, table):
-            database.execute(
-                "INSERT OR IGNORE INTO history (key, time, task, kind, annotator, subject, content) "
-                f"SELECT key, time, '{task}', kind, annotator, {_OLD_SUBJECTS[task]}, content FROM {table} ORDER BY id"
-            )
-
-
-def _has_table(database: sqlite3.Connection, name: str) -> bool:
-    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
-    return database.execute(query, (name,)).fetchone() is not None
+def _event(task: str, kind: str, annotator: str, subject: str = "", content: Any = None) -> Event:
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return Event(uuid4().hex, time, task, kind, annotator, subject, json.dumps(content or {}, sort_keys=True))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
+from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.text import cut_left, visible
@@ -18,9 +18,22 @@ if TYPE_CHECKING:
     from memlens.annotations.store import Annotations, LabelledPattern, LastLayerChange
     from memlens.index.reader import Index
 
-_STUDY, _LABEL, _FILES = "sample", "label, undo, finish, status", "export, import"
+_STUDY, _LABEL, _FILES = "sample", "label, undo, finish, status", "export, import, backup, restore"
 _VERDICTS = "verdicts list|judge|undo|status|export|import"
-_ACTIONS = ("sample", "status", "label", "undo", "finish", "export", "import", "agreement", "compare", "verdicts")
+_SAFE = ("backup", "restore", "recover")
+_ACTIONS = (
+    "sample",
+    "status",
+    "label",
+    "undo",
+    "finish",
+    "export",
+    "import",
+    "agreement",
+    "compare",
+    "verdicts",
+    *_SAFE,
+)
 _VERDICT_ACTIONS = ("list", "judge", "undo", "status", "export", "import")
 _CHANGES = "experiments/last-layer"
 _TEXT_TAKEN = 62  # columns beside a prefix
@@ -30,7 +43,11 @@ def annotate(
     index: IndexFolder,
     action: Annotated[str, typer.Argument(metavar="|".join(_ACTIONS), help="What to do.")],
     what: Annotated[
-        str | None, typer.Argument(metavar="[WHAT]", help="After verdicts: what to do with them. Default: list.")
+        str | None,
+        typer.Argument(
+            metavar="[WHAT]",
+            help="After verdicts: what to do with them, by default list; after backup, restore: the file.",
+        ),
     ] = None,
     per_layer: Annotated[
         int, typer.Option(metavar="K", help="Memories of each layer to draw.", rich_help_panel=_STUDY)
@@ -64,6 +81,7 @@ def annotate(
         str | None,
         typer.Option(metavar="FILE", help="Read or written. Default: stdin, stdout.", rich_help_panel=_FILES),
     ] = None,
+    force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -82,6 +100,9 @@ def annotate(
         if doing not in _VERDICT_ACTIONS:
             known = ", ".join(_VERDICT_ACTIONS)
             raise SettingError(f"'{doing}' is not something to do with verdicts; choose one of: {known}")
+    elif action in _SAFE:
+        _keep_safe(screen, opened, action, what or file, force)
+        return
     elif what is not None or example is not None or verdict is not None:
         raise SettingError(f"'{what or example or verdict}' belongs to `annotate INDEX verdicts`, not to {action}")
     if doing in ("status", "agreement", "compare", "list"):
@@ -93,7 +114,10 @@ def annotate(
         if doing == "sample":
             _draw(screen, notes, per_layer, top, seed)
         elif doing == "export":
-            _export(screen, notes, task, format_, file, annotator)
+            from memlens.annotations.files import export_text
+
+            text = export_text(notes, task, _format(format_, file), annotator)
+            _write(screen, text, file, force, task)
         elif doing == "import":
             _import(screen, notes, task, format_, file)
         elif doing == "undo":
@@ -229,22 +253,49 @@ def _undo(screen: Screen, notes: Annotations, task: str, annotator: str, subject
     screen.note(f"{visible(subject)}: {now or f'no {task[:-1]}'} again")
 
 
-def _export(
-    screen: Screen, notes: Annotations, task: str, format_: str | None, file: str | None, annotator: str | None
-) -> None:
-    from memlens.annotations.files import export_text
+def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) -> None:
+    """To a file that is new or an export, or to stdout."""
+    from memlens.annotations.files import is_export
     from memlens.files import replacing
+    from memlens.outputs import refuse_output
 
-    text = export_text(notes, task, _format(format_, file), annotator)
     if file is None:
         sys.stdout.write(text)
         return
     path = Path(file)
-    if path.is_dir() or path.resolve().is_relative_to(notes.index.folder.resolve()):
-        raise SettingError(f"--file {file} is a folder or lies inside the index; name a file elsewhere")
+    refuse_output(path, is_export, force=force)
     with replacing(path) as beside:
         beside.write_text(text, encoding="utf-8", newline="")
-    screen.note(f"{task} written to {visible(file)}")
+    screen.note(f"{what} written to {visible(file)}")
+
+
+def _keep_safe(screen: Screen, index: Index, action: str, file: str | None, force: bool) -> None:
+    """Everything that people wrote: to a file, from a file, or out of a damaged annotations.sqlite."""
+    from memlens.annotations.files import backup_text, restore_text
+    from memlens.annotations.recover import recover
+    from memlens.annotations.store import Annotations
+    from memlens.index.layout import ANNOTATIONS
+
+    if action == "recover":
+        done = recover(index.folder / ANNOTATIONS)
+        if screen.as_json:
+            screen.json({**asdict(done), "damaged": done.damaged and str(done.damaged)})
+            return
+        if done.damaged is None:
+            screen.result(f"{ANNOTATIONS} is whole: {done.kept:,} events; nothing was done")
+            return
+        damaged = visible(done.damaged.name)
+        screen.result(f"{done.kept:,} events kept, {len(done.lost):,} lost; the damaged file is now {damaged}")
+        for lost in done.lost:
+            screen.result(f"lost: event {lost.event}, {visible(lost.about)}")
+        return
+    with Annotations(index) as notes:
+        if action == "backup":
+            _write(
+                screen, backup_text(notes), _require(file, "the file, like `backup labels.json`,"), force, "everything"
+            )
+        else:
+            screen.note(f"{restore_text(notes, read_export(file)):,} new events")
 
 
 def _import(screen: Screen, notes: Annotations, task: str, format_: str | None, file: str | None) -> None:

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING
 
 from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose
 from memlens.cli.screen import ScanProgress, Screen
-from memlens.errors import IndexFolderError
+from memlens.errors import FilesError, IndexFolderError
 from memlens.text import visible
 
 if TYPE_CHECKING:
     from memlens.index.check import Check
 
-_STYLE = {"whole": "green", "damaged": "bold red", "outdated": "yellow", "not noted": "yellow"}
+_STYLE = {
+    "whole": "green",
+    "damaged": "bold red",
+    "unreadable": "bold yellow",
+    "outdated": "yellow",
+    "not noted": "yellow",
+}
 
 
 def check(index: IndexFolder, as_json: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
@@ -28,6 +34,9 @@ def check(index: IndexFolder, as_json: Json = False, quiet: Quiet = False, verbo
         screen.json({"index": str(checked.folder), "whole": checked.is_whole, "files": findings})
     elif not quiet:
         _print(screen, checked)
+    for finding in checked.damaged:
+        if finding.file == "annotations.sqlite":  # nobody can make it again, and no advice for tables may cost it
+            raise IndexFolderError(finding.detail)
     if checked.damaged:
         names = [visible(finding.file) for finding in checked.damaged]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -35,6 +44,9 @@ def check(index: IndexFolder, as_json: Json = False, quiet: Quiet = False, verbo
             f"{checked.folder} is damaged: {', '.join(names[:3])}{more}; make tables of later stages again with "
             f"`memlens repair {checked.folder}`, or scan again with --fresh"
         )
+    if checked.unreadable:
+        first = checked.unreadable[0]
+        raise FilesError(f"{visible(first.file)} was not checked: {first.detail}")
 
 
 def repair(

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from memlens.annotations.store import OLD_TABLES, history_mark
+from memlens.annotations.store import history_mark
 from memlens.errors import IndexFolderError, SettingError
 from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment, Row
 from memlens.experiments.registry import find_experiments
+from memlens.index.history import OLD_TABLES
 from memlens.index.layout import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
 from memlens.parallel import Mapper, Progress, no_progress

@@ -2,11 +2,11 @@
 
 whole        there, and byte for byte what the manifest says
 damaged      missing, of another size or content, not readable, or with rows about what the index does not have
+unreadable   there, but the system does not let memlens look: permissions, a lock, a failing disk
 outdated     whole, but made from a table that has been made again since
 not noted    there, but not part of the index: left by a stage that was killed, or somebody else's
 """
 
-import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,8 +17,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memlens.errors import IndexFolderError, MemlensError
+from memlens.errors import FilesError, IndexFolderError, MemlensError
 from memlens.files import checksum
+from memlens.index.history import History
 from memlens.index.layout import (
     ANNOTATIONS,
     CORPUS,
@@ -85,7 +86,7 @@ def _wrong_prefixes(index: Index, table: str) -> str:
     return f"it speaks of position {row['position']} of sentence {row['sentence']}, which is shorter"
 
 
-WHOLE, DAMAGED, OUTDATED, NOT_NOTED = "whole", "damaged", "outdated", "not noted"
+WHOLE, DAMAGED, UNREADABLE, OUTDATED, NOT_NOTED = "whole", "damaged", "unreadable", "outdated", "not noted"
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,12 @@ class Check:
         return tuple(finding for finding in self.findings if finding.state == DAMAGED)
 
     @property
+    def unreadable(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.state == UNREADABLE)
+
+    @property
     def is_whole(self) -> bool:
-        return not self.damaged
+        return not self.damaged and not self.unreadable
 
     def to_make_again(self) -> list[str]:
         """Tables of later stages that are damaged or outdated; refused if what is damaged cannot be made again."""
@@ -163,6 +168,8 @@ def _file(index: Index, name: str) -> Finding:
             return Finding(name, DAMAGED, "its content has changed (the checksum differs)")
         with path.open("rb") as handle:
             rows = pq.ParquetFile(handle).metadata.num_rows
+    except PermissionError as error:
+        return Finding(name, UNREADABLE, f"{error.strerror}; look at the permissions of file and folder")
     except (OSError, pa.ArrowException) as error:
         return Finding(name, DAMAGED, f"it cannot be read ({str(error).splitlines()[0][:100]})")
     return Finding(name, WHOLE, f"{rows:,} rows")
@@ -235,8 +242,9 @@ def _others(index: Index) -> Iterator[Finding]:
 
 def _annotations(path: Path) -> Finding:
     try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            (answer,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.Error as error:
-        return Finding(ANNOTATIONS, DAMAGED, f"it cannot be read ({error})")
-    return Finding(ANNOTATIONS, WHOLE) if answer == "ok" else Finding(ANNOTATIONS, DAMAGED, str(answer).splitlines()[0])
+        with closing(History(path)) as history:
+            return Finding(ANNOTATIONS, WHOLE, f"{history.check_whole():,} events")
+    except FilesError as error:  # locked or forbidden, which says nothing about what is in it
+        return Finding(ANNOTATIONS, UNREADABLE, str(error))
+    except IndexFolderError as error:
+        return Finding(ANNOTATIONS, DAMAGED, str(error))

@@ -15,7 +15,6 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from memlens.annotations.store import LABELS, Annotations, Label, history_mark
-from memlens.errors import IndexFolderError
 from memlens.index.memory import ENDS, MemoryRecord, read_memory
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
@@ -139,11 +138,8 @@ def _labels(index: ServedIndex, viewer: str | None) -> tuple[list[Label], bool]:
         with Annotations(index) as notes:
             return notes.labels(viewer), viewer is None or viewer in notes.annotators(finished=True)
 
-    try:
-        mark = history_mark(index, LABELS)
-        return ([], True) if mark is None else index.remember((), ("labels", mark, viewer), read)
-    except IndexFolderError:  # a folder that cannot be written holds labels that cannot be opened
-        return [], True
+    mark = history_mark(index, LABELS)
+    return ([], True) if mark is None else index.remember((), ("labels", mark, viewer), read)
 
 
 @router.get("/m/{name}", response_class=HTMLResponse, include_in_schema=False)

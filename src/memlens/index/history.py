@@ -1,0 +1,328 @@
+"""annotations.sqlite as a file: events in the order in which they were added, each hashed onto the one before.
+
+    place     1, 2, 3 and so on
+    key ...   the event itself; its content is JSON
+    previous  the hash of the event before, zeros for the first
+    hash      sha256 over previous, place and the event
+
+The table `head` notes the number of events and the last hash, so that a lost end shows as well. Whatever is read is
+verified; a file that is not as it was written is refused, with the way to mend it. Trouble that is no damage (a full or
+read-only disk, somebody else's lock) is told apart, since nobody should give up labels for it. Files of an older
+memlens have no hashes: they are read as they are, and get them together with the first event that is added.
+"""
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memlens.errors import FilesError, IndexFolderError, MemlensError
+
+LABELS, VERDICTS = "labels", "verdicts"  # tasks
+EVENT_KINDS = {LABELS: ("sample", "label", "undo", "finish"), VERDICTS: ("verdict", "undo")}
+# A task's table in files of memlens before both had one. Experiments note the history under this name still, so that
+# tables made then count as up to date.
+OLD_TABLES = {LABELS: "events", VERDICTS: "verdicts"}
+FIELDS = ("key", "time", "task", "kind", "annotator", "subject", "content")  # of an event
+COLUMNS = ("place", *FIELDS, "previous", "hash")
+FIRST = "0" * 64  # what the first event is hashed onto
+_HISTORY, _HEAD = "history", "head"
+# What an event is in tables without hashes, which stay as they are: an older memlens may still write there.
+UNHASHED = {
+    _HISTORY: ", ".join(FIELDS),
+    "events": f"key, time, '{LABELS}', kind, annotator, coalesce('L' || layer || 'N' || memory, ''), content",
+    "verdicts": f"key, time, '{VERDICTS}', kind, annotator, example, content",
+}
+_SCHEMA = (
+    f"""
+    CREATE TABLE history (
+        place INTEGER NOT NULL,
+        {", ".join(f"{name} TEXT NOT NULL" for name in COLUMNS[1:])}
+    )""",
+    *(
+        f"CREATE TRIGGER never_{change}_history BEFORE {change} ON history "
+        "BEGIN SELECT RAISE(ABORT, 'the history is append-only'); END"
+        for change in ("update", "delete")
+    ),
+    "CREATE TABLE head (events INTEGER NOT NULL, hash TEXT NOT NULL, labels INTEGER NOT NULL, "
+    "verdicts INTEGER NOT NULL)",
+    f"INSERT INTO head VALUES (0, '{FIRST}', 0, 0)",  # the last two: up to which id old tables were taken over
+)
+_WAIT_SECONDS = 60.0
+_TROUBLE = {
+    sqlite3.SQLITE_READONLY: "the file or its disk is read-only; make it writable and do the same again",
+    sqlite3.SQLITE_FULL: "the disk is full; free some space and do the same again",
+    sqlite3.SQLITE_BUSY: "another process is writing to it; wait for that and do the same again",
+    sqlite3.SQLITE_LOCKED: "another process is writing to it; wait for that and do the same again",
+    sqlite3.SQLITE_CANTOPEN: "the system does not let memlens open it; look at the permissions of file and folder",
+    sqlite3.SQLITE_PERM: "the system does not permit it; look at the permissions of file and folder",
+    sqlite3.SQLITE_AUTH: "the system does not permit it; look at the permissions of file and folder",
+    sqlite3.SQLITE_IOERR: "the disk gives an error; look whether it is full or failing and do the same again",
+    sqlite3.SQLITE_NOMEM: "there is not enough memory; close other programs and do the same again",
+    sqlite3.SQLITE_NOLFS: "the file is larger than this system allows",
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a person did."""
+
+    key: str
+    time: str
+    task: str
+    kind: str
+    annotator: str
+    subject: str
+    content: str  # JSON, as it is stored
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(getattr(self, name) for name in FIELDS)
+
+    def hash_at(self, place: int, previous: str) -> str:
+        return hashlib.sha256(json.dumps([previous, place, *self.fields]).encode()).hexdigest()
+
+    def is_readable(self) -> bool:
+        """Is it an event at all? For those that have no hash to tell."""
+        try:
+            known = self.kind in EVENT_KINDS[self.task]
+            return known and all(isinstance(f, str) for f in self.fields) and isinstance(json.loads(self.content), dict)
+        except (KeyError, TypeError, ValueError, RecursionError):
+            return False
+
+    def as_dict(self) -> dict[str, Any]:
+        """As an export has it."""
+        fields = dict(zip(FIELDS, self.fields, strict=True))
+        del fields["task"]
+        return {**fields, "content": json.loads(self.content)}
+
+
+def damaged(path: Path, what: str) -> IndexFolderError:
+    return IndexFolderError(f"{path} is damaged ({what}); run `memlens annotate {path.parent} recover`")
+
+
+def explain(path: Path, error: sqlite3.Error) -> MemlensError:
+    """One line about an error of SQLite; only what no full, locked or forbidden disk can cause counts as damage."""
+    trouble = _TROUBLE.get(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF)
+    if trouble is not None:
+        return FilesError(f"cannot open or write {path}: {trouble}; its labels are as they were")
+    return damaged(path, str(error).splitlines()[0][:100] if str(error) else "it cannot be read")
+
+
+class History:
+    """The events of one file. Nothing is opened before it is needed, and no file is made before something is added."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._database: sqlite3.Connection | None = None
+        self._last: str = FIRST
+        self._row: int = 0
+        self._forget()
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+    def events(self) -> list[Event]:
+        """All events in order, verified."""
+        with self._explaining():
+            database = self._open(make=False)
+            if database is None:
+                return []
+            if database.in_transaction:
+                self._read(database)
+            else:
+                database.execute("BEGIN")  # the end that is noted and the rows are of one moment
+                try:
+                    self._read(database)
+                finally:
+                    if database.in_transaction:
+                        database.execute("ROLLBACK")
+        return self._chain + self._unhashed
+
+    def check_whole(self) -> int:
+        """Verify everything SQLite knows about the file beside the events, too; the number of events."""
+        count = len(self.events())
+        with self._explaining():
+            database = self._open(make=False)
+            if database is not None:
+                self._check_pages(database)
+        return count
+
+    @contextmanager
+    def writing(self) -> Iterator[Callable[[Event], None]]:
+        """One transaction with what adds an event to it: on disk when the block is left, gone if it raises."""
+        with self._explaining():
+            database = self._open(make=True)
+            assert database is not None
+            if not self._is_ready:
+                self._make_ready(database)
+            database.execute("BEGIN IMMEDIATE")
+            try:
+                self._read(database)
+                self._take_over(database)
+                before = len(self._chain), self._last, self._row
+                yield lambda event: self._append(database, event)
+                count, self._last, self._row = before
+                self._keys.difference_update(event.key for event in self._chain[count:])
+                del self._chain[count:]
+                self._read(database)  # what is now in the file, not what was meant to be
+                database.execute("COMMIT")
+            except BaseException:
+                self._forget()
+                if database.in_transaction:
+                    database.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.ProgrammingError, sqlite3.InterfaceError):  # mistakes of memlens itself
+            raise
+        except sqlite3.Error as error:
+            raise explain(self.path, error) from error
+        except UnicodeDecodeError as error:  # SQLite quotes damaged bytes in a message, which Python cannot read
+            raise damaged(self.path, "its schema is not as it was written") from error
+
+    def _open(self, make: bool) -> sqlite3.Connection | None:
+        if self._database is None and (make or self.path.is_file()):
+            self._database = connect(self.path)
+            self._is_ready = False
+        return self._database
+
+    def _forget(self) -> None:
+        self._chain: list[Event] = []
+        self._keys: set[str] = set()
+        self._last, self._row = FIRST, 0
+        self._unhashed: list[Event] = []
+        self._old_ids = dict.fromkeys(OLD_TABLES.values(), 0)
+        self._is_hashed = False
+        self._is_ready = False
+
+    def _make_ready(self, database: sqlite3.Connection) -> None:
+        """Before the first write: no damage that writing would make worse, and no event in any other file than this."""
+        self._check_pages(database)
+        database.execute("PRAGMA page_size = 4096")
+        try:
+            database.execute("PRAGMA journal_mode = DELETE")  # older files keep their last events in a file beside
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:  # somebody is reading: another time
+                raise
+        database.execute("PRAGMA synchronous = EXTRA")
+        self._is_ready = True
+
+    def _check_pages(self, database: sqlite3.Connection) -> None:
+        (answer,) = database.execute("PRAGMA integrity_check(1)").fetchone()
+        if answer != "ok":
+            raise damaged(self.path, str(answer).splitlines()[-1][:100])
+
+    def _read(self, database: sqlite3.Connection) -> None:
+        """Bring what is in memory up to the file, and verify all that is new."""
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        self._is_hashed = _HEAD in tables
+        self._old_ids = dict.fromkeys(OLD_TABLES.values(), 0)
+        if self._is_hashed:
+            heads = database.execute("SELECT events, hash, labels, verdicts FROM head").fetchall()
+            if len(heads) != 1 or _HISTORY not in tables:
+                raise damaged(self.path, "the note of its last event is not there")
+            self._old_ids = dict(zip(OLD_TABLES.values(), heads[0][2:], strict=True))
+            self._read_chain(database, *heads[0][:2])
+        elif any(name == "hash" for _, name, *_ in database.execute("PRAGMA table_info(history)")):
+            raise damaged(self.path, "the note of its last event is not there")
+        self._unhashed = []
+        for table in UNHASHED:
+            if table in tables and not (table == _HISTORY and self._is_hashed):
+                self._read_unhashed(database, table)
+
+    def _read_chain(self, database: sqlite3.Connection, count: Any, last: Any) -> None:
+        if (len(self._chain), self._last) == (count, last):
+            return
+        query = f"SELECT rowid, {', '.join(COLUMNS)} FROM history WHERE rowid > ? ORDER BY rowid"
+        for row, place, *fields, previous, own in database.execute(query, (self._row,)):
+            event, expected = Event(*fields), len(self._chain) + 1
+            right = (place, previous) == (expected, self._last) and all(isinstance(field, str) for field in fields)
+            if not right or own != event.hash_at(place, previous):
+                raise damaged(self.path, f"event {expected} is not as it was written")
+            self._chain.append(event)
+            self._keys.add(event.key)
+            self._last, self._row = own, row
+        if (len(self._chain), self._last) != (count, last):
+            raise damaged(self.path, f"it ends with event {len(self._chain)}, and should with {count}")
+
+    def _read_unhashed(self, database: sqlite3.Connection, table: str) -> None:
+        known = self._keys | {event.key for event in self._unhashed}
+        query = f"SELECT id, {UNHASHED[table]} FROM {table} WHERE id > ? ORDER BY id"
+        for number, *fields in database.execute(query, (self._old_ids.get(table, 0),)):
+            event = Event(*fields)
+            if not event.is_readable():
+                raise damaged(self.path, f"event {number} of the table {table} is none")
+            if event.key not in known:
+                self._unhashed.append(event)
+            if table in self._old_ids:
+                self._old_ids[table] = number
+
+    def _take_over(self, database: sqlite3.Connection) -> None:
+        """Hash what an older memlens wrote."""
+        if not self._is_hashed:
+            database.execute("DROP TABLE IF EXISTS history")  # its events are in memory, and below they are written
+            for statement in _SCHEMA:
+                database.execute(statement)
+        elif not self._unhashed:
+            return
+        for event in self._unhashed:
+            self._append(database, event)
+        database.execute("UPDATE head SET labels = ?, verdicts = ?", list(self._old_ids.values()))
+        self._unhashed, self._is_hashed = [], True
+
+    def _append(self, database: sqlite3.Connection, event: Event) -> None:
+        """Add an event, unless it is there already."""
+        if event.key in self._keys:
+            return
+        place = len(self._chain) + 1
+        own = event.hash_at(place, self._last)
+        marks = ", ".join("?" * len(COLUMNS))
+        row = (place, *event.fields, self._last, own)
+        self._row = database.execute(f"INSERT INTO history ({', '.join(COLUMNS)}) VALUES ({marks})", row).lastrowid or 0
+        database.execute("UPDATE head SET events = ?, hash = ?", (place, own))
+        self._chain.append(event)
+        self._keys.add(event.key)
+        self._last = own
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """The database of a file, which is made if it is not there. Bytes that are no text are kept as they are."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(20)
+    except FileNotFoundError:
+        header = b""
+    except OSError as error:
+        raise FilesError(f"cannot open {path}: {error.strerror or error}; look at its permissions") from error
+    mode = "rwc"
+    if header and not set(header[18:]) <= {1, 2}:
+        raise damaged(path, "its header is not SQLite's")
+    if header[18:] == b"\2\2" and not os.access(path.parent, os.W_OK):
+        mode = "ro&immutable=1"  # of an older memlens: SQLite would make a file beside it
+    address = f"{path.absolute().as_uri()}?mode={mode}"
+    database = sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS, isolation_level=None)
+    database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+    return database
+
+
+def readable_rows(database: sqlite3.Connection, table: str) -> dict[int, Sequence[Any]]:
+    """By id, what SQLite can still read of a table without hashes, from both ends up to what is damaged."""
+    found: dict[int, Sequence[Any]] = {}
+    for order in ("ASC", "DESC"):
+        try:
+            for number, *fields in database.execute(f"SELECT id, {UNHASHED[table]} FROM {table} ORDER BY id {order}"):
+                found[number] = fields
+        except (sqlite3.Error, UnicodeDecodeError):
+            continue
+    return dict(sorted(found.items()))
