@@ -10,6 +10,7 @@
     ├── OutputError         a file or folder to write to holds something that must not be replaced
     ├── SettingError        an option has a value that cannot work
     ├── WorkerError         worker processes or nodes were lost too often
+    ├── BusyError           the workbench computes for others and enough are waiting already
     └── UnknownName         a memory, layer, token or experiment that does not exist
 
 A message states what was given, what is wrong with it, and what to do. It is one line.
@@ -54,6 +55,10 @@ class SettingError(MemlensError):
 
 class WorkerError(MemlensError):
     """Worker processes or nodes were lost too often."""
+
+
+class BusyError(MemlensError):
+    """The workbench computes for others, and as many are waiting as may wait."""
 
 
 class UnknownName(MemlensError):  # noqa: N818

@@ -174,7 +174,7 @@ def file_stamp(path: Path) -> FileStamp | None:
     """Size, times and inode of a file, which change when it is replaced; None where there is none."""
     try:
         status = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 

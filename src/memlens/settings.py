@@ -184,6 +184,20 @@ class SampleSettings:
         check_limits(self)
 
 
+@dataclass(frozen=True)
+class LiveSettings:
+    """How much of a workbench's model one request may have, and how many may wait for it: it serves one at a time."""
+
+    waiting: int = option(
+        4, "Live requests that may wait while one is computed; others are told so.", metavar="N", least=0, most=1000
+    )
+    seconds: float = option(60, "Time that one live request may take.", metavar="S", least=0.1, most=86_400)
+    prompt_tokens: int = option(512, "Tokens of a prompt on live pages.", metavar="N", least=1, most=100_000)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+
+
 BUNDLED = "bundled"
 _HUB = "hf:"
 _UNITS = "sentence, line, document or block:N"

@@ -92,9 +92,11 @@ def test_serve_opens_the_workbench_on_the_demo(
 ) -> None:
     shutil.copytree(shown.index.folder, tmp_path / "index")
     served: list[Any] = []
-    monkeypatch.setattr("memlens.cli.serve.serve", lambda *words, **options: served.append((words, options["model"])))
+    monkeypatch.setattr(
+        "memlens.cli.serve.serve", lambda **options: served.append((options["index"], options["model"]))
+    )
     assert run("demo", "-o", tmp_path / "index", "--serve").code == 0
-    assert served == [((str(tmp_path / "index"),), "bundled")]
+    assert served == [(str(tmp_path / "index"), "bundled")]
     assert is_refused(run("demo", "-o", tmp_path / "none", "--serve", "--json"), "--serve", "--json")
     assert not (tmp_path / "none").exists()
 

@@ -72,6 +72,16 @@ def test_an_open_index_does_not_mix_two_scans(
         look(index)
 
 
+def test_an_open_index_that_was_replaced_says_so_every_time(
+    tiny_gpt2_index: Index, other: Path, copy_of: Callable[..., Index]
+) -> None:
+    index = copy_of(tiny_gpt2_index)
+    put_in_place_of(index.folder, other)
+    for _ in range(3):
+        with pytest.raises(IndexFolderError, match="was replaced or removed"):
+            index.has("values")
+
+
 def test_an_index_that_is_gone_is_one_line(tiny_gpt2_index: Index, copy_of: Callable[..., Index]) -> None:
     index = copy_of(tiny_gpt2_index)
     shutil.rmtree(index.folder)

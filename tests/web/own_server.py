@@ -11,7 +11,8 @@ from typing import Any
 import uvicorn
 
 from memlens.index.reader import Index
-from memlens.web.app import create_app, listen
+from memlens.web.app import create_app, listen, server_config
+from memlens.web.security import Access
 from memlens.web.workbench import Workbench
 
 
@@ -29,10 +30,10 @@ def fewer_patterns(index: Index) -> None:
 
 
 @contextmanager
-def serving(workbench: Workbench) -> Iterator[str]:
+def serving(workbench: Workbench, access: Access | None = None) -> Iterator[str]:
     """The address of the workbench while it is served."""
     with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(uvicorn.Config(create_app(workbench), log_level="warning"))
+        server = uvicorn.Server(server_config(create_app(workbench, access), "warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started and thread.is_alive():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
+import anyio
 import pytest
 from fastapi.testclient import TestClient
+from own_server import serving
+from starlette.types import Message
 
 from memlens.web.app import create_app
 from memlens.web.security import Access, is_local
@@ -43,6 +47,18 @@ def test_a_foreign_name_for_this_machine_is_refused(client: TestClient, host: st
     for path in ("/", "/api/status"):
         answer = client.get(path, headers={"host": host})
         assert answer.status_code == 421 and "memories" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("[::1]x", "[::1]x:8000", "[::1", "[localhost]", "[127.0.0.1]", "[::1]:", "[::1]:80:80", "::1"),
+        *("localhost:", "localhost:x", "localhost:80:80", "localhost:800000", "localhost/evil", "localhost evil"),
+        "127.0.0.1@evil.example",
+    ],
+)
+def test_what_only_begins_like_a_name_of_this_machine_is_refused(client: TestClient, host: str) -> None:
+    assert client.get("/api/status", headers={"host": host}).status_code == 421
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "LOCALHOST:1", "[::1]:8000"])
@@ -88,6 +104,35 @@ def test_json_is_not_for_other_sites_but_links_to_pages_work(client: TestClient)
     elsewhere = {"sec-fetch-site": "cross-site"}
     assert client.get("/api/counts", headers=elsewhere).status_code == 403
     assert client.get("/m/L0N0", headers=elsewhere).status_code == 200
+
+
+PROMPT = {"prompt": "The river"}
+LIVE_PATHS = ["/trace", "/trace/cell", "/api/trace", "/api/trace/cell", "/api/memories/L0N0/coefficients"]
+
+
+@pytest.mark.parametrize("path", LIVE_PATHS)
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "same-site", "referer": "http://127.0.0.1:8000/trace"}, 403),
+        ({"sec-fetch-site": "something"}, 403),
+        ({"referer": "https://evil.example/page"}, 403),
+        ({"referer": "http://127.0.0.1:9999/"}, 403),
+        ({"referer": "http://127.0.0.1:8000.evil.example/"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "same-origin", "referer": "http://127.0.0.1:8000/trace"}, 200),
+        ({"referer": "http://127.0.0.1:8000/m/L0N0"}, 200),
+        ({}, 200),
+    ],
+)
+def test_no_other_site_keeps_the_model_at_work(
+    client: TestClient, path: str, headers: dict[str, str], status: int
+) -> None:
+    assert client.get(path, params=PROMPT, headers=headers).status_code == status
 
 
 def test_the_cookie_is_bound_to_this_site_and_port(workbench: Workbench) -> None:
@@ -166,3 +211,96 @@ def test_static_files_are_answered_once_and_then_known(client: TestClient) -> No
 def test_a_request_that_is_too_large_is_refused_before_it_is_read(client: TestClient) -> None:
     assert client.post(SILENCE, json={"prompt": "x" * 1_000_000}).status_code == 413
     assert client.post(SILENCE, content=iter([b"{}"])).status_code == 413  # of unknown size
+
+
+def exchange(address: str, request: bytes) -> bytes:
+    """What a server answers to these bytes before it closes the connection."""
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(request)
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    return answer
+
+
+def head_of(address: str, *lines: str, method: str = "POST", path: str = SILENCE) -> bytes:
+    host = address.removeprefix("http://")
+    return "\r\n".join([f"{method} {path} HTTP/1.1", f"host: {host}", *lines, "", ""]).encode()
+
+
+CHUNKED = b"2\r\n{}\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("method", "lines", "body"),
+    [
+        ("POST", ["content-length: 2", "transfer-encoding: chunked"], CHUNKED),
+        ("POST", ["transfer-encoding: chunked", "content-length: 15"], CHUNKED),
+        ("POST", ["content-length: 2", "content-length: 3"], b"{}"),
+        ("POST", ["transfer-encoding: gzip, chunked"], CHUNKED),
+        ("GET", ["content-length: 2"], b"{}"),
+        ("GET", ["transfer-encoding: chunked"], CHUNKED),
+    ],
+)
+def test_a_request_that_says_oddly_how_long_it_is_is_refused(
+    address: str, method: str, lines: list[str], body: bytes
+) -> None:
+    answer = exchange(address, head_of(address, *lines, "connection: close", method=method) + body)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_bytes_are_counted_as_they_arrive(workbench: Workbench, access: Access) -> None:
+    """Whatever a request says of its length: after a million bytes it is refused, and no more is read."""
+    headers = {"host": "127.0.0.1:8000", "x-memlens-csrf": access.csrf, "content-length": "2"}
+    headers["cookie"] = f"memlens-csrf-8000={access.csrf}"
+    read, said = [], []
+
+    async def receive() -> Message:
+        read.append(1)
+        return {"type": "http.request", "body": b" " * 100_000, "more_body": True}
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": SILENCE,
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    anyio.run(create_app(workbench, access), scope, receive, send)
+    assert said[0]["status"] == 413 and len(read) == 11
+
+
+def test_a_body_that_does_not_come_is_refused(
+    workbench: Workbench, access: Access, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("memlens.web.security._MOST_SECONDS", 0.2)
+    with serving(workbench, access) as own:
+        port = own.rpartition(":")[2]
+        lines = [f"x-memlens-csrf: {access.csrf}", f"cookie: memlens-csrf-{port}={access.csrf}", "content-length: 20"]
+        answer = exchange(own, head_of(own, *lines) + b'{"prompt"')
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"did not arrive in time" in answer
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /api/status HTTP/1.1\r\nhost: 127", b"WHOLE"])
+def test_a_connection_without_a_whole_request_is_closed(
+    workbench: Workbench, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr("memlens.web.app._HEADERS_SECONDS", 0.3)
+    with serving(workbench) as own:
+        if sent == b"WHOLE":  # and the beginning of another, which ends uvicorn's own limit
+            sent = head_of(own, method="GET", path="/api/status") + b"GET /api"
+        answer = exchange(own, sent)  # comes back only when the server closes
+    assert answer.count(b"HTTP/1.1 200") == sent.count(b"GET /api/status HTTP/1.1\r\nhost: 127.0.0.1:")
+
+
+def test_odd_requests_are_no_news(workbench: Workbench, capfd: pytest.CaptureFixture[str]) -> None:
+    with serving(workbench) as own:
+        for odd in (b"\x00\x01\r\n\r\n", b"GET / HTTP/9\r\n\r\n", head_of(own, "content-length: x")):
+            assert exchange(own, odd).startswith(b"HTTP/1.1 400")
+        upgrade = ["connection: upgrade, close", "upgrade: websocket", "sec-websocket-version: 13"]
+        assert exchange(own, head_of(own, *upgrade, method="GET", path="/api/status"))
+    assert capfd.readouterr().err == ""

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import html
+import shutil
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from own_server import fewer_patterns
+from fastapi.testclient import TestClient
+from own_server import fewer_patterns, without_labels
 
+import memlens
 from memlens.errors import IndexFolderError
 from memlens.index.memory import read_value
 from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
 from memlens.web.served_index import ServedIndex
 
 
@@ -97,3 +103,91 @@ def test_a_damaged_table_is_one_line(own_index: Index) -> None:
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(IndexFolderError, match="damaged"):
         ServedIndex(own_index.folder).facts("L0N0")
+
+
+@pytest.fixture
+def other_folder(model: MemoryModel, tmp_path: Path) -> Path:
+    """An index of the same model over another text."""
+    (tmp_path / "other.txt").write_text("Snow fell on the roads. The roads were closed, and the trains were late.\n")
+    return memlens.scan(model, tmp_path / "other.txt", out=tmp_path / "other", top=7, threads=1).folder
+
+
+PATHS = ["/", "/search", "/search?q=the", "/m/L0N0", "/trace", "/annotate", "/annotate?as=ann", "/compare"]
+PATHS += ["/trace?prompt=The", "/api/status", "/api/counts", "/api/map", "/api/layers", "/api/search?q=the", "/m/L9N9"]
+PATHS += ["/api/memories/L0N0", "/api/memories/L0N0/related", "/api/memories/L0N0/coefficients", "/api/annotate"]
+PATHS += ["/api/trace?prompt=The", "/api/trace/cell?prompt=The", "/api/annotate/labels?as=ann"]
+REFUSED = "was replaced or removed since it was opened; start `memlens serve` again"
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("by", ["another scan", "nothing", "a file"])
+def test_after_its_index_was_replaced_every_page_says_so(
+    own_index: Index,
+    other_folder: Path,
+    model: MemoryModel,
+    client_of: Callable[..., TestClient],
+    by: str,
+    is_warm: bool,
+) -> None:
+    client = client_of(without_labels(own_index), model)
+    if is_warm:
+        client.app.state.workbench.index.keep_in_memory()  # type: ignore[attr-defined]
+        for path in PATHS:
+            assert client.get(path).status_code in (200, 404, 422), path
+    shutil.rmtree(own_index.folder)
+    if by == "another scan":
+        shutil.copytree(other_folder, own_index.folder)
+    elif by == "a file":
+        own_index.folder.write_text("nothing of the kind")
+    for _ in range(2):
+        for path in PATHS:
+            answer = client.get(path)
+            said = answer.json()["error"] if path.startswith("/api/") else html.unescape(answer.text)
+            assert answer.status_code == 409 and REFUSED in said and "Snow" not in answer.text, path
+        draw = client.post("/api/annotate/sample", json={"per_layer": 1})
+        assert draw.status_code == 409 and REFUSED in draw.json()["error"]
+    if by == "another scan":
+        assert memlens.check(own_index.folder).is_whole and not (own_index.folder / "annotations.sqlite").exists()
+    assert client.get("/static/style.css").status_code == 200
+
+
+def test_an_index_replaced_while_an_answer_is_made_is_refused(
+    own_index: Index, other_folder: Path, client_of: Callable[..., TestClient], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every look at a table in turn: the answer is the whole old one or a refusal."""
+    client = client_of(own_index)
+    expected = client.get("/api/memories/L0N0").json()
+    look, looks, moved = Index.stream, [0], own_index.folder.with_name("moved")
+    refused = 0
+
+    def replace_then_look(self: Index, *arguments: Any) -> Iterator[Any]:
+        looks[0] -= 1
+        if looks[0] == 0:
+            own_index.folder.rename(moved)
+            shutil.copytree(other_folder, own_index.folder)
+        return look(self, *arguments)
+
+    monkeypatch.setattr(Index, "stream", replace_then_look)
+    for place in range(1, 20):
+        looks[0] = place
+        answer = client.get("/api/memories/L0N0")
+        if looks[0] > 0:  # it does not look so often
+            break
+        assert answer.status_code == 409 and REFUSED in answer.json()["error"]
+        refused += 1
+        shutil.rmtree(own_index.folder)
+        moved.rename(own_index.folder)
+        looks[0] = 0
+        assert client.get("/api/memories/L0N0").json() == expected
+    assert refused >= 3
+
+
+def test_a_second_index_that_was_replaced_is_refused_too(
+    own_index: Index, index_folder: Path, other_folder: Path, client_of: Callable[..., TestClient]
+) -> None:
+    client = client_of(index_folder, other=own_index)
+    assert client.get("/compare").status_code == 200
+    shutil.rmtree(own_index.folder)
+    shutil.copytree(other_folder, own_index.folder)
+    for path in ("/compare", "/api/status"):
+        assert client.get(path).status_code == 409

@@ -109,7 +109,7 @@ def demo(
     if serve:
         from memlens.cli.serve import serve as open_workbench
 
-        open_workbench(str(shown.index.folder), model="bundled", port=port, quiet=quiet, verbose=verbose)
+        open_workbench(index=str(shown.index.folder), model="bundled", port=port, quiet=quiet, verbose=verbose)
 
 
 def _watcher(screen: Screen, progress: ScanProgress) -> StageWatcher:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memlens.cli.options import IndexFolder, Quiet, Verbose
+from memlens.cli.options import IndexFolder, Quiet, Verbose, with_settings
 from memlens.cli.screen import Screen
+from memlens.settings import LiveSettings
 
 if TYPE_CHECKING:
     from memlens.web.security import Access
 
 
+@with_settings(LiveSettings)
 def serve(
     index: IndexFolder,
     model: Annotated[
@@ -25,13 +27,14 @@ def serve(
     compare: Annotated[str | None, typer.Option(metavar="INDEX", help="A second index, for the page Compare.")] = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    **options: Any,
 ) -> None:
     """Browse, search and trace in the browser, on this machine."""
     from memlens.web.app import serve as serve_workbench
     from memlens.web.workbench import Workbench
 
     screen = Screen(False, quiet, verbose)
-    workbench = Workbench(index, model, compare)
+    workbench = Workbench(index, model, compare, LiveSettings(**options))
 
     def opened(address: str, access: Access) -> None:
         screen.result(address)

@@ -77,6 +77,8 @@ class MemoryFacts:
 class Index:
     """The memories of one model as one corpus shows them."""
 
+    _advice_if_replaced = "run the command again"
+
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._opening = Lock()
@@ -135,15 +137,16 @@ class Index:
 
     def _read_manifest_again(self) -> None:
         """Take up what other stages have noted since; refused if the folder holds another scan by now."""
-        self._manifest_stamp = file_stamp(self.folder / MANIFEST)
+        stamp = file_stamp(self.folder / MANIFEST)
         self.manifest = self._current_manifest()
+        self._manifest_stamp = stamp
 
     def _current_manifest(self) -> Manifest:
         if (self.folder / MANIFEST).is_file():
             manifest = Manifest.read(self.folder)
             if manifest.generation == self.manifest.generation:
                 return manifest
-        raise IndexFolderError(f"{self.folder} was replaced or removed since it was opened; run the command again")
+        raise IndexFolderError(f"{self.folder} was replaced or removed since it was opened; {self._advice_if_replaced}")
 
     def _refuse_exchanged(self, read: Mapping[str, FileStamp]) -> None:
         """After reading: refuse an answer whose files were exchanged between their check and their reading."""

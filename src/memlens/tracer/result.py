@@ -13,18 +13,16 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from memlens.errors import ModelError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.models.memory_model import MemoryModel
 from memlens.text import plain, tail, visible
 from memlens.tracer.intervention import Intervention
-from memlens.vocab.kernels import find_ends, thread_pool
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the workbench describes its answers by these records, and looking at an index needs no torch
+    from torch import Tensor
+
+    from memlens.models.memory_model import MemoryModel
     from memlens.tracer.attribution import Attribution
 
 _TRIGGER_CHARACTERS = 60  # of a trigger's end; the whole is in the index
@@ -98,6 +96,10 @@ def name_memories(
 def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: int, model: MemoryModel) -> None:
     if not memories:
         return
+    import torch
+
+    from memlens.vocab.kernels import find_ends, thread_pool
+
     parts, order = [], []
     for layer in sorted({memory.layer for memory in memories}):
         own = [memory for memory in memories if memory.layer == layer]
@@ -135,6 +137,8 @@ def _look_up_values_(
 
 def _is_read_from(row: dict[str, Any], model: MemoryModel, memory: MemoryId) -> bool:
     """Does the value have the norm in the table, and score the table's first token at least as high as the last?"""
+    import torch
+
     value = model.layers[memory.layer].values[memory.memory]
     if not _has_norm(value, row["norm"], _SAME_NORM):
         return False

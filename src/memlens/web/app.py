@@ -1,18 +1,23 @@
 """The application: all pages put together, errors as one line, and serve(), which runs it until it is stopped.
 
-An unknown name is 404, a request that cannot work 422, one that needs a model which is not there 409. Whatever else
+An unknown name is 404, a request that cannot work 422, one that needs a model which is not there, or an index that was
+replaced, 409; 429 says that the model is busy and enough requests wait for it. Whatever else
 goes wrong is a bug and answers 500. Under /api/ an error is JSON, elsewhere a page.
 """
 
+import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import uvicorn
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from memlens import __version__
 from memlens.errors import MemlensError, SettingError
@@ -21,9 +26,11 @@ from memlens.web.pages import annotate, compare, memory, overview, search, trace
 from memlens.web.pages.overview import experiment_tables
 from memlens.web.rendering import Json, page, status_of
 from memlens.web.security import Access, Guard
-from memlens.web.workbench import Workbench
+from memlens.web.workbench import Turns, Workbench
 
 _THREADS = 8
+_HEADERS_SECONDS = 10.0  # for the head of a request to arrive, from the moment that there is a connection for it
+_MOST_CONNECTIONS = 512
 PAGES = (overview, memory, search, trace, annotate, compare)
 
 
@@ -33,7 +40,8 @@ def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         # Pages are work for the processor: more threads than this only hold more memory at once.
-        current_default_thread_limiter().total_tokens = _THREADS
+        # One more is for the one live request that is computed, so that it takes none away from the others.
+        current_default_thread_limiter().total_tokens = _THREADS + 1
         workbench.start()
         if experiment_tables(workbench.index):
             rendering.prepare_charts()
@@ -50,7 +58,7 @@ def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:
         redoc_url=None,
         openapi_url="/api/openapi.json",
     )
-    app.state.workbench = workbench
+    app.state.workbench, app.state.turns = workbench, Turns(workbench.live)
     app.include_router(rendering.router)
     for module in PAGES:
         app.include_router(module.router)
@@ -90,21 +98,68 @@ def _say(request: Request, status: int, line: str, headers: object = None) -> Re
 
 def serve(workbench: Workbench, host: str, port: int, opened: Callable[[str, Access], None], log: str) -> None:
     """Answer until interrupted; `opened` is told the address as soon as it is taken."""
-    import uvicorn
-
     access = Access.to(host)
     listener = listen(host, port)
     with listener:
         shown = socket.gethostname() if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
         query = "" if access.token is None else f"?token={access.token}"
         opened(f"http://{shown}:{listener.getsockname()[1]}/{query}", access)
-        config = uvicorn.Config(
-            create_app(workbench, access), log_level=log, access_log=log == "info", server_header=False, lifespan="on"
-        )
         try:
-            uvicorn.Server(config).run(sockets=[listener])
+            uvicorn.Server(server_config(create_app(workbench, access), log)).run(sockets=[listener])
         finally:
             workbench.close()
+
+
+def server_config(app: FastAPI, log: str) -> uvicorn.Config:
+    """How the application is served: to those who ask in time, and saying nothing of those who ask oddly."""
+    config = uvicorn.Config(
+        app,
+        http=PunctualProtocol,
+        ws="none",
+        lifespan="on",
+        log_level=log,
+        access_log=log == "info",
+        server_header=False,
+        limit_concurrency=_MOST_CONNECTIONS,
+    )
+    logging.getLogger("uvicorn.error").addFilter(_is_no_odd_request)
+    return config
+
+
+def _is_no_odd_request(record: logging.LogRecord) -> bool:
+    """Whatever uvicorn warns of is what others have sent; it is of interest to those who look for it."""
+    return record.levelno != logging.WARNING or logging.getLogger("uvicorn.error").isEnabledFor(logging.DEBUG)
+
+
+class PunctualProtocol(H11Protocol):
+    """HTTP that closes a connection on which no whole head of a request comes in time.
+
+    uvicorn's own limit ends with the first byte, and begins with the first answer only.
+    """
+
+    _giving_up: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+
+    def _await_head(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        self._giving_up = self.loop.call_later(_HEADERS_SECONDS, self._give_up)
+
+    def _give_up(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:  # else a request is being answered
+            self.transport.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

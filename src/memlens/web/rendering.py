@@ -8,7 +8,8 @@ intent.
 import hashlib
 import json
 import re
-from functools import cache
+from collections.abc import Callable, Coroutine
+from functools import cache, partial
 from importlib.resources import files
 from threading import Lock, Thread
 from typing import Annotated, Any
@@ -16,19 +17,20 @@ from urllib.parse import quote, unquote
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.routing import APIRoute
 from jinja2 import Environment
 from markupsafe import Markup, escape
 from pydantic import BaseModel
 
 from memlens import __version__
-from memlens.errors import FilesError, IndexFolderError, ModelError, UnknownName
+from memlens.errors import BusyError, FilesError, IndexFolderError, ModelError, UnknownName
 from memlens.experiments.style import css_variables
 from memlens.reports.report import template_environment
 from memlens.text import finite, head, letter, probability, tail
 from memlens.web.security import cookie_name, read_cookies
-from memlens.web.workbench import Workbench
+from memlens.web.workbench import Turns, Workbench
 
-_STATUS = {UnknownName: 404, ModelError: 409, IndexFolderError: 409, FilesError: 409}
+_STATUS = {UnknownName: 404, ModelError: 409, IndexFolderError: 409, FilesError: 409, BusyError: 429}
 
 
 def status_of(error: Exception) -> int:
@@ -119,6 +121,47 @@ def the_workbench(request: Request) -> Workbench:
 Bench = Annotated[Workbench, Depends(the_workbench)]
 
 
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class IndexRoute(APIRoute):
+    """A page or JSON of one index: refused if that was replaced before its answer was complete."""
+
+    def get_route_handler(self) -> Handler:
+        answer = super().get_route_handler()
+
+        async def whole(request: Request) -> Response:
+            bench = the_workbench(request)
+            bench.refuse_replaced()
+            try:
+                return await answer(request)
+            finally:  # also of an error: what is wrong is then, first of all, that the index is another one
+                bench.refuse_replaced()
+
+        return whole
+
+
+class LiveRoute(IndexRoute):
+    """One that needs the model for its answer, and so waits for its turn."""
+
+    def get_route_handler(self) -> Handler:
+        answer = super().get_route_handler()
+
+        async def in_turn(request: Request) -> Response:
+            if request.url.path == "/trace" and not request.query_params.get("prompt"):
+                return await answer(request)  # an empty page
+            await request.body()  # one who sends slowly keeps nobody waiting
+            turns: Turns = request.app.state.turns
+            return await turns.take(partial(answer, request), partial(_until_gone, request))
+
+        return in_turn
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 class Problem(BaseModel):
     """What is wrong, in one line."""
 
@@ -133,6 +176,11 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 MODEL_PROBLEMS: dict[int | str, dict[str, Any]] = {
     **PROBLEMS,
     409: {"model": Problem, "description": "The model is not loaded, or cannot do this."},
+}
+
+LIVE_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    **MODEL_PROBLEMS,
+    429: {"model": Problem, "description": "The model is busy, and enough requests wait for it."},
 }
 
 

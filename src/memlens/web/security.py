@@ -3,28 +3,37 @@
 - The Host header must name this machine, so that no foreign name can be pointed at it (DNS rebinding).
 - Beyond this machine a token is needed: once in the address (?token=), from then on as a cookie.
 - Whatever changes something must come from one of our own pages: browsers say where a request comes from, and the
-  request repeats (header X-Memlens-Csrf or ?csrf=) the secret that only our pages know. JSON is for our pages, too.
+  request repeats (header X-Memlens-Csrf or ?csrf=) the secret that only our pages know.
+- JSON and what keeps the model at work are for our own pages, too, or for an address that a person typed.
+- A request is as large as it says, no larger than any should be, and arrives in time.
 - Pages may run our own scripts only, load nothing from elsewhere, and be framed by nobody.
 """
 
 from __future__ import annotations
 
 import ipaddress
+import logging
+import re
 import secrets
 import socket
 from dataclasses import dataclass, field
 from html import escape
 from urllib.parse import parse_qsl, urlencode
 
+import anyio
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CSRF_HEADER, CSRF_COOKIE, TOKEN_COOKIE = "x-memlens-csrf", "memlens-csrf", "memlens-token"
 _MOST_BYTES = 1_000_000
+_MOST_SECONDS = 30.0  # for a request to arrive, once its headers are here
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _LOCAL = ("localhost", "127.0.0.1", "::1")
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.ASCII)
+_LOG = logging.getLogger("memlens.web")
 
 HEADERS = {
     "content-security-policy": (
@@ -96,13 +105,19 @@ class Guard:
         scope["memlens_csrf"] = self.access.csrf
         headers = Headers(scope=scope)
         refused = self._refuse(scope, headers)
+        if refused is not None and refused.status_code >= 400:
+            _LOG.debug("%s %r answered %d", scope["method"], scope["path"], refused.status_code)
         answer: ASGIApp = self.app if refused is None else refused
-        await answer(scope, receive, self._dressed(send, headers))
+        await answer(scope, _arriving(receive), self._dressed(send, headers))
 
     def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
         host = _name_of(headers.get("host", ""))
         if not self.access.knows(host):
-            return _say(scope, 421, f"'{host[:80]}' is not a name of this machine; use the address that was printed")
+            given = headers.get("host", "")[:80]
+            return _say(scope, 421, f"'{given}' is not a name of this machine; use the address that was printed")
+        if _is_oddly_framed(scope, headers):
+            line = "this request says in two ways how long it is, or brings what nobody asked for; send it plainly"
+            return _say(scope, 400, line, {"connection": "close"})
         if self.access.token is not None:
             answer = self._ask_for_token(scope, headers, self.access.token)
             if answer is not None:
@@ -112,7 +127,7 @@ class Guard:
         if scope["method"] not in _SAFE:
             size = headers.get("content-length", "")
             if not _is_number(size) or int(size) > _MOST_BYTES:
-                return _say(scope, 413, f"the request is too large, or does not say how large it is ({_MOST_BYTES:,})")
+                return _say(scope, 413, _TOO_LARGE, {"connection": "close"})
         return None
 
     def _ask_for_token(self, scope: Scope, headers: Headers, token: str) -> Response | None:
@@ -132,14 +147,17 @@ class Guard:
 
     def _is_from_our_pages(self, scope: Scope, headers: Headers) -> bool:
         safe = scope["method"] in _SAFE
-        site = headers.get("sec-fetch-site")
-        if site in ("cross-site", "same-site") and (not safe or _is_api(scope)):
+        if safe and not (_is_api(scope) or _is_live(scope)):
+            return True
+        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return False
+        # browsers that do not say so, or only to addresses with https, may still say from which page they come
+        for name in ("origin",) if "sec-fetch-site" in headers else ("origin", "referer"):
+            origin = headers.get(name)
+            if origin is not None and _host_of(origin) != headers.get("host", "").lower():
+                return False
         if safe:
             return True
-        origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2].lower() != headers.get("host", "").lower():
-            return False
         repeated = headers.get(CSRF_HEADER) or dict(_query(scope)).get("csrf", "")
         cookie = read_cookies(headers).get(cookie_name(CSRF_COOKIE, headers), "")
         return _same(repeated, self.access.csrf) and _same(cookie, self.access.csrf)
@@ -173,12 +191,50 @@ def read_cookies(headers: Headers) -> dict[str, str]:
 
 
 def _name_of(host: str) -> str:
-    """The name in a Host header, its port left out."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    name, colon, port = host.rpartition(":")
-    return name if colon and _is_number(port) else host
+    """The name in a Host header, its port left out; empty where it is nothing but that."""
+    found = _HOST.fullmatch(host.lower())
+    if found is None or (found[1] is not None and ":" not in found[1]):
+        return ""
+    return found[1] or found[2]
+
+
+def _host_of(address: str) -> str:
+    """Name and port of an Origin or Referer."""
+    return address.partition("://")[2].partition("/")[0].lower()
+
+
+def _is_oddly_framed(scope: Scope, headers: Headers) -> bool:
+    """Two lengths, a length beside chunks, or a body of a request that has none: what one reader of it takes for its
+    end, another does not."""
+    sizes, is_chunked = headers.getlist("content-length"), "transfer-encoding" in headers
+    if len(sizes) + is_chunked > 1:
+        return True
+    return scope["method"] in _SAFE and (is_chunked or sizes not in ([], ["0"]))
+
+
+_TOO_LARGE = f"the request is too large, or does not say how large it is ({_MOST_BYTES:,} bytes at most); send less"
+
+
+def _arriving(receive: Receive) -> Receive:
+    """The body as it really arrives, refused as soon as it is too long or too slow."""
+    size, until = 0, anyio.current_time() + _MOST_SECONDS
+    is_complete = False
+
+    async def arriving() -> Message:
+        nonlocal size, is_complete
+        if is_complete:  # what comes now is that the other side has left, which takes as long as it takes
+            return await receive()
+        with anyio.move_on_after(until - anyio.current_time()) as waiting:
+            message = await receive()
+        if waiting.cancelled_caught:
+            raise HTTPException(408, "the request did not arrive in time; send it again", {"connection": "close"})
+        size += len(message.get("body", b""))
+        if size > _MOST_BYTES:
+            raise HTTPException(413, _TOO_LARGE, {"connection": "close"})
+        is_complete = not message.get("more_body", False)
+        return message
+
+    return arriving
 
 
 def _query(scope: Scope) -> list[tuple[str, str]]:
@@ -198,10 +254,15 @@ def _is_api(scope: Scope) -> bool:
     return str(scope["path"]).startswith("/api/")
 
 
-def _say(scope: Scope, status: int, line: str) -> Response:
+def _is_live(scope: Scope) -> bool:
+    """Is it a page that keeps the model at work?"""
+    return str(scope["path"]).split("/")[1:2] == ["trace"]
+
+
+def _say(scope: Scope, status: int, line: str, headers: dict[str, str] | None = None) -> Response:
     if _is_api(scope):
-        return JSONResponse({"error": line}, status)
+        return JSONResponse({"error": line}, status, headers)
     if scope["method"] in _SAFE:
         text = f"<!doctype html><title>memlens</title><p>{escape(line)}</p>"
-        return Response(text.encode("utf-8", "replace"), status, media_type="text/html")
-    return PlainTextResponse(line, status)
+        return Response(text.encode("utf-8", "replace"), status, headers, "text/html")
+    return PlainTextResponse(line, status, headers)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from memlens.errors import IndexFolderError, MemlensError
-from memlens.files import reader_of
+from memlens.files import file_stamp, reader_of
+from memlens.index.layout import MANIFEST
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 
@@ -34,6 +35,8 @@ _MOST_RESULTS = 64
 
 class ServedIndex(Index):
     """An index that stays open."""
+
+    _advice_if_replaced = "start `memlens serve` again"
 
     def __init__(self, folder: str | Path, most_bytes: int = _MOST_BYTES) -> None:
         super().__init__(folder)
@@ -64,6 +67,11 @@ class ServedIndex(Index):
         if self.stamp(table) == stamp:  # not replaced while it was read
             self._in_memory[table] = stamp
 
+    def refuse_replaced(self) -> None:
+        """Refuse to go on if the folder holds another scan by now, or none; later stages of this one are taken up."""
+        if file_stamp(self.folder / MANIFEST) != self._manifest_stamp:
+            self._read_manifest_again()
+
     def stamp(self, table: str) -> Stamp | None:
         """Size, time and number of a table's file, from which a new one is known; None where there is none."""
         if not self.has(table):
@@ -75,10 +83,11 @@ class ServedIndex(Index):
         """What `make` gives, made once for a key and these tables as they are now; the latest few are kept."""
         stamps = tuple(self.stamp(table) for table in tables)
         with self._remembering:
-            entry = self._results.get(key)
-        if entry is not None and entry[0] == stamps:
-            known: T = entry[1]
-            return known
+            entry = self._results.pop(key, None)
+            if entry is not None and entry[0] == stamps:
+                self._results[key] = entry  # last in the row again: what is asked for often stays
+                known: T = entry[1]
+                return known
         result = make()
         with self._remembering:
             self._results.pop(key, None)

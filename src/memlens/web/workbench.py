@@ -1,29 +1,85 @@
 """The state that all pages share: the open index, the model, which loads in the background, and a second index.
 
 Pages run in several threads at once. Looking at an index is safe in all of them; a model serves one at a time, so it
-is lent out: `with workbench.model() as model`.
+is lent out: `with workbench.model() as model`. Requests wait for it outside of threads (Turns): a few may, for others
+there is a clear answer, and one that nobody waits for any longer, or that takes too long, ends at the next layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from memlens.errors import MemlensError, ModelError
+from memlens.errors import BusyError, MemlensError, ModelError, SettingError
 from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
 from memlens.index.trigger_text import TriggerText
+from memlens.settings import LiveSettings
 from memlens.web.served_index import ServedIndex, read_statistics
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 NONE, LOADING, READY, FAILED = "none", "loading", "ready", "failed"
+T = TypeVar("T")
+
+
+class Turn:
+    """A live request's time with the model; `check` ends the computation, from within, once it is over."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._until = seconds, time.monotonic() + seconds
+        self.is_abandoned = False
+
+    def check(self, *_seen: object) -> None:
+        if self.is_abandoned:
+            raise SettingError("nobody waits for this any longer; ask again")
+        if time.monotonic() > self._until:
+            advice = "shorten the prompt, or start the workbench with a larger --seconds"
+            raise SettingError(f"this takes longer than the {self._seconds:g} seconds that it may; {advice}")
+
+
+_TURN: ContextVar[Turn | None] = ContextVar("memlens live turn", default=None)  # of the request being answered
+
+
+class Turns:
+    """The row of live requests: one is computed, some wait, the others are refused at once. For one event loop."""
+
+    def __init__(self, settings: LiveSettings) -> None:
+        self._settings = settings
+        self._model = asyncio.Semaphore(1)
+        self._taken = 0  # computed or waiting
+
+    async def take(self, compute: Callable[[], Awaitable[T]], until_gone: Callable[[], Awaitable[Any]]) -> T:
+        """What `compute` gives once it is its turn; `until_gone` comes back when nobody waits for it any longer."""
+        if self._taken > self._settings.waiting:
+            raise BusyError(f"the model is busy, and {self._taken - 1} requests wait already; try again in a moment")
+        self._taken += 1
+        first = asyncio.ensure_future(self._model.acquire())
+        gone = asyncio.ensure_future(until_gone())
+        try:
+            await asyncio.wait((first, gone), return_when=asyncio.FIRST_COMPLETED)
+            turn = Turn(self._settings.seconds)
+            gone.add_done_callback(lambda _: setattr(turn, "is_abandoned", True))
+            if not first.done():
+                turn.is_abandoned = True
+                turn.check()
+            _TURN.set(turn)
+            return await compute()
+        finally:
+            self._taken -= 1
+            gone.cancel()
+            if first.done() and not first.cancelled():
+                self._model.release()
+            first.cancel()
 
 
 def trigger_text(index: ServedIndex) -> TriggerText | None:
@@ -35,11 +91,16 @@ class Workbench:
     """An index to look at, and what else was given with it."""
 
     def __init__(
-        self, index: Index | str | Path, model: MemoryModel | str | None = None, other: Index | str | Path | None = None
+        self,
+        index: Index | str | Path,
+        model: MemoryModel | str | None = None,
+        other: Index | str | Path | None = None,
+        live: LiveSettings | None = None,
     ) -> None:
         """`model` is the one that was scanned: where it is, to be loaded by start(), or the loaded one itself."""
         self.index = ServedIndex(index.folder if isinstance(index, Index) else index)
         self.other = None if other is None else ServedIndex(other.folder if isinstance(other, Index) else other)
+        self.live = live or LiveSettings()
         self._source = model if isinstance(model, str) else None
         self._model: MemoryModel | None = None
         self._failure = ""
@@ -54,6 +115,12 @@ class Workbench:
     def annotations_path(self) -> Path:
         """Where people's labels are, or will be; opened through memlens.annotations.store only."""
         return self.index.folder / ANNOTATIONS
+
+    def refuse_replaced(self) -> None:
+        """Refuse to answer if a folder holds another index than the one that is served."""
+        for index in (self.index, self.other):
+            if index is not None:
+                index.refuse_replaced()
 
     # The model
 
@@ -82,7 +149,14 @@ class Workbench:
         """The model, lent to one thread at a time; refused with one line while there is none."""
         if self._model is None:
             raise ModelError(self.status_text)
-        with self._lock:
+        turn = _TURN.get()
+        with self._lock, ExitStack() as stack:
+            if turn is not None:
+                from memlens.models.hooks import on_input
+
+                turn.check()
+                for layer in self._model.layers:
+                    stack.enter_context(on_input(layer.block, turn.check))
             yield self._model
 
     def start(self) -> None:

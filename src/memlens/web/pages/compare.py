@@ -7,10 +7,10 @@ from fastapi.responses import HTMLResponse, Response
 
 from memlens.comparison.compare import ASPECTS, IndexComparison, compare_indexes, parse_pair
 from memlens.errors import MemlensError, SettingError
-from memlens.web.rendering import MODEL_PROBLEMS, Bench, page, status_of
+from memlens.web.rendering import MODEL_PROBLEMS, Bench, IndexRoute, page, status_of
 from memlens.web.workbench import Workbench
 
-router = APIRouter(tags=["compare"])
+router = APIRouter(tags=["compare"], route_class=IndexRoute)
 
 _TABLES = ("triggers", "corpus", "vocabulary", "values", "patterns", "names")
 By = Annotated[Literal["triggers", "values", "patterns"], Query(description="What of a memory is compared.")]

@@ -15,13 +15,14 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from memlens.annotations.store import LABELS, Annotations, Label, history_mark
+from memlens.errors import SettingError
 from memlens.index.memory import ENDS, MemoryRecord, read_memory
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.related import RelatedMemory, related_memories
 from memlens.text import edge
 from memlens.tracer.result import InterventionEffect, Trace
-from memlens.web.rendering import MODEL_PROBLEMS, PROBLEMS, Bench, Viewer, page
+from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, IndexRoute, LiveRoute, Viewer, page
 from memlens.web.served_index import ServedIndex
 
 if TYPE_CHECKING:
@@ -87,6 +88,14 @@ def silence(model: MemoryModel, name: MemoryId, prompt: str, change: str) -> Int
     return replace(effect, before=with_layers(effect.before, last), after=with_layers(effect.after, last))
 
 
+def refuse_long_prompt(model: MemoryModel, prompt: str, most: int) -> None:
+    from memlens.tracer.prompt import read_prompt
+
+    count = len(read_prompt(model, prompt).tokens)
+    if count > most:
+        raise SettingError(f"the prompt has {count} tokens; {most} are the most that is answered here, so shorten it")
+
+
 def with_layers(trace: Trace, *layers: int) -> Trace:
     """The trace with some of its layers only, so that an answer is short."""
     return replace(trace, layers=tuple(trace.layers[layer] for layer in sorted(set(layers))))
@@ -98,7 +107,8 @@ def _token_texts(sentence: dict[str, Any], count: int) -> list[str]:
     return [text[begin:end] for begin, end in zip([0, *ends][:count], ends[:count], strict=True)]
 
 
-router = APIRouter(tags=["memory"])
+router = APIRouter(tags=["memory"], route_class=IndexRoute)
+live = APIRouter(tags=["memory"], route_class=LiveRoute)
 
 _TOKENS_SHOWN = 15
 _WIDTH, _HEIGHT = 320.0, 72.0  # of the histogram
@@ -182,7 +192,7 @@ def read_related(bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=
     return related_memories(bench.index, name, limit)
 
 
-@router.get("/api/memories/{name}/coefficients", responses=MODEL_PROBLEMS)
+@live.get("/api/memories/{name}/coefficients", responses=LIVE_PROBLEMS)
 def read_coefficients(bench: Bench, name: Name, end: End = "top") -> list[TriggerCoefficients]:
     """The memory's coefficient at every token of its triggers, computed now. Needs the model."""
     memory = bench.index.check(name)
@@ -190,12 +200,16 @@ def read_coefficients(bench: Bench, name: Name, end: End = "top") -> list[Trigge
         return shade_triggers(bench.index, model, memory, end)
 
 
-@router.post("/api/memories/{name}/silence", responses=MODEL_PROBLEMS)
+@live.post("/api/memories/{name}/silence", responses=LIVE_PROBLEMS)
 def silence_memory(bench: Bench, name: Name, change: CoefficientChange) -> InterventionEffect:
     """What the model predicts after a prompt with and without the memory. Needs the model; changes nothing."""
     memory = bench.index.check(name)
     with bench.model() as model:
+        refuse_long_prompt(model, change.prompt, bench.live.prompt_tokens)
         return silence(model, memory, change.prompt, change.change)
+
+
+router.include_router(live)
 
 
 def _neighbours(index: ServedIndex, memory: MemoryId) -> tuple[MemoryId | None, MemoryId | None]:

@@ -19,7 +19,7 @@ from memlens.errors import UnknownName
 from memlens.index.layout import EXPERIMENTS
 from memlens.index.memory import read_summaries
 from memlens.reports.sections import Section, Tables, make_sections
-from memlens.web.rendering import PROBLEMS, Bench, page
+from memlens.web.rendering import PROBLEMS, Bench, IndexRoute, page
 from memlens.web.served_index import TABLES, LayerStatistics, ServedIndex, Statistics, read_layers, read_statistics
 
 _DRAWING = Lock()  # several pages may ask at once; one draws
@@ -181,7 +181,7 @@ def _cells(levels: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint8], NDA
     return block[np.arange(len(block)), place], place
 
 
-router = APIRouter(tags=["overview"])
+router = APIRouter(tags=["overview"], route_class=IndexRoute)
 
 
 class Status(BaseModel):

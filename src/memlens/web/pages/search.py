@@ -24,11 +24,11 @@ from memlens.index.search import (
 from memlens.memory import MemoryId
 from memlens.settings import parse_layers
 from memlens.text import cell, probability
-from memlens.web.rendering import MODEL_PROBLEMS, Bench, page, status_of
+from memlens.web.rendering import MODEL_PROBLEMS, Bench, IndexRoute, page, status_of
 from memlens.web.served_index import ServedIndex, read_statistics
 from memlens.web.workbench import Workbench, trigger_text
 
-router = APIRouter(tags=["search"])
+router = APIRouter(tags=["search"], route_class=IndexRoute)
 
 _WORDS = {"max": "strongest", "frequency": "fires on", "mean": "mean", "max_p": "highest p"}
 

@@ -14,12 +14,13 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import StringConstraints
 
 from memlens.errors import MemlensError, SettingError
 from memlens.tracer.intervention import Edit, Intervention, check_layer
 from memlens.tracer.result import InterventionEffect, TokenShare, Trace
-from memlens.web.pages.memory import with_layers
-from memlens.web.rendering import MODEL_PROBLEMS, Bench, page, status_of
+from memlens.web.pages.memory import refuse_long_prompt, with_layers
+from memlens.web.rendering import LIVE_PROBLEMS, Bench, LiveRoute, page, status_of
 from memlens.web.workbench import READY, Workbench
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ def open_cell(bench: Workbench, address: TraceAddress) -> Trace | InterventionEf
     from memlens.tracer.trace import trace
 
     with bench.model() as model:
+        refuse_long_prompt(model, address.prompt, bench.live.prompt_tokens)
         last = len(model.layers) - 1
         layer = last if address.layer is None else address.layer
         check_layer(model, layer)
@@ -125,7 +127,7 @@ def open_cell(bench: Workbench, address: TraceAddress) -> Trace | InterventionEf
     return replace(effect, before=with_layers(effect.before, layer, last), after=with_layers(effect.after, layer, last))
 
 
-router = APIRouter(tags=["trace"])
+router = APIRouter(tags=["trace"], route_class=LiveRoute)
 
 Text = Annotated[str, Query(max_length=2000, description="The text to trace.")]
 Given = Annotated[str, Query(min_length=1, max_length=2000, description="The text to trace.")]
@@ -134,7 +136,7 @@ Position = Annotated[
     int, Query(alias="at", ge=-2000, le=2000, description="The prompt's token, from 0; -1 is the last.")
 ]
 Sets = Annotated[
-    list[str],
+    list[Annotated[str, StringConstraints(max_length=200)]],
     Query(alias="set", max_length=20, description="L3N512=0 silences, =3.5 sets, =x2 scales; L3=0 is a whole layer."),
 ]
 
@@ -210,14 +212,15 @@ def cell_part(
     return page(request, "trace_cell.html", linked=bench.index.layers, **shown)
 
 
-@router.get("/api/trace", responses=MODEL_PROBLEMS)
+@router.get("/api/trace", responses=LIVE_PROBLEMS)
 def read_trace_grid(bench: Bench, prompt: Given, sets: Sets = []) -> Grid:  # noqa: B006
     """What every layer predicts after every token of a prompt. Needs the model."""
     with bench.model() as model:
+        refuse_long_prompt(model, prompt, bench.live.prompt_tokens)
         return read_grid(model, prompt, sets)
 
 
-@router.get("/api/trace/cell", responses=MODEL_PROBLEMS)
+@router.get("/api/trace/cell", responses=LIVE_PROBLEMS)
 def read_trace_cell(
     bench: Bench,
     prompt: Given,
