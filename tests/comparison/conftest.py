@@ -1,7 +1,5 @@
 """Real indexes of tiny models to compare: other weights, other text, another shape, two ends. Only look at them."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

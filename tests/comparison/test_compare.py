@@ -1,7 +1,5 @@
 """Comparing finds what looking at every pair of lists finds."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Experiments read an index with values."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Intervals: as wide as they should be, also where nothing varies and where two shares are of the same observations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A new experiment is one file and one name in the registry: command line, report and workbench have it at once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Running experiments by name: the same bytes again, samples and seeds, charts, refusals."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow.parquet as pq

@@ -1,7 +1,5 @@
 """The experiments of sections 3.2 and 4 against naive loops, on a plain, a gated, a parallel and a post-norm model."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

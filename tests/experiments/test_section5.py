@@ -1,7 +1,5 @@
 """Section 5 against brute force: one prefix at a time, no batches, no blocks, no look-ups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tops of r, y and o through sums of scores are those of the model's own scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """People's verdicts on what the last layer changes: counted beside the hint, given on the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A complete experiment in one file: how many triggers a memory has, layer by layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from memlens.experiments import experiment as ex

@@ -1,7 +1,5 @@
 """Planted corpora with their patterns computed, once a session."""
 
-from __future__ import annotations
-
 import pytest
 from planted import Planted, plant, read_lexicon
 

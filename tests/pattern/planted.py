@@ -6,8 +6,6 @@ noise. What is true is decided by looking at the prefix itself, not by how it ca
 two of the topic's words are in it.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

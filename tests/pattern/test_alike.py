@@ -1,7 +1,5 @@
 """Sets that are alike, against comparing all with all."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Proposals of a language model: asked of a local server, marked as proposals, scored on held-out triggers."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """`memlens patterns` and `memlens annotate` as commands."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Known patterns are found again, on text the method was made with and on text it had not seen."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from planted import MEMORIES, RANDOM_FROM, Planted

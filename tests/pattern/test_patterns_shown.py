@@ -1,7 +1,5 @@
 """`search --in patterns` and what `show` says of patterns, against plain loops over the tables."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

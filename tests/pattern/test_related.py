@@ -1,7 +1,5 @@
 """Memories that share triggers, values and patterns; Figure 2 from the machine's patterns and from people's."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from typing import Any

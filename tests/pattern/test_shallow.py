@@ -1,7 +1,5 @@
 """Of overlapping features the one is named that a person would name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

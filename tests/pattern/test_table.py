@@ -1,7 +1,5 @@
 """The tables of patterns and names: what follows the triggers, what the value promotes, and one line that says both."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Two indexes of a tiny model of 16 layers: one as a scan and `values` leave it, one with every table of a report."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -40,17 +38,14 @@ def use_bundle_cache(bundle_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 def bare_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bare")
     (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    network = tiny_model("gpt2", n_layer=16, activation_function="relu")
-    model = memlens.load(network, tokenizer=tiny_tokenizer())
-    index = memlens.scan(model, folder / "text.txt", out=folder / "index", top=8)
-    compute_values(index, model)
+    model = memlens.load(tiny_model("gpt2", n_layer=16, activation_function="relu"), tokenizer=tiny_tokenizer())
+    compute_values(memlens.scan(model, folder / "text.txt", out=folder / "index", top=8), model)
     return folder / "index"
 
 
 @pytest.fixture(scope="session")
 def full_folder(bare_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("full") / "index"
-    shutil.copytree(bare_folder, folder)
+    folder = shutil.copytree(bare_folder, tmp_path_factory.mktemp("full") / "index")
     write_all(memlens.open_index(folder))
     return folder
 
@@ -58,15 +53,13 @@ def full_folder(bare_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 def bare(bare_folder: Path, tmp_path: Path) -> memlens.Index:
     """An index without experiments, for one test to change."""
-    shutil.copytree(bare_folder, tmp_path / "index")
-    return memlens.open_index(tmp_path / "index")
+    return memlens.open_index(shutil.copytree(bare_folder, tmp_path / "index"))
 
 
 @pytest.fixture
 def full(full_folder: Path, tmp_path: Path) -> memlens.Index:
     """An index with every table, for one test to change."""
-    shutil.copytree(full_folder, tmp_path / "index")
-    return memlens.open_index(tmp_path / "index")
+    return memlens.open_index(shutil.copytree(full_folder, tmp_path / "index"))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Experiment tables with known shapes, written into a real index with the real writers."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from memlens.experiments.registry import EXPERIMENTS
 from memlens.index.reader import Index
 
 Row = dict[str, Any]
-
 PREFIXES = 400
 EVIL = "</script><script>alert('x')</script>"
 
@@ -23,87 +21,55 @@ def write_rows(index: Index, name: str, rows: list[Row], folder: str = "experime
     index.write({f"{folder}{name}": (table.schema, [table])}, dict)
 
 
+def table_of(columns: str, rows: Iterable[tuple[Any, ...]]) -> list[Row]:
+    return [dict(zip(columns.split(), row, strict=True)) for row in rows]
+
+
 def like_the_paper(index: Index) -> dict[str, list[Row]]:
     """Tables that a model much like the paper's would have, with all columns of the contract and some more."""
     random = np.random.default_rng(5)
     layers, memories = len(index.layers), index.memories(0)
 
     def curve(name: str, column: str, **where: Any) -> Any:
-        rows = [
-            row
-            for row in EXPERIMENTS[name].tables[0].published()
-            if all(row[key] == value for key, value in where.items())
-        ]
-        depths = (np.arange(16) + 0.5) / 16
-        wanted = (np.arange(layers) + 0.5) / layers
+        rows = [row for row in EXPERIMENTS[name].tables[0].published() if where.items() <= row.items()]
+        depths, wanted = ((np.arange(count) + 0.5) / count for count in (16, layers))
         return np.interp(wanted, depths, [row[column] for row in rows]) * random.normal(1, 0.05, layers)
 
     def quartiles(name: str) -> list[Row]:
-        found = {column: curve(name, column) for column in ("q1", "median", "q3")}
-        return [
-            {"layer": layer} | dict(zip(found, sorted(float(c[layer]) for c in found.values()), strict=True))
-            for layer in range(layers)
-        ]
+        found = zip(*(curve(name, column).tolist() for column in ("q1", "median", "q3")), strict=True)
+        return table_of("layer q1 median q3", ((layer, *sorted(own)) for layer, own in enumerate(found)))
+
+    def counted(name: str, column: str, low: float, high: float) -> list[Row]:
+        counts = [round(rate * PREFIXES) for rate in curve(name, "rate").clip(low, high).tolist()]
+        return table_of(f"layer prefixes {column} rate", ((n, PREFIXES, c, c / PREFIXES) for n, c in enumerate(counts)))
 
     return {
-        "agreement": [
-            {
-                "layer": layer,
-                "memories": 4096,
-                "agree": round(rate * 4096),
-                "rate": rate,
-                "low": rate * 0.85,
-                "high": rate * 1.15,
-                "baseline": 1 / 97,
-            }
-            for layer, rate in enumerate(curve("agreement", "rate").clip(0, 1).tolist())
-        ],
+        "agreement": table_of(
+            "layer memories agree rate low high baseline",
+            (
+                (layer, 4096, round(rate * 4096), rate, rate * 0.85, rate * 1.15, 1 / 97)
+                for layer, rate in enumerate(curve("agreement", "rate").clip(0, 1).tolist())
+            ),
+        ),
         "rank": [row | {"low": row["median"] * 0.97, "high": row["median"] * 1.03} for row in quartiles("rank")],
-        "local-edits": [
-            {
-                "layer": layer,
-                "edit": edit,
-                "change": change,
-                "low": change - 0.03,
-                "high": change + 0.03,
-                "memories": 100,
-                "prefixes": 5000,
-                "left_out": 12,
-            }
-            for edit in ("first", "last", "random")
-            for layer, change in enumerate(curve("local-edits", "change", edit=edit).tolist())
-        ],
-        "predictive-values": [
-            {
-                "layer": layers - 1 - i % 5,
-                "memory": (7 * i) % memories,
-                "max_p": 0.4 / (i + 1),
-                "token": (i * 5) % 97,
-                "precision": max(0.0, 0.6 - 0.012 * i),
-                "agrees": i < 50,
-            }
-            for i in range(100)
-        ],
+        "local-edits": table_of(
+            "layer edit change low high memories prefixes left_out",
+            (
+                (layer, edit, change, change - 0.03, change + 0.03, 100, 5000, 12)
+                for edit in ("first", "last", "random")
+                for layer, change in enumerate(curve("local-edits", "change", edit=edit).tolist())
+            ),
+        ),
+        "predictive-values": table_of(
+            "layer memory max_p token precision agrees",
+            (
+                (layers - 1 - i % 5, 7 * i % memories, 0.4 / (i + 1), i * 5 % 97, max(0.0, 0.6 - 0.012 * i), i < 50)
+                for i in range(100)
+            ),
+        ),
         "active": quartiles("active"),
-        "composition": [
-            {
-                "layer": layer,
-                "prefixes": PREFIXES,
-                "zero": round(rate * PREFIXES),
-                "rate": round(rate * PREFIXES) / PREFIXES,
-                "zero_active": PREFIXES,
-            }
-            for layer, rate in enumerate(curve("composition", "rate").clip(0.66, 1).tolist())
-        ],
-        "refinement": [
-            {
-                "layer": layer,
-                "prefixes": PREFIXES,
-                "match": round(rate * PREFIXES),
-                "rate": round(rate * PREFIXES) / PREFIXES,
-            }
-            for layer, rate in enumerate(curve("refinement", "rate").clip(0, 0.99).tolist())
-        ],
+        "composition": [row | {"zero_active": PREFIXES} for row in counted("composition", "zero", 0.66, 1)],
+        "refinement": counted("refinement", "match", 0, 0.99),
         "confidence": quartiles("confidence"),
         "cases": [_cases(layer, curve_at) for layer, curve_at in enumerate(curve("cases", "residual").tolist())],
     }
@@ -119,38 +85,21 @@ def patterns_of(index: Index) -> list[Row]:
     """Shallow patterns below, semantic ones above, one of them with a description that tries to break out."""
     rows = []
     for layer in index.layers:
+        kind, said = (
+            ("shallow", 'ends with "the"') if layer < len(index.layers) / 2 else ("semantic", "rivers and hills")
+        )
         for memory in range(0, index.memories(layer), 4):
-            kind = "shallow" if layer < len(index.layers) / 2 else "semantic"
-            description = EVIL if memory == 0 else 'ends with "the"' if kind == "shallow" else "rivers and hills"
-            rows.append(
-                {
-                    "layer": layer,
-                    "memory": memory,
-                    "pattern": f"p{memory}",
-                    "kind": kind,
-                    "description": description,
-                    "prefixes": [0, 1, 2],
-                    "confidence": 1 - memory / 100,
-                }
-            )
-    return rows
-
-
-def vetoes_of(index: Index) -> list[Row]:
-    """A chart with names on its y axis, one of which tries to break out."""
-    layer = index.layers[-1]
-    return [
-        {"layer": layer, "memory": memory, "compositions": 90, "times": 30 - memory, "push": -1.5, "token": 3,
-         "token_text": EVIL, "token_times": 4}
-        for memory in range(12)
-    ]  # fmt: skip
+            rows.append((layer, memory, f"p{memory}", kind, said if memory else EVIL, [0, 1, 2], 1 - memory / 100))
+    return table_of("layer memory pattern kind description prefixes confidence", rows)
 
 
 def write_all(index: Index) -> None:
     for name, rows in like_the_paper(index).items():
         write_rows(index, name, rows)
-    write_rows(index, "vetoes", vetoes_of(index))
+    # a chart with names on its y axis, one of which tries to break out
+    vetoes = [(index.layers[-1], memory, 90, 30 - memory, -1.5, 3, EVIL, 4) for memory in range(12)]
+    columns = "layer memory compositions times push token token_text token_times"
+    write_rows(index, "vetoes", table_of(columns, vetoes))
     write_rows(index, "patterns", patterns_of(index), folder="")
     write_rows(index, "patterns", figure.compute(index))
-    people = [{"annotator": EVIL, **row} for row in figure.compute(index)]
-    write_rows(index, "patterns-people", people)
+    write_rows(index, "patterns-people", [{"annotator": EVIL, **row} for row in figure.compute(index)])

@@ -1,7 +1,5 @@
 """Findings: every sentence can be worked out again from the tables, and none says more than the verdict."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections import Counter
@@ -21,34 +19,37 @@ from memlens.text import visible
 
 def only(index: memlens.Index, name: str) -> Insight:
     (told,) = find(index, name)
+    assert told.name == name
     return told
 
 
+def run_command(told: Insight, capsys: pytest.CaptureFixture[str]) -> Any:
+    """What the command that a finding names prints as JSON."""
+    assert main([*shlex.split(told.command)[1:], "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
 def rows_of(index: memlens.Index, table: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pq.read_table(index.folder / f"{table}.parquet").to_pylist()
-    return rows
+    return pq.read_table(index.folder / f"{table}.parquet").to_pylist()
 
 
-def test_an_index_with_every_table_tells_nearly_everything(full: memlens.Index) -> None:
+def test_an_index_with_every_table_tells_nearly_everything_in_the_order_asked_for(full: memlens.Index) -> None:
     told = [one.name for one in find_all(full)]
     assert len(told) >= 12 and len(set(told)) == len(told)
     assert {"memory", "settling", "right", "depth", "composition", "dead", "claim-last-token"} <= set(told)
+    assert [one.name for one in find(full, "dead", "settling", "wanted")] == ["dead", "settling", "wanted"]
+    assert all(one.name == name for name in finders() for one in find(full, name))
 
 
 def test_without_experiments_only_what_scan_and_values_know_is_told(bare: memlens.Index) -> None:
     assert {one.name for one in find_all(bare)} <= {"right", "rarest", "wanted", "twins", "below", "dead"}
-
-
-def test_an_unknown_finding_is_refused(bare: memlens.Index) -> None:
     with pytest.raises(UnknownName, match="no finding 'weather'; known: memory, right"):
         find(bare, "weather")
 
 
-def test_findings_come_in_the_order_they_were_asked_for(full: memlens.Index) -> None:
-    assert [one.name for one in find(full, "dead", "settling", "wanted")] == ["dead", "settling", "wanted"]
-
-
-def test_the_memory_that_is_right_is_the_one_with_the_largest_share(bare: memlens.Index) -> None:
+def test_the_memory_that_is_right_has_the_largest_share_and_its_command_lists_the_triggers(
+    bare: memlens.Index, capsys: pytest.CaptureFixture[str]
+) -> None:
     top = {(row["layer"], row["memory"]): row["argmax"] for row in rows_of(bare, "values")}
     followed: Counter[Any] = Counter()
     agree: Counter[Any] = Counter()
@@ -65,6 +66,10 @@ def test_the_memory_that_is_right_is_the_one_with_the_largest_share(bare: memlen
     best = max(words, key=lambda name: (words[name], followed[name], -name[0], -name[1]))
     assert told.title.startswith(f"L{best[0]}N{best[1]} promotes ")
     assert f"follows {agree[best]} of its {followed[best]} strongest triggers" in told.title
+    shown = run_command(told, capsys)
+    following = [one["next_token"] for one in shown["triggers"]["top"] if one["next_token"] is not None]
+    assert len(following) == followed[best]
+    assert following.count(shown["value"]["promotes"][0]["token"]) == agree[best]
 
 
 def test_the_clearest_memory_promotes_most_words_of_the_sentences_that_fire_it(full: memlens.Index) -> None:
@@ -95,46 +100,28 @@ def test_the_rarest_memory_fires_on_the_fewest_prefixes(bare: memlens.Index) -> 
     filled = Counter((row["layer"], row["memory"]) for row in rows_of(bare, "triggers") if row["end"] == "top")
     alive = [row for row in rows_of(bare, "memories") if filled[row["layer"], row["memory"]] >= 5]
     rarest = min(alive, key=lambda row: (row["frequency"], row["layer"], row["memory"]))
-    assert only(bare, "rarest").title.startswith(f"L{rarest['layer']}N{rarest['memory']} waits: it fires on ")
-    assert f"{rarest['frequency']:.2%}" in only(bare, "rarest").title
+    title = only(bare, "rarest").title
+    assert title.startswith(f"L{rarest['layer']}N{rarest['memory']} waits: it fires on ")
+    assert f"{rarest['frequency']:.2%}" in title
 
 
-def test_the_token_of_most_values_is_counted(bare: memlens.Index) -> None:
+def test_the_token_of_most_values_is_counted_and_its_command_lists_them(
+    bare: memlens.Index, capsys: pytest.CaptureFixture[str]
+) -> None:
     times = Counter(row["argmax"] for row in rows_of(bare, "values"))
     material = Material(bare)
     words = [token for token in times if material.is_word(token)] or list(times)
     best = min(words, key=lambda token: (-times[token], token))
-    assert only(bare, "wanted").title.endswith(f"is the top token of {times[best]:,} values")
-
-
-def test_the_command_about_a_token_lists_every_value_that_it_is_the_top_of(
-    bare: memlens.Index, capsys: pytest.CaptureFixture[str]
-) -> None:
     told = only(bare, "wanted")
-    assert main([*shlex.split(told.command)[1:], "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["found"]
-    assert told.title.endswith(f"of {sum(one['rank'] == 0 for one in listed):,} values")
-
-
-def test_the_command_about_the_right_memory_lists_every_trigger_that_was_counted(
-    bare: memlens.Index, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = only(bare, "right")
-    assert main([*shlex.split(told.command)[1:], "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    following = [one["next_token"] for one in shown["triggers"]["top"] if one["next_token"] is not None]
-    agree = sum(token == shown["value"]["promotes"][0]["token"] for token in following)
-    assert f"follows {agree} of its {len(following)} strongest triggers" in told.title
+    assert told.title.endswith(f"is the top token of {times[best]:,} values")
+    assert sum(one["rank"] == 0 for one in run_command(told, capsys)["found"]) == times[best]
 
 
 def test_dead_memories_are_counted(bare: memlens.Index) -> None:
     rows = rows_of(bare, "memories")
-    dead = [row for row in rows if row["dead"]]
-    title = only(bare, "dead").title
-    if dead:
-        assert title.startswith(f"{len(dead):,} of {len(rows):,} memories")
-    else:
-        assert title == f"Every one of {len(rows):,} memories fires somewhere in this corpus"
+    dead = sum(row["dead"] for row in rows)
+    every = f"Every one of {len(rows):,} memories fires somewhere in this corpus"
+    assert only(bare, "dead").title.startswith(f"{dead:,} of {len(rows):,} memories" if dead else every)
 
 
 def refinement(rates: list[float]) -> list[dict[str, Any]]:
@@ -144,23 +131,22 @@ def refinement(rates: list[float]) -> list[dict[str, Any]]:
     ]
 
 
-def test_where_predictions_settle_is_read_off_the_table(full: memlens.Index) -> None:
-    write_rows(full, "refinement", refinement([layer / 20 for layer in range(16)]))
+@pytest.mark.parametrize(
+    ("rates", "title", "crossed", "verdict"),
+    [
+        ([layer / 20 for layer in range(16)], "The", "layer 10 is the first that", "appears"),
+        ([0.3] * 16, "Not here: The", "no layer", "does not appear"),
+    ],
+)
+def test_where_predictions_settle_is_read_off_the_table(
+    full: memlens.Index, rates: list[float], title: str, crossed: str, verdict: str
+) -> None:
+    write_rows(full, "refinement", refinement(rates))
     told = only(full, "settling")
-    assert told.title == "The prediction settles layer by layer"
-    assert "0.0% in layer 0" in told.lines[0] and "75.0% in layer 15" in told.lines[0]
-    assert (
-        told.lines[1] == "layer 10 is the first that begins with more than half of its predictions made, beyond doubt"
-    )
-    assert "verdict: appears" in told.lines
-
-
-def test_a_trend_that_does_not_appear_is_told_as_not_appearing(full: memlens.Index) -> None:
-    write_rows(full, "refinement", refinement([0.3] * 16))
-    told = only(full, "settling")
-    assert told.title == "Not here: The prediction settles layer by layer"
-    assert told.lines[1] == "no layer begins with more than half of its predictions made, beyond doubt"
-    assert "verdict: does not appear" in told.lines
+    assert told.title == f"{title} prediction settles layer by layer"
+    assert f"{rates[0]:.1%} in layer 0" in told.lines[0] and f"{rates[-1]:.1%} in layer 15" in told.lines[0]
+    assert told.lines[1] == f"{crossed} begins with more than half of its predictions made, beyond doubt"
+    assert f"verdict: {verdict}" in told.lines
 
 
 def test_the_share_of_compositions_is_the_mean_over_layers(full: memlens.Index) -> None:
@@ -182,31 +168,21 @@ def test_what_is_no_word_is_passed_over_only_while_there_are_words(bare: memlens
     assert material.first_word(rows, lambda row: row["token"]) == {"token": 5}
     assert material.first_word(rows[:2], lambda row: row["token"]) == {"token": 1}
     assert material.first_word([], lambda row: row["token"]) is None
-
-
-def test_a_vocabulary_without_spaces_has_words_too(bare: memlens.Index) -> None:
     material = Material(bare)
     material.__dict__["_frequent"], material.__dict__["_read"] = set(), {0, 1, 2}
-    bare.__dict__["vocabulary"] = ["river", ",", "sea"]
+    bare.__dict__["vocabulary"] = ["river", ",", "sea"]  # without spaces
     assert [material.is_word(token) for token in range(3)] == [True, False, True]
 
 
-def test_commands_can_be_pasted_whatever_the_folder_is_called(full: memlens.Index) -> None:
+def test_commands_can_be_pasted_whatever_the_folder_is_called(
+    full: memlens.Index, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = full.folder.with_name("an index; with $signs")
     full.folder.rename(folder)
-    for told in find_all(memlens.open_index(folder)):
-        words = shlex.split(told.command)
-        assert words[0] == "memlens" and words[2] == str(folder)
-
-
-def test_the_commands_about_single_memories_run(bare: memlens.Index, capsys: pytest.CaptureFixture[str]) -> None:
-    ran = 0
-    for told in find(bare, "right", "rarest", "wanted", "dead"):
-        assert main(shlex.split(told.command)[1:]) == 0, told.command
-        ran += 1
-    assert ran >= 3 and capsys.readouterr().out
-
-
-def test_every_finder_has_a_name_of_its_own(full: memlens.Index) -> None:
-    for name in finders():
-        assert all(told.name == name for told in find(full, name))
+    index = memlens.open_index(folder)
+    for told in find_all(index):
+        assert shlex.split(told.command)[::2][:2] == ["memlens", str(folder)]
+    about_memories = list(find(index, "right", "rarest", "wanted", "dead"))
+    for told in about_memories:
+        assert main(shlex.split(told.command)[1:]) == 0 and capsys.readouterr().out, told.command
+    assert len(about_memories) >= 3

@@ -1,7 +1,5 @@
 """The page in a real browser: every chart is drawn, nothing is complained of, nothing is asked of the network."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,5 @@ def test_a_point_tells_its_numbers(browser: Any, full_page: Path) -> None:
     opened.goto(full_page.as_uri())
     opened.locator("html[data-ready=yes]").wait_for()
     opened.locator("[data-chart=refinement]").hover()
-    tooltip = opened.locator("#vg-tooltip-element.visible")
-    tooltip.wait_for()
-    assert "layer" in tooltip.inner_text()
+    opened.locator("#vg-tooltip-element.visible", has_text="layer").wait_for()
     opened.close()

@@ -1,7 +1,5 @@
 """The page is whole, loads nothing, shows text as text, and names what is missing."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib
@@ -63,20 +61,16 @@ def page(full_page: Path) -> Page:
     return Page(full_page.read_text(encoding="utf-8"))
 
 
-def read(index: memlens.Index, tmp_path: Path) -> Page:
-    return Page(make_report(index, tmp_path / "report.html").read_text(encoding="utf-8"))
-
-
-def test_every_tag_is_closed_in_order_and_every_id_is_unique(page: Page) -> None:
-    ids = page.all("id")
-    assert len(ids) == len(set(ids))
+def read(index: memlens.Index, tmp_path: Path, *assets: Path) -> Page:
+    return Page(make_report(index, tmp_path / "report.html", *assets).read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("which", ["full", "bare"])
-def test_every_link_leads_to_a_place_on_the_page(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_every_link_leads_to_one_place_on_the_page(which: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     page = read(request.getfixturevalue(which), tmp_path)
-    places = {f"#{name}" for name in page.all("id")}
-    assert page.all("href") and set(page.all("href")) <= places
+    places = [f"#{name}" for name in page.all("id")]
+    assert len(places) == len(set(places))
+    assert page.all("href") and set(page.all("href")) <= set(places)
 
 
 def test_nothing_is_loaded_and_no_handler_is_inline(page: Page) -> None:
@@ -87,15 +81,12 @@ def test_nothing_is_loaded_and_no_handler_is_inline(page: Page) -> None:
     assert "url(" not in css and "@import" not in css
 
 
-def test_only_the_scripts_of_the_page_may_run(page: Page) -> None:
+def test_only_the_scripts_of_the_page_may_run_and_text_like_html_is_shown_as_text(page: Page) -> None:
     policy = next(a["content"] for _, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
     assert policy is not None and "default-src 'none'" in policy and "unsafe-eval" not in policy
     running = page.scripts[2:]  # after the style and the charts' data
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in running]
     assert re.findall(r"'sha256-([^']+)'", policy) == hashes
-
-
-def test_text_that_looks_like_html_is_shown_as_text(page: Page) -> None:
     assert EVIL in page.text
     assert [a.get("type") for tag, a in page.elements if tag == "script"] == ["application/json", "module", "module"]
 
@@ -103,8 +94,7 @@ def test_text_that_looks_like_html_is_shown_as_text(page: Page) -> None:
 def test_broken_names_do_not_break_the_page(bare: memlens.Index, tmp_path: Path) -> None:
     name = "<img src=x onerror=alert(1)>\ud800\x00"
     bare.manifest = bare.manifest.with_notes({"model": {**bare.manifest.content["model"], "name": name}})
-    page = read(bare, tmp_path)
-    assert "<img src=x onerror=alert(1)>\\ud800␀" in page.text
+    assert "<img src=x onerror=alert(1)>\\ud800␀" in read(bare, tmp_path).text
 
 
 def test_the_same_index_gives_the_same_bytes(full: memlens.Index, full_page: Path, tmp_path: Path) -> None:
@@ -132,24 +122,18 @@ def test_missing_tables_are_named_with_the_command_that_makes_them(bare: memlens
     assert re.findall(r"(\d+) (?:appear|do not appear|cannot tell)\b", text) == ["0", "0", "0"]
 
 
-def test_a_claim_without_its_table_is_not_judged(bare: memlens.Index) -> None:
-    write_rows(bare, "rank", like_the_paper(bare)["rank"])
-    assert [judged.claim.slug for judged in Tables(bare).judge() if judged.judgement] == ["rank"]
-
-
-def test_any_subset_of_tables_is_shown(bare: memlens.Index, tmp_path: Path) -> None:
+def test_any_subset_of_tables_is_shown_and_a_claim_without_its_table_is_not_judged(
+    bare: memlens.Index, tmp_path: Path
+) -> None:
     tables = like_the_paper(bare)
-    for name in ("rank", "cases"):
-        write_rows(bare, name, tables[name])
+    write_rows(bare, "rank", tables["rank"])
+    assert [judged.claim.slug for judged in Tables(bare).judge() if judged.judgement] == ["rank"]
+    write_rows(bare, "cases", tables["cases"])
+    write_rows(bare, "duplicates", [{"memory": "L0N1", "twin": "L0N2", "cosine": 0.99}])  # nobody describes it
     page = read(bare, tmp_path)
     assert page.all("data-chart")[:3] == ["rank", "cases", "cases-paper"]
     assert "memlens experiment INDEX agreement" in page.text
     assert "memlens experiment INDEX rank --" not in page.text  # nothing is known of sample and seed here
-
-
-def test_a_table_that_nobody_describes_is_shown_under_its_name(bare: memlens.Index, tmp_path: Path) -> None:
-    write_rows(bare, "duplicates", [{"memory": "L0N1", "twin": "L0N2", "cosine": 0.99}])
-    page = read(bare, tmp_path)
     assert "Table duplicates" in page.text and "L0N2" in page.text
 
 
@@ -177,14 +161,13 @@ def test_values_computed_anew_are_told(bare: memlens.Index, tmp_path: Path) -> N
 
 
 def test_assets_hold_each_chart_and_the_very_tables(full: memlens.Index, tmp_path: Path) -> None:
-    make_report(full, tmp_path / "report.html", tmp_path / "figures")
-    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    for name in page.all("data-chart"):
-        svg = (tmp_path / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+    figures = tmp_path / "figures"
+    for name in read(full, tmp_path, figures).all("data-chart"):
+        svg = (figures / f"{name}.svg").read_text(encoding="utf-8")
         assert svg.startswith("<svg") and "var(--" not in svg
-        assert (tmp_path / "figures" / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+        assert (figures / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     for path in (full.folder / "experiments").glob("*.parquet"):
-        assert from_csv(tmp_path / "figures" / f"{path.stem}.csv") == full.table(f"experiments/{path.stem}").to_pylist()
+        assert from_csv(figures / f"{path.stem}.csv") == full.table(f"experiments/{path.stem}").to_pylist()
 
 
 def from_csv(path: Path) -> list[dict[str, Any]]:
@@ -203,13 +186,12 @@ def _value(cell: str) -> Any:
     return cell or None
 
 
-def test_a_folder_in_place_of_the_page_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_page_or_a_file_in_place_of_the_assets_is_refused(
+    bare: memlens.Index, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="is a folder; name a file"):
         make_report(bare, tmp_path)
-
-
-def test_a_file_in_place_of_the_assets_is_refused(bare: memlens.Index, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="is a file; name a folder"):
         make_report(bare, tmp_path / "report.html", tmp_path / "file")
 

@@ -1,7 +1,5 @@
 """Models to trace: a tiny one of each family, and one with every weight planted, so that algebra says what happens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """Attribution: memories silenced one by one, integrated gradients of all at once, memories that prompts share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Bad input is refused in one line that says what, why and what to do; before anything runs."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import json

@@ -1,7 +1,5 @@
 """Interventions do exactly what algebra says, at exactly the places named, and can be saved and replayed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

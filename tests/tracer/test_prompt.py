@@ -1,7 +1,5 @@
 """Every function takes a name, a folder, a loaded model or an index as the model, and one text or several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

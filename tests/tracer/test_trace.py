@@ -1,7 +1,5 @@
 """A trace agrees with the model: parts add up, tops and cases are the model's own, no hook stays behind."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

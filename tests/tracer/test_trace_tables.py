@@ -1,7 +1,5 @@
 """Tables on a terminal: whole lines at any width, whatever the tokens are."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Values changed: what is tried is undone bit by bit, side effects are listed, a saved checkpoint has the change."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

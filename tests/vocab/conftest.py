@@ -1,7 +1,5 @@
 """Values are made anew in every test, so each has an index of its own."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

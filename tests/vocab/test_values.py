@@ -1,7 +1,5 @@
 """The tables of values and keys against naive formulas, on a plain, a gated, a parallel and a post-norm model."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

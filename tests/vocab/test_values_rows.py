@@ -1,7 +1,5 @@
 """The compiled look at rows of scores, against numpy's own sorting and softmax."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

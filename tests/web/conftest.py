@@ -4,8 +4,6 @@ One of each for the whole session: only look. `client` answers in this process, 
 can reach.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

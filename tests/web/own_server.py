@@ -1,7 +1,5 @@
 """Helpers of the workbench's tests: a server and pages of one's own, changes to an index of one's own."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

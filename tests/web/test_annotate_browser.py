@@ -1,7 +1,5 @@
 """Labelling as a person does it: by keys alone, and with plain forms where there is no JavaScript."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The page Annotate and its JSON: the paper's protocol, nothing lost, nobody sees too much."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Comparing as a person does it: choose, look, follow a memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page Compare and its JSON: what memlens.compare finds, of two layers or of two indexes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

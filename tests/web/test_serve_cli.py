@@ -1,7 +1,5 @@
 """`memlens serve` as a command: it prints its address, answers, and stops when told; what cannot be is one line."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Tracing as a person does it: type, look, open cells by mouse and keys, change memories, share the address."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event

@@ -1,7 +1,5 @@
 """The page Trace and its JSON: what is shown is what memlens.trace finds, and bad input is answered with a line."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The overview, a memory and the search as a person uses them, in a real browser."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

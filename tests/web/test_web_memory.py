@@ -1,7 +1,5 @@
 """The page of a memory: what the index says, what only the model can say, and what hostile text does to it."""
 
-from __future__ import annotations
-
 import io
 import json
 import time

@@ -1,7 +1,5 @@
 """The overview: what it says of the index, and the map as data."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Every JSON route is described, and nothing that fits the description makes the server stumble."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import schemathesis

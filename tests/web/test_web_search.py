@@ -1,7 +1,5 @@
 """Search: the command line and the workbench give the same answers, filters hold everywhere, nothing breaks it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing
