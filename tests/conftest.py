@@ -90,6 +90,34 @@ def copy_of(tmp_path: Path) -> Callable[..., Index]:
     return copy_of
 
 
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """`run("show", folder, "L0N1")`: exit code, output and messages of memlens, in this process."""
+    from memlens.cli import main
+
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refused(run: Callable[..., tuple[int, str, str]]) -> Callable[..., str]:
+    """`refused("show", folder, "L9N9")`: the one line with which memlens ends, with code 2 and nothing printed."""
+
+    def refused(*arguments: object) -> str:
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "") and err.startswith("memlens: ") and err.count("\n") == 1, (arguments, err)
+        return err
+
+    return refused
+
+
 @pytest.fixture(scope="session", params=KINDS)
 def scanned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MemoryModel]:
     """A scanned index folder, to be copied and not changed, and its model."""

@@ -33,30 +33,28 @@ def test_running_again_with_the_same_seed_gives_the_same_bytes_in_any_order(fres
         assert manifest["experiments"][name]["seed"] == 4
 
 
-def test_tables_say_what_they_were_made_with(fresh):
-    index, _model = fresh
-    run(index, "rank", seed=5, sample=8)
-    note = json.loads(pq.read_schema(index.path("experiments/rank")).metadata[b"memlens"])
-    values = index.manifest.content["files"]["values.parquet"]["sha256"]
-    assert note == {"seed": 5, "sample": 8, "from": {"values": values}}
-    assert set(index.table("experiments/rank")["memories"].to_pylist()) == {8}
-
-
 def test_with_all_the_sample_counts_prefixes_and_by_name_what_the_experiment_counts(fresh):
     index, model = fresh
     run(index, ["all", "rank"], model, sample=7)
     noted = index.manifest.content["experiments"]
-    assert {name for name, note in noted.items() if note["sample"] == 7} == {
-        "rank",
-        *(name for name, one in EXPERIMENTS.items() if one.on_prefixes),
-    }
+    on_prefixes = {name for name, one in EXPERIMENTS.items() if one.on_prefixes}
+    assert {name for name, note in noted.items() if note["sample"] == 7} == {"rank"} | on_prefixes
     assert [noted[name]["sample"] for name in ("agreement", "predictive-values", "local-edits")] == [None, 100, 100]
+    assert [one.name for one in find_experiments(["rank", "agreement", "rank"])] == [
+        "agreement",
+        "rank",
+    ]  # in order, once
+    assert [one.name for one in find_experiments(["all"])] == list(EXPERIMENTS)
 
 
-def test_each_table_on_prefixes_keeps_where_its_own_came_from(fresh):
+def test_each_table_says_what_it_was_made_with_and_where_its_prefixes_came_from(fresh):
     index, model = fresh
     run(index, ["active", "rank"], model, sample=7, seed=1)
     run(index, "cases", model, sample=5, seed=2)
+    note = json.loads(pq.read_schema(index.path("experiments/rank")).metadata[b"memlens"])
+    values = index.manifest.content["files"]["values.parquet"]["sha256"]
+    assert note == {"seed": 1, "sample": 7, "from": {"values": values}}
+    assert set(index.table("experiments/rank")["memories"].to_pylist()) == {7}
     noted = index.manifest.content["experiments"]
     assert noted["active"]["origin"] == "7 random prefixes of the scanned corpus, seed 1"
     assert noted["cases"]["origin"] == "5 random prefixes of the scanned corpus, seed 2"
@@ -74,38 +72,26 @@ def test_every_chart_of_a_notebook_is_drawn_from_the_tables(fresh):
             assert charts and all("var(--" not in chart.to_json() for chart in charts)
 
 
-def test_experiments_come_in_one_order_and_once():
-    assert [one.name for one in find_experiments(["rank", "agreement", "rank"])] == ["agreement", "rank"]
-    assert [one.name for one in find_experiments(["all"])] == list(EXPERIMENTS)
-
-
-def test_a_model_that_was_not_scanned_is_refused(fresh):
+def test_another_model_and_wrong_settings_are_refused(fresh):
     index, model = fresh
     other = memlens.load(tiny_model(model.family, seed=1), tokenizer=tiny_tokenizer())
     with pytest.raises(ModelError, match="fingerprint differs"):
         run(index, "local-edits", other)
     with pytest.raises(ModelError, match="--model"):
         run(index, "local-edits")  # it was in memory, so the index cannot know where it is
+    for words, wrong in (
+        ("--sample is 0", {"sample": 0}),
+        ("--seed is -1", {"seed": -1}),
+        ("takes the option 'validation'", {"validation": "text.txt"}),
+    ):
+        with pytest.raises(SettingError, match=words):
+            run(index, "rank", **wrong)
 
 
-def test_wrong_settings_are_refused(fresh):
-    index, _model = fresh
-    with pytest.raises(SettingError, match="--sample is 0"):
-        run(index, "rank", sample=0)
-    with pytest.raises(SettingError, match="--seed is -1"):
-        run(index, "rank", seed=-1)
-    with pytest.raises(SettingError, match="takes the option 'validation'"):
-        run(index, "rank", validation="text.txt")
-
-
-def test_a_layer_in_which_nothing_fires_has_empty_numbers(tmp_path):
+def test_a_layer_in_which_nothing_fires_has_empty_numbers(tiny_gpt2, tmp_path):
     (tmp_path / "text.txt").write_text("A\n")
-    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
-    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index")
-    from memlens.vocab.table import compute_values
-
-    compute_values(index, model)
-    made = run(index, SECTION4, model)
+    memlens.scan(tiny_gpt2, tmp_path / "text.txt", out=tmp_path / "index")
+    made = run(memlens.values(tmp_path / "index"), SECTION4, memlens.load(tiny_gpt2))
     assert set(made["agreement"]["rate"].to_pylist()) == set(made["rank"]["median"].to_pylist()) == {None}
     assert made["predictive-values"].num_rows == made["predictive-values-bins"].num_rows == 0
     assert set(made["local-edits"]["change"].to_pylist()) == {None}

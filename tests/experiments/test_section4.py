@@ -57,35 +57,25 @@ def test_rank_gives_the_quartiles_of_the_targets_places(fresh):
         assert row["low"] <= row["median"] <= row["high"]
 
 
-def test_predictive_values_are_the_most_confident_with_their_precision(fresh):
+def test_predictive_values_are_the_most_confident_with_their_precision_and_chance(fresh):
     index, model = fresh
     table = run(index, "predictive-values", sample=20)["predictive-values"].to_pylist()
-    naive = []
+    naive, pools = [], {layer: [] for layer in index.layers}
     for layer in index.layers:
         for memory, argmax, max_p, _, triggers in memories_of(index, model, layer):
             following = [row["next_token"] for row in triggers if row["next_token"] is not None]
+            pools[layer] += following
             if following:
-                matches = sum(token == argmax for token in following)
+                matches = following.count(argmax)
                 naive.append((-max_p, layer, memory, argmax, matches / len(following), matches > 0, len(following)))
     naive.sort()
     columns = ("layer", "memory", "token", "precision", "agrees", "triggers")
     assert [tuple(row[name] for name in columns) for row in table] == [row[1:] for row in naive[:20]]
     np.testing.assert_allclose([row["max_p"] for row in table], [-row[0] for row in naive[:20]], rtol=1e-5)
-
-
-def test_the_chance_of_a_value_is_that_of_tokens_dealt_at_random_within_its_layer(fresh):
-    index, model = fresh
-    table = run(index, "predictive-values", sample=20)["predictive-values"].to_pylist()
     random = np.random.default_rng(0)
-    for row in table[:6]:
-        pool = [
-            trigger["next_token"]
-            for *_, triggers in memories_of(index, model, row["layer"])
-            for trigger in triggers
-            if trigger["next_token"] is not None
-        ]
-        dealt = random.choice(pool, (20_000, row["triggers"]))
-        agreeing = (dealt == row["token"]).any(1).mean()
+    for row in table[:6]:  # chance is that of tokens dealt at random within the layer
+        pool = pools[row["layer"]]
+        agreeing = (random.choice(pool, (20_000, row["triggers"])) == row["token"]).any(1).mean()
         assert row["chance"] == pytest.approx(1 - (1 - pool.count(row["token"]) / len(pool)) ** row["triggers"])
         assert row["chance"] == pytest.approx(agreeing, abs=0.02)
 
@@ -94,16 +84,13 @@ def test_the_bins_hold_every_memory_with_a_target_once(fresh):
     index, _model = fresh
     made = run(index, ["predictive-values", "agreement"])
     bins, layers = made["predictive-values-bins"].to_pylist(), made["agreement"].to_pylist()
-    assert sum(row["memories"] for row in bins) == sum(row["memories"] for row in layers)
-    assert sum(row["agree"] for row in bins) == sum(row["agree"] for row in layers)
+    for column in ("memories", "agree"):
+        assert sum(row[column] for row in bins) == sum(row[column] for row in layers)
     values = [row for row in index.table("values").to_pylist() if row["target"] is not None]
     for row in bins:
-        last = row["bin"] == len(bins) - 1
-        inside = [
-            value
-            for value in values
-            if (row["from_p"] <= value["max_p"] or row["bin"] == 0) and (value["max_p"] < row["to_p"] or last)
-        ]
+        low = row["from_p"] if row["bin"] else 0.0
+        high = row["to_p"] if row["bin"] < len(bins) - 1 else 2.0
+        inside = [value for value in values if low <= value["max_p"] < high]
         assert row["memories"] == len(inside)
         assert row["agree"] == sum(value["argmax"] == value["target"] for value in inside)
 
@@ -154,15 +141,11 @@ def test_local_edits_are_the_mean_change_of_coefficients_run_one_by_one(fresh, m
         assert rows["last"]["beside_last"] == rows["last"]["beside_last_high"] == 0
 
 
-def test_equal_edited_prefixes_are_run_once(fresh):
+def test_equal_edited_prefixes_are_run_once(fresh, monkeypatch):
     index, model = fresh
-    fed = []
-    real = model.run_body
-    model.run_body = lambda tokens: (fed.extend(tuple(row.tolist()) for row in tokens), real(tokens))[1]
-    try:
-        local_edits.compute(index, model, sample=None)
-    finally:
-        del model.run_body
+    fed, real = [], model.run_body
+    monkeypatch.setattr(model, "run_body", lambda tokens: (fed.extend(tokens.tolist()), real(tokens))[1])
+    local_edits.compute(index, model, sample=None)
     stripped = [tuple(np.trim_zeros(np.array(row), "b").tolist()) for row in fed]
     assert len(stripped) == len(set(stripped))
 

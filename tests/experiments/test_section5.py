@@ -1,5 +1,6 @@
 """Section 5 against brute force: one prefix at a time, no batches, no blocks, no look-ups."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_valid
 from memlens.experiments.run import run
 from memlens.models.memory_model import MemoryModel
 from memlens.settings import CorpusSettings
+from memlens.vocab.table import compute_values
 
 Fresh = tuple[memlens.Index, MemoryModel]
 NAMES = ["active", "composition", "refinement", "confidence", "cases", "last-layer", "contributions", "vetoes"]
@@ -23,13 +25,10 @@ one_family = pytest.mark.parametrize("scanned", ["gpt2"], indirect=True)
 def naive_states(index: memlens.Index, model: MemoryModel, prefix: list[int]) -> Any:
     """Coefficients, r, y, o at the last position of one prefix, by layer."""
     bos = index.manifest.model.bos
-    tokens = ([] if bos is None else [bos]) + prefix
-    with model.record() as recording:
-        model.run_body(torch.tensor([tokens]))
-    return [
-        tuple(part[layer][0, -1] for part in (recording.coefficients, recording.r, recording.y, recording.o))
-        for layer in range(len(model.layers))
-    ]
+    with model.record() as own:
+        model.run_body(torch.tensor([[*([] if bos is None else [bos]), *prefix]]))
+    layers = range(len(model.layers))
+    return [tuple(part[layer][0, -1] for part in (own.coefficients, own.r, own.y, own.o)) for layer in layers]
 
 
 def top(model: MemoryModel, state: torch.Tensor) -> int:
@@ -39,27 +38,20 @@ def top(model: MemoryModel, state: torch.Tensor) -> int:
 def naive_rows(index: memlens.Index, model: MemoryModel, prefixes: Prefixes) -> list[dict[str, Any]]:
     """One row a prefix and layer, from the definitions."""
     rows = []
-    for row, position in zip(prefixes.rows, prefixes.positions, strict=True):
-        states = naive_states(index, model, prefixes.sentences[row].tokens[: position + 1].tolist())
+    for tokens, position in zip(*places(prefixes), strict=True):
+        states = naive_states(index, model, tokens[: position + 1])
         final = top(model, states[-1][3])
         for layer, (m, r, y, o) in enumerate(states):
             values = model.layers[layer].values
             promoted = model.lens.value_scores(values, layer).argmax(1)
             loud = m.abs() * values.norm(dim=1)
-            rows.append(
-                {
-                    "layer": layer,
-                    "final": final,
-                    "r": top(model, r),
-                    "y": top(model, y),
-                    "o": top(model, o),
-                    "p": float(model.lens.probabilities(model.lens.state_logits(r[None]))[0, final]),
-                    "share": float((m > 0).float().mean()),
-                    "effective": float(loud.sum() ** 2 / loud.square().sum()),
-                    "zero": all(int(token) != top(model, y) for token in promoted),
-                    "zero_active": all(int(token) != top(model, y) for token in promoted[m > 0]),
-                }
-            )
+            row = {"layer": layer, "final": final, "r": top(model, r), "y": top(model, y), "o": top(model, o)}
+            row["p"] = float(model.lens.probabilities(model.lens.state_logits(r[None]))[0, final])
+            row["share"] = float((m > 0).float().mean())
+            row["effective"] = float(loud.sum() ** 2 / loud.square().sum())
+            row["zero"] = row["y"] not in promoted.tolist()
+            row["zero_active"] = row["y"] not in promoted[m > 0].tolist()
+            rows.append(row)
     return rows
 
 
@@ -67,21 +59,20 @@ def test_every_table_equals_brute_force(fresh: Fresh) -> None:
     index, model = fresh
     tables = {name: table.to_pylist() for name, table in run(index, NAMES, model, sample=SAMPLE, seed=3).items()}
     rows = naive_rows(index, model, sample_prefixes(index, SAMPLE, seed=3))
+    first = [row for row in rows if row["layer"] == index.layers[0]]
     for layer in index.layers:
         own = [row for row in rows if row["layer"] == layer]
         assert len(own) == SAMPLE
         active, confidence = tables["active"][layer], tables["confidence"][layer]
         for name, percent in (("q1", 25), ("median", 50), ("q3", 75)):
-            assert active[name] == pytest.approx(np.percentile([row["share"] for row in own], percent))
-            expected = np.percentile([row["effective"] for row in own], percent)
-            assert active[f"effective_{name}"] == pytest.approx(expected, rel=1e-4)
-            assert confidence[name] == pytest.approx(np.percentile([row["p"] for row in own], percent), rel=1e-3)
+            share, loud, p = (np.percentile([row[of] for row in own], percent) for of in ("share", "effective", "p"))
+            assert active[name] == pytest.approx(share) and active[f"effective_{name}"] == pytest.approx(loud, rel=1e-4)
+            assert confidence[name] == pytest.approx(p, rel=1e-3)
         composition, refinement, cases = (tables[name][layer] for name in ("composition", "refinement", "cases"))
-        assert composition["zero"] == sum(row["zero"] for row in own)
-        assert composition["zero_active"] == sum(row["zero_active"] for row in own)
+        for column in ("zero", "zero_active"):
+            assert composition[column] == sum(row[column] for row in own)
         assert composition["low"] <= composition["rate"] == composition["zero"] / SAMPLE <= composition["high"]
         assert refinement["match"] == sum(row["r"] == row["final"] for row in own)
-        first = [row for row in rows if row["layer"] == index.layers[0]]
         gains = [int(b["r"] == b["final"]) - int(a["r"] == a["final"]) for a, b in zip(first, own, strict=True)]
         assert refinement["gain"] == pytest.approx(np.mean(gains))
         assert refinement["gain_low"] <= refinement["gain"] <= refinement["gain_high"]
@@ -90,15 +81,8 @@ def test_every_table_equals_brute_force(fresh: Fresh) -> None:
         assert cases["agreement"] == sum(row["o"] == row["r"] == row["y"] for row in own)
         assert cases["composition"] == sum(len({row["o"], row["r"], row["y"]}) == 3 for row in own)
         assert cases["reversal"] == sum(row["r"] == row["y"] != row["o"] for row in own)
-
-
-def test_cases_sum_to_the_sample_and_refinement_ends_in_residual_and_agreement(fresh: Fresh) -> None:
-    index, model = fresh
-    tables = run(index, ["cases", "refinement"], model, sample=SAMPLE)
-    cases = tables["cases"].to_pylist()
-    for row in cases:
-        assert sum(row[case] for case in ("residual", "ffn", "agreement", "composition", "reversal")) == SAMPLE
-    assert tables["refinement"].to_pylist()[-1]["match"] == cases[-1]["residual"] + cases[-1]["agreement"]
+        assert sum(cases[case] for case in ("residual", "ffn", "agreement", "composition", "reversal")) == SAMPLE
+    assert tables["refinement"][-1]["match"] == tables["cases"][-1]["residual"] + tables["cases"][-1]["agreement"]
 
 
 def test_contributions_add_up_to_the_logit_and_shares_to_one(fresh: Fresh) -> None:
@@ -182,34 +166,30 @@ def test_vetoes_count_the_memories_that_take_most_from_the_residuals_token(fresh
 def test_the_same_seed_gives_the_same_bytes_and_one_pass_serves_all(fresh: Fresh, monkeypatch: Any) -> None:
     index, model = fresh
     run(index, NAMES, model, sample=SAMPLE)
-    files = sorted((index.folder / "experiments").iterdir())
-    first = {file.name: file.read_bytes() for file in files}
-    for file in files:
+    first = {file: file.read_bytes() for file in (index.folder / "experiments").iterdir()}
+    for file in first:
         file.unlink()
-    passes = []
-    own = type(model)._run_body
+    passes, own = [], type(model)._run_body
     monkeypatch.setattr(type(model), "_run_body", lambda self, tokens: passes.append(1) or own(self, tokens))
-    run(index, NAMES, model, sample=SAMPLE)
-    assert {file.name: file.read_bytes() for file in files} == first
-    made = len(passes)
-    run(index, NAMES, model, sample=SAMPLE)
-    assert len(passes) == made > 0
-    assert {file.name: file.read_bytes() for file in files} == first
+    made = []
+    for _ in range(2):
+        run(index, NAMES, model, sample=SAMPLE)
+        made.append(len(passes))
+        assert {file: file.read_bytes() for file in first} == first
+    assert made[0] == made[1] > 0
     other = run(index, "cases", model, sample=SAMPLE, seed=1)["cases"]
-    assert len(passes) > made and other.num_rows == len(index.layers)
+    assert len(passes) > made[1] and other.num_rows == len(index.layers)
 
 
 @one_family
 def test_a_sample_is_spread_over_all_prefixes_and_contains_every_smaller_one(fresh: Fresh) -> None:
     index, _model = fresh
-    lengths = {row["sentence"]: len(row["tokens"]) for row in index.sql("SELECT sentence, tokens FROM {corpus}")}
-    everything = sample_prefixes(index, 10**6)
-    found = set(zip([everything.sentences[row].id for row in everything.rows], everything.positions, strict=True))
-    assert found == {(i, position) for i, length in lengths.items() for position in range(length)}
-    small, large = (
+    small, large, everything = (
         {(prefixes.sentences[row].id, at) for row, at in zip(prefixes.rows, prefixes.positions, strict=True)}
-        for prefixes in (sample_prefixes(index, 10), sample_prefixes(index, 30))
+        for prefixes in (sample_prefixes(index, count) for count in (10, 30, 10**6))
     )
+    rows = index.sql("SELECT sentence, len(tokens) AS n FROM {corpus}")
+    assert everything == {(row["sentence"], position) for row in rows for position in range(row["n"])}
     assert len(small) == 10 and small < large
 
 
@@ -278,38 +258,33 @@ def test_shares_of_stop_words_and_short_prefixes_are_of_the_prefixes_with_agreem
 @one_family
 def test_wrong_input_is_refused_with_what_to_do(fresh: Fresh, tmp_path: Any) -> None:
     index, model = fresh
-    with pytest.raises(SettingError, match="--sample is 0"):
-        run(index, "cases", model, sample=0)
-    with pytest.raises(SettingError, match="no list of stop words for 'xx'; choose en or frequent"):
-        run(index, "composition", model, stop_words="xx")
-    with pytest.raises(CorpusError, match="nowhere"):
-        run(index, "cases", model, validation=CorpusSettings((str(tmp_path / "nowhere.txt"),)))
+    nowhere = CorpusSettings((str(tmp_path / "nowhere.txt"),))
+    for error, words, wrong in (
+        (SettingError, "--sample is 0", {"sample": 0}),
+        (SettingError, "no list of stop words for 'xx'; choose en or frequent", {"stop_words": "xx"}),
+        (CorpusError, "nowhere", {"validation": nowhere}),
+    ):
+        with pytest.raises(error, match=words):
+            run(index, "composition", model, **wrong)
     (index.folder / "values.parquet").unlink()
     with pytest.raises(IndexFolderError, match="memlens values"):
         run(index, "cases", model)
 
 
-def test_an_index_without_the_last_layer_has_no_last_layer_experiment(tmp_path: Any) -> None:
-    from memlens.testing import tiny_model, tiny_tokenizer
-    from memlens.vocab.table import compute_values
-
-    (tmp_path / "text.txt").write_text("The river runs to the sea. Rain fell on the hills.", encoding="utf-8")
-    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
-    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", layers="0-1")
-    compute_values(index, model)
-    rows = run(index, "refinement", model, sample=9)["refinement"].to_pylist()
+def test_an_index_without_the_last_layer_has_no_last_layer_experiment(
+    tiny_gpt2: Path, tiny_text: Path, tmp_path: Path
+) -> None:
+    memlens.scan(tiny_gpt2, tiny_text, out=tmp_path / "index", layers="0-1")
+    index, model = memlens.values(tmp_path / "index"), memlens.load(tiny_gpt2)
     naive = naive_rows(index, model, sample_prefixes(index, 9))
-    assert [row["match"] for row in rows] == [
-        sum(row["r"] == row["final"] for row in naive if row["layer"] == layer) for layer in (0, 1)
-    ]
+    for row in run(index, "refinement", model, sample=9)["refinement"].to_pylist():
+        assert row["match"] == sum(own["r"] == own["final"] for own in naive if own["layer"] == row["layer"])
     with pytest.raises(IndexFolderError, match="last layer, 2, was not scanned"):
         run(index, "last-layer", model, sample=9)
 
 
 @one_family
 def test_composition_reads_values_as_the_values_table_does(fresh: Fresh) -> None:
-    from memlens.vocab.table import compute_values
-
     index, model = fresh
     folded = run(index, "composition", model, sample=SAMPLE)["composition"].to_pylist()
     compute_values(index, model, reading="raw")

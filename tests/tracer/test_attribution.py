@@ -100,6 +100,9 @@ def test_memories_in_common_count_in_enough_prompts() -> None:
     assert found[0].effect == pytest.approx(0.5)
     assert [one.memory.memory for one in in_common(prompts, threshold=0.2, share=1.0)] == [1]
     assert in_common([made(L0N1=-1.0, L0N2=0.0)]) == []
+    prompts = [made(L0N1=float(number < 7), L0N2=1.0) for number in range(25)]
+    assert 0.28 * 25 > 7  # a share is met exactly all the same
+    assert [one.memory.memory for one in in_common(prompts, share=0.28)] == [2, 1]
 
 
 def test_paraphrases_of_the_planted_model_share_the_memory_that_was_planted(planted: MemoryModel) -> None:
@@ -109,20 +112,25 @@ def test_paraphrases_of_the_planted_model_share_the_memory_that_was_planted(plan
     assert found[0].memory == MemoryId(0, 4) and found[0].prompts == 3
 
 
-def test_a_share_of_the_prompts_is_met_exactly() -> None:
-    prompts = [made(L0N1=float(number < 7), L0N2=1.0) for number in range(25)]
-    assert 0.28 * 25 > 7
-    assert [one.memory.memory for one in in_common(prompts, share=0.28)] == [2, 1]
+ONE = made(L0N1=1.0)
+WRONG: dict[str, Callable[[MemoryModel], object]] = {
+    "asked for 'x', another for 'y'": lambda _: in_common([ONE, replace(ONE, token=Token(2, "y"))]),
+    "different memories": lambda _: in_common([ONE, made(L1N1=1.0)]),
+    "one method": lambda _: in_common([ONE, replace(ONE, method="integrated")]),
+    "no attributions": lambda _: in_common([]),
+    "at most 1": lambda _: in_common([ONE], share=1.5),
+    "L0N40 does not exist": lambda model: silence_each(model, PROMPT, ["L0N40"]),
+    "layers 0 to 2": lambda model: integrate(model, PROMPT, layers=[3]),
+    "either the memories or whole layers": lambda model: silence_each(model, PROMPT, ["L0N4"], layers=[1]),
+    "none has an effect": lambda model: silence_each(model, PROMPT, ["L0N4"], position=0, positions=[1]),
+    "1 or more": lambda model: integrate(model, PROMPT, steps=0),
+}
 
 
-def test_attributions_of_other_tokens_or_memories_have_nothing_in_common() -> None:
-    one = made(L0N1=1.0)
-    with pytest.raises(SettingError, match="asked for 'x', another for 'y'"):
-        in_common([one, replace(one, token=Token(2, "y"))])
-    with pytest.raises(SettingError, match="different memories"):
-        in_common([one, made(L1N1=1.0)])
-    with pytest.raises(SettingError, match="one method"):
-        in_common([one, replace(one, method="integrated")])
+@pytest.mark.parametrize("words", WRONG)
+def test_what_has_no_effects_or_nothing_in_common_is_refused(model: MemoryModel, words: str) -> None:
+    with pytest.raises(UnknownName if "L0N40" in words or "layers 0" in words else SettingError, match=words):
+        WRONG[words](model)
 
 
 def test_a_batch_is_no_larger_than_its_scores_allow(model: MemoryModel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,23 +148,6 @@ def test_a_batch_is_no_larger_than_its_scores_allow(model: MemoryModel, monkeypa
     assert max(sizes) == 3
     for one, other in zip(whole, parts, strict=True):
         assert one.effects == pytest.approx(other.effects, abs=1e-7)
-
-
-def test_wrong_attributions_are_refused(model: MemoryModel) -> None:
-    with pytest.raises(UnknownName, match="L0N40 does not exist"):
-        silence_each(model, PROMPT, ["L0N40"])
-    with pytest.raises(UnknownName, match="layers 0 to 2"):
-        integrate(model, PROMPT, layers=[3])
-    with pytest.raises(SettingError, match="either the memories or whole layers"):
-        silence_each(model, PROMPT, ["L0N4"], layers=[1])
-    with pytest.raises(SettingError, match="none has an effect"):
-        silence_each(model, PROMPT, ["L0N4"], position=0, positions=[1])
-    with pytest.raises(SettingError, match="1 or more"):
-        integrate(model, PROMPT, steps=0)
-    with pytest.raises(SettingError, match="no attributions"):
-        in_common([])
-    with pytest.raises(SettingError, match="at most 1"):
-        in_common([made(L0N1=1.0)], share=1.5)
 
 
 def test_an_attribution_shows_its_strongest_memories() -> None:

@@ -33,70 +33,29 @@ def refusal(call: Callable[[], Any], kind: type[MemlensError]) -> str:
     return message
 
 
-def test_prompts_that_cannot_be_traced(model: MemoryModel) -> None:
-    assert "has no tokens" in refusal(lambda: trace(model, ""), SettingError)
-    long = "the " * (CONTEXT + 1)
-    message = refusal(lambda: trace(model, long), SettingError)
-    assert f"more than {model.name} reads at once ({CONTEXT})" in message
-    assert "and 40 more are more" in refusal(lambda: generate(model, PROMPT, 40), SettingError)
-
-
-def test_positions_tokens_and_counts_that_do_not_exist(model: MemoryModel) -> None:
-    count = len(model.tokenizer.encode([PROMPT])[0].ids)
-    for position in (count, -count - 1):
-        assert f"0 to {count - 1}" in refusal(lambda at=position: trace(model, PROMPT, position=at), SettingError)
-    assert "is not one token" in refusal(lambda: trace(model, PROMPT, token=" Constantinople"), UnknownName)
-    for token in (97, -1):
-        assert "has tokens 0 to 96" in refusal(lambda one=token: trace(model, PROMPT, token=one), UnknownName)
-    assert "must be 1 or more" in refusal(lambda: trace(model, PROMPT, top=0), SettingError)
-
-
 @pytest.mark.parametrize("text", ["L3N0=0", "L0N40=0", "L3=x2", "L99N1=3"])
 def test_memories_and_layers_that_do_not_exist(model: MemoryModel, text: str) -> None:
-    message = refusal(lambda: intervene(model, PROMPT, Intervention.parse(text)), UnknownName)
+    message = refusal(lambda: intervene(model, PROMPT, text), UnknownName)
     assert "does not exist" in message and "0 to " in message
 
 
 @pytest.mark.parametrize(
-    ("texts", "words"),
+    ("texts", "words", "error"),
     [
-        (("L0N0=nan", "L0N0=inf", "L0N0=-inf", "L0N0=xnan", "L0N0=1e999"), "must be a finite number"),
-        (("L0N0", "L0N0=", "L0N0=x", "L0N0=two", "L0N0=2x", "L0N0=1_0", "L0N0=٣"), "write L3N512=3.5 to set"),
+        ("L0N0=nan L0N0=inf L0N0=-inf L0N0=xnan L0N0=1e999", "must be a finite number", SettingError),
+        ("L0N0 L0N0= L0N0=x L0N0=two L0N0=2x L0N0=1_0 L0N0=٣", "write L3N512=3.5 to set", SettingError),
+        ("N5=0", "layer and memory like L3N512", UnknownName),
+        (f"L{'9' * 5000}=0", "", UnknownName),
     ],
 )
-def test_edits_without_a_number_that_can_be_written(texts: tuple[str, ...], words: str) -> None:
-    for text in texts:
-        assert words in refusal(lambda text=text: Edit.parse(text), SettingError)
-
-
-def test_edits_that_contradict_themselves() -> None:
-    assert "layer and memory like L3N512" in refusal(lambda: Edit.parse("N5=0"), UnknownName)
-    assert "either memories or one layer" in refusal(Edit, SettingError)
-    assert "either memories" in refusal(lambda: Edit(memories=(MemoryId(0, 1),), layer=0), SettingError)
-    assert "give one" in refusal(lambda: Edit(layer=0, coefficient=1.0, factor=2.0), SettingError)
-
-
-def test_an_edit_at_a_position_behind_the_prompt_is_refused(model: MemoryModel) -> None:
-    edits = Intervention.parse("L0N0=0", positions=[500])
-    assert "position 500 is not in the prompt" in refusal(lambda: intervene(model, PROMPT, edits), SettingError)
-
-
-def test_numbers_that_drown_the_model_are_refused(model: MemoryModel) -> None:
-    message = refusal(lambda: intervene(model, PROMPT, Intervention.parse("L0N0=1e39")), SettingError)
-    assert "float32 cannot hold" in message
-    drowned = Intervention.parse("L2N0=3e38", "L2N1=3e38", "L2N2=3e38")
-    assert "NaN or infinite" in refusal(lambda: intervene(model, PROMPT, drowned), ModelError)
+def test_edits_that_cannot_be_read(texts: str, words: str, error: type[MemlensError]) -> None:
+    for text in texts.split():
+        assert words in refusal(lambda text=text: Edit.parse(text), error)
 
 
 @pytest.fixture
 def document(model: MemoryModel) -> dict[str, Any]:
     return Intervention.parse("L1N3=4", "L2=x2").meant_for(model).to_json()
-
-
-def test_an_intervention_for_another_model_is_refused(document: dict[str, Any]) -> None:
-    other = memlens.load(tiny_model("gpt2", seed=1), tokenizer=tiny_tokenizer())
-    message = refusal(lambda: intervene(other, PROMPT, Intervention.from_json(document)), ModelError)
-    assert "is not for" in message and "fingerprint differs" in message
 
 
 WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -128,20 +87,25 @@ WRONG: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 @pytest.mark.parametrize("words", WRONG)
 def test_a_damaged_intervention_file_is_refused(document: dict[str, Any], words: str, tmp_path: Path) -> None:
-    damaged = copy.deepcopy(document)
-    WRONG[words](damaged)
+    WRONG[words](document)
     path = tmp_path / "edits.json"
-    path.write_text(json.dumps(damaged))
+    path.write_text(json.dumps(document))
     with pytest.raises((SettingError, UnknownName)) as caught:
         Intervention.load(path)
     message = str(caught.value)
     assert words in message and str(path) in message and "\n" not in message
 
 
-@pytest.mark.parametrize("deep", ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, '"' + "x" * 10**6, ""])
-def test_a_file_that_no_reader_survives_is_refused(deep: str, tmp_path: Path) -> None:
-    (tmp_path / "deep.json").write_text(deep)
-    assert "is not a JSON document" in refusal(lambda: Intervention.load(tmp_path / "deep.json"), SettingError)
+NO_JSON = ["[" * 100_000, '{"a":' * 100_000, "9" * 5000, '"' + "x" * 10**6, "", "{not json", "\udcff\udcfe\x00"]
+
+
+def test_files_that_cannot_be_read_or_written_are_refused(model: MemoryModel, tmp_path: Path) -> None:
+    for text in NO_JSON:
+        (tmp_path / "bad.json").write_text(text, errors="surrogateescape")
+        assert "is not a JSON document" in refusal(lambda: Intervention.load(tmp_path / "bad.json"), SettingError)
+    assert "cannot be read" in refusal(lambda: Intervention.load(tmp_path / "none.json"), SettingError)
+    edits = Intervention.parse("L0N0=0")
+    assert "cannot be written" in refusal(lambda: edits.save(tmp_path / "no" / "x.json", model), SettingError)
 
 
 def test_nesting_that_json_can_read_but_nobody_can_print_is_refused(document: dict[str, Any]) -> None:
@@ -161,7 +125,16 @@ def test_any_finite_temperature_draws_a_token(model: MemoryModel, temperature: f
         assert found.tokens == generate(model, PROMPT, 3).tokens
 
 
-WRONG_CALLS: dict[str, Callable[[MemoryModel], Any]] = {
+WRONG_SETTINGS: dict[str, Callable[[MemoryModel], Any]] = {
+    "has no tokens": lambda model: trace(model, ""),
+    f"more than GPT2LMHeadModel reads at once ({CONTEXT})": lambda model: trace(model, "the " * (CONTEXT + 1)),
+    "and 40 more are more": lambda model: generate(model, PROMPT, 40),
+    "must be 1 or more": lambda model: trace(model, PROMPT, top=0),
+    "either memories or one layer": lambda model: Edit(),
+    "either memories": lambda model: Edit(memories=(MemoryId(0, 1),), layer=0),
+    "give one": lambda model: Edit(layer=0, coefficient=1.0, factor=2.0),
+    "position 500 is not in the prompt": lambda model: intervene(model, PROMPT, Edit("L0N0", positions=[500])),
+    "float32 cannot hold": lambda model: intervene(model, PROMPT, "L0N0=1e39"),
     "not valid Unicode": lambda model: trace(model, "a \ud800 b"),
     "at most 1000": lambda model: trace(model, PROMPT, top=10**9),
     "no memories are named": lambda model: silence_each(model, PROMPT, []),
@@ -169,7 +142,7 @@ WRONG_CALLS: dict[str, Callable[[MemoryModel], Any]] = {
     "no positions are given": lambda model: integrate(model, PROMPT, positions=[]),
     "steps are more than 1000": lambda model: integrate(model, PROMPT, steps=10**6),
     "is not finite in float32": lambda model: ValueChange.towards(model, "L0N0", 5, 1e300),
-    "positions must be 'all' or a list of whole numbers, not []": lambda model: Edit("L0N0", positions=()),  # type: ignore[arg-type]
+    "positions must be 'all' or a list of whole numbers, not []": lambda model: Edit("L0N0", positions=()),
     "0 tokens are no batch": lambda model: silence_each(model, PROMPT, batch_tokens=0),
     "ask for 1 or more": lambda model: generate(model, PROMPT, 0),
     "the temperature is nan": lambda model: generate(model, PROMPT, 1, temperature=math.nan),
@@ -178,41 +151,38 @@ WRONG_CALLS: dict[str, Callable[[MemoryModel], Any]] = {
 }
 
 
-@pytest.mark.parametrize("words", WRONG_CALLS)
-def test_numbers_and_lists_that_cannot_work_are_refused(model: MemoryModel, words: str) -> None:
-    assert words in refusal(lambda: WRONG_CALLS[words](model), SettingError)
+@pytest.mark.parametrize("words", WRONG_SETTINGS)
+def test_what_cannot_work_is_refused(model: MemoryModel, words: str) -> None:
+    assert words in refusal(lambda: WRONG_SETTINGS[words](model), SettingError)
 
 
-def test_what_is_no_model_is_refused() -> None:
+def test_positions_and_tokens_that_do_not_exist_and_numbers_that_drown_the_model(model: MemoryModel) -> None:
+    count = len(model.tokenizer.encode([PROMPT])[0].ids)
+    for position in (count, -count - 1):
+        assert f"0 to {count - 1}" in refusal(lambda at=position: trace(model, PROMPT, position=at), SettingError)
+    for token, words in ((" Constantinople", "is not one token"), (97, "tokens 0 to 96"), (-1, "tokens 0 to 96")):
+        assert words in refusal(lambda one=token: trace(model, PROMPT, token=one), UnknownName)
+    drowned = ["L2N0=3e38", "L2N1=3e38", "L2N2=3e38"]
+    assert "NaN or infinite" in refusal(lambda: intervene(model, PROMPT, drowned), ModelError)
+
+
+def test_an_intervention_for_another_model_or_precision_is_refused(document: dict[str, Any]) -> None:
+    edits = Intervention.from_json(document)
+    other = memlens.load(tiny_model("gpt2", seed=1), tokenizer=tiny_tokenizer())
+    message = refusal(lambda: intervene(other, PROMPT, edits), ModelError)
+    assert "is not for" in message and "fingerprint differs" in message
+    coarse = memlens.load(tiny_model("gpt2").to(torch.bfloat16), tokenizer=tiny_tokenizer())
+    message = refusal(lambda: intervene(coarse, PROMPT, edits), ModelError)
+    assert "in float32" in message and "is in bfloat16 here" in message and "--dtype float32" in message
     for name in ("", "x" * 5000, "no/such/folder/at/all"):
         with pytest.raises(MemlensError):
             trace(name, PROMPT)
-
-
-def test_layers_with_too_many_digits_are_no_layers() -> None:
-    refusal(lambda: Edit.parse("L" + "9" * 5000 + "=0"), UnknownName)
-
-
-def test_an_intervention_for_another_precision_says_so(document: dict[str, Any]) -> None:
-    coarse = memlens.load(tiny_model("gpt2").to(torch.bfloat16), tokenizer=tiny_tokenizer())
-    message = refusal(lambda: intervene(coarse, PROMPT, Intervention.from_json(document)), ModelError)
-    assert "in float32" in message and "is in bfloat16 here" in message and "--dtype float32" in message
 
 
 def test_two_interventions_for_two_models_are_not_joined(document: dict[str, Any]) -> None:
     one = Intervention.from_json(document)
     other = Intervention.from_json(document | {"model": {"name": "b", "fingerprint": "f"}})
     assert "one by one" in refusal(lambda: one + other, ModelError)
-
-
-def test_files_that_cannot_be_read_or_written_are_refused(model: MemoryModel, tmp_path: Path) -> None:
-    (tmp_path / "text.json").write_text("{not json")
-    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    for name in ("text.json", "bytes.json"):
-        assert "is not a JSON document" in refusal(lambda name=name: Intervention.load(tmp_path / name), SettingError)
-    assert "cannot be read" in refusal(lambda: Intervention.load(tmp_path / "none.json"), SettingError)
-    edits = Intervention.parse("L0N0=0")
-    assert "cannot be written" in refusal(lambda: edits.save(tmp_path / "no" / "x.json", model), SettingError)
 
 
 def test_a_document_that_cannot_be_replaced_stays_as_it_was(

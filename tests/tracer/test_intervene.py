@@ -15,21 +15,21 @@ from memlens.tracer.intervene import apply_edits, generate, intervene, promoting
 from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.prompt import read_prompt
 from memlens.tracer.trace import trace
-from memlens.vocab.table import compute_values
 
 PROMPT = "The river runs"
+WORDS = Path(__file__).parents[1] / "golden" / "fixture"
 Family = Callable[..., MemoryModel]
 
 
-def run(model: MemoryModel, intervention: Intervention, text: str = PROMPT) -> torch.Tensor:
-    prompt = read_prompt(model, text)
+def run(model: MemoryModel, intervention: Intervention) -> torch.Tensor:
+    prompt = read_prompt(model, PROMPT)
     with apply_edits(model, intervention, prompt):
         return model.logits(prompt.fed())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_silencing_a_layer_leaves_its_bias_alone(name: str, family: Family) -> None:
-    model = family(name)
+@pytest.mark.parametrize("name", [*FAMILIES, "words"])
+def test_silencing_a_layer_leaves_its_bias_alone_and_scaling_by_one_everything(name: str, family: Family) -> None:
+    model = memlens.load(WORDS) if name == "words" else family(name)
     prompt = read_prompt(model, PROMPT)
     with apply_edits(model, Intervention.parse("L1=0"), prompt), model.record() as recording:
         model.run_body(prompt.fed())
@@ -39,14 +39,8 @@ def test_silencing_a_layer_leaves_its_bias_alone(name: str, family: Family) -> N
         expected = block.post_norm(expected)
     assert torch.equal(recording.y[1], expected.expand_as(recording.y[1]))
     assert not recording.coefficients[1].any() and recording.coefficients[0].any()
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_scaling_by_one_changes_nothing_bit_for_bit(name: str, family: Family) -> None:
-    model = family(name)
-    own = model.logits(read_prompt(model, PROMPT).fed())
-    everything = Intervention.parse("L0=x1", "L1=x1", "L2=x1", "L1N3=x1", "L2N7=x1")
-    assert torch.equal(run(model, everything), own)
+    own = model.logits(prompt.fed())
+    assert torch.equal(run(model, Intervention.parse("L0=x1", "L1=x1", "L2=x1", "L1N3=x1", "L2N7=x1")), own)
     assert not torch.equal(run(model, Intervention.parse("L1=x1.5")), own)
 
 
@@ -134,17 +128,15 @@ def test_an_intervention_is_saved_read_and_replayed(model: MemoryModel, tmp_path
     assert both.fingerprint == again.fingerprint and both.edits == (Edit.parse("L0N0=0"), *edits)
 
 
-def test_a_group_is_every_memory_that_promotes_one_of_the_tokens(model: MemoryModel, tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text("The river runs to the sea. The press was free.\n")
-    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", top=3, threads=1)
-    compute_values(index, model, top=12)
+def test_a_group_is_every_memory_that_promotes_one_of_the_tokens(tiny_gpt2_values: memlens.Index) -> None:
+    index = tiny_gpt2_values
     tokens = {index.vocabulary.index(" the"), index.vocabulary.index("e")}
     for end, column in (("top", "tokens"), ("bottom", "bottom_tokens")):
         found = promoting(index, [" the", "e"], end=end, within=4)
         rows = index.table("values").to_pylist()
         expected = {MemoryId(row["layer"], row["memory"]) for row in rows if tokens & set(row[column][:4])}
         assert expected and set(found) == expected and len(found) == len(expected)
-    compared = intervene(model, PROMPT, Intervention((Edit(memories=found),)), index=index)
+    compared = intervene(index, PROMPT, Edit(memories=found))
     assert compared.kl > 0 and any(memory.trigger for memory in compared.after.memories)
 
 
@@ -178,7 +170,7 @@ def test_sampled_continuations_follow_the_seed(family: Family) -> None:
 
 
 def test_a_model_of_whole_words_goes_on_in_words() -> None:
-    model = memlens.load(Path(__file__).parents[1] / "golden" / "fixture")
+    model = memlens.load(WORDS)
     found = generate(model, "the city of", 3)
     words = [model.tokenizer.token_text(token) for token in found.tokens]
     assert str(found) == "the city of " + " ".join(words)

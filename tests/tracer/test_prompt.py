@@ -97,19 +97,14 @@ def test_an_edit_in_words_reads_as_the_same_edit() -> None:
     assert several.edits[1].positions == (0, 1)
 
 
-def test_an_intervention_takes_edits_in_words() -> None:
+def test_an_edit_takes_names_and_an_intervention_edits_in_words() -> None:
+    edit = Edit(["L1N3", MemoryId(0, 2)], factor=2.0, positions=[0, -1])  # type: ignore[arg-type]
+    assert edit == Edit((MemoryId(1, 3), MemoryId(0, 2)), factor=2.0, positions=(0, -1)) and hash(edit)
+    assert Edit("L1N3") == Edit(memories=(MemoryId(1, 3),))  # type: ignore[arg-type]
+    assert [str(Edit.parse(text)) for text in ("L1N3=0", "L2=x-2", "l1d3=4.5")] == ["L1N3=0", "L2=x-2", "L1N3=4.5"]
     words: Any = ["L0N1=0", "L2=x3"]
     assert Intervention(words) == Intervention.parse("L0N1=0", "L2=x3") == Intervention.of(words)
     assert Intervention(words[0]).edits == (Edit.parse("L0N1=0"),)
-
-
-def test_an_edit_takes_names_and_one_position() -> None:
-    several: Any = ["L1N3", MemoryId(0, 2)]
-    at: Any = [0, -1]
-    edit = Edit(several, factor=2.0, positions=at)
-    assert edit == Edit((MemoryId(1, 3), MemoryId(0, 2)), factor=2.0, positions=(0, -1)) and hash(edit)
-    assert Edit(several[0]) == Edit(memories=(MemoryId(1, 3),))
-    assert [str(Edit.parse(text)) for text in ("L1N3=0", "L2=x-2", "l1d3=4.5")] == ["L1N3=0", "L2=x-2", "L1N3=4.5"]
 
 
 @pytest.mark.parametrize(
@@ -127,14 +122,14 @@ def test_a_change_that_does_not_suit_the_model_is_refused_everywhere(
 ) -> None:
     own = model.fingerprint()
     change = ValueChange(MemoryId(1, 3), value)
-    with pytest.raises(SettingError, match=words), memlens.trying(model, [CHANGE, change]):
-        pass
-    with pytest.raises(SettingError, match=words):
-        memlens.side_effects(model, change, PROMPT)
-    with pytest.raises(SettingError, match=words):
-        memlens.save_changed(model, change, tmp_path / "edited")
-    with pytest.raises(SettingError, match=words):
-        ValueChange.replaced(model, "L1N3", value)
+    for use in (
+        lambda: memlens.trying(model, [CHANGE, change]).__enter__(),
+        lambda: memlens.side_effects(model, change, PROMPT),
+        lambda: memlens.save_changed(model, change, tmp_path / "edited"),
+        lambda: ValueChange.replaced(model, "L1N3", value),
+    ):
+        with pytest.raises(SettingError, match=words):
+            use()
     assert model.fingerprint() == own and not (tmp_path / "edited").exists()
 
 

@@ -1,10 +1,8 @@
 """A trace agrees with the model: parts add up, tops and cases are the model's own, no hook stays behind."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,15 +12,13 @@ import memlens
 from memlens.errors import MemlensError, ModelError
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
-from memlens.tracer.intervene import apply_edits
-from memlens.tracer.intervention import Intervention
-from memlens.tracer.prompt import read_prompt
 from memlens.tracer.trace import trace
 from memlens.tracer.value_changes import ValueChange, token_direction, trying
 from memlens.vocab.table import compute_values
 
 PROMPT = "The river runs to the sea"
 Family = Callable[..., MemoryModel]
+Indexed = tuple[memlens.Index, MemoryModel]
 
 
 def fed(model: MemoryModel, text: str = PROMPT) -> torch.Tensor:
@@ -65,19 +61,16 @@ def test_an_effect_is_what_the_frozen_logit_loses_without_the_memory(family: Fam
     found = trace(model, PROMPT)
     with model.record() as recording:
         model.run_body(fed(model))
-    last = recording.o[2][0, -1]
     norm = model.lens.final_norm
     assert norm is not None and norm.gain is not None
+    scale = torch.sqrt(recording.o[2][0, -1].var(correction=0) + norm.epsilon)
     for memory in (layer.by_effect[0] for layer in found.layers):
         value = model.layers[memory.memory.layer].values[memory.memory.memory]
         m = recording.coefficients[memory.memory.layer][0, -1, memory.memory.memory]
-        centred = m * (value - value.mean())
-        scale = torch.sqrt(last.var(correction=0) + norm.epsilon)
-        expected = (centred * norm.gain / scale) @ model.lens.embedding[found.token.id]
+        expected = (m * (value - value.mean()) * norm.gain / scale) @ model.lens.embedding[found.token.id]
         assert memory.effect == pytest.approx(float(expected), abs=1e-5)
-        assert memory.coefficient == pytest.approx(float(m)) and memory.size == pytest.approx(
-            float(abs(m) * value.norm()), rel=1e-5
-        )
+        assert memory.coefficient == pytest.approx(float(m))
+        assert memory.size == pytest.approx(float(abs(m) * value.norm()), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "gemma2"])
@@ -174,32 +167,27 @@ def test_runs_that_fail_midway_leave_the_hooks_as_they_were(model: MemoryModel) 
 
 
 def test_a_trace_is_json_and_html_that_escapes_what_it_shows(model: MemoryModel) -> None:
-    found = trace(model, "<b>The river", top=3)
+    found = trace(model, "\u202e<b>The river", top=3)
     content = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert content["logit"] == pytest.approx(sum(content["parts"].values()))
     assert content["layers"][1]["by_effect"][0]["memory"] == str(found.layers[1].by_effect[0].memory)
-    assert len(content["layers"][2]["output"]) == 3
+    assert len(content["layers"][2]["output"]) == 3 and repr(found).startswith("<Trace of ")
     html = found._repr_html_()
-    assert "<b>The" not in html and "&lt;b&gt;The" in html and str(found.memories[0].memory) in html
-    assert repr(found).startswith("<Trace of ")
-
-
-def test_a_sign_that_turns_writing_round_is_shown_as_text_in_html(model: MemoryModel) -> None:
-    html = trace(model, "\u202eThe river", top=1)._repr_html_()
-    assert "\u202e" not in html and '<code style="white-space:pre;unicode-bidi:isolate">\\u202eThe' in html
+    assert "<b>The" not in html and str(found.memories[0].memory) in html
+    # a sign that turns writing round is shown as text
+    assert "\u202e" not in html and '<code style="white-space:pre;unicode-bidi:isolate">\\u202e&lt;b&gt;The' in html
 
 
 @pytest.fixture(scope="module")
-def indexed(tmp_path_factory: pytest.TempPathFactory) -> tuple[memlens.Index, MemoryModel]:
-    folder = tmp_path_factory.mktemp("traced")
-    (folder / "text.txt").write_text("The river runs to the sea. Rain fell on the hills. The press was free.\n")
+def indexed(tiny_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Indexed:
     model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
-    index = memlens.scan(model, folder / "text.txt", out=folder / "index", top=3, layers=[0, 2], threads=1)
+    folder = tmp_path_factory.mktemp("traced") / "index"
+    index = memlens.scan(model, tiny_text, out=folder, top=3, layers=[0, 2], threads=1)
     compute_values(index, model, top=5)
-    return memlens.Index(index.folder), model
+    return memlens.Index(folder), model
 
 
-def test_an_index_adds_triggers_and_the_tokens_of_its_table(indexed: tuple[memlens.Index, MemoryModel]) -> None:
+def test_an_index_adds_triggers_and_the_tokens_of_its_table(indexed: Indexed) -> None:
     index, model = indexed
     rows = {(row["layer"], row["memory"]): row for row in index.table("values").to_pylist()}
     bare, named = trace(model, PROMPT, top=5), trace(model, PROMPT, top=5, index=index)
@@ -217,10 +205,9 @@ def test_an_index_adds_triggers_and_the_tokens_of_its_table(indexed: tuple[memle
     assert any(memory.trigger for memory in named.memories)
 
 
-def test_an_index_with_patterns_adds_what_they_say(indexed: tuple[memlens.Index, MemoryModel], tmp_path: Path) -> None:
-    index, model = indexed
+def test_an_index_with_patterns_adds_what_they_say(indexed: Indexed, copy_of: Callable[..., memlens.Index]) -> None:
+    index, model = copy_of(indexed[0]), indexed[1]
     shown = trace(model, PROMPT, top=40).layers[2].by_effect
-    copy = memlens.Index(shutil.copytree(index.folder, tmp_path / "index"))
     positive, negative = (next(one.memory for one in shown if one.coefficient * sign > 0) for sign in (1, -1))
     rows = [
         {"layer": 2, "memory": memory.memory, "pattern": number, "kind": "shallow", "description": text}
@@ -228,54 +215,43 @@ def test_an_index_with_patterns_adds_what_they_say(indexed: tuple[memlens.Index,
         for number, text in enumerate(["ends with 'to'", "rivers"])
     ]
     table = pa.Table.from_pylist(rows)
-    copy.write({"patterns": (table.schema, [table])}, dict)
-    named = {one.memory: one.patterns for one in trace(model, PROMPT, top=40, index=copy).memories}
+    index.write({"patterns": (table.schema, [table])}, dict)
+    named = {one.memory: one.patterns for one in trace(model, PROMPT, top=40, index=index).memories}
     assert named[positive] == ("ends with 'to'", "rivers")
     assert named[negative] == ()  # patterns are those of the triggers at the other end
     assert sum(map(bool, named.values())) == 1
 
 
-@pytest.mark.parametrize("amount", ["turned round", "towards token 9"])
-def test_a_value_that_was_changed_is_not_named_by_the_table(
-    indexed: tuple[memlens.Index, MemoryModel], amount: str
-) -> None:
+def test_a_value_that_was_changed_is_not_named_by_the_table(indexed: Indexed) -> None:
     index, model = indexed
     for one in trace(model, PROMPT, top=5).layers[2].by_size:
-        change = ValueChange.towards(model, one.memory, 9, 50.0)
-        if amount == "turned round":
-            change = ValueChange.replaced(model, one.memory, -model.layers[2].values[one.memory.memory])
-        with trying(model, change):
-            bare, named = (trace(model, PROMPT, top=5, index=given) for given in (None, index))
-        of_memory = [{x.memory: x for x in found.layers[2].by_size}.get(one.memory) for found in (bare, named)]
-        assert of_memory[0] is not None and of_memory[1] is not None
-        assert of_memory[0].promotes == of_memory[1].promotes and of_memory[0].demotes == of_memory[1].demotes
+        turned = ValueChange.replaced(model, one.memory, -model.layers[2].values[one.memory.memory])
+        for change in (turned, ValueChange.towards(model, one.memory, 9, 50.0)):
+            with trying(model, change):
+                traces = [trace(model, PROMPT, top=5, index=given) for given in (None, index)]
+            bare, named = ({x.memory: x for x in found.layers[2].by_size}[one.memory] for found in traces)
+            assert bare.promotes == named.promotes and bare.demotes == named.demotes
 
 
 def test_tokens_are_those_of_the_lens_though_the_table_was_read_raw(
-    indexed: tuple[memlens.Index, MemoryModel], tmp_path: Path
+    indexed: Indexed, copy_of: Callable[..., memlens.Index]
 ) -> None:
-    index, model = indexed
-    copy = memlens.Index(shutil.copytree(index.folder, tmp_path / "index"))
-    compute_values(copy, model, top=5, reading="raw")
-    bare, named = (trace(model, PROMPT, top=5, index=given) for given in (None, memlens.Index(copy.folder)))
+    index, model = copy_of(indexed[0]), indexed[1]
+    compute_values(index, model, top=5, reading="raw")
+    bare, named = (trace(model, PROMPT, top=5, index=given) for given in (None, memlens.Index(index.folder)))
     assert [one.promotes for one in bare.memories] == [one.promotes for one in named.memories]
 
 
-def test_an_index_of_another_shape_of_model_is_refused(indexed: tuple[memlens.Index, MemoryModel]) -> None:
-    other = memlens.load(tiny_model("bloom"), tokenizer=tiny_tokenizer())
-    with pytest.raises(ModelError, match="is not an index of"):
-        trace(other, PROMPT, index=indexed[0])
-
-
-def test_an_index_of_another_model_of_the_same_shape_is_refused(indexed: tuple[memlens.Index, MemoryModel]) -> None:
-    other = memlens.load(tiny_model("llama", seed=1), tokenizer=tiny_tokenizer())
-    with pytest.raises(ModelError, match="its values are others"):
-        trace(other, PROMPT, index=indexed[0])
-    with pytest.raises(ModelError, match="family llama, not gpt2"):
-        trace(memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer()), PROMPT, index=indexed[0])
+def test_an_index_of_another_model_is_refused(indexed: Indexed) -> None:
     index, model = indexed
-    change = ValueChange.towards(model, "L0N0", 9, 50.0)
-    with trying(model, change):  # a model of which a few values are changed is still its model
+    for family, seed, words in (
+        ("bloom", 0, "is not an index of"),
+        ("gpt2", 0, "family llama, not gpt2"),
+        ("llama", 1, "its values are others"),
+    ):
+        with pytest.raises(ModelError, match=words):
+            trace(memlens.load(tiny_model(family, seed), tokenizer=tiny_tokenizer()), PROMPT, index=index)
+    with trying(model, ValueChange.towards(model, "L0N0", 9, 50.0)):  # with a few values changed it is still its model
         assert trace(model, PROMPT, index=index).memories
     coarse = memlens.load(tiny_model("llama").to(torch.bfloat16), tokenizer=tiny_tokenizer())
     assert trace(coarse, PROMPT, index=index).memories
@@ -291,13 +267,9 @@ def words() -> MemoryModel:
     return memlens.load(Path(__file__).parents[1] / "golden" / "fixture")
 
 
-def softmax_of(model: MemoryModel) -> Any:
-    return model.network.output
-
-
 def normalisers(model: MemoryModel, state: torch.Tensor, word: int) -> float:
     """log of what the word's score is divided by: the head's sum and, for a rarer word, its band's as well."""
-    softmax = softmax_of(model)
+    softmax = model.network.output
     total = float((torch.cat([softmax.words, softmax.classes]) @ state).logsumexp(0))
     for band, tail in enumerate(softmax.tails):
         if softmax.ends[band] <= word < softmax.ends[band + 1]:
@@ -307,13 +279,13 @@ def normalisers(model: MemoryModel, state: torch.Tensor, word: int) -> float:
 
 def some_words(model: MemoryModel) -> list[int]:
     """One word of each band, and the last of all."""
-    starts = [0, *softmax_of(model).ends]
+    starts = [0, *model.network.output.ends]
     return [*(start + 5 for start in starts[:-1]), starts[-1] - 1]
 
 
 def test_the_logit_of_a_word_of_any_band_is_log_p_but_for_the_normalisers(words: MemoryModel) -> None:
-    state = words.run_body(torch.tensor([[words.tokenizer.bos, *words.tokenizer.encode([WORDS_PROMPT])[0].ids]]))[0, -1]
-    assert len(softmax_of(words).ends) > 1
+    state = words.run_body(fed(words, WORDS_PROMPT))[0, -1]
+    assert len(words.network.output.ends) > 1
     with torch.no_grad():
         for word in some_words(words):
             found = trace(words, WORDS_PROMPT, token=word)
@@ -323,14 +295,17 @@ def test_the_logit_of_a_word_of_any_band_is_log_p_but_for_the_normalisers(words:
             assert found.token.p == pytest.approx(float(torch.tensor(log_p).exp()), rel=1e-3)
 
 
-def test_a_trace_says_what_its_logit_is(words: MemoryModel, family: Callable[..., MemoryModel]) -> None:
+def test_a_trace_says_what_its_logit_is_and_has_the_spaces_of_its_text(words: MemoryModel, family: Family) -> None:
     assert "its band's class" in trace(words, WORDS_PROMPT).to_json()["logit_is"]
     assert trace(family("gpt2"), WORDS_PROMPT).to_json()["logit_is"] == "the model's own logit"
     assert "before it is soft-capped" in trace(family("gemma2"), WORDS_PROMPT)._repr_html_()
+    assert [trace(words, WORDS_PROMPT, position=at).text for at in range(3)] == ["the", "the city", "the city of"]
+    found = trace(words, "the  city\nof", position=1)
+    assert found.text == "the  city" and "the  city" in found._repr_html_() and "'the  city'" in repr(found)
 
 
 def test_a_rare_words_direction_leads_to_its_band_as_well(words: MemoryModel) -> None:
-    softmax = softmax_of(words)
+    softmax = words.network.output
     word = softmax.ends[0] + 5
     own = softmax.tails[0].words[5] @ softmax.tails[0].projection.T + softmax.classes[0]
     assert torch.allclose(token_direction(words, 1, word), own / own.norm(), atol=1e-6)
@@ -348,20 +323,3 @@ def test_effects_on_a_word_of_any_band_can_be_integrated(words: MemoryModel) -> 
         assert abs(found.gap) < 1e-5 and found.p == pytest.approx(exact.p, rel=1e-5)
         first, effect = found.strongest(1)[0]
         assert effect * exact.effects[first] > 0
-
-
-def test_the_text_up_to_a_position_has_its_spaces(words: MemoryModel) -> None:
-    assert [trace(words, WORDS_PROMPT, position=at).text for at in range(3)] == ["the", "the city", "the city of"]
-    found = trace(words, "the  city\nof", position=1)
-    assert found.text == "the  city" and "the  city" in found._repr_html_() and "'the  city'" in repr(found)
-
-
-def test_interventions_on_words_do_what_algebra_says(words: MemoryModel) -> None:
-    prompt = read_prompt(words, WORDS_PROMPT)
-    own = words.logits(prompt.fed())
-    with apply_edits(words, Intervention.parse("L0=x1", "L3=x1", "L2N7=x1"), prompt):
-        assert torch.equal(words.logits(prompt.fed()), own)
-    with apply_edits(words, Intervention.parse("L1=0"), prompt), words.record() as recording:
-        words.run_body(prompt.fed())
-    bias = words.layers[1].value_bias
-    assert bias is not None and torch.equal(recording.y[1], bias.expand_as(recording.y[1]))

