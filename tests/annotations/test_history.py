@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +225,36 @@ def test_recover_needs_neither_header_nor_schema(labelled: Index, capsys: pytest
     assert everything(labelled) == before
     assert main(["annotate", str(labelled.folder), "recover"]) == 0
     assert "nothing was done" in capsys.readouterr().out
+
+
+def test_a_header_that_forbids_writing_is_mended(labelled: Index) -> None:
+    before, content = everything(labelled), bytearray(file_of(labelled).read_bytes())
+    content[18] = 65  # to SQLite, a file of a future version that it may only read
+    file_of(labelled).write_bytes(content)
+    with Annotations(labelled) as notes, pytest.raises(MemlensError):
+        notes.save(label("bob", "L1N0"))
+    assert [finding.file for finding in memlens.check(labelled.folder).damaged] == ["annotations.sqlite"]
+    assert recover(file_of(labelled)).kept == len(before) and everything(labelled) == before
+    with Annotations(labelled) as notes:
+        notes.save(label("bob", "L1N0"))
+
+
+WHILE_ANOTHER_READS = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1], timeout=0)
+try:
+    database.execute("BEGIN IMMEDIATE")
+except sqlite3.OperationalError as error:
+    print(error)
+"""
+
+
+def test_a_look_at_the_labels_does_not_undo_the_lock_of_who_writes(labelled: Index) -> None:
+    with closing(history.History(file_of(labelled))) as writer, writer.writing():
+        with Annotations(labelled) as reader:  # of another thread, say
+            assert reader.labels_of("bob") and history_mark(labelled, LABELS)
+        command = [sys.executable, "-c", WHILE_ANOTHER_READS, str(file_of(labelled))]
+        assert "locked" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_no_changed_byte_of_the_schema_is_more_than_a_line(labelled: Index) -> None:

@@ -161,7 +161,11 @@ class Annotations:
         self.path = index.folder / ANNOTATIONS
         self._triggers: dict[MemoryId, int] = {}  # an index with annotations keeps its triggers
         self._history = History(self.path)
-        self._history.events()  # a file that cannot be read is refused at once
+        try:
+            self._history.events()  # a file that cannot be read is refused at once
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Annotations:
         return self

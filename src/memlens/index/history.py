@@ -90,8 +90,8 @@ class Event:
     def is_readable(self) -> bool:
         """Is it an event at all? For those that have no hash to tell."""
         try:
-            known = self.kind in EVENT_KINDS[self.task]
-            return known and all(isinstance(f, str) for f in self.fields) and isinstance(json.loads(self.content), dict)
+            "".join(self.fields).encode()  # texts, and of characters that can be written again
+            return self.kind in EVENT_KINDS[self.task] and isinstance(json.loads(self.content), dict)
         except (KeyError, TypeError, ValueError, RecursionError):
             return False
 
@@ -153,6 +153,8 @@ class History:
             database = self._open(make=False)
             if database is not None:
                 self._check_pages(database)
+                if not set(_versions(self.path)) <= {1, 2}:
+                    raise damaged(self.path, "its header is not SQLite's")
         return count
 
     @contextmanager
@@ -298,22 +300,24 @@ class History:
 
 def connect(path: Path) -> sqlite3.Connection:
     """The database of a file, which is made if it is not there. Bytes that are no text are kept as they are."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(20)
-    except FileNotFoundError:
-        header = b""
-    except OSError as error:
-        raise FilesError(f"cannot open {path}: {error.strerror or error}; look at its permissions") from error
     mode = "rwc"
-    if header and not set(header[18:]) <= {1, 2}:
-        raise damaged(path, "its header is not SQLite's")
-    if header[18:] == b"\2\2" and not os.access(path.parent, os.W_OK):
-        mode = "ro&immutable=1"  # of an older memlens: SQLite would make a file beside it
+    # Of an older memlens: SQLite would make a file beside it. Where one can write, the file itself is not opened here:
+    # closing it again would undo the locks that SQLite holds for other threads.
+    if path.is_file() and not os.access(path.parent, os.W_OK) and _versions(path) == b"\2\2":
+        mode = "ro&immutable=1"
     address = f"{path.absolute().as_uri()}?mode={mode}"
     database = sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS, isolation_level=None)
     database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
     return database
+
+
+def _versions(path: Path) -> bytes:
+    """The two bytes of the header that say who may write and who may read; SQLite takes unknown ones for read-only."""
+    try:
+        with path.open("rb") as file:
+            return file.read(20)[18:]
+    except OSError as error:
+        raise FilesError(f"cannot open {path}: {error.strerror or error}; look at its permissions") from error
 
 
 def readable_rows(database: sqlite3.Connection, table: str) -> dict[int, Sequence[Any]]:
