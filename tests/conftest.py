@@ -3,8 +3,6 @@
 Session fixtures are made once and only read; `copy_of(index)` gives a test one that it may change.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """An index whose triggers are written down instead of scanned: any text, any memory, no model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

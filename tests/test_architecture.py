@@ -1,7 +1,5 @@
 """The house: imports point one way, modules say what they are for, classes have their own names, files fit a look."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Compiled parts work where nothing compiled can be kept: neither beside the code nor in the home folder."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

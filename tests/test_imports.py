@@ -1,7 +1,5 @@
 """Looking something up costs no torch: each such command runs in a process that loads no heavy library."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

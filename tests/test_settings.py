@@ -1,7 +1,5 @@
 """Settings: limits and choices are refused by the option's name, and every option of the command line is a field."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import pytest

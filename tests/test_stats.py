@@ -1,7 +1,5 @@
 """Tail probabilities, false discoveries, and what random prefixes share."""
 
-from __future__ import annotations
-
 from math import comb
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Text for people: one harmless line, cut to its room; bars and curves."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len

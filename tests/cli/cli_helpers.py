@@ -1,7 +1,5 @@
 """Helpers of the command line's tests: results of a command, refusals, triggers row by row, interruptions."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A command line run inside the tests' process, and small indexes to run it on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`analyze`: all stages, interrupted at any of them and continued to the same index."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

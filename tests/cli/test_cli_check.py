@@ -1,7 +1,5 @@
 """`memlens check` and `memlens merge` as commands."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

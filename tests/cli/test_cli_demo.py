@@ -1,7 +1,5 @@
 """`demo`: all stages and five findings, on a tiny model in place of the bundled one."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """`experiment` and `report`: tables on disk, a picture for people, JSON for machines, and refusals."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

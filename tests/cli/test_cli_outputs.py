@@ -1,8 +1,6 @@
 """Where a verb may write: never into an index or a model, never in the place of a device or a link, and over a file
 that memlens did not make only when told so."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What reaches a terminal, a pipe and a file: harmless, plain where nobody looks, and silent where it should be."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

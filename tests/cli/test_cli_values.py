@@ -1,7 +1,5 @@
 """`values`, `search --in values` and the value's part of `show` say what the tables say."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

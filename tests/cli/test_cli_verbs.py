@@ -1,7 +1,5 @@
 """The verbs do what they say: what they print agrees with the library and with brute force."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The public names of memlens, and the cost of importing them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

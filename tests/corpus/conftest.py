@@ -1,7 +1,5 @@
 """A corpus's files, compressed as people keep them."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Windows become batches: every sentence once, nothing lost, little padding."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

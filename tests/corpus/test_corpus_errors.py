@@ -1,7 +1,5 @@
 """Everything that can be wrong with a corpus is said in one line that names the place and what to do."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Every kind of file, every compression, every unit, and the order in which they are read."""
 
-from __future__ import annotations
-
 import json
 import os
 import tracemalloc

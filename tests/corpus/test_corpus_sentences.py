@@ -1,7 +1,5 @@
 """Units become sentences of tokens: ids, cuts, blocks, limits; repeats against their definition."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

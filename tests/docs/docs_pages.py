@@ -1,7 +1,5 @@
 """The documentation as tests see it: pages, code blocks, commands and links."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

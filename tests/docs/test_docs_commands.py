@@ -1,7 +1,5 @@
 """Every command, option and link that the documentation shows is there."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

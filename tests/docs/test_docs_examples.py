@@ -1,7 +1,5 @@
 """The Python of the documentation runs, in the order of the page, with a tiny model in the place of gpt2."""
 
-from __future__ import annotations
-
 import ast
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pages that are made from the code, or name its files, are up to date."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

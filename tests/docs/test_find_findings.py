@@ -1,7 +1,5 @@
 """examples/find_findings.py finds the memory that was planted, and measures what intervening on it measures."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random

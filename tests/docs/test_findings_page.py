@@ -1,7 +1,5 @@
 """docs/findings.md: what it says of silencing a memory happens, on the model that comes with memlens."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The notebook runs from top to bottom, on a tiny model in the place of the bundled one."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The scripts of examples/smollm2, on a small wheel and a few articles, without network."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """docs/trace.md: its Python and its commands run, in the order of the page, with a tiny model in the place of gpt2."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Section 5 against the recorded outputs of the paper's released program, at the very positions it drew."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

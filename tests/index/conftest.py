@@ -1,7 +1,5 @@
 """One small checkpoint and the index that one process makes of it, for all tests of scaling."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

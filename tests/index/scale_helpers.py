@@ -1,7 +1,5 @@
 """What the tests of scaling share: one small checkpoint, one corpus, and the bytes that every way must give."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

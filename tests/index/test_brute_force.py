@@ -1,7 +1,5 @@
 """The whole way from model and text to the index, against one sentence at a time without batching."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An index is whole or it is not there: stopping, killing, resuming, and folders of something else."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`check` names what is damaged, and nothing else; schema versions; lazy reading of large tables."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

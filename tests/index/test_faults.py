@@ -1,7 +1,5 @@
 """Whatever happens to a process, a disk or a clock: the same index after resume, or a clear refusal."""
 
-from __future__ import annotations
-
 import errno
 import os
 import random

@@ -1,7 +1,5 @@
 """Nonsense in files that people hand to memlens: one line that says so, never a traceback."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import json

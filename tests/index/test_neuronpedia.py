@@ -1,7 +1,5 @@
 """The export in Neuronpedia's layout: what it says of a memory is what the index says, and nothing is made up."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

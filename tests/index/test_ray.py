@@ -1,7 +1,5 @@
 """A Ray cluster of two nodes gives the bytes of one process, also when a node is lost or the driver fails."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Which memories promote a token, from the index alone, against plain loops over values.parquet."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

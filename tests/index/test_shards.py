@@ -1,7 +1,5 @@
 """Shards: parts made apart, joined in any order, give the bytes of one process; anything else is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Local workers: the same bytes as one process, whoever is killed, stopped or orphaned."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The model that comes with memlens is what its recipe says, fits into a package, and has learned its language."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from importlib.resources import files

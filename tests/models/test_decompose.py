@@ -1,7 +1,5 @@
 """The parts of a logit add up to the model's own logit, in every family."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

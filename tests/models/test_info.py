@@ -1,7 +1,5 @@
 """Facts about a model, and its sizes before it is loaded; layers spread by a device map."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The probe behind `info` measures the speed of batches; workers and threads are chosen by speed and memory."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a Ray worker hands over counts by what is in it, not by what it was asked to do. Needs no cluster."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """A layer's share of a scan: the path for other devices, and sums that do not depend on order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

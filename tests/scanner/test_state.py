@@ -1,7 +1,5 @@
 """Which batches are done, and what is left: against plain sets of numbers."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """TopTriggers against ten naive lines, in any order, any split and any merge tree, with ties."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
