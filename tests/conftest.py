@@ -29,14 +29,8 @@ TINY_TEXT = """The river runs to the sea. The river runs to the hills. The press
 Rain fell on the hills, and the rivers rose. In 1990 a café opened near the river; it was the first of its kind.
 The end of the war came in the spring, as the papers of the day had said it would. The River City was free.
 """
-FLAGS = [
-    "--headless",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+FLAGS = [f"--{flag}" for flag in ("headless", "disable-gpu", "no-first-run", "disable-background-networking",
+         "disable-component-update", "disable-sync")]  # fmt: skip
 
 
 @pytest.fixture(scope="session")

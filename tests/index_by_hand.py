@@ -7,22 +7,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from memlens.files import checksum, write_table
-from memlens.index.layout import (
-    CORPUS,
-    CORPUS_SCHEMA,
-    MEMORIES,
-    MEMORIES_SCHEMA,
-    ORDINARY,
-    ORDINARY_SCHEMA,
-    SCHEMA_VERSION,
-    TRIGGERS,
-    TRIGGERS_SCHEMA,
-    VOCABULARY,
-    VOCABULARY_SCHEMA,
-    Manifest,
-)
+from memlens.files import facts_of, write_table
+from memlens.index import layout
 from memlens.index.reader import Index
+from memlens.vocab.table import VALUES_SCHEMA
 
 PIECE = re.compile(r" ?\w+| ?[^\w\s]|\s")
 Place = tuple[int, int]  # sentence, position
@@ -65,15 +53,15 @@ def write_index(
         for (layer, memory), places in sorted(triggers.items())
     ]  # fmt: skip
     tables = {
-        CORPUS: pa.table(corpus, CORPUS_SCHEMA),
-        VOCABULARY: pa.table({"token": range(len(vocabulary)), "text": list(vocabulary)}, VOCABULARY_SCHEMA),
-        TRIGGERS: pa.Table.from_pylist(rows, TRIGGERS_SCHEMA),
-        MEMORIES: pa.Table.from_pylist(facts, MEMORIES_SCHEMA),
-        ORDINARY: ORDINARY_SCHEMA.empty_table(),
+        layout.CORPUS: pa.table(corpus, layout.CORPUS_SCHEMA),
+        layout.VOCABULARY: pa.table(
+            {"token": range(len(vocabulary)), "text": list(vocabulary)}, layout.VOCABULARY_SCHEMA
+        ),
+        layout.TRIGGERS: pa.Table.from_pylist(rows, layout.TRIGGERS_SCHEMA),
+        layout.MEMORIES: pa.Table.from_pylist(facts, layout.MEMORIES_SCHEMA),
+        layout.ORDINARY: layout.ORDINARY_SCHEMA.empty_table(),
     }
     if values is not None:
-        from memlens.vocab.table import VALUES_SCHEMA
-
         made = [
             {"layer": layer, "memory": memory, "max_p": 0.5, "argmax": own[0], "tokens": list(own)}
             for (layer, memory), own in sorted(values.items())
@@ -84,15 +72,13 @@ def write_index(
     layers = sorted({layer for layer, _ in triggers})
     counts = {str(layer): sum(own == layer for own, _ in triggers) for layer in layers}
     manifest = {
-        "schema": SCHEMA_VERSION,
+        "schema": layout.SCHEMA_VERSION,
         "layers": layers,
         "model": {"name": "by hand", "source": None, "memories": counts, "vocabulary": len(vocabulary)},
         "counts": {"sentences": len(texts), "tokens": sum(map(len, tokens)), "prefixes": sum(map(len, tokens))},
         "plan": {"settings": {}},
         "histogram_edges": [],
-        "files": {
-            name: {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)} for name in tables
-        },
+        "files": {name: facts_of(folder / name) for name in tables},
     }
-    Manifest(manifest).write(folder)
+    layout.Manifest(manifest).write(folder)
     return Index(folder)

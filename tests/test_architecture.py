@@ -30,6 +30,9 @@ ALLOWED = {("testing", "models")}
 DOORS = ("__init__", "__main__")
 
 
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
+
+
 def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
@@ -37,7 +40,7 @@ def part_of(path: Path) -> str:
 def imported_parts(path: Path) -> Iterator[tuple[int, str]]:
     """Line and part of memlens of every import in a file, also inside functions and by name."""
     package = ["memlens", *path.relative_to(SOURCE).parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(TREES[path]):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -60,7 +63,7 @@ def is_backward(importer: str, imported: str) -> bool:
     return LEVEL[imported] >= LEVEL[importer]
 
 
-FILES = sorted(path for path in SOURCE.rglob("*.py") if part_of(path) not in DOORS)
+FILES = [path for path in TREES if part_of(path) not in DOORS]
 
 
 def test_no_import_points_back() -> None:
@@ -84,32 +87,20 @@ RIDDLES = ("What ", "Where ", "Whether ", "How ", "Who ", "Which ", "By which ",
 LONGEST = 450
 
 
-def classes() -> Iterator[tuple[str, str]]:
-    """Name without leading underscore, and file, of every class of the package."""
-    for path in sorted(SOURCE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                yield node.name.lstrip("_"), str(path.relative_to(SOURCE))
-
-
 def test_every_module_says_plainly_what_it_is_for() -> None:
-    wrong = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        if not words or words.startswith(RIDDLES):
-            wrong.append(f"{path.relative_to(SOURCE)}: {words.splitlines()[0] if words else 'no docstring'}")
-    assert not wrong, "\n".join(wrong)
+    said = {str(path.relative_to(SOURCE)): ast.get_docstring(tree) or "" for path, tree in TREES.items()}
+    assert not {name: words[:80] for name, words in said.items() if not words or words.startswith(RIDDLES)}
 
 
 def test_no_two_classes_share_a_name() -> None:
     found: dict[str, list[str]] = {}
-    for name, file in classes():
-        found.setdefault(name, []).append(file)
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(SOURCE)))
     assert not {name: files for name, files in found.items() if len(files) > 1}
 
 
 def test_no_file_is_too_long_to_read() -> None:
-    lengths = {
-        str(p.relative_to(SOURCE)): len(p.read_text(encoding="utf-8").splitlines()) for p in SOURCE.rglob("*.py")
-    }
+    lengths = {str(path.relative_to(SOURCE)): len(path.read_text(encoding="utf-8").splitlines()) for path in TREES}
     assert not {name: length for name, length in lengths.items() if length > LONGEST}

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from memlens.errors import OutputError
-from memlens.index.reader import Index
 from memlens.outputs import FOLDER_MARK, prepare_output_folder, refuse_output
 
 
@@ -32,9 +31,7 @@ def test_a_file_of_somebody_else_needs_force(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_nothing_is_written_into_an_index_or_a_model(
-    tiny_gpt2_index: Index, tiny_gpt2: Path, tmp_path: Path, force: bool
-) -> None:
+def test_nothing_is_written_into_an_index_or_a_model(tiny_gpt2_index, tiny_gpt2, tmp_path, force) -> None:
     index = shutil.copytree(tiny_gpt2_index.folder, tmp_path / "index")
     for folder, words in ((index, "an index"), (index / "experiments", "an index"), (tiny_gpt2, "a model")):
         for name in ("triggers.parquet", "annotations.sqlite", "new.html"):

@@ -21,6 +21,7 @@ class Ran:
 
 
 Run = Callable[..., Ran]
+Paths = dict[str, Path]
 
 
 def is_refused(ran: Ran, *words: str) -> bool:
@@ -48,11 +49,8 @@ def triggers_by_end(folder: Path) -> dict[tuple[str, str], list[tuple[str, str]]
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def tables(folder: Path) -> dict[str, str]:

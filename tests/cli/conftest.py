@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_helpers import Ran
+from cli_helpers import Paths, Ran
 
 from memlens.cli import main
 from memlens.index.reader import Index
@@ -26,7 +26,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture(scope="session")
-def models(tiny_gpt2: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tiny_gpt2: Path, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Paths:
     """Checkpoint folders: a plain model, the same with other weights, and a gated one that is fed BOS."""
     other = save_tiny(tmp_path_factory.mktemp("models") / "other", "gpt2", seed=1)
     return {"plain": tiny_gpt2, "other": other, "gated": tiny_llama}
@@ -38,7 +38,7 @@ def text(tiny_text: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(tiny_gpt2_index: Index, tiny_llama_index: Index) -> dict[str, Path]:
+def made(tiny_gpt2_index: Index, tiny_llama_index: Index) -> Paths:
     """Complete indexes of the plain and the gated model; only read them."""
     return {"plain": tiny_gpt2_index.folder, "gated": tiny_llama_index.folder}
 
@@ -50,7 +50,7 @@ def valued(tiny_gpt2_values: Index) -> Path:
 
 
 @pytest.fixture(scope="session")
-def analyzed(models: dict[str, Path], text: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+def analyzed(models: Paths, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
     """Everything there is about the gated model; only read it."""
     out = tmp_path_factory.mktemp("analyzed") / "index"
     return analyze(models["gated"], text, out=out, top=7, tokens=9, sample=30, threads=1)

@@ -5,12 +5,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cli_helpers import Run, checksums, is_refused
+from cli_helpers import Paths, Run, checksums, is_refused
 from safetensors.torch import load_file, save_file
 
 import memlens
 from memlens import text as cli_text
 from memlens.index.reader import Index
+from memlens.index.search import SearchQuery, search_values
 
 
 def rows_of(folder: Path, table: str) -> list[dict]:
@@ -41,16 +42,17 @@ def test_values_as_json_has_the_most_confident_values_and_counts_agreement(run: 
 
 def test_values_refuses_what_cannot_work_and_leaves_the_index(run: Run, with_values: Path) -> None:
     before = checksums(with_values)
-    assert is_refused(run("values", with_values, "--top", 0), "--top is 0")
-    assert is_refused(run("values", with_values, "--threads", 0), "--threads is 0")
-    assert is_refused(run("values", with_values, "--reading", "upside-down"), "upside-down", "folded or raw")
-    assert is_refused(run("values", with_values, "--model", with_values / "none"), "none")
+    for option, given, *words in (
+        ("--top", 0, "--top is 0"),
+        ("--threads", 0, "--threads is 0"),
+        ("--reading", "upside-down", "upside-down", "folded or raw"),
+        ("--model", with_values / "none", "none"),
+    ):
+        assert is_refused(run("values", with_values, option, given), *words)
     assert checksums(with_values) == before
 
 
-def test_a_model_folder_that_changed_since_the_scan_is_refused(
-    run: Run, models: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
+def test_a_model_folder_that_changed_since_the_scan_is_refused(run, models, text, tmp_path) -> None:
     folder = Path(shutil.copytree(models["plain"], tmp_path / "model"))
     memlens.scan(folder, text, out=tmp_path / "index", threads=1)
     weights = load_file(folder / "model.safetensors")
@@ -76,72 +78,58 @@ def test_show_has_both_ends_of_the_value_the_key_and_the_agreement(run: Run, val
 
 
 def test_show_for_people_marks_agreement_and_lists_as_many_tokens_as_asked(run: Run, valued: Path) -> None:
-    rows, vocabulary = rows_of(valued, "values"), Index(valued).vocabulary
+    vocabulary = Index(valued).vocabulary
     signs = {True: "✓ agrees", False: "✗ ", None: "nothing follows its top trigger"}
-    seen = set()
-    for row in rows:
-        agrees = None if row["target"] is None else row["target"] == row["argmax"]
-        if agrees in seen:
-            continue
-        seen.add(agrees)
+    rows = {None if row["target"] is None else row["target"] == row["argmax"]: row for row in rows_of(valued, "values")}
+    for agrees, row in rows.items():
         out = run("show", valued, f"L{row['layer']}N{row['memory']}", "--top", 3).out
-        assert signs[agrees] in out
+        assert signs[agrees] in out and "its key alone matches" in out
+        promoted = [words.split("  ")[0] for words in out.split("promotes")[1].split("its key")[0].splitlines()[1:]]
         for place, shown in ((0, True), (2, True), (3, False)):
-            line = f"{cli_text.quoted(vocabulary[row['tokens'][place]], 22)}"
-            promoted = [words.split("  ")[0] for words in out.split("promotes")[1].split("its key")[0].splitlines()[1:]]
-            assert (line in promoted) is shown
-        assert "its key alone matches" in out
-    assert {True, False} <= seen  # the tiny model has both
+            assert (cli_text.quoted(vocabulary[row["tokens"][place]], 22) in promoted) is shown
+    assert {True, False} <= rows.keys()  # the tiny model has both
 
 
-def test_show_without_values_names_the_command(run: Run, made: dict[str, Path]) -> None:
+def test_show_without_values_names_the_command(run: Run, made: Paths) -> None:
     ran = run("show", made["plain"], "L0N0")
     assert ran.code == 0 and f"memlens values {made['plain']}" in ran.err and "promotes" not in ran.out
     assert json.loads(run("show", made["plain"], "L0N0", "--json").out)["value"] is None
 
 
 @pytest.mark.parametrize(
-    ("queries", "options"),
-    [([" the"], []), ([" the", "e"], []), (["e"], ["--substring"]), (["in"], ["--bottom"])],
+    ("queries", "option"),
+    [
+        ([" the"], None),
+        ([" the", "e"], None),
+        (["e"], "--substring"),
+        (["in"], "--bottom"),
+        (["e", " the"], "--bottom"),
+    ],
 )
-def test_search_in_values_finds_what_a_naive_search_finds(
-    run: Run, valued: Path, queries: list[str], options: list[str]
-) -> None:
-    vocabulary = Index(valued).vocabulary
-    substring = "--substring" in options
-    names = ("bottom_tokens", "bottom_p") if "--bottom" in options else ("tokens", "p")
-    forms = {form for query in queries for form in (query, query if query.startswith(" ") else f" {query}")}
-    naive = {}
-    for row in rows_of(valued, "values"):
-        found = [
-            (token, p)
-            for token, p in zip(row[names[0]], row[names[1]], strict=True)
-            if (any(q in vocabulary[token] for q in queries) if substring else vocabulary[token] in forms)
-        ]
-        if found:
-            naive[f"L{row['layer']}N{row['memory']}"] = found
-    told = json.loads(run("search", valued, *queries, "--in", "values", *options, "--limit", 1000, "--json").out)
-    assert told["total"] == len(naive) > 0
-    assert {m["name"]: [(t["token"], t["p"]) for t in m["tokens"]] for m in told["found"]} == naive
-    if len(queries) == 1 and not options:
-        assert [m["p"] for m in told["found"]] == sorted((m["p"] for m in told["found"]), reverse=True)
-    if len(queries) == 2:
-        read = [{(t["text"].strip() == "the") for t in m["tokens"]} for m in told["found"]]
-        assert [len(own) for own in read] == sorted(map(len, read), reverse=True)
-    people = run("search", valued, *queries, "--in", "values", *options, "--limit", 1)
+def test_search_in_values_finds_what_the_library_finds(run, valued, queries, option) -> None:
+    command = ["search", valued, *queries, "--in", "values", *([option] if option else [])]
+    told = json.loads(run(*command, "--limit", 1000, "--json").out)
+    query = SearchQuery(tuple(queries), "values", bottom=option == "--bottom", limit=1000)
+    found = search_values(Index(valued), query, "substring" if option == "--substring" else "word").found
+    assert told["total"] == len(found) > 0
+    assert [
+        (one["name"], one["p"], [(t["token"], t["text"], t["p"]) for t in one["tokens"]]) for one in told["found"]
+    ] == [(str(one.name), one.p, [(t.token, t.text, t.p) for t in one.tokens]) for one in found]
+    people = run(*command, "--limit", 1)
     assert told["found"][0]["name"] in people.out and len(people.out.splitlines()) == 2
 
 
-def test_a_token_that_is_not_one_token_is_refused_with_its_split(run: Run, valued: Path) -> None:
-    assert is_refused(run("search", valued, " Paris", "--in", "values"), "' Paris'", "' ' + 'Par' + 'is'", "substring")
-    assert is_refused(run("search", valued, "Ω", "--in", "values"), "'Ω'", "nor made of several")
-    assert is_refused(run("search", valued, "Ω", "--in", "values", "--substring"), "contains 'Ω'")
-
-
-def test_search_refuses_options_of_the_other_place(run: Run, valued: Path, made: dict[str, Path]) -> None:
-    assert is_refused(run("search", valued, "a", "--in", "values", "--ends"), "--ends", "--in triggers")
-    assert is_refused(run("search", valued, "a", "--substring"), "--substring", "--in values")
-    assert is_refused(run("search", valued, "a", "b"), "quotes")
-    assert is_refused(run("search", valued, "a", "--in", "values", "--limit", 0), "--limit is 0")
-    assert is_refused(run("search", valued, "", "--in", "values"), "empty")
-    assert is_refused(run("search", made["plain"], "a", "--in", "values"), f"memlens values {made['plain']}")
+def test_search_refuses_what_is_no_token_and_options_of_the_other_place(run: Run, valued: Path, made: Paths) -> None:
+    in_values = ["--in", "values"]
+    for query, options, *words in (
+        ([" Paris"], in_values, "' Paris'", "' ' + 'Par' + 'is'", "substring"),
+        (["Ω"], in_values, "'Ω'", "nor made of several"),
+        (["Ω"], [*in_values, "--substring"], "contains 'Ω'"),
+        (["a"], [*in_values, "--ends"], "--ends", "--in triggers"),
+        (["a"], ["--substring"], "--substring", "--in values"),
+        (["a", "b"], [], "quotes"),
+        (["a"], [*in_values, "--limit", 0], "--limit is 0"),
+        ([""], in_values, "empty"),
+    ):
+        assert is_refused(run("search", valued, *query, *options), *words)
+    assert is_refused(run("search", made["plain"], "a", *in_values), f"memlens values {made['plain']}")

@@ -16,24 +16,17 @@ def windows() -> st.SearchStrategy[Window]:
 
 
 @given(windows(), st.integers(1, 60), st.none() | st.integers(0, 99))
-def test_every_sentence_is_in_one_batch_and_no_token_is_lost(window: Window, limit: int, bos: int | None) -> None:
-    found = {}
-    for batch in cut_batches(window, limit, bos):
-        for row, sentence, length in zip(batch.tokens, batch.sentences, batch.lengths, strict=True):
-            assert int(sentence) not in found
-            start = bos is not None
-            assert not start or row[0] == bos
-            assert not row[start + length :].any()
-            found[int(sentence)] = row[start : start + length].tolist()
-    assert found == {sentence: tokens.tolist() for sentence, tokens in window}
-
-
-@given(windows(), st.integers(1, 60), st.none() | st.just(0))
-def test_a_batch_keeps_to_the_limit_unless_it_is_one_sentence(window: Window, limit: int, bos: int | None) -> None:
+def test_every_sentence_is_in_one_batch_within_the_limit_from_long_to_short_and_no_token_is_lost(window, limit, bos):
+    found, order, start = {}, [], int(bos is not None)
     for batch in cut_batches(window, limit, bos):
         assert batch.tokens.size <= limit or len(batch.sentences) == 1
-        assert batch.tokens.shape == (len(batch.sentences), batch.lengths.max() + (bos is not None))
+        assert batch.tokens.shape == (len(batch.sentences), batch.lengths.max() + start)
         assert {batch.tokens.dtype, batch.sentences.dtype, batch.lengths.dtype} == {np.dtype(np.int64)}
+        for row, sentence, length in zip(batch.tokens, batch.sentences.tolist(), batch.lengths.tolist(), strict=True):
+            assert sentence not in found and row[:start].tolist() == [bos][:start] and not row[start + length :].any()
+            found[sentence] = row[start : start + length].tolist()
+            order.append((-length, sentence))
+    assert found == {sentence: tokens.tolist() for sentence, tokens in window} and order == sorted(order)
 
 
 @given(windows(), st.integers(1, 60), st.randoms(use_true_random=False))
@@ -43,16 +36,6 @@ def test_batches_do_not_depend_on_the_order_of_the_window(window: Window, limit:
     one, other = cut_batches(window, limit, 1), cut_batches(shuffled, limit, 1)
     assert [batch.tokens.tolist() for batch in one] == [batch.tokens.tolist() for batch in other]
     assert [batch.sentences.tolist() for batch in one] == [batch.sentences.tolist() for batch in other]
-
-
-@given(windows(), st.integers(1, 60))
-def test_sentences_go_from_long_to_short_then_by_id(window: Window, limit: int) -> None:
-    found = [
-        (-int(length), int(sentence))
-        for batch in cut_batches(window, limit, None)
-        for sentence, length in zip(batch.sentences, batch.lengths, strict=True)
-    ]
-    assert found == sorted(found)
 
 
 def fill_share(batches: list[Batch]) -> float:

@@ -11,11 +11,14 @@ import shutil
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 import memlens
+from memlens.experiments.prefix_pass import look_at_prefixes
+from memlens.experiments.prefixes import Prefixes
 
 FIXTURE = Path(__file__).parent / "fixture"
 TOP = 20
@@ -178,9 +181,8 @@ def test_the_values_table_equals_the_reference(index, model, tmp_path):
 def recorded(model):
     """One pass a sentence: (reference row of all layers, of the last layer's memories, recording, position)."""
     passes = []
-    for given, by_layer, by_memory in zip(
-        read_inputs("ffninfo_inputs"), read_rows("ffn_layer"), read_rows("ffn_dim"), strict=True
-    ):
+    rows = zip(read_inputs("ffninfo_inputs"), read_rows("ffn_layer"), read_rows("ffn_dim"), strict=True)
+    for given, by_layer, by_memory in rows:
         assert given["text"] == by_layer["text"] == by_memory["text"]
         assert by_layer["random_pos"] == by_memory["random_pos"]
         with model.record() as recording:
@@ -245,3 +247,20 @@ def test_active_memories_of_the_last_layer_equal_the_reference_one_by_one(model,
             assert_same_ranks(read, [top_of_ffn], [row["dim_pattern_ffn_output_rank"][memory]])
             probability = float(read[top_of_ffn].exp())
             assert probability == pytest.approx(row["dim_pattern_ffn_output_prob"][memory], abs=1e-7)
+
+
+def test_the_pass_over_prefixes_sees_what_the_released_program_recorded(model, tmp_path):
+    """Section 5 at the very positions that the program drew."""
+    index = memlens.scan(model, FIXTURE / "ffninfo_valid.txt", out=tmp_path / "index", unit="line", top=1)
+    index = memlens.values(index, model=model, top=1)
+    rows, sentences = read_rows("ffn_layer"), [given["ids"] for given in read_inputs("ffninfo_inputs")]
+    positions = [row["random_pos"] - 1 for row in rows]  # the program's count the </s> in front
+    assert index.manifest.model.bos == 2
+    seen = look_at_prefixes(index, model, Prefixes.given(sentences, positions, 2))
+    for layer, columns in seen.by_layer():
+        for ours, theirs in (("residual", "residual"), ("ffn", "ffn"), ("output", "layer_output")):
+            assert columns[f"{ours}_token"].tolist() == [row[f"{theirs}_argmax"][layer] for row in rows]
+        expected = [row["residual_output_prob"][layer] for row in rows]
+        np.testing.assert_allclose(columns["p_final"], expected, rtol=1e-4, atol=1e-7)
+        assert (columns["rank_final"] - 1).tolist() == [row["residual_output_rank"][layer] for row in rows]
+        assert columns["active"].tolist() == [row["coeffs_l0"][layer] - 1 for row in rows]  # the residual counts there

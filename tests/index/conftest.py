@@ -1,9 +1,9 @@
-"""One small checkpoint and the index that one process makes of it, for all tests of scaling."""
+"""One small checkpoint, the index that one process makes of it, and the same scan in any other way."""
 
 from pathlib import Path
 
 import pytest
-from scale_helpers import OPTIONS, TEXTS
+from scale_helpers import OPTIONS, TEXTS, Scans
 
 import memlens
 from memlens.testing import save_tiny
@@ -18,3 +18,8 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made by one process; only read it."""
     return memlens.scan(small_checkpoint, TEXTS, out=tmp_path_factory.mktemp("alone"), workers=1, **OPTIONS).folder
+
+
+@pytest.fixture(scope="session")
+def scans(small_checkpoint: Path, alone: Path) -> Scans:
+    return Scans(memlens.load(small_checkpoint, prove=False), alone)

@@ -5,10 +5,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import memlens
+from memlens.models.memory_model import MemoryModel
 
 BUNDLED = Path(memlens.__file__).parent / "bundled" / "corpus"
 TEXTS = tuple(str(BUNDLED / name) for name in ("birds.txt", "bridges.txt", "film.txt"))
@@ -19,17 +23,15 @@ OPTIONS: dict[str, Any] = {"top": 5, "batch_tokens": 64, "threads": 1}  # about 
 PROGRAM = """
 import sys
 from pathlib import Path
-from memlens.settings import CorpusSettings
 from memlens.index.build import build_index
 from memlens.models.load import load
 from memlens.scanner.executors import make_executor
-from memlens.settings import ScanSettings
-from memlens.settings import RunSettings
-model, out, workers, seconds, *texts = sys.argv[1:]
-executor = make_executor(RunSettings(), int(workers))
+from memlens.settings import CorpusSettings, RunSettings, ScanSettings
+model, out, *texts = sys.argv[1:]
+executor = make_executor(RunSettings(), 2)
 tell = lambda *step: print(*step, flush=True)
 settings = ScanSettings(top=5, batch_tokens=64, threads=1)
-build_index(load(model, prove=False), CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=float(seconds),
+build_index(load(model, prove=False), CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=0.0,
             progress=tell, executor=executor)
 """
 
@@ -38,10 +40,40 @@ def tables_of(folder: Path) -> dict[str, bytes]:
     return {name: (folder / f"{name}.parquet").read_bytes() for name in TABLES}
 
 
-def start(checkpoint: Path, out: Path, workers: int = 1, seconds: float = 0.0, **more: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(out), str(workers), str(seconds), *TEXTS]
+@dataclass(frozen=True)
+class Scans:
+    """The scan that `alone` is of, made in another way or in several goes."""
+
+    model: MemoryModel
+    alone: Path
+
+    def run(self, out: Path, **options: Any) -> Any:
+        return memlens.scan(self.model, TEXTS, out=out, **{"workers": 1, **OPTIONS, **options})
+
+    def stop(self, out: Path, batches: int, number: int = signal.SIGINT, **options: Any) -> None:
+        """Begin or go on, and send this process a signal after so many batches."""
+        with pytest.raises(KeyboardInterrupt):
+            self.run(out, progress=interrupting_after(batches, number), **options)
+
+    def end(self, out: Path, **options: Any) -> None:
+        """Go on to the end: the same bytes."""
+        self.run(out, **options)
+        assert tables_of(out) == tables_of(self.alone)
+
+    def go_on(self, out: Path) -> None:
+        """Go on to the end: the same bytes, and what was done already is not done again."""
+        steps: list[int] = []
+        self.end(out, progress=lambda stage, done, total: steps.append(done))
+        assert steps[0] > 0, "the second run began where the first one stopped"
+
+
+def start(checkpoint: Path, out: Path, until: int, **more: Any) -> subprocess.Popen[str]:
+    """A driver of two workers that has just told of so many tokens."""
+    command = [sys.executable, "-c", PROGRAM, str(checkpoint), str(out), *TEXTS]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **more)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, **more)
+    next(line for line in process.stdout or () if line.startswith("scan") and int(line.split()[1]) > until)
+    return process
 
 
 def children_of(process: int) -> list[int]:
@@ -60,10 +92,9 @@ def children_of(process: int) -> list[int]:
 
 def is_alive(process: int) -> bool:
     try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-    return state != "Z"
 
 
 def interrupting_after(batches: int, number: int = signal.SIGINT) -> Callable[[str, int, int | None], None]:

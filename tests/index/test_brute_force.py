@@ -1,11 +1,11 @@
 """The whole way from model and text to the index, against one sentence at a time without batching."""
 
+from collections.abc import Callable
 from functools import cache
 from itertools import product
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -25,6 +25,7 @@ The end of the war came in the spring, as the papers of the day had said it woul
 The river. Rain.
 """
 RTOL, ATOL = 1e-4, 1e-5
+Scan = Callable[..., memlens.Index]
 
 
 @cache
@@ -37,6 +38,15 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("corpus") / "text.txt"
     path.write_text(TEXT, encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def scan(corpus: Path, tmp_path: Path) -> Scan:
+    return lambda family, **options: memlens.scan(the_model(family), corpus, out=tmp_path / "index", **options)
+
+
+def sentences_of(index: memlens.Index) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(row) for row in index.table("corpus").column("tokens").to_pylist())
 
 
 @cache
@@ -52,7 +62,7 @@ def coefficients_one_by_one(family: str, sentences: tuple[tuple[int, ...], ...])
     return found
 
 
-def candidate_prefixes(sentences: list[tuple[int, ...]], dedup: str) -> list[tuple[int, int]]:
+def candidate_prefixes(sentences: tuple[tuple[int, ...], ...], dedup: str) -> list[tuple[int, int]]:
     seen: set[tuple[int, ...]] = set()
     chosen = []
     for s, tokens in enumerate(sentences):
@@ -85,8 +95,8 @@ def assert_same_but_for_ties(found: list[dict], expected: list[tuple[int, int]],
 
 
 def check_index(index: memlens.Index, family: str, per_sentence: str, dedup: str, top: int) -> None:
-    sentences = [tuple(row) for row in index.table("corpus").column("tokens").to_pylist()]
-    coefficients = coefficients_one_by_one(family, tuple(sentences))
+    sentences = sentences_of(index)
+    coefficients = coefficients_one_by_one(family, sentences)
     prefixes = candidate_prefixes(sentences, dedup)
     rows: dict[tuple[int, int, str], list[dict]] = {}
     for row in index.table("triggers").to_pylist():
@@ -109,51 +119,36 @@ def check_index(index: memlens.Index, family: str, per_sentence: str, dedup: str
     assert index.manifest.counts.prefixes == len(prefixes)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_index_equals_brute_force_for_every_family(family: str, corpus: Path, tmp_path: Path) -> None:
-    index = memlens.scan(the_model(family), corpus, out=tmp_path / "index", top=4, batch_tokens=100)
-    check_index(index, family, "best", "prefix", 4)
-
-
-@pytest.mark.parametrize(
-    ("family", "per_sentence", "dedup"),
-    product(("gpt2", "llama", "gpt_neox", "gemma2"), ("best", "all"), ("prefix", "sentence", "none")),
+EVERY_FAMILY = [(family, "best", "prefix", 4, 100) for family in FAMILIES]
+EVERY_CHOICE = product(
+    ("gpt2", "llama", "gpt_neox", "gemma2"), ("best", "all"), ("prefix", "sentence", "none"), (6,), (64,)
 )
-def test_every_choice_of_candidates_equals_brute_force(
-    family: str, per_sentence: str, dedup: str, corpus: Path, tmp_path: Path
-) -> None:
-    index = memlens.scan(
-        the_model(family),
-        corpus,
-        out=tmp_path / "index",
-        top=6,
-        batch_tokens=64,
-        per_sentence=per_sentence,
-        dedup=dedup,
-    )
-    check_index(index, family, per_sentence, dedup, 6)
 
 
-def test_bottom_triggers_of_a_plain_block_are_kept_on_request(corpus: Path, tmp_path: Path) -> None:
-    index = memlens.scan(the_model("gpt2"), corpus, out=tmp_path / "index", top=3, bottom="yes")
-    ends = {row["end"] for row in index.table("triggers").to_pylist()}
-    assert ends == {"top", "bottom"}
-    assert all(row["coefficient"] < 0 for row in index.table("triggers").to_pylist() if row["end"] == "bottom")
+@pytest.mark.parametrize(("family", "per_sentence", "dedup", "top", "batch_tokens"), [*EVERY_FAMILY, *EVERY_CHOICE])
+def test_the_index_equals_brute_force(family, per_sentence, dedup, top, batch_tokens, scan) -> None:
+    index = scan(family, top=top, batch_tokens=batch_tokens, per_sentence=per_sentence, dedup=dedup)
+    check_index(index, family, per_sentence, dedup, top)
 
 
-def test_the_released_preset_takes_bos_alone_and_leaves_out_the_whole_sentence(corpus: Path, tmp_path: Path) -> None:
-    index = memlens.scan(the_model("llama"), corpus, out=tmp_path / "index", preset="released", top=100)
-    lengths = [len(tokens) for tokens in index.table("corpus").column("tokens").to_pylist()]
-    rows = pq.read_table(tmp_path / "index" / "triggers.parquet").to_pylist()
+def test_bottom_triggers_of_a_plain_block_are_kept_on_request(scan: Scan) -> None:
+    rows = scan("gpt2", top=3, bottom="yes").table("triggers").to_pylist()
+    assert {row["end"] for row in rows} == {"top", "bottom"}
+    assert all(row["coefficient"] < 0 for row in rows if row["end"] == "bottom")
+
+
+def test_the_released_preset_takes_bos_alone_and_leaves_out_the_whole_sentence(scan: Scan) -> None:
+    index = scan("llama", preset="released", top=100)
+    lengths = [len(tokens) for tokens in sentences_of(index)]
+    rows = index.table("triggers").to_pylist()
     assert min(row["position"] for row in rows) == -1
     assert all(row["position"] < lengths[row["sentence"]] - 1 for row in rows)
     assert index.manifest.counts.prefixes == sum(lengths)
 
 
-def test_ordinary_examples_fire_and_are_no_triggers(corpus: Path, tmp_path: Path) -> None:
-    index = memlens.scan(the_model("gpt2"), corpus, out=tmp_path / "index", top=2, sample_every=1, dedup="none")
-    sentences = [tuple(row) for row in index.table("corpus").column("tokens").to_pylist()]
-    coefficients = coefficients_one_by_one("gpt2", tuple(sentences))
+def test_ordinary_examples_fire_and_are_no_triggers(scan: Scan) -> None:
+    index = scan("gpt2", top=2, sample_every=1, dedup="none")
+    coefficients = coefficients_one_by_one("gpt2", sentences_of(index))
     triggers = {(r["layer"], r["memory"], r["sentence"], r["position"]) for r in index.table("triggers").to_pylist()}
     rows = index.table("ordinary").to_pylist()
     assert len(rows) > 300
@@ -164,10 +159,11 @@ def test_ordinary_examples_fire_and_are_no_triggers(corpus: Path, tmp_path: Path
         assert (row["layer"], row["memory"], row["sentence"], row["position"]) not in triggers
 
 
-def test_the_histogram_of_a_full_sample_counts_every_prefix_in_its_bin(corpus: Path, tmp_path: Path) -> None:
-    index = memlens.scan(the_model("llama"), corpus, out=tmp_path / "index", top=2, sample_every=1, dedup="none")
-    sentences = [tuple(row) for row in index.table("corpus").column("tokens").to_pylist()]
-    coefficients = np.concatenate(coefficients_one_by_one("llama", tuple(sentences)), axis=1)  # [layers, n, memories]
+def test_the_histogram_of_a_full_sample_counts_every_prefix_in_its_bin(scan: Scan) -> None:
+    index = scan("llama", top=2, sample_every=1, dedup="none")
+    coefficients = np.concatenate(
+        coefficients_one_by_one("llama", sentences_of(index)), axis=1
+    )  # [layers, n, memories]
     edges = np.array(index.manifest.histogram_edges)
     compared = 0
     for row in index.table("memories").to_pylist()[::7]:

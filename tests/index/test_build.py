@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scale_helpers import OPTIONS, TABLES, TEXTS, interrupting_after, tables_of
+from scale_helpers import TABLES, TEXTS, Scans, tables_of
 
 import memlens
 from memlens.errors import CorpusError, FilesError, IndexFolderError, ModelError, SettingError, UnknownName
-from memlens.index.build import build_index
+from memlens.index import build
 from memlens.models.memory_model import MemoryModel
-from memlens.settings import CorpusSettings, ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
 
@@ -48,25 +47,17 @@ def begin_scan(model: MemoryModel, text: Any, out: Path, **options: Any) -> None
 
 
 @pytest.mark.parametrize("batches", [1, 5, 23])
-def test_an_interrupted_scan_saves_its_state_and_continues(
-    model: MemoryModel, alone: Path, tmp_path: Path, batches: int
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        memlens.scan(model, TEXTS, out=tmp_path, progress=interrupting_after(batches), **OPTIONS)
+def test_an_interrupted_scan_saves_its_state_and_continues(scans: Scans, tmp_path: Path, batches: int) -> None:
+    scans.stop(tmp_path, batches)
     assert len(list((tmp_path / "partial" / "parts").glob("*.npz"))) == 1
-    fed: list[int] = []
-    memlens.scan(model, TEXTS, out=tmp_path, progress=lambda stage, done, total: fed.append(done), **OPTIONS)
-    assert fed[0] > 0, "the second run began where the first one stopped"
-    assert tables_of(tmp_path) == tables_of(alone)
+    scans.go_on(tmp_path)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_the_same_command_again_changes_nothing(model: MemoryModel, index: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in index.iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in index.iterdir() if path.name != ".lock"}
     memlens.scan(model, TEXTS[0], out=index, top=3)
-    assert {path: path.stat().st_mtime_ns for path in index.iterdir() if path.name != ".lock"} == {
-        path: time for path, time in before.items() if path.name != ".lock"
-    }
+    assert {path: path.stat().st_mtime_ns for path in index.iterdir() if path.name != ".lock"} == before
 
 
 def test_two_threads_find_the_same_triggers_as_one(model: MemoryModel, tmp_path: Path) -> None:
@@ -79,25 +70,21 @@ def test_two_threads_find_the_same_triggers_as_one(model: MemoryModel, tmp_path:
 def test_an_index_of_something_else_is_refused_and_left_alone(model: MemoryModel, index: Path) -> None:
     other = memlens.load(tiny_model("llama", seed=1), tokenizer=tiny_tokenizer())
     before = tables_of(index)
-    for changed, words in (
-        ({"model": other}, "another model"),
-        ({"corpus": TEXTS[1]}, "another corpus"),
-        ({"top": 4}, "--top 3 instead of 4"),
+    for given, text, top, words in (
+        (other, TEXTS[0], 3, "another model"),
+        (model, TEXTS[1], 3, "another corpus"),
+        (model, TEXTS[0], 4, "--top 3 instead of 4"),
     ):
-        arguments = {"model": model, "corpus": TEXTS[0], "top": 3} | changed
         with pytest.raises(IndexFolderError, match=words):
-            memlens.scan(arguments["model"], arguments["corpus"], out=index, top=arguments["top"])
+            memlens.scan(given, text, out=index, top=top)
     assert tables_of(index) == before
     memlens.scan(other, TEXTS[0], out=index, top=3, resume=False)
     assert tables_of(index) != before
 
 
-def test_an_index_stays_whole_until_its_replacement_is_complete(
-    model: MemoryModel, index: Path, tmp_path: Path
-) -> None:
-    text = tmp_path / "text.jsonl"
+def test_an_index_stays_whole_until_its_replacement_is_complete(model, index, tmp_path) -> None:
+    text, before = tmp_path / "text.jsonl", tables_of(index)
     text.write_text('{"story": "no column of the usual name"}\n')
-    before = tables_of(index)
     with pytest.raises(CorpusError):
         memlens.scan(model, text, out=index, top=3, resume=False)
     assert tables_of(index) == before
@@ -109,27 +96,21 @@ def test_an_index_stays_whole_until_its_replacement_is_complete(
 
 
 def test_a_scan_that_failed_on_its_corpus_does_not_stand_in_the_way(model: MemoryModel, tmp_path: Path) -> None:
-    with pytest.raises(CorpusError):
-        memlens.scan(model, tmp_path / "misspelt.txt", out=tmp_path / "index", top=3)
     (tmp_path / "text.jsonl").write_text('{"story": "A story."}\n')
-    with pytest.raises(CorpusError):
-        memlens.scan(model, tmp_path / "text.jsonl", out=tmp_path / "index", top=3)
+    for name in ("misspelt.txt", "text.jsonl"):
+        with pytest.raises(CorpusError):
+            memlens.scan(model, tmp_path / name, out=tmp_path / "index", top=3)
     assert memlens.scan(model, tmp_path / "text.jsonl", out=tmp_path / "index", top=3, column="story").layers
 
 
-def test_a_scan_killed_while_it_publishes_is_finished_by_the_same_command(
-    model: MemoryModel, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from memlens.index import build
-
-    monkeypatch.setattr(build, "make_manifest", lambda *arguments: 1 / 0)  # dies when the tables have been moved
-    with pytest.raises(ZeroDivisionError):
-        memlens.scan(model, TEXTS[0], out=tmp_path / "killed", top=3)
-    monkeypatch.undo()
+def test_a_scan_killed_while_it_publishes_is_finished_by_the_same_command(model, finished, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr(build, "make_manifest", lambda *arguments: 1 / 0)  # dies when the tables have been moved
+        memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
     with pytest.raises(IndexFolderError, match="unfinished scan"):
-        memlens.open_index(tmp_path / "killed")
-    memlens.scan(model, TEXTS[0], out=tmp_path / "killed", top=3)
-    assert tables_of(tmp_path / "killed") == tables_of(finished)
+        memlens.open_index(tmp_path)
+    memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
+    assert tables_of(tmp_path) == tables_of(finished)
 
 
 @pytest.mark.parametrize("moment", ["before", "scan"])
@@ -146,11 +127,9 @@ def test_people_s_annotations_are_never_deleted(model: MemoryModel, index: Path,
 
 
 def test_files_that_appear_during_a_scan_are_left_alone(model: MemoryModel, tmp_path: Path) -> None:
-    def leave_a_note(stage: str, done: int, total: int | None) -> None:
-        (tmp_path / "index" / "notes.txt").write_text("mine")
-
-    memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3, progress=leave_a_note)
-    assert (tmp_path / "index" / "notes.txt").read_text() == "mine"
+    note = tmp_path / "index" / "notes.txt"
+    memlens.scan(model, TEXTS[0], out=note.parent, top=3, progress=lambda *step: note.write_text("mine"))
+    assert note.read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["layer=0", "sentence=0", "i[1]", "i?", "a*", "run:1", "it's", "{x}", "ü ñ%20"])
@@ -200,32 +179,26 @@ def test_a_manifest_without_a_part_is_refused(index: Path, part: str) -> None:
         memlens.open_index(index)
 
 
-def test_an_index_inside_the_corpus_folder_is_refused(model: MemoryModel, tmp_path: Path) -> None:
-    shutil.copy(TEXTS[0], tmp_path / "text.txt")
+def test_an_index_inside_the_corpus_and_a_folder_with_other_files_are_refused_and_left_alone(model, tmp_path) -> None:
+    shutil.copy(TEXTS[0], tmp_path / "triggers.txt")
     with pytest.raises(IndexFolderError, match="inside the corpus folder"):
         memlens.scan(model, tmp_path, out=tmp_path / "index", top=3)
-    assert not (tmp_path / "index").exists()
-
-
-def test_a_folder_with_other_files_is_refused_and_left_alone(model: MemoryModel, tmp_path: Path) -> None:
-    (tmp_path / "triggers.parquet").write_bytes(b"precious")
     for resume in (True, False):
         with pytest.raises(IndexFolderError, match="not part of an index"):
             memlens.scan(model, TEXTS[0], out=tmp_path, resume=resume)
-    assert [path.name for path in tmp_path.iterdir()] == ["triggers.parquet"]
+    assert [path.name for path in tmp_path.iterdir()] == ["triggers.txt"]
 
 
 def test_two_scans_into_one_folder_are_refused(model: MemoryModel, tmp_path: Path) -> None:
-    refused = 0
+    refused = []
 
-    def scan_again(stage: str, done: int, total: int | None) -> None:
-        nonlocal refused
+    def scan_again(*step: Any) -> None:
         with pytest.raises(FilesError, match="another memlens process"):
             memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3)
-        refused += 1
+        refused.append(step)
 
     memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3, progress=scan_again)
-    assert refused > 0
+    assert refused
 
 
 def test_a_changed_corpus_is_not_continued(model: MemoryModel, tmp_path: Path) -> None:
@@ -237,15 +210,10 @@ def test_a_changed_corpus_is_not_continued(model: MemoryModel, tmp_path: Path) -
         memlens.scan(model, text, out=tmp_path / "index", top=3)
 
 
-def test_long_sentences_are_cut_and_counted(model: MemoryModel, tmp_path: Path) -> None:
-    counts = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, max_length=10).manifest.counts
-    assert counts.cut_sentences > 10
-    assert counts.cut_tokens > 100
-    assert counts.tokens <= 10 * counts.sentences
-
-
-def test_max_tokens_stops_after_the_sentence_that_reaches_it(model: MemoryModel, tmp_path: Path) -> None:
-    counts = memlens.scan(model, TEXTS[0], out=tmp_path, top=3, max_tokens=50).manifest.counts
+def test_long_sentences_are_cut_and_counted_and_max_tokens_ends_the_text(model: MemoryModel, tmp_path: Path) -> None:
+    counts = memlens.scan(model, TEXTS[0], out=tmp_path / "cut", top=3, max_length=10).manifest.counts
+    assert counts.cut_sentences > 10 and counts.cut_tokens > 100 and counts.tokens <= 10 * counts.sentences
+    counts = memlens.scan(model, TEXTS[0], out=tmp_path / "short", top=3, max_tokens=50).manifest.counts
     assert 50 <= counts.tokens < 50 + 32
 
 
@@ -261,23 +229,24 @@ def test_chosen_layers_only_are_scanned(model: MemoryModel, tmp_path: Path, laye
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"top": 0}, SettingError, "--top is 0"),
         ({"layers": "7"}, UnknownName, "layers 0 to 2"),
         ({"layers": "2-1"}, SettingError, "empty"),
         ({"layers": "a"}, SettingError, "0-5,11"),
-        ({"dedup": "some"}, SettingError, "prefix, sentence, none"),
-        ({"preset": "mine"}, SettingError, "paper, released"),
         ({"layers": "²"}, SettingError, "0-5,11"),
+        ({"preset": "mine"}, SettingError, "paper, released"),
         ({"threads": 100_000}, SettingError, "512 or less"),
         ({"top": 10**18}, SettingError, "100,000 or less"),
         ({"seed": 2**63}, SettingError, "or less"),
         ({"preset": "released", "dedup": "prefix"}, SettingError, "BOS-only"),
         ({"tops": 3}, SettingError, "unknown scan option 'tops'"),
+        ({"workers": 0}, SettingError, "--workers is 0"),
+        ({"executor": "slurm"}, SettingError, "local, ray"),
+        ({"ray_address": "auto"}, SettingError, "--executor ray only"),
+        ({"shard": "0/4"}, SettingError, "1 to 4"),
+        ({"layer_budget": 0}, SettingError, "--layer-budget is 0"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_is_written(
-    model: MemoryModel, tmp_path: Path, options: dict, error: type, words: str
-) -> None:
+def test_wrong_options_are_refused_before_anything_is_written(model, tmp_path, options, error, words) -> None:
     with pytest.raises(error, match=words):
         memlens.scan(model, TEXTS[0], out=tmp_path / "index", **options)
     assert not (tmp_path / "index").exists()
@@ -289,10 +258,10 @@ def test_a_corpus_without_text_is_refused(model: MemoryModel, tmp_path: Path) ->
         memlens.scan(model, tmp_path / "empty.txt", out=tmp_path / "index")
 
 
-def test_a_coefficient_that_is_not_a_number_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_coefficient_that_is_not_a_number_is_named_also_by_a_worker(tmp_path: Path, workers: int) -> None:
     network = tiny_model("llama")
     model = memlens.load(network, tokenizer=tiny_tokenizer())
     network.model.layers[1].mlp.up_proj.weight.data[17] = float("nan")
-    settings = ScanSettings(top=3)
     with pytest.raises(ModelError, match=r"L1N17 .* NaN"):
-        build_index(model, CorpusSettings((TEXTS[0],)), settings, tmp_path / "index")
+        memlens.scan(model, TEXTS[0], out=tmp_path / "index", top=3, workers=workers, threads=1)

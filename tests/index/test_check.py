@@ -3,7 +3,11 @@
 import json
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -22,6 +26,18 @@ from memlens.index.layout import SCHEMA_VERSION, TRIGGERS_SCHEMA
 def index(alone: Path, tmp_path: Path) -> Path:
     """A copy that a test may damage."""
     return Path(shutil.copytree(alone, tmp_path / "index"))
+
+
+@contextmanager
+def changing_manifest(index: Path, sealed: bool = True) -> Iterator[dict[str, Any]]:
+    """What stands in the manifest, to be changed and written again."""
+    path = index / "manifest.json"
+    content = json.loads(path.read_text())
+    yield content
+    if sealed:
+        write_sealed(path, {name: part for name, part in content.items() if name != "seal"})
+    else:
+        path.write_text(json.dumps(content))
 
 
 @pytest.fixture(scope="module")
@@ -68,26 +84,20 @@ def test_a_changed_manifest_is_named(index: Path) -> None:
     for _ in range(60):
         content = bytearray(whole)
         content[draw.randrange(len(content))] ^= 1 << draw.randrange(7)
-        path.write_bytes(bytes(content))
-        if json_or_none(bytes(content)) != json.loads(whole):
-            assert "manifest.json" in damaged_files(index)
+        path.write_bytes(content)
+        with suppress(ValueError):
+            if json.loads(content) == json.loads(whole):
+                continue
+        assert "manifest.json" in damaged_files(index)
     path.write_bytes(whole[: len(whole) // 2])
     assert damaged_files(index) == ["manifest.json"]
 
 
-def test_an_index_with_a_changed_manifest_does_not_open(index: Path) -> None:
-    manifest = json.loads((index / "manifest.json").read_text())
-    manifest["model"]["memories"]["1"] -= 1
-    (index / "manifest.json").write_text(json.dumps(manifest))
+@pytest.mark.parametrize("change", [lambda m: m["model"]["memories"].update({"1": 39}), lambda m: m.pop("seal")])
+def test_an_index_whose_manifest_was_changed_or_has_no_seal_does_not_open(index: Path, change: Any) -> None:
+    with changing_manifest(index, sealed=False) as manifest:
+        change(manifest)
     with pytest.raises(IndexFolderError, match=r"manifest.json was changed after it was written"):
-        memlens.open_index(index)
-
-
-def test_a_manifest_without_its_seal_is_refused(index: Path) -> None:
-    manifest = json.loads((index / "manifest.json").read_text())
-    del manifest["seal"]
-    (index / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(IndexFolderError, match="was changed after it was written"):
         memlens.open_index(index)
 
 
@@ -96,41 +106,29 @@ def test_a_seal_does_not_depend_on_whether_names_are_numbers(tmp_path: Path) -> 
     assert is_sealed(read_json(tmp_path / "notes.json"))
 
 
-def json_or_none(content: bytes) -> object:
-    try:
-        return json.loads(content)
-    except ValueError:
-        return None
-
-
-def test_tables_of_different_scans_are_not_of_one_piece(index: Path) -> None:
-    """Each file may be whole by itself and still not belong to the others."""
-    manifest = json.loads((index / "manifest.json").read_text())
-    table = pq.read_table(index / "triggers.parquet")
-    for column, value, words in (
+@pytest.mark.parametrize(
+    ("column", "value", "words"),
+    [
         ("memory", 40, "memory 40 of layer"),
         ("layer", 7, "layer 7, which was not scanned"),
         ("sentence", 10**9, "sentence 1000000000, which the corpus does not have"),
         ("position", 1000, "which is shorter"),
-    ):
-        values = table.column(column).to_pylist()
-        values[5] = value
-        place = TRIGGERS_SCHEMA.get_field_index(column)
-        pq.write_table(
-            table.set_column(place, TRIGGERS_SCHEMA.field(place), pa.array(values, TRIGGERS_SCHEMA.field(place).type)),
-            index / "triggers.parquet",
-        )
-        noted = {"bytes": (index / "triggers.parquet").stat().st_size, "sha256": checksum(index / "triggers.parquet")}
-        manifest["files"]["triggers.parquet"] = noted
-        write_sealed(index / "manifest.json", {k: v for k, v in manifest.items() if k != "seal"})
-        (finding,) = memlens.check(index).damaged
-        assert finding.file == "triggers.parquet" and words in finding.detail
+    ],
+)
+def test_files_that_are_whole_but_of_different_scans_are_not_of_one_piece(index, column, value, words) -> None:
+    path = index / "triggers.parquet"
+    rows = pq.read_table(path).to_pylist()
+    rows[5][column] = value
+    pq.write_table(pa.Table.from_pylist(rows, TRIGGERS_SCHEMA), path)
+    with changing_manifest(index) as manifest:
+        manifest["files"][path.name] = {"bytes": path.stat().st_size, "sha256": checksum(path)}
+    (finding,) = memlens.check(index).damaged
+    assert finding.file == path.name and words in finding.detail
 
 
 def test_rows_are_counted(index: Path) -> None:
-    manifest = json.loads((index / "manifest.json").read_text())
-    manifest["counts"]["sentences"] += 1
-    write_sealed(index / "manifest.json", {k: v for k, v in manifest.items() if k != "seal"})
+    with changing_manifest(index) as manifest:
+        manifest["counts"]["sentences"] += 1
     (finding,) = memlens.check(index).damaged
     assert finding.file == "corpus.parquet" and "rows instead of" in finding.detail
 
@@ -151,52 +149,41 @@ def test_what_a_killed_stage_has_left_is_told_but_no_damage(index: Path) -> None
     assert {f.file for f in check.findings if f.state == NOT_NOTED} == {"values.parquet", "keys.parquet.part"}
 
 
-def test_damaged_annotations_are_named(index: Path) -> None:
+def test_damaged_annotations_are_named_and_a_folder_that_is_no_index_is_refused(index: Path, tmp_path: Path) -> None:
     (index / "annotations.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 500)
     assert [f.file for f in memlens.check(index).findings if f.state == DAMAGED] == ["annotations.sqlite"]
-
-
-def test_a_folder_that_is_no_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IndexFolderError, match="not an index"):
         memlens.check(tmp_path)
 
 
-def test_another_schema_is_refused(index: Path) -> None:
-    path = index / "manifest.json"
-    manifest = json.loads(path.read_text())
-    for version, words in ((SCHEMA_VERSION + 1, "install a newer memlens"), (0, "scan again")):
-        path.write_text(json.dumps({**manifest, "schema": version}))
-        with pytest.raises(IndexFolderError, match=f"schema version {version}.*{words}"):
-            memlens.open_index(index)
+@pytest.mark.parametrize(("version", "words"), [(SCHEMA_VERSION + 1, "install a newer memlens"), (0, "scan again")])
+def test_another_schema_is_refused(index: Path, version: int, words: str) -> None:
+    with changing_manifest(index, sealed=False) as manifest:
+        manifest["schema"] = version
+    with pytest.raises(IndexFolderError, match=f"schema version {version}.*{words}"):
+        memlens.open_index(index)
 
 
-def test_one_memory_of_many_is_found_in_few_row_groups(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A table of 200 row groups, all but a few of which are overwritten with nonsense: they are never looked at."""
+def test_one_memory_of_many_is_found_in_few_row_groups(index: Path) -> None:
+    """A table of 200 row groups, all but one of which are overwritten with nonsense: they are never looked at."""
     path = index / "triggers.parquet"
-    groups, memories = 200, 40
-    manifest = json.loads((index / "manifest.json").read_text())
-    row = pq.read_table(path).slice(0, 1).to_pylist()[0]
+    groups, memories, wanted = 200, 40, 117
+    row = pq.read_table(path).slice(0, 1).to_pylist()[0] | {"layer": 1, "end": "top", "rank": 0}
     with pq.ParquetWriter(path, TRIGGERS_SCHEMA, compression="zstd") as writer:
         for group in range(groups):
-            rows = [
-                {**row, "layer": 1, "memory": group * memories + m, "end": "top", "rank": 0} for m in range(memories)
-            ]
+            rows = [{**row, "memory": group * memories + m} for m in range(memories)]
             writer.write_table(pa.Table.from_pylist(rows, TRIGGERS_SCHEMA))
-    wanted = 117
     metadata, content = pq.ParquetFile(path).metadata, bytearray(path.read_bytes())
-    for group in range(groups):
-        for column in range(metadata.num_columns):
-            chunk = metadata.row_group(group).column(column)
-            start = chunk.dictionary_page_offset or chunk.data_page_offset
-            if group != wanted:
-                content[start : start + chunk.total_compressed_size] = b"\xee" * chunk.total_compressed_size
-    path.write_bytes(bytes(content))
-    manifest["model"]["memories"]["1"] = groups * memories
-    manifest["files"]["triggers.parquet"] = facts_of(path)
-    write_sealed(index / "manifest.json", manifest)
+    for group, column in product(set(range(groups)) - {wanted}, range(metadata.num_columns)):
+        chunk = metadata.row_group(group).column(column)
+        start = chunk.dictionary_page_offset or chunk.data_page_offset
+        content[start : start + chunk.total_compressed_size] = b"\xee" * chunk.total_compressed_size
+    path.write_bytes(content)
+    with changing_manifest(index) as manifest:
+        manifest["model"]["memories"]["1"] = groups * memories
+        manifest["files"]["triggers.parquet"] = facts_of(path)
     opened = memlens.open_index(index)
-    name = f"L1N{wanted * memories + 7}"
-    (trigger,) = opened.triggers(name)
+    (trigger,) = opened.triggers(f"L1N{wanted * memories + 7}")
     assert trigger.coefficient == pytest.approx(row["coefficient"])
     with pytest.raises(duckdb.Error):
         opened.triggers(f"L1N{(wanted + 1) * memories}")

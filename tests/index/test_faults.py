@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
+from scale_helpers import TEXTS, Scans, tables_of
 
 import memlens
 from memlens import files
 from memlens.errors import FilesError, IndexFolderError
+from memlens.index import staging
+from memlens.scanner import state
 
 # Loads everything once, then forks a scan for each line it is sent, so that many can be killed in a short time.
 NURSERY = """
@@ -26,10 +28,9 @@ import os, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from memlens.settings import CorpusSettings
 from memlens.index.build import build_index
 from memlens.models.load import load
-from memlens.settings import ScanSettings
+from memlens.settings import CorpusSettings, ScanSettings
 model, out, *texts = sys.argv[1:]
 loaded = load(model, prove=False)
 for line in sys.stdin:
@@ -44,48 +45,44 @@ for line in sys.stdin:
 """
 
 
-def one_run(nursery: subprocess.Popen[str], steps: int | None, delay: float) -> tuple[int, int]:
-    """Let a scan run, killed after so many steps and a delay; how many steps it told of, and how it ended."""
+def one_run(nursery: subprocess.Popen[str], steps: int | None, delay: float) -> int:
+    """Let a scan run, killed after so many steps and a delay; how it ended."""
     assert nursery.stdin is not None and nursery.stdout is not None
     nursery.stdin.write("go\n")
     nursery.stdin.flush()
     child = int(nursery.stdout.readline().split()[1])
     for told, line in enumerate(nursery.stdout, start=1):
         if line.startswith("end"):
-            return told - 1, int(line.split()[1])
+            return int(line.split()[1])
         if told == steps:
             time.sleep(delay)
             os.kill(child, signal.SIGKILL)
     raise AssertionError("the nursery has ended")
 
 
-def test_a_driver_killed_at_twenty_random_moments_loses_nothing(
-    small_checkpoint: Path, alone: Path, tmp_path: Path
-) -> None:
-    command = [sys.executable, "-c", NURSERY, str(small_checkpoint), str(tmp_path / "index"), *TEXTS]
+def test_a_driver_killed_at_twenty_random_moments_loses_nothing(small_checkpoint, alone, tmp_path) -> None:
+    out = tmp_path / "index"
+    command = [sys.executable, "-c", NURSERY, str(small_checkpoint), str(out), *TEXTS]
     moments = random.Random(20)
     killed = complete = 0
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     ) as nursery:
         while killed < 20:
-            _, ended = one_run(nursery, moments.choice((1, 2, 4, 8, 16, 32)), moments.random() * 0.03)
+            ended = one_run(nursery, moments.choice((1, 2, 4, 8, 16, 32)), moments.random() * 0.03)
             assert ended in (0, -signal.SIGKILL)
             killed += ended != 0
-            if (tmp_path / "index" / "manifest.json").is_file():
+            if (out / "manifest.json").is_file():
                 complete += 1
-                assert tables_of(tmp_path / "index") == tables_of(alone)
-                (tmp_path / "index").rename(tmp_path / f"complete{complete}")  # and from the beginning
-            elif (tmp_path / "index").is_dir():
+                assert tables_of(out) == tables_of(alone)
+                out.rename(tmp_path / f"complete{complete}")  # and from the beginning
+            elif out.is_dir():
                 with pytest.raises(IndexFolderError):
-                    memlens.open_index(tmp_path / "index")
-        _, ended = one_run(nursery, None, 0)
-        assert ended == 0
-        assert nursery.stdin is not None
+                    memlens.open_index(out)
+        assert one_run(nursery, None, 0) == 0 and nursery.stdin is not None
         nursery.stdin.close()
-    assert tables_of(tmp_path / "index") == tables_of(alone)
-    assert memlens.check(tmp_path / "index").is_whole
-    assert not (tmp_path / "index" / "partial").exists()
+    assert tables_of(out) == tables_of(alone)
+    assert memlens.check(out).is_whole and not (out / "partial").exists()
 
 
 @contextmanager
@@ -99,72 +96,51 @@ def files_no_larger_than(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_one_line_and_the_scan_goes_on_when_there_is_room(
-    small_checkpoint: Path, alone: Path, tmp_path: Path
-) -> None:
-    model = memlens.load(small_checkpoint, prove=False)
+def test_a_full_disk_is_one_line_and_the_scan_goes_on_when_there_is_room(scans: Scans, tmp_path: Path) -> None:
     refused = 0
     for size in (500, 5_000, 20_000, 40_000, 60_000, 90_000):
         with files_no_larger_than(size):
             try:
-                memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
+                scans.run(tmp_path)
             except FilesError as error:
                 refused += 1
                 assert "cannot write" in str(error) and "\n" not in str(error)
                 with pytest.raises(IndexFolderError):
                     memlens.open_index(tmp_path)
     assert refused >= 3, "several stages ran out of room"
-    memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
-    assert tables_of(tmp_path) == tables_of(alone)
+    scans.end(tmp_path)
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_clock_that_is_set_back_changes_nothing(
-    small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clock_that_is_set_back_changes_nothing(scans, tmp_path, monkeypatch) -> None:
     now = iter(range(2_000_000_000, 0, -86_400))
     monkeypatch.setattr(time, "time", lambda: float(next(now)))
     monkeypatch.setattr(time, "time_ns", lambda: next(now) * 10**9)
-    model = memlens.load(small_checkpoint, prove=False)
     for batches in (10, 40):
-        with pytest.raises(KeyboardInterrupt):
-            memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(batches), **OPTIONS)
+        scans.stop(tmp_path, batches)
         for path in tmp_path.rglob("*"):
             os.utime(path, (0, 0))
-    memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
-    assert tables_of(tmp_path) == tables_of(alone)
+    scans.end(tmp_path)
 
 
-def test_many_parts_are_joined_and_a_kill_in_between_changes_nothing(
-    small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from memlens.scanner import state as module
-
-    model = memlens.load(small_checkpoint, prove=False)
+def test_many_parts_are_joined_and_a_kill_in_between_changes_nothing(scans, tmp_path, monkeypatch) -> None:
     for _ in range(4):
-        with pytest.raises(KeyboardInterrupt):
-            memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(12), **OPTIONS)
+        scans.stop(tmp_path, 12)
     folder = tmp_path / "partial" / "parts"
     before = {path.name: path.read_bytes() for path in folder.glob("*.npz")}
     assert len(before) == 4
-    monkeypatch.setattr(module, "_MANY", 2)
-    with pytest.raises(KeyboardInterrupt):
-        memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(3), **OPTIONS)
+    monkeypatch.setattr(state, "_MANY", 2)
+    scans.stop(tmp_path, 3)
     assert len(list(folder.glob("*.npz"))) == 2, "the four became one, and there is what was done since"
     for name, content in before.items():  # as if killed after the joined part was written, before the others went
         (folder / name).write_bytes(content)
     (folder / "0123.npz.part").write_bytes(b"half")
-    memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
-    assert tables_of(tmp_path) == tables_of(alone)
+    scans.end(tmp_path)
 
 
-def test_a_damaged_part_can_be_removed_and_only_its_batches_are_done_again(
-    small_checkpoint: Path, alone: Path, tmp_path: Path
-) -> None:
-    model = memlens.load(small_checkpoint, prove=False)
+def test_a_damaged_part_can_be_removed_and_only_its_batches_are_done_again(scans: Scans, tmp_path: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
-        with pytest.raises(KeyboardInterrupt):
-            memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(20, number), **OPTIONS)
+        scans.stop(tmp_path, 20, number)
     one, _other = sorted((tmp_path / "partial" / "parts").glob("*.npz"))
     whole = one.read_bytes()
     flipped = bytearray(whole)
@@ -172,36 +148,25 @@ def test_a_damaged_part_can_be_removed_and_only_its_batches_are_done_again(
     for damaged in (bytes(flipped), whole[:-100], b""):
         one.write_bytes(damaged)
         with pytest.raises(IndexFolderError, match=f"{one.name} is damaged; remove this one file .* or start over"):
-            memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
+            scans.run(tmp_path)
     one.unlink()
-    steps: list[int] = []
-    memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=lambda s, done, t: steps.append(done), **OPTIONS)
-    assert steps[0] > 0, "the other part still counts"
-    assert tables_of(tmp_path) == tables_of(alone)
+    scans.go_on(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["corpus.parquet", "tokens.bin", "offsets.npy", "fresh_from.npy", "batches.npz"])
-def test_a_bit_flipped_while_a_scan_is_interrupted_is_refused(
-    small_checkpoint: Path, tmp_path: Path, name: str
-) -> None:
-    model = memlens.load(small_checkpoint, prove=False)
-    with pytest.raises(KeyboardInterrupt):
-        memlens.scan(model, TEXTS, out=tmp_path, workers=1, progress=interrupting_after(3), **OPTIONS)
+def test_a_bit_flipped_while_a_scan_is_interrupted_is_refused(scans: Scans, tmp_path: Path, name: str) -> None:
+    scans.stop(tmp_path, 3)
     path = tmp_path / "partial" / name
     content = bytearray(path.read_bytes())
-    place = content.index(b"NUMPY") + 130 if name == "batches.npz" else len(content) * 3 // 4
-    content[place] ^= 1
-    path.write_bytes(bytes(content))
+    content[content.index(b"NUMPY") + 130 if name == "batches.npz" else len(content) * 3 // 4] ^= 1
+    path.write_bytes(content)
     with pytest.raises(IndexFolderError, match=f"{name} is (missing or )?damaged"):
-        memlens.scan(model, TEXTS, out=tmp_path, workers=1, **OPTIONS)
+        scans.run(tmp_path)
     with pytest.raises(IndexFolderError):
         memlens.open_index(tmp_path)
 
 
-def test_the_old_manifest_is_gone_for_good_before_any_table_is_replaced(
-    alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from memlens.index import staging
+def test_the_old_manifest_is_gone_for_good_before_any_table_is_replaced(alone, tmp_path, monkeypatch) -> None:
 
     folder = Path(shutil.copytree(alone, tmp_path / "index"))
     (folder / "partial").mkdir()

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,17 @@ import memlens
 from memlens.cli import main
 from memlens.index import export as neuronpedia
 from memlens.index.export import FORMATS
+from memlens.index.memory import read_value
 from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId, Trigger
 from memlens.pattern.table import compute_patterns
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.vocab.table import compute_values
-
-TEXT = """The river runs to the sea. The press was free in the city of Paris. In 1990 a café opened near the river.
-A <script>alert("river")</script> ran. Rain fell on the hills, and the rivers rose as the papers had said.
-"""
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    folder = tmp_path_factory.mktemp("neuronpedia")
-    (folder / "text.txt").write_text(TEXT, encoding="utf-8")
-    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer())
-    made = memlens.scan(model, folder / "text.txt", out=folder / "index", top=6, threads=1)
-    compute_values(made, model, top=12)
-    return made
+def index(tiny_llama_index: Index, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    folder = shutil.copytree(tiny_llama_index.folder, tmp_path_factory.mktemp("neuronpedia") / "index")
+    return memlens.values(folder, top=12, threads=1)
 
 
 def exported(index: Index) -> list[dict[str, Any]]:
@@ -65,7 +58,6 @@ def test_every_memory_is_there_with_its_own_triggers(index: Index) -> None:
 
 
 def test_statistics_and_both_ends_of_the_value_are_the_indexs(index: Index) -> None:
-    from memlens.index.memory import read_value
 
     for line in exported(index)[::17]:
         facts = index.facts(f"L{line['layer'].removesuffix('-memlens')}N{line['index']}")
@@ -100,10 +92,9 @@ def test_any_number_at_once_gives_the_same(index: Index, monkeypatch: pytest.Mon
     assert exported(index) == whole
 
 
-def test_bos_alone_and_a_name_from_patterns_have_their_place(tmp_path: Path) -> None:
-    (tmp_path / "text.txt").write_text(TEXT, encoding="utf-8")
+def test_bos_alone_and_a_name_from_patterns_have_their_place(tiny_text: Path, tmp_path: Path) -> None:
     model = memlens.load(tiny_model("gpt2", activation_function="relu"), tokenizer=tiny_tokenizer(adds_bos=True))
-    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", preset="released", threads=1)
+    index = memlens.scan(model, tiny_text, out=tmp_path / "index", preset="released", threads=1)
     told = [one for line in exported(index) for one in line["activations"]]
     alone = [one for one in told if one["tokens"][0] == "" and one["maxValueTokenIndex"] == 0]
     assert alone and all(one["values"][0] == one["maxValue"] > 0 for one in alone)

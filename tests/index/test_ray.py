@@ -4,16 +4,17 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scale_helpers import OPTIONS, TEXTS, interrupting_after, tables_of
+from scale_helpers import OPTIONS, TEXTS, Scans, tables_of
 
 import memlens
-from memlens.errors import SettingError, WorkerError
+from memlens.errors import ModelError, SettingError, WorkerError
+from memlens.experiments import prefix_pass
+from memlens.experiments.prefixes import Prefixes
 from memlens.index.build import build_index
 from memlens.parallel import SerialMapper
 from memlens.scanner import executors
@@ -47,50 +48,33 @@ def memory_model() -> Any:
     return memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(), prove=False)
 
 
-def test_two_nodes_give_the_bytes_of_one_process(
-    cluster: Any, small_checkpoint: Path, alone: Path, tmp_path: Path
-) -> None:
-    memlens.scan(small_checkpoint, TEXTS, out=tmp_path, executor="ray", workers=2, **OPTIONS)
-    assert tables_of(tmp_path) == tables_of(alone)
+def test_two_nodes_give_the_bytes_of_one_process(cluster: Any, scans: Scans, tmp_path: Path) -> None:
+    scans.end(tmp_path, executor="ray", workers=2)
 
 
-def test_a_stopped_ray_scan_is_continued_by_one_process(
-    cluster: Any, small_checkpoint: Path, alone: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        memlens.scan(small_checkpoint, TEXTS, out=tmp_path, executor="ray", progress=interrupting_after(4), **OPTIONS)
+def test_a_stopped_ray_scan_is_continued_by_one_process(cluster: Any, scans: Scans, tmp_path: Path) -> None:
+    scans.stop(tmp_path, 4, executor="ray", workers=None)
     assert len(list((tmp_path / "partial" / "parts").glob("*.npz"))) == 1, "the driver keeps one part"
-    steps: list[int] = []
-    memlens.scan(small_checkpoint, TEXTS, out=tmp_path, progress=lambda s, done, total: steps.append(done), **OPTIONS)
-    assert steps[0] > 0
-    assert tables_of(tmp_path) == tables_of(alone)
+    scans.go_on(tmp_path)
 
 
-def test_a_driver_that_fails_has_kept_what_was_handed_over(
-    cluster: Any, small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def run_on_ray(scans: Scans, out: Path, workers: int, progress: Any) -> None:
+    """Handing over whatever there is all the time."""
+    settings, executor = ScanSettings(**OPTIONS), RayExecutor(workers, None, 0)
+    options = {"progress": progress, "save_seconds": 0, "executor": executor}
+    build_index(scans.model, CorpusSettings(TEXTS), settings, out, **options)
+
+
+def test_a_driver_that_fails_has_kept_what_was_handed_over(cluster, scans, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(executors, "_SAVE_RATIO", 0)
-    parts = tmp_path / "partial" / "parts"
 
     def fail(stage: str, done: int, total: int | None) -> None:
-        if stage == "scan" and done > 1000 and any(parts.glob("*.npz")):
+        if stage == "scan" and done > 1000 and any((tmp_path / "partial" / "parts").glob("*.npz")):
             raise ZeroDivisionError
 
-    settings, executor = ScanSettings(**OPTIONS), RayExecutor(1, None, 0)
     with pytest.raises(ZeroDivisionError):
-        build_index(
-            memlens.load(small_checkpoint),
-            CorpusSettings(TEXTS),
-            settings,
-            tmp_path,
-            progress=fail,
-            save_seconds=0,
-            executor=executor,
-        )
-    steps: list[int] = []
-    memlens.scan(small_checkpoint, TEXTS, out=tmp_path, progress=lambda s, done, total: steps.append(done), **OPTIONS)
-    assert steps[0] > 0
-    assert tables_of(tmp_path) == tables_of(alone)
+        run_on_ray(scans, tmp_path, 1, fail)
+    scans.go_on(tmp_path)
 
 
 def test_values_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: Any, alone: Path, tmp_path: Path) -> None:
@@ -103,30 +87,22 @@ def test_values_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: Any, alo
         assert (here / f"{table}.parquet").read_bytes() == (there / f"{table}.parquet").read_bytes(), table
 
 
-def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(
-    memory_model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from memlens.experiments import prefix_pass as aggregate
-    from memlens.experiments import prefix_pass as prefix_passes
-    from memlens.experiments.prefixes import Prefixes
-
+def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(memory_model, monkeypatch) -> None:
     draw = np.random.default_rng(3)
     sentences = [draw.integers(0, 97, draw.integers(2, 20)) for _ in range(60)]
     prefixes = Prefixes.given(sentences, [int(draw.integers(0, len(s))) for s in sentences], None)
     promoted = {layer: draw.integers(0, 97, 40).astype(np.int32) for layer in (0, 1, 2)}
-    monkeypatch.setattr(aggregate, "chunk_rows", lambda model, rows: 7)
-    monkeypatch.setattr(prefix_passes, "_BATCH_TOKENS", 100)
-    whole, layers = aggregate.run_pass(memory_model, prefixes, promoted)
-    again, layers_again = aggregate.run_pass(memory_model, prefixes, promoted, where=SerialMapper(memory_model))
+    monkeypatch.setattr(prefix_pass, "chunk_rows", lambda model, rows: 7)
+    monkeypatch.setattr(prefix_pass, "_BATCH_TOKENS", 100)
+    whole, layers = prefix_pass.run_pass(memory_model, prefixes, promoted)
+    again, layers_again = prefix_pass.run_pass(memory_model, prefixes, promoted, where=SerialMapper(memory_model))
     for one, other in ((whole, again), *((layers[layer], layers_again[layer]) for layer in layers)):
         assert one.keys() == other.keys()
         for name, column in one.items():
             assert np.asarray(column, object).tolist() == np.asarray(other[name], object).tolist(), name
 
 
-def test_a_node_removed_mid_run_costs_no_result(
-    cluster: Any, small_checkpoint: Path, alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_removed_mid_run_costs_no_result(cluster, scans, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(executors, "_SAVE_RATIO", 0)  # so that some is in flight when the node goes
     removed: list[int] = []
 
@@ -135,17 +111,8 @@ def test_a_node_removed_mid_run_costs_no_result(
             removed.append(done)
             cluster.remove_node(cluster.second, allow_graceful=False)
 
-    build_index(
-        memlens.load(small_checkpoint),
-        CorpusSettings(TEXTS),
-        ScanSettings(**OPTIONS),
-        tmp_path / "index",
-        progress=remove_node,
-        save_seconds=0,
-        executor=RayExecutor(2, None, 0),
-    )
-    assert removed
-    assert tables_of(tmp_path / "index") == tables_of(alone)
+    run_on_ray(scans, tmp_path, 2, remove_node)
+    assert removed and tables_of(tmp_path) == tables_of(scans.alone)
 
 
 def test_a_node_without_the_model_says_so_and_works_with_a_copy(memory_model: Any) -> None:
@@ -186,17 +153,12 @@ def test_merging_on_a_node_is_merging_here(memory_model: Any) -> None:
     assert merged["done"].tolist() == [[0, 0, 1], [1, 0, 1]]
 
 
-def test_without_ray_there_is_one_line_that_says_what_to_install(
-    small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_ray_there_is_one_line_that_says_what_to_install(scans, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingError, match=r"pip install \"memlens\[ray\]\""):
-        memlens.scan(small_checkpoint, TEXTS[0], out=tmp_path / "index", executor="ray", **OPTIONS)
+        scans.run(tmp_path / "index", executor="ray")
 
 
-def test_a_changed_model_is_not_taken_for_the_old_one(small_checkpoint: Path) -> None:
-    from memlens.errors import ModelError
-
-    recipe = ModelRecipe.of(memlens.load(small_checkpoint, prove=False), "another fingerprint")
+def test_a_changed_model_is_not_taken_for_the_old_one(scans: Scans) -> None:
     with pytest.raises(ModelError, match="has changed since the scan began"):
-        replace(recipe).load()
+        ModelRecipe.of(scans.model, "another fingerprint").load()

@@ -14,9 +14,7 @@ from memlens.testing import tiny_model, tiny_tokenizer
 
 
 @pytest.mark.parametrize(("pause", "least", "most"), [(0.02, 512, 4000), (0.3, 32, 32)])
-def test_sentences_are_measured_together_unless_one_takes_too_long(
-    monkeypatch: pytest.MonkeyPatch, pause: float, least: int, most: int
-) -> None:
+def test_sentences_are_measured_together_unless_one_takes_too_long(monkeypatch, pause, least, most) -> None:
     plan = Worker.plan
 
     def slow(self: Worker, *sentences: Any) -> Any:
@@ -29,24 +27,18 @@ def test_sentences_are_measured_together_unless_one_takes_too_long(
     assert least <= estimate.probe_tokens <= most
 
 
-def test_the_default_is_one_process_where_a_scan_is_short() -> None:
+def test_a_short_scan_has_one_process_and_what_was_asked_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(), prove=False)
     assert fastest_workers(model, tokens=1000, worker_bytes=1, seconds=0.1).workers == 1
-
-
-def test_what_was_asked_for_is_kept_and_the_cores_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(autotune, "usable_cores", lambda: 8)
-    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(), prove=False)
-    assert fastest_workers(model, 10**12, 1, workers=4) == WorkerCount(4, 2)
+    assert fastest_workers(model, 10**12, 1, workers=4) == WorkerCount(4, 2), "the cores are shared"
     assert fastest_workers(model, 10**12, 1, workers=3, threads=1) == WorkerCount(3, 1)
     assert fastest_workers(model, 10**12, 1 << 60) == WorkerCount(1, 8), "no memory for a second worker"
-    assert fastest_workers(model, 10**15, 1, threads=2, seconds=0.1) == WorkerCount(4, 2), (
-        "threads of a scan that goes on"
-    )
+    goes_on = fastest_workers(model, 10**15, 1, threads=2, seconds=0.1)
+    assert goes_on == WorkerCount(4, 2), "threads of a scan that goes on"
 
 
-def test_more_workers_must_be_clearly_faster() -> None:
+@pytest.mark.parametrize(("speeds", "best"), [((100, 104, 104), 0), ((100, 150, 151), 1), ((100, 150, 170), 2)])
+def test_more_workers_must_be_clearly_faster(speeds: tuple[int, ...], best: int) -> None:
     counts = [WorkerCount(1, 4), WorkerCount(2, 2), WorkerCount(4, 1)]
-    assert fastest(counts, lambda count: {1: 100, 2: 104, 4: 104}[count.workers]) == WorkerCount(1, 4)
-    assert fastest(counts, lambda count: {1: 100, 2: 150, 4: 151}[count.workers]) == WorkerCount(2, 2)
-    assert fastest(counts, lambda count: {1: 100, 2: 150, 4: 170}[count.workers]) == WorkerCount(4, 1)
+    assert fastest(counts, lambda count: speeds[counts.index(count)]) == counts[best]

@@ -28,8 +28,7 @@ def test_filtering_on_the_device_keeps_the_same_as_the_compiled_pass(per_sentenc
         there._update_on_device(block, candidates)  # the tensors lie here, the path is the one of other devices
     for name, array in here.arrays().items():
         if name == "total":
-            # units of 2^-20; float sums on a device differ in the last bits
-            np.testing.assert_allclose(array, there.arrays()[name], atol=40)
+            np.testing.assert_allclose(array, there.arrays()[name], atol=40)  # units of 2^-20; last bits differ
         elif not name.endswith("positions"):
             np.testing.assert_array_equal(array, there.arrays()[name], err_msg=name)
     for end, lists in here.triggers.result().items():
