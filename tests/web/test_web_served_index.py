@@ -70,6 +70,14 @@ def test_a_closed_index_says_so(index_folder: Path) -> None:
         served.facts("L0N0")
 
 
+def test_one_that_is_closed_before_a_question_is_asked_says_so(index_folder: Path) -> None:
+    served = ServedIndex(index_folder)
+    with pytest.raises(IndexFolderError, match="closed"), served._explaining_damage(), served._connect() as cursor:
+        served.close()
+        cursor.close()  # as it is closed with the database, if that is not in use at this moment
+        cursor.execute("SELECT 1")
+
+
 def test_a_table_that_is_replaced_meanwhile_is_read_anew(own_index: Index) -> None:
     served = ServedIndex(own_index.folder)
     served.keep_in_memory()

@@ -6,8 +6,8 @@ for tables that are too large, and for those that a stage has replaced meanwhile
 a million memories are some tens of megabytes; columns of tables that the index does not have are missing.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -106,8 +106,20 @@ class ServedIndex(Index):
     def _connect(self) -> duckdb.DuckDBPyConnection:
         with self._opening:  # the one connection that all cursors come from refuses two callers at once
             if self._is_closed:
-                raise IndexFolderError(f"{self.folder} is closed; open it again")
+                raise IndexFolderError(self._closed)
             return self._database.cursor()
+
+    @property
+    def _closed(self) -> str:
+        return f"{self.folder} is closed; open it again"
+
+    @contextmanager
+    def _explaining_damage(self) -> Iterator[None]:
+        try:
+            with super()._explaining_damage():
+                yield
+        except duckdb.ConnectionException as error:  # closed between getting a cursor and asking it
+            raise IndexFolderError(self._closed) from error
 
     def _source_of(self, table: str) -> str:
         kept = self._in_memory.get(table)
