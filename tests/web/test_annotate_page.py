@@ -235,5 +235,6 @@ def test_an_index_that_cannot_be_written_says_so(study: Index, client_of: Callab
         extra.unlink()
     client = client_of(study)
     assert client.get("/annotate").status_code == 409
+    assert client.get(f"/m/{first}").status_code == 409  # not a page without the labels that there are
     answer = label(client, "ann", first)
     assert answer.status_code == 409 and "annotations.sqlite" in answer.json()["error"]
