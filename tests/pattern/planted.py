@@ -30,13 +30,6 @@ class Planted:
     semantic: dict[int, set[int]] = field(default_factory=dict)
 
 
-@dataclass
-class _Corpus:
-    texts: list[str]
-    sources: list[str]
-    topics: list[str]  # of each sentence; "" for none
-
-
 def read_lexicon(name: str) -> Lexicon:
     """The words of a planted corpus: "first", which the method was made with, or "second", which it had not seen."""
     content = json.loads((Path(__file__).parent / "lexicons.json").read_text(encoding="utf-8"))[name]
@@ -48,10 +41,9 @@ def read_lexicon(name: str) -> Lexicon:
 
 def plant(folder: Path, words: Lexicon, seed: int) -> tuple[Index, Planted]:
     draw = random.Random(seed)
-    corpus = _write_corpus(words, draw)
-    cut = [pieces(text) for text in corpus.texts]
-    prefixes = [(s, p) for s, own in enumerate(cut) for p in range(len(own))]
-    prefixes = sorted(draw.sample(prefixes, CANDIDATES))
+    texts, sources = _write_corpus(words, draw)
+    cut = [pieces(text) for text in texts]
+    prefixes = sorted(draw.sample([(s, p) for s, own in enumerate(cut) for p in range(len(own))], CANDIDATES))
     text_of = {place: "".join(cut[place[0]][: place[1] + 1]) for place in prefixes}
     words_of = {place: set(re.findall(r"\w+", text)) for place, text in text_of.items()}
     shallow, semantic = _truths(words)
@@ -85,7 +77,7 @@ def plant(folder: Path, words: Lexicon, seed: int) -> tuple[Index, Planted]:
         chosen[memory // 20, memory % 20] = places
         planted.shallow[memory] = {rank for rank, place in enumerate(places) if place in has_test}
         planted.semantic[memory] = {rank for rank, place in enumerate(places) if place in has_topic}
-    return write_index(folder, corpus.texts, chosen, corpus.sources), planted
+    return write_index(folder, texts, chosen, sources), planted
 
 
 def _truths(words: Lexicon) -> tuple[dict[int, Test], dict[int, str]]:
@@ -98,16 +90,8 @@ def _truths(words: Lexicon) -> tuple[dict[int, Test], dict[int, str]]:
     def last(form: str) -> Test:
         return lambda text: re.search(rf"(?:^|\s)(?:{form})$", text) is not None
 
-    shapes = [
-        last(r"1[0-9]{3}|20[0-9]{2}"),
-        last(r"[a-z]{2,}ing"),
-        last(r'"') ,
-        last("|".join(words.CAPITALS)),
-        last(r"[0-9]{3}"),
-        last(r"[a-z]{2,}tion"),
-        last(r"[0-9]+(?:st|nd|rd|th)"),
-        last(r"1[0-9]{2}0s"),
-    ]  # fmt: skip
+    forms = [r"1[0-9]{3}|20[0-9]{2}", r"[a-z]{2,}ing", '"', "|".join(words.CAPITALS), r"[0-9]{3}", r"[a-z]{2,}tion"]
+    shapes = [last(form) for form in (*forms, r"[0-9]+(?:st|nd|rd|th)", r"1[0-9]{2}0s")]
     shallow = {i: ends(phrase) for i, phrase in enumerate(words.ENDINGS)}
     shallow |= {8 + i: contains(phrase) for i, phrase in enumerate(words.NGRAMS)}
     shallow |= {16 + i: shape for i, shape in enumerate(shapes)}
@@ -119,16 +103,16 @@ def _truths(words: Lexicon) -> tuple[dict[int, Test], dict[int, str]]:
     return shallow, semantic
 
 
-def _write_corpus(words: Lexicon, draw: random.Random) -> _Corpus:
-    texts, sources, topics = [], [], []
+def _write_corpus(words: Lexicon, draw: random.Random) -> tuple[list[str], list[str]]:
+    """Sentences, and where each is from."""
+    texts, sources = [], []
     names = [*words.TOPICS, *[""] * len(words.TOPICS)]
     for paragraph in range(900):
         topic = draw.choice(names)
         for _ in range(draw.randint(3, 5)):
             texts.append(_sentence(words, topic, draw))
             sources.append(f"text.txt:{paragraph}")
-            topics.append(topic)
-    return _Corpus(texts, sources, topics)
+    return texts, sources
 
 
 def _sentence(words: Lexicon, topic: str, draw: random.Random) -> str:
@@ -152,19 +136,8 @@ def _sentence(words: Lexicon, topic: str, draw: random.Random) -> str:
 
 def _special(words: Lexicon, draw: random.Random) -> str:
     number = draw.randint(100, 999)
-    return draw.choice(
-        [
-            draw.choice(words.ENDINGS),
-            draw.choice(words.NGRAMS),
-            draw.choice(words.ENDINGS),
-            draw.choice(words.NGRAMS),
-            str(draw.randint(1500, 2030)),
-            str(number),
-            draw.choice(words.STEMS_ING),
-            draw.choice(words.STEMS_TION),
-            draw.choice(words.CAPITALS),
-            f"{draw.randint(1, 40) * 10 + 4}th",
-            f"{draw.randint(100, 199)}0s",
-            f'"{draw.choice(words.FILLER)} {draw.choice(words.FILLER)}"',
-        ]
-    )
+    forms = [draw.choice(of) for of in (words.ENDINGS, words.NGRAMS, words.ENDINGS, words.NGRAMS)]
+    forms += [str(draw.randint(1500, 2030)), str(number)]
+    forms += [draw.choice(of) for of in (words.STEMS_ING, words.STEMS_TION, words.CAPITALS)]
+    forms += [f"{draw.randint(1, 40) * 10 + 4}th", f"{draw.randint(100, 199)}0s"]
+    return draw.choice([*forms, f'"{draw.choice(words.FILLER)} {draw.choice(words.FILLER)}"'])

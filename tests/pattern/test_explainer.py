@@ -44,6 +44,9 @@ class Stub(BaseHTTPRequestHandler):
         """Silent."""
 
 
+Stubbed = tuple[str, type[Stub]]
+
+
 @pytest.fixture
 def stub() -> Iterator[tuple[str, type[Stub]]]:
     kind = type("OwnStub", (Stub,), {"asked": []})
@@ -63,7 +66,7 @@ def index(tmp_path: Path) -> Index:
     return write_index(tmp_path / "index", TEXTS, {(0, 0): [(s, 5) for s in range(20)], (0, 1): [(0, 1)]})
 
 
-def test_a_true_description_tells_triggers_from_others(index: Index, stub: tuple[str, type[Stub]]) -> None:
+def test_a_true_description_tells_triggers_from_others(index: Index, stub: Stubbed) -> None:
     url, kind = stub
     proposal = propose(index, "L0N0", Explainer(url, "some-model"))
     assert proposal.description == 'ends with "press"' and proposal.by.startswith("some-model at 127.0.0.1")
@@ -77,15 +80,13 @@ def test_a_true_description_tells_triggers_from_others(index: Index, stub: tuple
         assert (trigger.text in lines) == (rank % 2 == 1)
 
 
-def test_a_wrong_description_scores_as_guessing_does(index: Index, stub: tuple[str, type[Stub]]) -> None:
+def test_a_wrong_description_scores_as_guessing_does(index: Index, stub: Stubbed) -> None:
     url, kind = stub
     kind.description = 'ends with "giraffe"'
     assert propose(index, "L0N0", Explainer(url)).detection == 0.5
 
 
-def test_the_key_comes_from_the_environment_only(
-    index: Index, stub: tuple[str, type[Stub]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_comes_from_the_environment_only(stub: Stubbed, monkeypatch: pytest.MonkeyPatch) -> None:
     url, kind = stub
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     Explainer(url).ask("hello")
@@ -94,29 +95,27 @@ def test_the_key_comes_from_the_environment_only(
     assert [key for _, key in kind.asked] == [None, "Bearer a-test-value"]
 
 
+def refused_in_one_line(url: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        Explainer(url).ask("hello")
+    assert "\n" not in str(refused.value) and url in str(refused.value)
+
+
 @pytest.mark.parametrize(("status", "answer"), [(401, "{}"), (200, "no json"), (200, "{}"), (200, '{"choices": []}')])
-def test_a_server_that_fails_is_reported_in_one_line(stub: tuple[str, type[Stub]], status: int, answer: str) -> None:
+def test_a_server_that_fails_is_reported_in_one_line(stub: Stubbed, status: int, answer: str) -> None:
     url, kind = stub
     kind.status, kind.answer = status, answer
-    with pytest.raises(SettingError) as refused:
-        Explainer(url).ask("hello")
-    assert "\n" not in str(refused.value) and url in str(refused.value)
+    refused_in_one_line(url)
 
 
-@pytest.mark.parametrize("length", [None, 1000])
+@pytest.mark.parametrize("head", ["nothing that HTTP knows", "HTTP/1.0 200 OK\r\nContent-Length: 1000"])
 def test_a_server_that_breaks_off_is_reported_in_one_line(
-    stub: tuple[str, type[Stub]], monkeypatch: pytest.MonkeyPatch, length: int | None
+    stub: Stubbed, monkeypatch: pytest.MonkeyPatch, head: str
 ) -> None:
-    def send_response(self: Stub, code: int) -> None:
-        head = "nothing that HTTP knows" if length is None else f"HTTP/1.0 200 OK\r\nContent-Length: {length}"
-        self.wfile.write(f"{head}\r\n".encode())
-
     url, kind = stub
-    monkeypatch.setattr(kind, "send_response", send_response)
+    monkeypatch.setattr(kind, "send_response", lambda self, code: self.wfile.write(f"{head}\r\n".encode()))
     monkeypatch.setattr(kind, "end_headers", lambda self: self.wfile.write(b"\r\n"))
-    with pytest.raises(SettingError) as refused:
-        Explainer(url).ask("hello")
-    assert "\n" not in str(refused.value) and url in str(refused.value)
+    refused_in_one_line(url)
 
 
 def test_nonsense_is_refused_before_anything_is_sent(index: Index) -> None:

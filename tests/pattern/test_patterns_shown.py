@@ -10,7 +10,6 @@ import pytest
 from planted import Planted
 
 from index_by_hand import write_index
-from memlens.cli import main
 from memlens.index.reader import Index
 
 Run = Callable[..., tuple[int, str, str]]
@@ -21,21 +20,6 @@ first_corpus = pytest.mark.parametrize("planted", ["first"], indirect=True)
 def index(planted: tuple[Index, Planted]) -> Index:
     """Sixty memories with known patterns; only read it."""
     return planted[0]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return (code, *capsys.readouterr())
-
-    return run
-
-
-def is_refused(ran: tuple[int, str, str], *words: str) -> bool:
-    code, out, err = ran
-    return code == 2 and out == "" and err.count("\n") == 1 and all(word in err for word in words)
 
 
 def words_of(text: str) -> set[str]:
@@ -87,13 +71,19 @@ def test_every_word_of_each_pattern_leads_to_its_memory(run: Run, index: Index) 
 
 
 @first_corpus
-def test_what_cannot_be_searched_is_refused(run: Run, index: Index, tmp_path: Path) -> None:
+def test_what_cannot_be_searched_is_refused(
+    run: Run, refused: Callable[..., str], index: Index, tmp_path: Path
+) -> None:
     bare = write_index(tmp_path / "bare", ["the press"], {(0, 0): [(0, 1)]}).folder
-    assert is_refused(run("search", bare, "river", "--in", "patterns"), "no table 'patterns'", "memlens patterns")
-    assert is_refused(run("search", index.folder, '" :', "--in", "patterns"), "no word")
-    assert is_refused(run("search", index.folder, "x", "--in", "patterns", "--ends"), "--ends is for --in triggers")
-    assert is_refused(run("search", index.folder, "x", "--in", "patterns", "--limit", 0), "--limit is 0")
-    assert is_refused(run("search", index.folder, "x", "--in", "names"), "triggers, values, patterns")
+    told = refused("search", bare, "river", "--in", "patterns")
+    assert "no table 'patterns'" in told and "memlens patterns" in told
+    for text, options, words in (
+        ('" :', [], "no word"),
+        ("x", ["--ends"], "--ends is for --in triggers"),
+        ("x", ["--limit", 0], "--limit is 0"),
+        ("x", ["--in", "names"], "triggers, values, patterns"),
+    ):
+        assert words in refused("search", index.folder, text, "--in", "patterns", *options)
     nothing = run("search", index.folder, "%{no} 'such' word", "--in", "patterns")
     assert nothing[:2] == (0, "") and "no memory has a pattern" in nothing[2]
 

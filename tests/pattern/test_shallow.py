@@ -26,16 +26,11 @@ def test_a_key_reads_back_as_what_it_was_made_from() -> None:
             assert read_key((kind + len(words)) << 60 | body, []) == Feature(name, words)
 
 
-def test_the_longer_ending_is_named_if_it_covers_as_much() -> None:
+@pytest.mark.parametrize(("covered", "named"), [(19, "long"), (9, "short")])
+def test_the_longer_ending_is_named_if_it_covers_as_much_and_else_the_shorter(covered: int, named: str) -> None:
     short = Candidate(Feature("ending", (PRESS,)), ranks(range(20)), 1e-3, 60, 0.0)
-    long = Candidate(Feature("ending", (FREE, PRESS)), ranks(range(19)), 1e-4, 6, 0.0)
-    assert choose([short, long], 25, [PRESS] * 25, set(), 1e-6).patterns == (long,)
-
-
-def test_the_shorter_ending_is_named_if_it_covers_more() -> None:
-    short = Candidate(Feature("ending", (PRESS,)), ranks(range(20)), 1e-3, 60, 0.0)
-    long = Candidate(Feature("ending", (FREE, PRESS)), ranks(range(9)), 1e-4, 6, 0.0)
-    assert choose([short, long], 25, [PRESS] * 25, set(), 1e-6).patterns == (short,)
+    long = Candidate(Feature("ending", (FREE, PRESS)), ranks(range(covered)), 1e-4, 6, 0.0)
+    assert choose([short, long], 25, [PRESS] * 25, set(), 1e-6).patterns == ({"long": long, "short": short}[named],)
 
 
 def test_one_word_over_and_over_is_no_shape() -> None:
@@ -59,10 +54,6 @@ def test_words_have_the_shapes_that_people_see(word: str, expected: str) -> None
     assert expected in shapes_of(word)
 
 
-def naive_words(text: str) -> list[str]:
-    return [piece.strip().lower() for piece in pieces(text) if piece.strip()]
-
-
 def test_prefixes_are_cut_into_the_words_of_their_text(tmp_path: Path) -> None:
     import numpy as np
 
@@ -74,7 +65,7 @@ def test_prefixes_are_cut_into_the_words_of_their_text(tmp_path: Path) -> None:
     read = read_prefix_words(index, sentences, positions, words)
     for row, (s, p) in enumerate(places):
         own = [words.texts[w] for w in read.words[read.offsets[row] : read.offsets[row + 1]]]
-        assert own == naive_words("".join(pieces(texts[s])[: p + 1]))
+        assert own == [piece.strip().lower() for piece in pieces(texts[s])[: p + 1] if piece.strip()]
         assert read.opens[row] == (own[-1] == "“")
 
 

@@ -33,21 +33,15 @@ def test_a_name_says_what_it_fires_on_what_follows_and_what_it_promotes(index: I
     assert row.name == 'ends with "the free press" → followed by "conference"; promotes "conference", "people"'
     assert [VOCABULARY[token] for token in list(row.follows)] == [" conference"] and list(row.follows_times) == [20]
     assert row.agrees is True and row.covered == 20
+    (pattern,) = read_patterns(index, "L0N0") or ()
+    assert pattern.description == 'ends with "the free press"' and pattern.prefixes == tuple(range(20))
+    assert read_summary(index, "L0N2") is None  # without triggers there is no name
 
 
 def test_tokens_that_follow_now_and_then_are_not_typical(index: Index) -> None:
     row = read_summary(index, "L0N1")
     assert row is not None and list(row.follows) == [] and row.agrees is None
     assert "followed by" not in row.name and "promotes" in row.name
-
-
-def test_a_memory_without_triggers_has_no_name(index: Index) -> None:
-    assert read_summary(index, "L0N2") is None
-
-
-def test_a_pattern_lists_the_prefixes_that_contain_it(index: Index) -> None:
-    (pattern,) = read_patterns(index, "L0N0") or ()
-    assert pattern.description == 'ends with "the free press"' and pattern.prefixes == tuple(range(20))
 
 
 def test_unknown_options_are_refused_and_known_ones_recorded(index: Index) -> None:

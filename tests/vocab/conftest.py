@@ -12,6 +12,4 @@ from memlens.models.memory_model import MemoryModel
 @pytest.fixture
 def fresh(scanned: tuple[Path, MemoryModel], tmp_path: Path) -> tuple[memlens.Index, MemoryModel]:
     """A copy of the scanned index for one test, and its model."""
-    folder, model = scanned
-    shutil.copytree(folder, tmp_path / "index")
-    return memlens.open_index(tmp_path / "index"), model
+    return memlens.open_index(shutil.copytree(scanned[0], tmp_path / "index")), scanned[1]

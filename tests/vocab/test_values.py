@@ -1,7 +1,5 @@
 """The tables of values and keys against naive formulas, on a plain, a gated, a parallel and a post-norm model."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -71,43 +69,28 @@ def test_keys_are_matched_with_embeddings_through_the_norm_before_the_block(fres
         np.testing.assert_allclose(row["scores"], scores[row["tokens"]], rtol=1e-3, atol=1e-4)
 
 
-def test_computing_again_gives_the_same_bytes_and_the_manifest_knows_them(fresh):
+def test_computing_again_gives_the_same_bytes_and_the_manifest_knows_them_and_how_they_were_read(fresh):
     index, model = fresh
-    compute_values(index, model, top=TOP)
-    first = [index.path(name).read_bytes() for name in ("values", "keys")]
-    compute_values(index, model, top=TOP)
-    assert [index.path(name).read_bytes() for name in ("values", "keys")] == first
-    files = json.loads((index.folder / "manifest.json").read_text())["files"]
-    assert files["values.parquet"]["bytes"] == len(first[0]) and files["keys.parquet"]["bytes"] == len(first[1])
-
-
-def test_the_manifest_says_how_values_were_read(fresh):
-    index, model = fresh
-    compute_values(index, model, top=500)
-    assert memlens.open_index(index.folder).manifest.content["values"] == {
-        "top": VOCABULARY,
-        "reading": "folded",
-        "threads": torch.get_num_threads(),
-    }
-    compute_values(index, model, top=3, reading="raw")
-    assert memlens.open_index(index.folder).manifest.values.reading == "raw"
+    made = []
+    for _ in range(2):
+        compute_values(index, model, top=500)
+        made.append([index.path(name).read_bytes() for name in ("values", "keys")])
+    assert made[0] == made[1]
+    manifest = memlens.open_index(index.folder).manifest.content
+    sizes = [manifest["files"][name]["bytes"] for name in ("values.parquet", "keys.parquet")]
+    assert sizes == [len(content) for content in made[0]]
+    made_with = {"top": VOCABULARY, "reading": "folded", "threads": torch.get_num_threads()}
+    triggers = manifest["files"]["triggers.parquet"]["sha256"]
+    assert manifest["values"] == made_with | {"from": {"triggers": triggers}}
+    for vocabulary in (97, 50_257, 267_744):  # a block of scores never outgrows its budget
+        assert blocks.rows_per_block(vocabulary) * vocabulary * 4 <= 140 << 20
 
 
 @pytest.mark.parametrize("preset", ["paper", "released"])
-def test_the_presets_of_the_paper_read_values_raw(tmp_path, preset):
-    (tmp_path / "text.txt").write_text("The river runs to the sea.\n")
-    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer(adds_bos=True))
-    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", preset=preset)
-    compute_values(index, model)
-    assert index.manifest.values.reading == "raw"
-
-
-def test_only_scanned_layers_have_values(tmp_path):
-    (tmp_path / "text.txt").write_text("The river runs to the sea.\n")
-    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
-    index = memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", layers="1")
-    compute_values(index, model)
-    assert set(index.table("values")["layer"].to_pylist()) == {1}
+def test_the_presets_of_the_paper_read_values_raw_and_of_scanned_layers_only(tiny_llama, tiny_text, tmp_path, preset):
+    memlens.scan(tiny_llama, tiny_text, out=tmp_path / "index", preset=preset, layers="1")
+    index = memlens.values(tmp_path / "index")
+    assert index.manifest.values.reading == "raw" and set(index.table("values")["layer"].to_pylist()) == {1}
 
 
 def test_another_model_and_wrong_settings_are_refused_and_nothing_is_written(fresh):
@@ -122,8 +105,3 @@ def test_another_model_and_wrong_settings_are_refused_and_nothing_is_written(fre
         compute_values(index, model, reading="upside down")
     assert not index.has("values") and not index.has("keys")
     assert (index.folder / "manifest.json").read_bytes() == before
-
-
-def test_a_block_of_scores_never_outgrows_its_budget():
-    for vocabulary in (97, 50_257, 267_744):
-        assert blocks.rows_per_block(vocabulary) * vocabulary * 4 <= 140 << 20
