@@ -3,8 +3,8 @@
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])
@@ -19,15 +19,13 @@ def name_of(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@dataclass(frozen=True)
-class Block:
-    """A fenced code block."""
-
+class Block(NamedTuple):
     language: str
     code: str
 
 
 def blocks(text: str) -> list[Block]:
+    """The fenced code blocks of a page."""
     return [Block(match[1], match[2]) for match in _FENCE.finditer(text)]
 
 

@@ -1,6 +1,7 @@
-"""The Python of the documentation runs, in the order of the page, with a tiny model in the place of gpt2."""
+"""The Python and the commands of the pages run, in their order, with a tiny model in the place of gpt2."""
 
 import ast
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -8,27 +9,62 @@ from typing import Any
 import pytest
 from docs_pages import ROOT, blocks
 
+import memlens
+from memlens.cli import main
 from memlens.testing import save_tiny
+
+TRACE = (ROOT / "docs" / "trace.md").read_text(encoding="utf-8")
+TRACE = TRACE.replace('" Paris"', '" the"').replace('" Rome"', '" river"')  # the tiny model knows no cities
 
 
 @pytest.fixture
 def newcomer(tiny_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a model called gpt2 whose memory L5N94 the texts beside it fire."""
-    save_tiny(tmp_path / "gpt2", "gpt2", n_layer=6, n_inner=900, seed=1)
+    save_tiny(tmp_path / "gpt2", "gpt2", n_layer=6, n_inner=900, n_positions=64, seed=1)
     shutil.copytree(tiny_text.parent, tmp_path / "my-texts")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     return tmp_path
 
 
+@pytest.fixture
+def reader(newcomer: Path) -> Path:
+    """The same with an index and its values."""
+    memlens.scan(newcomer / "gpt2", newcomer / "my-texts", out=newcomer / "gpt2-index", top=3, threads=1)
+    memlens.values(newcomer / "gpt2-index", top=10, threads=1)
+    return newcomer
+
+
+def run_python(page: str) -> dict[str, Any]:
+    """The names that a page's code has left; every expression, which a notebook would show, has a value."""
+    names: dict[str, Any] = {}
+    parts = [block.code for block in blocks(page) if block.language == "python"]
+    assert parts
+    for statement in (statement for part in parts for statement in ast.parse(part).body):
+        if isinstance(statement, ast.Expr):
+            assert eval(ast.unparse(statement), names) is not None or "save(" in ast.unparse(statement)
+        else:
+            exec(compile(ast.Module([statement], []), "page", "exec"), names)
+    return names
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
 def test_the_python_of_a_page_runs(page: str, newcomer: Path) -> None:
-    code = [block.code for block in blocks((ROOT / page).read_text(encoding="utf-8")) if block.language == "python"]
-    assert code
-    names: dict[str, Any] = {}
-    for part in code:
-        exec(compile(part, page, "exec"), names)
-        last = ast.parse(part).body[-1]
-        if isinstance(last, ast.Expr):  # what a notebook would show
-            assert eval(ast.unparse(last), names) is not None
+    run_python((ROOT / page).read_text(encoding="utf-8"))
     assert (newcomer / "gpt2-index" / "manifest.json").is_file()
+
+
+def test_the_python_of_the_page_on_tracing_runs(reader: Path) -> None:
+    names = run_python(TRACE)
+    assert memlens.load(reader / "edited-model").fingerprint() != names["model"].fingerprint()
+    assert names["again"].fingerprint == names["model"].fingerprint()
+    assert len(names["group"]) > 0 and names["drawn"].text != "" and names["edited"].token.text == " river"
+
+
+def test_the_commands_of_the_page_on_tracing_run(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = [line for block in blocks(TRACE) if not block.language for line in block.code.splitlines()]
+    assert len(lines) >= 7
+    for line in lines:
+        program, *arguments = shlex.split(line)
+        assert program == "memlens" and main(arguments) == 0, (line, capsys.readouterr())
+    assert (reader / "edits.json").is_file()

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import random
+import shlex
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,22 +13,23 @@ import pytest
 import torch
 
 import memlens
+from memlens.cli import main
+from memlens.index.reader import Index
 from memlens.memory import MemoryId
+from memlens.models.memory_model import MemoryModel
 from memlens.pattern.table import compute_patterns
 from memlens.testing import tiny_model, tiny_tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "find_findings.py"
 WORDS = ("the city", "people read", "news of", "rain fell", "hills and", "a war", "the press", "in spring", "the day")
 PLANTED = MemoryId(1, 7)
+Paths, Capture = dict[str, Path], pytest.CaptureFixture[str]
 
 
 def load_script() -> ModuleType:
-    import sys
-
     spec = importlib.util.spec_from_file_location("find_findings", SCRIPT)
     assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["find_findings"] = module  # dataclasses look their own module up
+    module = sys.modules["find_findings"] = importlib.util.module_from_spec(spec)  # dataclasses look it up
     spec.loader.exec_module(module)
     return module
 
@@ -44,7 +47,7 @@ def sentences(seed: int, count: int) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> Paths:
     """A checkpoint in which L1N7 fires on " river" alone and writes what " of" is read by, scanned and looked over."""
     folder = tmp_path_factory.mktemp("findings")
     network, tokenizer = tiny_model("gpt2", n_positions=64, tie_word_embeddings=False), tiny_tokenizer()
@@ -72,13 +75,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: folder / name for name in ("model", "index", "scanned.txt", "held-out.txt")}
 
 
-def run(made: dict[str, Path], capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str, str]:
+def run(made: Paths, capsys: Capture, *options: str) -> tuple[int, str, str]:
     capsys.readouterr()
     code = load_script().main([str(made["index"]), "--held-out", str(made["held-out.txt"]), *options])
     return code, *capsys.readouterr()
 
 
-def test_the_planted_memory_is_found_and_measured(made: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_planted_memory_is_found_and_measured(made: Paths, capsys: Capture) -> None:
     code, out, err = run(made, capsys, "--json", "--prompts", "6")
     assert code == 0 and err == ""
     found: list[dict[str, Any]] = json.loads(out)
@@ -100,10 +103,7 @@ def test_the_planted_memory_is_found_and_measured(made: dict[str, Path], capsys:
     assert [one["effect"] for one in found] == sorted((one["effect"] for one in found), reverse=True)
 
 
-def test_the_page_has_commands_that_repeat_it(made: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    import shlex
-
-    from memlens.cli import main
+def test_the_page_has_commands_that_repeat_it(made: Paths, capsys: Capture) -> None:
 
     code, out, _ = run(made, capsys, "--prompts", "3")
     assert code == 0 and out.startswith(f"## {PLANTED}: ") and "held-out prompts: p of ' of' falls on 3" in out
@@ -113,20 +113,14 @@ def test_the_page_has_commands_that_repeat_it(made: dict[str, Path], capsys: pyt
         assert main(shlex.split(command)[1:]) == 0
 
 
-@pytest.mark.parametrize("option", ["--count", "--prompts", "--sentences"])
-@pytest.mark.parametrize("number", ["0", "-1"])
-def test_none_and_less_are_refused(
-    made: dict[str, Path], capsys: pytest.CaptureFixture[str], option: str, number: str
-) -> None:
+@pytest.mark.parametrize(("option", "number"), [("--count", "0"), ("--prompts", "-1"), ("--sentences", "0")])
+def test_none_and_less_are_refused(made: Paths, capsys: Capture, option: str, number: str) -> None:
     with pytest.raises(SystemExit) as caught:
         run(made, capsys, option, number)
     assert caught.value.code == 2 and f"invalid at_least_one value: '{number}'" in capsys.readouterr().err
 
 
-def test_a_prompt_that_begins_with_a_dash_is_repeated_by_its_command(made: dict[str, Path]) -> None:
-    import shlex
-
-    from memlens.cli import main
+def test_a_prompt_that_begins_with_a_dash_is_repeated_by_its_command(made: Paths) -> None:
 
     script = load_script()
     candidate = script.Candidate(PLANTED, "", ["p"], 0, " of", 1, 1, 1, [])
@@ -136,39 +130,34 @@ def test_a_prompt_that_begins_with_a_dash_is_repeated_by_its_command(made: dict[
     assert main(shlex.split(command)[1:]) == 0
 
 
-def test_an_index_without_patterns_is_refused_in_one_line(
-    made: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    text = tmp_path / "t.txt"
-    text.write_text("The river runs.\n")
-    bare = memlens.scan(made["model"], text, out=tmp_path / "bare", top=3, threads=1)
-    code = load_script().main([str(bare.folder), "--held-out", str(text)])
+def test_an_index_without_patterns_is_refused_in_one_line(tiny_gpt2_index: Index, capsys: Capture) -> None:
+    code = load_script().main([str(tiny_gpt2_index.folder), "--held-out", str(SCRIPT)])
     out, err = capsys.readouterr()
     assert code == 2 and out == "" and err.startswith("find_findings: ") and err.count("\n") == 1
 
 
-def test_a_prompt_is_never_cut_within_a_letter(made: dict[str, Path]) -> None:
-    """Silencing is measured on the prompt as text; if that were other tokens, another prefix would be measured."""
+def places_in(
+    made: Paths, memories: list[MemoryId], *texts: str
+) -> tuple[MemoryModel, list[Any], list[tuple[int, int]]]:
+    """The sentences as the script has them, and (sentence, position) of where the memories are highest."""
     script, model = load_script(), memlens.load(made["model"])
-    (encoded,) = model.tokenizer.encode(["A 東 river"])
-    sentence = script.Sentence("A 東 river", encoded.ids, encoded.ends)
-    memories = [MemoryId(layer, memory) for layer in range(3) for memory in range(40)]
-    places = [
-        place for found in script.highest_places(model, [sentence], memories, 9).values() for _, _, place in found
-    ]
-    own = [
-        at
-        for at in range(len(encoded.ids))
-        if model.tokenizer.encode([sentence.until(at)])[0].ids == encoded.ids[: at + 1]
-    ]
-    assert 1 < len(own) < len(encoded.ids) and places and set(places) <= set(own)
-
-
-def test_equal_prompts_are_measured_once(made: dict[str, Path]) -> None:
-    script, model = load_script(), memlens.load(made["model"])
-    texts = ["The river of", "The river runs", "The river", "A river"]
     encoded = zip(texts, model.tokenizer.encode(texts), strict=True)
     sentences = [script.Sentence(text, one.ids, one.ends) for text, one in encoded]
-    places = script.highest_places(model, sentences, [PLANTED], 9)[PLANTED]
-    prompts = [sentences[number].until(position) for _, number, position in places]
-    assert sorted(prompts) == ["A river", "The river"]
+    found = script.highest_places(model, sentences, memories, 9).values()
+    return model, sentences, [place for own in found for _, *place in own]
+
+
+def test_a_prompt_is_never_cut_within_a_letter(made: Paths) -> None:
+    """Silencing is measured on the prompt as text; if that were other tokens, another prefix would be measured."""
+    memories = [MemoryId(layer, memory) for layer in range(3) for memory in range(40)]
+    model, (sentence,), places = places_in(made, memories, "A 東 river")
+    (encoded,) = model.tokenizer.encode(["A 東 river"])
+    read = {at: model.tokenizer.encode([sentence.until(at)])[0].ids for at in range(len(encoded.ids))}
+    own = {at for at, ids in read.items() if ids == encoded.ids[: at + 1]}
+    assert 1 < len(own) < len(encoded.ids) and places and {position for _, position in places} <= own
+
+
+def test_equal_prompts_are_measured_once(made: Paths) -> None:
+    texts = ("The river of", "The river runs", "The river", "A river")
+    _, sentences, places = places_in(made, [PLANTED], *texts)
+    assert sorted(sentences[number].until(position) for number, position in places) == ["A river", "The river"]

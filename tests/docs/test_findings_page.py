@@ -19,9 +19,7 @@ def model() -> MemoryModel:
 
 
 @pytest.mark.parametrize(("prompt", "token", "memory", "p", "p_without"), ROW.findall(PAGE))
-def test_silencing_does_what_the_page_says(
-    model: MemoryModel, prompt: str, token: str, memory: str, p: str, p_without: str
-) -> None:
+def test_silencing_does_what_the_page_says(model, prompt, token, memory, p, p_without) -> None:
     compared = memlens.intervene(model, prompt, f"{memory}=0", token=token)
     assert compared.before.token.p == pytest.approx(float(p), abs=0.002)
     assert compared.after.token.p == pytest.approx(float(p_without), abs=0.002)

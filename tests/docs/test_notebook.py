@@ -17,13 +17,10 @@ def notebook() -> Any:
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
-def test_the_notebook_is_kept_without_results(notebook: Any) -> None:
+def test_the_notebook_is_kept_without_results_and_asks_for_what_comes_with_memlens(notebook: Any) -> None:
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert cells and all(cell.execution_count is None and not cell.outputs for cell in cells)
-
-
-def test_the_notebook_asks_for_what_comes_with_memlens(notebook: Any) -> None:
-    assert 'MODEL = "bundled"' in parameters(notebook).source and 'CORPUS = "bundled"' in parameters(notebook).source
+    assert all(f'{name} = "bundled"' in parameters(notebook).source for name in ("MODEL", "CORPUS"))
 
 
 def test_the_notebook_runs(notebook: Any, tiny_gpt2: Path, tiny_text: Path, tmp_path: Path) -> None:

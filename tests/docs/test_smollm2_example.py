@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from docs_pages import ROOT
 
-from memlens.index.reader import Index
-
 EXAMPLE = ROOT / "examples" / "smollm2"
 
 
@@ -58,13 +56,10 @@ def test_missing_articles_are_named(tmp_path: Path) -> None:
     assert not (tmp_path / "work").exists()
 
 
-def test_findings_come_as_markdown_with_their_commands(tiny_gpt2_index: Index) -> None:
+def test_findings_come_as_markdown_with_their_commands_and_of_no_index_as_one_line(tiny_gpt2_index, tmp_path) -> None:
     ran = run("findings.py", tiny_gpt2_index.folder)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith("| the paper's claim |") and "\n### 1. " in ran.stdout
     assert f"```\nmemlens report {tiny_gpt2_index.folder}\n```" in ran.stdout
-
-
-def test_findings_of_no_index_are_one_line(tmp_path: Path) -> None:
     ran = run("findings.py", tmp_path)
     assert ran.returncode == 1 and ran.stderr.startswith("findings: ") and ran.stderr.count("\n") == 1

@@ -21,15 +21,12 @@ def model() -> MemoryModel:
     return memlens.load("bundled")
 
 
-def test_its_shape_is_the_paper_s_in_small(model: MemoryModel) -> None:
+def test_its_shape_is_the_paper_s_in_small_and_its_weights_plain_and_readable_by_all(model: MemoryModel) -> None:
     assert len(model.layers) == 16 and {layer.memories for layer in model.layers} == {512}
     assert {(layer.activation, layer.gated) for layer in model.layers} == {("relu", False)}
     assert (model.width, model.vocabulary) == (128, 16384)
-
-
-def test_its_weights_are_small_plain_and_readable_by_all() -> None:
-    weights = FOLDER / "model.safetensors"
-    assert weights.stat().st_size <= 12_000_000 and weights.stat().st_mode & 0o444 == 0o444
+    weights = (FOLDER / "model.safetensors").stat()
+    assert weights.st_size <= 12_000_000 and weights.st_mode & 0o444 == 0o444
     assert not [path.name for path in FOLDER.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
 
 

@@ -12,49 +12,34 @@ TOKENS = torch.tensor([[5, 17, 80, 3, 44, 9], [60, 2, 33, 71, 12, 90]])
 ROWS = torch.tensor([2, 5, 6, 10])
 
 
-def load(family: str) -> MemoryModel:
-    return memlens.load(tiny_model(family), tokenizer=tiny_tokenizer())
-
-
-def run(model: MemoryModel) -> tuple[PositionStates, torch.Tensor, torch.Tensor]:
-    """What was recorded, the most likely tokens, and the model's own logits before the cap, [n, vocabulary]."""
-    positions = record_positions(model, TOKENS, ROWS)
+def run(family: str) -> tuple[MemoryModel, PositionStates, torch.Tensor, torch.Tensor]:
+    """A model, what was recorded, the most likely tokens, and the model's logits before the cap, [n, vocabulary]."""
+    model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer())
     own = model.logits(TOKENS).flatten(0, 1)[ROWS]
     if model.lens.soft_cap is not None:
         own = torch.atanh(own / model.lens.soft_cap) * model.lens.soft_cap
-    return positions, own.argmax(1), own
+    return model, record_positions(model, TOKENS, ROWS), own.argmax(1), own
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parts_sum_to_the_logit_of_the_model_itself(family: str) -> None:
-    model = load(family)
-    positions, tokens, own = run(model)
+def test_parts_sum_to_the_logit_of_the_model_itself_and_memories_and_biases_to_their_block(family: str) -> None:
+    model, positions, tokens, own = run(family)
     if model.lens.soft_cap is not None:  # a capped logit says little about itself near the cap: choose one that does
         tokens = own.abs().argmin(1)
-    account = LogitDecomposition(model).logit_parts(positions, tokens)
-    expected = own[torch.arange(len(ROWS)), tokens]
-    assert torch.allclose(account.logit, expected, rtol=1e-4, atol=1e-4)
-    assert account.attention.abs().min() > 0 and account.ffn.abs().min() > 0
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_memories_and_biases_sum_to_what_their_block_added(family: str) -> None:
-    model = load(family)
-    positions, tokens, _ = run(model)
     accounting = LogitDecomposition(model)
-    direction = accounting.direction(tokens, positions.o[2])
     account = accounting.logit_parts(positions, tokens)
+    assert torch.allclose(account.logit, own[torch.arange(len(ROWS)), tokens], rtol=1e-4, atol=1e-4)
+    assert account.attention.abs().min() > 0 and account.ffn.abs().min() > 0
+    direction = accounting.direction(tokens, positions.o[2])
     for layer in range(3):
         m = positions.coefficients[layer]
-        memories = accounting.memories(layer, m, direction)
-        bias = accounting.block_bias(layer, m, direction)
-        assert torch.allclose(memories.sum(1) + bias, account.ffn[layer], rtol=1e-4, atol=1e-4)
+        summed = accounting.memories(layer, m, direction).sum(1) + accounting.block_bias(layer, m, direction)
+        assert torch.allclose(summed, account.ffn[layer], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "phi"])
 def test_relative_parts_sum_to_the_logit_less_the_mean_of_all_logits(family: str) -> None:
-    model = load(family)
-    positions, tokens, _ = run(model)
+    model, positions, tokens, _ = run(family)
     logits = model.lens.state_logits(positions.o[2])
     expected = logits[torch.arange(len(ROWS)), tokens] - logits.mean(1)
     account = LogitDecomposition(model).logit_parts(positions, tokens, relative=True)
@@ -63,7 +48,7 @@ def test_relative_parts_sum_to_the_logit_less_the_mean_of_all_logits(family: str
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chosen_positions_hold_what_a_whole_recording_holds(family: str) -> None:
-    model = load(family)
+    model = run(family)[0]
     positions = record_positions(model, TOKENS, ROWS, layers=[0, 2])
     with model.record() as recording:
         model.run_body(TOKENS)

@@ -156,8 +156,8 @@ def test_every_variant_computes_what_naive_arithmetic_gives(tmp_path, variant, u
 def test_what_is_tied_is_held_once(model, tmp_path):
     untied = load(write(tmp_path, settings(False, False), make_tensors(False, False)))
     shared = sum(size * (WIDTH // FACTOR**band) for band, size in enumerate((11, 12, 14))) + WIDTH * (6 + 3)
-    count = [sum(parameter.numel() for parameter in each.network.parameters()) for each in (model, untied)]
-    assert count[1] - count[0] == shared
+    tied, apart = (sum(one.numel() for one in each.network.parameters()) for each in (model, untied))
+    assert apart - tied == shared
 
 
 def test_older_files_with_one_attention_tensor_and_older_settings_read_the_same(model, tmp_path):
@@ -193,9 +193,7 @@ def test_it_is_a_memory_model_like_any_other(model):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.network.modules())
 
 
-def test_the_context_is_what_the_checkpoint_says_or_has_no_end_and_padding_on_the_right_changes_nothing(
-    model, tmp_path
-):
+def test_the_context_is_the_checkpoints_or_has_no_end_and_padding_on_the_right_changes_nothing(model, tmp_path):
     padded = torch.cat([TOKENS, torch.zeros(2, 5, dtype=torch.int64)], dim=1)
     torch.testing.assert_close(model.run_body(padded)[:, :7], model.run_body(TOKENS), atol=1e-5, rtol=1e-5)
     with pytest.raises(SettingError, match="more than tied reads at once"):

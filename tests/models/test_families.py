@@ -76,18 +76,15 @@ def test_the_facts_of_a_layer_are_those_of_the_architecture(case):
 
 
 def test_the_proof_holds_and_is_tight(model):
-    proof = model.proof
-    deviations = (proof.coefficients, proof.output, proof.addition, proof.stream, proof.norms, proof.prediction)
-    assert max(deviations) < 5e-6
-    assert proof.positions == 14
+    names = ("coefficients", "output", "addition", "stream", "norms", "prediction")
+    assert max(getattr(model.proof, name) for name in names) < 5e-6 and model.proof.positions == 14
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_proof_holds_in_other_precisions(family, dtype):
     model = load(tiny_model(family).to(dtype))
-    assert model.dtype == dtype
-    assert model.proof is not None
+    assert model.dtype == dtype and model.proof is not None
 
 
 def test_a_recording_agrees_with_a_naive_computation_and_with_what_the_model_reports_itself(model):
@@ -113,17 +110,12 @@ def test_a_recording_agrees_with_a_naive_computation_and_with_what_the_model_rep
     assert torch.equal(model.lens.capped(model.lens.state_logits(last)), own.logits)
 
 
-def test_watching_shows_the_same_coefficients_as_recording(model):
-    seen = []
+def test_watching_shows_what_recording_does_and_an_edit_that_changes_nothing_changes_no_bit(model):
+    seen, before = [], model.logits(tokens())
     with model.record(states=False) as recording, model.watch(lambda layer, m: seen.append((layer, m.clone()))):
         model.run_body(tokens())
     assert [layer for layer, _ in seen] == list(range(LAYERS))
-    for layer, m in seen:
-        assert torch.equal(m, recording.coefficients[layer])
-
-
-def test_an_edit_that_changes_nothing_changes_no_bit(model):
-    before = model.logits(tokens())
+    assert all(torch.equal(m, recording.coefficients[layer]) for layer, m in seen)
     with model.edit({layer: lambda m: m for layer in range(LAYERS)}):
         assert torch.equal(model.logits(tokens()), before)
 
@@ -151,13 +143,10 @@ def test_padding_on_the_right_does_not_reach_the_tokens_before_it(model):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_hook_outlives_its_context_even_after_an_error(family):
     model = load(tiny_model(family))  # a new one: asked for its hidden states, transformers leaves hooks of its own
-    assert hook_count(model.network) == 0
-
-    def stumble(layer, m):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), model.record(), model.edit({0: lambda m: m}), model.watch(stumble):
+    counts = [hook_count(model.network)]
+    stumbling = model.watch(lambda layer, m: 1 / 0)
+    with pytest.raises(ZeroDivisionError), model.record(), model.edit({0: lambda m: m}), stumbling:
         model.run_body(tokens())
-    assert hook_count(model.network) == 0
+    counts.append(hook_count(model.network))
     model.logits(tokens())
-    assert hook_count(model.network) == 0
+    assert [*counts, hook_count(model.network)] == [0, 0, 0]

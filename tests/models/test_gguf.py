@@ -14,16 +14,10 @@ from memlens.testing import CONTEXT, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_m
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 INSIDE = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
+    f"self_attn.{part}_proj": f"attn_{name}" for part, name in zip("qkvo", ("q", "k", "v", "output"), strict=True)
 }
+INSIDE |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+INSIDE |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 
 
 def interleaved(weight, head=8):

@@ -37,15 +37,16 @@ def test_what_is_no_checkpoint_has_no_sizes_and_a_gguf_file_only_its_own(tmp_pat
     assert sizes is not None and (sizes.parameters, sizes.memories) == (100, ())
 
 
-def test_a_device_map_gives_the_same_model(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path, "llama")
-    mapped = memlens.load(folder, device_map={"": "cpu"})
-    assert mapped.fingerprint() == memlens.load(folder).fingerprint()
-    with pytest.raises(SettingError, match="--device-map is 'sideways'; choose one of: auto"):
-        memlens.load(folder, device_map="sideways")
-    (tmp_path / "other.gguf").write_bytes(b"")
-    with pytest.raises(SettingError, match="cannot be spread over devices"):
-        memlens.load(tmp_path / "other.gguf", device_map="auto")
+def test_a_device_map_gives_the_same_model(tiny_llama: Path, tmp_path: Path) -> None:
+    mapped = memlens.load(tiny_llama, device_map={"": "cpu"})
+    assert mapped.fingerprint() == memlens.load(tiny_llama).fingerprint()
+    (tmp_path / "other.gguf").touch()
+    for model, given, words in (
+        (tiny_llama, "sideways", "--device-map is 'sideways'; choose one of: auto"),
+        (tmp_path / "other.gguf", "auto", "cannot be spread over devices"),
+    ):
+        with pytest.raises(SettingError, match=words):
+            memlens.load(model, device_map=given)
 
 
 def test_the_description_states_what_the_model_is() -> None:

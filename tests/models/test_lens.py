@@ -33,9 +33,8 @@ def test_a_value_is_read_by_the_formula(family):
         values = model.layers[layer].values
         folded = naive_folded(family, network, values, layer).detach()
         torch.testing.assert_close(model.lens.folded(values, layer), folded)
-        torch.testing.assert_close(model.lens.value_scores(values, layer), folded @ E.T)
-        torch.testing.assert_close(model.lens.value_scores(values, layer, "folded"), folded @ E.T)
-        torch.testing.assert_close(model.lens.value_scores(values, layer, "raw"), values @ E.T)
+        for reading, expected in (((), folded), (("folded",), folded), (("raw",), values)):
+            torch.testing.assert_close(model.lens.value_scores(values, layer, *reading), expected @ E.T)
     assert model.lens.readings == ("folded", "raw")
     with pytest.raises(SettingError, match="folded or raw"):
         model.lens.value_scores(values, 0, "logit")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, GPT2ForSequenceClassification, GPT2Model, PreTrainedModel
+from transformers import AutoConfig, AutoModel, GPT2ForSequenceClassification, GPT2Model
 from transformers.utils import logging
 
 from memlens.errors import ModelError, ModelNotFound, SettingError, UnsupportedModel
@@ -23,8 +23,13 @@ TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
 
 
 @pytest.fixture
-def folder(tmp_path):
-    return save_tiny(tmp_path / "tiny-gpt2", "gpt2")
+def folder(tiny_gpt2, tmp_path):
+    return shutil.copytree(tiny_gpt2, tmp_path / "tiny-gpt2")
+
+
+def change_config(folder, **changes):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
 
 
 def refused(kind, model, *words, **options):
@@ -46,8 +51,7 @@ def test_a_folder_gives_the_model_that_was_saved_in_it(tmp_path, family):
     assert model.tokenizer.adds_bos and model.tokenizer.encode(["The river"])[0].ids == [49, 59]
     assert model.proof is not None
     assert not any(parameter.requires_grad for parameter in model.network.parameters())
-    again = load(model.source)
-    assert again.fingerprint() == model.fingerprint()
+    assert load(model.source).fingerprint() == model.fingerprint()
 
 
 def test_a_relative_name_and_a_path_object_mean_the_same_folder(folder, monkeypatch):
@@ -101,8 +105,7 @@ def test_nothing_is_printed_and_no_setting_of_transformers_is_left_changed(folde
     finally:
         logging.set_verbosity(verbosity)
         (logging.enable_progress_bar if had_bars else logging.disable_progress_bar)()
-    captured = capfd.readouterr()
-    assert (captured.out, captured.err) == ("", "")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_place_where_nothing_is_and_a_hub_id_that_is_not_in_the_cache_are_named(tmp_path, monkeypatch):
@@ -125,15 +128,10 @@ def test_what_holds_no_configuration_is_refused(folder, tmp_path):
         refused(ModelError, folder, "config.json")
 
 
-def test_settings_that_do_not_fit_the_weights_are_refused(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"n_inner": 41}))
+def test_settings_that_do_not_fit_the_weights_and_broken_weights_are_refused(folder):
+    change_config(folder, n_inner=41)
     refused(ModelError, folder, "weights of tiny-gpt2")
-    (folder / "config.json").write_text(json.dumps(config | {"n_layer": "three"}))
-    refused(ModelError, folder, "tiny-gpt2")
-
-
-def test_broken_weights_are_refused(folder):
+    change_config(folder, n_inner=40)
     path = folder / "model.safetensors"
     whole = path.read_bytes()
     for broken in (whole[: len(whole) // 2], b"", b"not weights at all"):
@@ -141,6 +139,8 @@ def test_broken_weights_are_refused(folder):
         refused(ModelError, folder, "weights of tiny-gpt2 cannot be read")
     path.unlink()
     refused(ModelError, folder, "weights of tiny-gpt2 cannot be read")
+    change_config(folder, n_layer="three")
+    refused(ModelError, folder, "tiny-gpt2")
 
 
 def test_weights_that_are_missing_or_nan_are_named_and_never_made_up(folder):
@@ -287,9 +287,7 @@ def test_plain_tensors_in_a_bin_file_are_read_and_nothing_in_it_is_run(folder, t
 def test_code_that_comes_with_a_checkpoint_is_not_run(folder, tmp_path):
     mark = tmp_path / "mark"
     (folder / "own.py").write_text(f"open({str(mark)!r}, 'w')\nclass Own: pass\n")
-    config = json.loads((folder / "config.json").read_text())
-    own = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "own", "auto_map": own}))
+    change_config(folder, model_type="own", auto_map={"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"})
     refused(UnsupportedModel, folder, "'own'")
     assert not mark.exists()
 
@@ -328,8 +326,7 @@ REFUSED_KINDS = [
 @pytest.mark.parametrize(("model_type", "settings", "reason"), REFUSED_KINDS)
 def test_a_kind_that_cannot_be_read_as_memories_is_refused_with_its_reason(tmp_path, model_type, settings, reason):
     AutoConfig.for_model(model_type).save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | settings))
+    change_config(tmp_path, **settings)
     tiny_tokenizer().save_pretrained(tmp_path)
     refused(UnsupportedModel, tmp_path, model_type if model_type == "mamba" else tmp_path.name, reason)
 
@@ -338,11 +335,8 @@ def test_models_of_a_wrong_kind_are_refused(tmp_path):
     refused(ModelError, 7, "int is not a model")
     refused(ModelError, torch.nn.Linear(2, 2), "Linear is not a model")
     refused(UnsupportedModel, GPT2Model(tiny_model("gpt2").config), "no language modelling head")
-    bert = AutoModel.from_config(
-        AutoConfig.for_model("bert", num_hidden_layers=1, hidden_size=24, num_attention_heads=3)
-    )
-    assert isinstance(bert, PreTrainedModel)
-    refused(UnsupportedModel, bert, "encoder")
+    bert = AutoConfig.for_model("bert", num_hidden_layers=1, hidden_size=24, num_attention_heads=3)
+    refused(UnsupportedModel, AutoModel.from_config(bert), "encoder")
     classifier = GPT2ForSequenceClassification(tiny_model("gpt2").config)
     refused(UnsupportedModel, classifier, "head")
     classifier.save_pretrained(tmp_path)
@@ -350,14 +344,11 @@ def test_models_of_a_wrong_kind_are_refused(tmp_path):
     refused(UnsupportedModel, tmp_path, "a text classifier (GPT2ForSequenceClassification)")
 
 
-def test_the_fingerprint_is_the_same_for_copies_and_for_the_loaded_object(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "copy")
-    first = load(folder).fingerprint()
-    assert len(first) == 64
-    assert load(tmp_path / "copy").fingerprint() == first
+def test_the_fingerprint_is_the_same_for_copies_and_for_the_loaded_object(tiny_gpt2, folder):
+    first = load(tiny_gpt2).fingerprint()
     fast = tiny_tokenizer()
     model = load(tiny_model("gpt2"), tokenizer=fast)
-    assert model.fingerprint() == first
+    assert load(folder).fingerprint() == model.fingerprint() == first and len(first) == 64
     fast("The river rose", truncation=True, max_length=2)  # a fast tokenizer remembers how it was called last
     model.logits(TOKENS)
     assert model.fingerprint() == first

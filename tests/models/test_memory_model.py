@@ -10,9 +10,15 @@ from memlens.testing import CONTEXT, LAYERS, tiny_model, tiny_tokenizer
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model():
     return load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+
+
+def recorded(model, tokens=TOKENS, edits=None, **options):
+    with model.edit(edits or {}), model.record(**options) as recording:
+        model.run_body(tokens)
+    return recording
 
 
 def test_only_the_chosen_layers_are_watched(model):
@@ -24,12 +30,9 @@ def test_only_the_chosen_layers_are_watched(model):
 
 
 def test_only_what_is_asked_for_is_recorded(model):
-    with model.record(layers=[1], coefficients=False) as recording:
-        model.run_body(TOKENS)
-    assert list(recording.y) == list(recording.o) == list(recording.r) == [1]
-    assert recording.coefficients == {}
-    with model.record(states=False) as recording:
-        model.run_body(TOKENS)
+    recording = recorded(model, layers=[1], coefficients=False)
+    assert list(recording.y) == list(recording.o) == list(recording.r) == [1] and recording.coefficients == {}
+    recording = recorded(model, states=False)
     assert recording.embedding is None and recording.o == {} and len(recording.coefficients) == LAYERS
 
 
@@ -51,29 +54,21 @@ def test_a_layer_that_does_not_exist_is_refused(model):
 
 
 def test_watchers_see_edited_coefficients_in_any_order_and_nested_edits_run_outer_first(model):
-    doubled = {1: lambda m: m * 2}
-    with model.record() as plain:
-        model.run_body(TOKENS)
-    with model.record() as outside, model.edit(doubled), model.record() as inside:
+    plain = recorded(model)
+    with model.record() as outside, model.edit({1: lambda m: m * 2}), model.record() as inside:
         model.run_body(TOKENS)
     for recording in (outside, inside):
         assert torch.equal(recording.coefficients[1], plain.coefficients[1] * 2)
         assert torch.equal(recording.coefficients[0], plain.coefficients[0])
-    with model.edit({0: lambda m: m + 1}), model.edit({0: lambda m: m * 3}), model.record() as recording:
-        model.run_body(TOKENS)
+    with model.edit({0: lambda m: m + 1}):
+        recording = recorded(model, edits={0: lambda m: m * 3})
     assert torch.equal(recording.coefficients[0], (plain.coefficients[0] + 1) * 3)
 
 
 def test_an_edit_of_one_memory_changes_the_output_by_that_memory_times_its_value(model):
-    def set_memory(m):
-        m = m.clone()
-        m[..., 7] = 5.0
-        return m
-
-    with model.record() as before:
-        model.run_body(TOKENS)
-    with model.edit({2: set_memory}), model.record() as after:
-        model.run_body(TOKENS)
+    seventh = torch.arange(model.layers[2].memories) == 7
+    before = recorded(model)
+    after = recorded(model, edits={2: lambda m: torch.where(seventh, 5.0, m)})
     change = (5.0 - before.coefficients[2][..., 7, None]) * model.layers[2].values[7]
     torch.testing.assert_close(after.o[2] - before.o[2], change, rtol=1e-4, atol=1e-5)
 
@@ -93,12 +88,10 @@ def test_recorded_states_are_copies_that_later_changes_do_not_reach():
 
 def test_states_of_a_half_precision_model_are_recorded_in_float32():
     model = load(tiny_model("llama").to(torch.bfloat16))
-    with model.record() as recording:
-        model.run_body(TOKENS)
-    assert recording.o[0].dtype == recording.r[0].dtype == recording.embedding.dtype == torch.float32
-    assert recording.coefficients[0].dtype == torch.bfloat16
+    recording = recorded(model)
     logits = model.lens.state_logits(recording.o[LAYERS - 1])
-    assert logits.dtype == torch.float32
+    states = (recording.o[0], recording.r[0], recording.embedding, logits)
+    assert {state.dtype for state in states} == {torch.float32} and recording.coefficients[0].dtype == torch.bfloat16
     assert torch.equal(logits, model.logits(TOKENS).float())
 
 

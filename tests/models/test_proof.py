@@ -13,18 +13,14 @@ from memlens.models.proof import prove
 from memlens.testing import FAMILIES, tiny_model
 
 
-def replace_layer(model, layer, **changes):
-    model.layers[layer] = dataclasses.replace(model.layers[layer], **changes)
-    return model
-
-
-def refused(model, *words):
+def refused_with(model, layer, *words, **changes):
+    """A model whose layer is described another way is refused by its proof."""
+    if changes:
+        model.layers[layer] = dataclasses.replace(model.layers[layer], **changes)
     with pytest.raises(UnsupportedModel) as caught:
         prove(model)
     message = str(caught.value)
-    assert "\n" not in message
-    for word in words:
-        assert word in message
+    assert "\n" not in message and all(word in message for word in words), message
 
 
 class Perturbed(torch.nn.Module):
@@ -48,17 +44,17 @@ def test_values_that_are_slightly_off_are_refused(family):
     down = model.layers[1].down
     weight = down.weight.detach().clone()
     weight[3, 5] += 0.01
-    refused(replace_layer(model, 1, down=Perturbed(down, weight)), "layer 1", "output", "off by")
+    refused_with(model, 1, "layer 1", "output", "off by", down=Perturbed(down, weight))
 
 
 def test_values_in_another_order_and_keys_that_are_slightly_off_are_refused():
     model = load(tiny_model("llama"), prove=False)
     down = model.layers[2].down
-    refused(replace_layer(model, 2, down=Perturbed(down, down.weight.detach().flip(1))), "layer 2", "output")
+    refused_with(model, 2, "layer 2", "output", down=Perturbed(down, down.weight.detach().flip(1)))
     model = load(tiny_model("phi"), prove=False)
     keys = model.layers[0].key_projection
-    weight = keys.weight.detach() * 1.01
-    refused(replace_layer(model, 0, key_projection=Perturbed(keys, weight)), "layer 0", "coefficients")
+    changed = Perturbed(keys, keys.weight.detach() * 1.01)
+    refused_with(model, 0, "layer 0", "coefficients", key_projection=changed)
 
 
 def always(answer):
@@ -93,7 +89,7 @@ def test_a_family_described_wrongly_is_refused(monkeypatch, mistake, family):
 
 def test_a_part_that_never_runs_is_refused():
     model = load(tiny_model("gpt2"), prove=False)
-    refused(replace_layer(model, 1, down=torch.nn.Linear(40, 24)), "never run", "layer 1")
+    refused_with(model, 1, "never run", "layer 1", down=torch.nn.Linear(40, 24))
 
 
 def test_a_lens_without_or_with_another_final_norm_or_without_its_soft_cap_is_refused():
@@ -101,10 +97,10 @@ def test_a_lens_without_or_with_another_final_norm_or_without_its_soft_cap_is_re
     model = load(network, prove=False)
     for norm in (None, Norm(network.model.layers[0].input_layernorm, "rms")):
         model.lens.final_norm = norm
-        refused(model, "prediction")
+        refused_with(model, None, "prediction")
     model = load(tiny_model("gemma2"), prove=False)
     model.lens.soft_cap = None
-    refused(model, "prediction")
+    refused_with(model, None, "prediction")
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

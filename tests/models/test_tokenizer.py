@@ -21,13 +21,11 @@ def pieces(tokenizer, text):
 def test_ends_cut_a_text_into_its_tokens(tokenizer):
     text = "The river in Paris rose."
     assert "".join(pieces(tokenizer, text)) == text
-    texts = [tokenizer.token_text(token) for token in tokenizer.encode([text])[0].ids]
-    assert "".join(texts).strip() == text
+    assert "".join(map(tokenizer.token_text, tokenizer.encode([text])[0].ids)).strip() == text
 
 
 def test_a_character_of_several_tokens_ends_at_the_same_place_in_each():
-    assert pieces(BYTES, "café")[-2:] == ["fé", ""]
-    assert BYTES.encode(["café"])[0].ends[-2:] == [4, 4]
+    assert pieces(BYTES, "café")[-2:] == ["fé", ""] and BYTES.encode(["café"])[0].ends[-2:] == [4, 4]
 
 
 @settings(max_examples=60, deadline=None)
@@ -35,11 +33,8 @@ def test_a_character_of_several_tokens_ends_at_the_same_place_in_each():
 def test_ends_never_fall_and_never_leave_the_text(texts):
     texts = [text.encode("utf-8", "ignore").decode("utf-8") for text in texts]
     for tokenizer in (BYTES, SPACES):
-        encoded = tokenizer.encode(texts)
-        assert len(encoded) == len(texts)
-        for text, one in zip(texts, encoded, strict=True):
-            assert len(one.ids) == len(one.ends)
-            assert one.ends == sorted(one.ends)
+        for text, one in zip(texts, tokenizer.encode(texts), strict=True):
+            assert len(one.ids) == len(one.ends) and one.ends == sorted(one.ends)
             assert all(0 <= end <= len(text) for end in one.ends)
 
 
@@ -59,8 +54,7 @@ def test_ends_that_step_back_are_taken_as_far_as_the_text_was_read():
 
 def test_no_special_token_is_added_to_a_text():
     assert Tokenizer(tiny_tokenizer(adds_bos=True)).encode(["The river"]) == BYTES.encode(["The river"])
-    assert BYTES.encode([""])[0].ids == []
-    assert BYTES.encode([]) == []
+    assert BYTES.encode([""])[0].ids == [] == BYTES.encode([])
 
 
 def test_whether_bos_is_added_is_found_by_encoding_a_text():
