@@ -33,6 +33,7 @@ _ADVICE = {
 }
 
 _MAKE_AGAIN = "start over with --fresh"
+_JSON_LIMIT = 256 << 20  # bytes; far beyond what a manifest or plan has
 
 
 @contextmanager
@@ -82,24 +83,23 @@ def read_limited(path: Path, limit: int) -> bytes:
     try:
         if path.exists() and not path.is_file():
             raise FilesError(f"{path} is not a regular file; copy its content to a file first")
-        with path.open("rb") as handle:
-            content = handle.read(limit + 1)
+        if path.stat().st_size <= limit:
+            return path.read_bytes()
     except OSError as error:
-        raise FilesError(
-            f"cannot read {path}: {error.strerror or error}; check the path and its permissions"
-        ) from error
-    if len(content) > limit:
-        raise FilesError(f"{path} is larger than the {limit >> 20:,} MB that are read at once; name the right file")
-    return content
+        why = error.strerror or error
+        raise FilesError(f"cannot read {path}: {why}; check the path and its permissions") from error
+    raise FilesError(f"{path} is larger than the {limit >> 20:,} MB that are read at once; name the right file")
 
 
 def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
     """A JSON object; one that cannot be read is refused, with what to do about it."""
     try:
+        if path.stat().st_size > _JSON_LIMIT:
+            raise FilesError(f"{path} is damaged (larger than any such file of memlens); {advice}")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FilesError(f"cannot read {path}: {error.strerror or error}; {advice}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FilesError(f"{path} is damaged (not JSON); {advice}") from error
     if not isinstance(content, dict):
         raise FilesError(f"{path} is damaged (not a JSON object); {advice}")

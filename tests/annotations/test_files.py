@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from memlens.cli.annotate import read_export
 from memlens.errors import MemlensError, SettingError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
+from memlens.tracer.intervention import Intervention
 
 both_tasks = pytest.mark.parametrize("task", [LABELS, VERDICTS])
 LABEL_COLUMNS = "annotator,memory,kind,description,prefixes\n"
@@ -69,6 +71,25 @@ def test_a_file_that_a_spreadsheet_has_saved_is_read(index: Index, tmp_path: Pat
     file.write_text(ONE_LABEL, "utf-8-sig")
     with Annotations(index) as notes:
         assert import_text(notes, LABELS, read_export(str(file)), "csv") == 1
+
+
+def test_a_file_that_never_ends_or_is_no_export_by_its_size_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "huge.json").touch()
+    os.truncate(tmp_path / "huge.json", 1 << 33)
+    refused = {
+        "/dev/zero": "not a regular file",
+        "pipe.json": "not a regular file",
+        "huge.json": "larger than",
+        ".": "not a regular file",
+    }
+    for name, words in refused.items():
+        with pytest.raises(SettingError, match="cannot read --file") as caught:
+            read_export(str(tmp_path / name))
+        assert words in str(caught.value) and "\n" not in str(caught.value)
+        with pytest.raises(SettingError, match="cannot be read") as caught:
+            Intervention.load(tmp_path / name)
+        assert words in str(caught.value)
 
 
 def test_an_export_keeps_quiet_about_people_who_have_not_finished(index: Index) -> None:

@@ -1,6 +1,8 @@
 """Everything that can be wrong with a corpus is said in one line that names the place and what to do."""
 
+import gzip
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -163,6 +165,39 @@ def test_a_compressed_file_that_is_damaged(tmp_path, compress, kind, ending, dam
     path = tmp_path / f"a{kind}{ending}"
     path.write_bytes(compress(plain, ending)[:-5] if damage == "truncated" else plain)
     has(refusal(path), f"a{kind}{ending}'", f"truncated or not a {ending} file", "again")
+
+
+LONG = """
+import resource, sys
+from memlens.corpus.sentences import read_units
+from memlens.errors import CorpusError
+from memlens.settings import CorpusSettings
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    for unit in read_units(CorpusSettings((sys.argv[1],), unit="line")):
+        pass
+except CorpusError as error:
+    print(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.gz", "a.parquet"])
+def test_a_line_that_has_no_end_is_refused_by_its_number_before_it_fills_the_memory(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name.endswith(".parquet"):  # 20 texts, each within the limit, and one beyond it
+        texts = pa.array(["x" * (15 << 20)] * 20 + ["y" * (17 << 20)], pa.large_string())
+        pq.write_table(pa.table({"text": texts}), path, compression="zstd", use_dictionary=False, row_group_size=4)
+    else:
+        with gzip.open(path, "wb", compresslevel=1) as packed:
+            packed.write(b'"fine"\n')
+            for _ in range(400):
+                packed.write(b"x" * (1 << 20))
+    done = subprocess.run([sys.executable, "-c", LONG, str(path)], capture_output=True, text=True, check=True)
+    message, grown = done.stdout.splitlines()
+    place = "record 21" if name.endswith(".parquet") else "line 2"
+    has(message, f"{name}' {place}: longer than the 16 million characters", "divide it")
+    assert int(grown) < 250_000  # kilobytes
 
 
 def test_a_txt_file_too_large_for_one_document(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from memlens.corpus.sentences import Sentence, TextUnit, find_repeats, tokenize_units
 from memlens.errors import SettingError
 from memlens.memory import EncodedText
+from memlens.models.tokenizer import Tokenizer
+from memlens.testing import tiny_tokenizer
 
 Sentences = list[list[int]]
 
@@ -71,11 +73,29 @@ def test_long_documents_are_encoded_a_few_at_a_time() -> None:
     sizes = []
 
     def encode(texts: Sequence[str]) -> list[EncodedText]:
-        sizes.append(len(texts))
+        sizes.append(sum(map(len, texts)))
         return [EncodedText([1], [len(text)]) for text in texts]
 
-    assert len(tokenized(*["x" * (3 << 20)] * 5, encode=encode)) == 5
-    assert sizes == [2, 2, 1]
+    documents = ["x" * 200_000] * 5 + ["word " * 200_000] + ["x" * 2_000_000] + ["no spaces in these " * 9]
+    assert len(list(tokenize_units(units(*documents), encode, max_length=None, max_tokens=None))) == 8
+    assert max(sizes) < 500_000 and sum(sizes) == sum(map(len, documents))
+
+
+@pytest.mark.parametrize("style", ["bytes", "spaces"])
+@pytest.mark.parametrize("block", [None, 7, 1000])
+def test_a_long_text_has_the_tokens_it_would_have_in_one_piece(style: str, block: int | None) -> None:
+    tokenizer = Tokenizer(tiny_tokenizer(style=style))
+    text = ("The river runs  to the sea.\n\n" + "x" * 50 + " In 1990 a café opened. ") * 4000
+    whole = tokenizer.encode([text])[0]
+    parts = list(tokenize_units(units(text), tokenizer.encode, max_length=None, max_tokens=None, block=block))
+    assert [token for part in parts for token in part.tokens] == whole.ids
+    assert "".join(part.text for part in parts) == text
+    if block is None:
+        assert parts[0].ends == whole.ends
+        (cut,) = tokenize_units(units(text), tokenizer.encode, max_length=9, max_tokens=None)
+        assert (cut.tokens, cut.ends, cut.cut) == (whole.ids[:9], whole.ends[:9], len(whole.ids) - 9)
+    else:
+        assert {len(part.tokens) for part in parts[:-1]} == {block}
 
 
 def test_a_document_is_cut_into_blocks_whose_ends_are_their_own() -> None:

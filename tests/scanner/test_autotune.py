@@ -1,11 +1,13 @@
 """The probe behind `info` measures the speed of batches; workers and threads are chosen by speed and memory."""
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import memlens
+from memlens.errors import SettingError
 from memlens.scanner import autotune
 from memlens.scanner.autotune import WorkerCount, estimate_scan, fastest, fastest_workers
 from memlens.scanner.scanner import Worker
@@ -42,3 +44,15 @@ def test_a_short_scan_has_one_process_and_what_was_asked_for_is_kept(monkeypatch
 def test_more_workers_must_be_clearly_faster(speeds: tuple[int, ...], best: int) -> None:
     counts = [WorkerCount(1, 4), WorkerCount(2, 2), WorkerCount(4, 1)]
     assert fastest(counts, lambda count: speeds[counts.index(count)]) == counts[best]
+
+
+def test_lists_that_would_fill_the_memory_are_refused_before_they_are_made(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("The river runs to the sea.")
+    model = memlens.load(tiny_model("gpt2", n_inner=100_000), tokenizer=tiny_tokenizer(), prove=False)
+    with pytest.raises(SettingError, match=r"--top is 100000: .* 720\.0 GB, more than half .* lower --top"):
+        memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", top=100_000, workers=1)
+    assert not (tmp_path / "index").exists()
+    with pytest.raises(SettingError, match=r"240\.0 GB"):
+        memlens.scan(model, tmp_path / "text.txt", out=tmp_path / "index", top=100_000, workers=1, layer_budget=1)
+    with pytest.raises(SettingError, match=r"720\.0 GB"):
+        estimate_scan(model, ScanSettings(top=100_000))

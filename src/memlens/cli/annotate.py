@@ -11,7 +11,8 @@ import typer
 
 from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
-from memlens.errors import IndexFolderError, SettingError, UnknownName
+from memlens.errors import FilesError, IndexFolderError, SettingError, UnknownName
+from memlens.files import read_limited
 from memlens.text import cut_left, visible
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ _ACTIONS = (
 )
 _VERDICT_ACTIONS = ("list", "judge", "undo", "status", "export", "import")
 _CHANGES = "experiments/last-layer"
+_IMPORT_LIMIT = 256 << 20  # bytes of an export; far more than people have labelled
 _TEXT_TAKEN = 62  # columns beside a prefix
 
 
@@ -308,9 +310,13 @@ def _import(screen: Screen, notes: Annotations, task: str, format_: str | None, 
 def read_export(file: str | None) -> str:
     """The text of a file or of stdin; a spreadsheet may have put a byte order mark before it."""
     try:
-        content = sys.stdin.buffer.read() if file is None else Path(file).read_bytes()
+        if file is not None:
+            return read_limited(Path(file), _IMPORT_LIMIT).decode("utf-8-sig")
+        content = sys.stdin.buffer.read(_IMPORT_LIMIT + 1)
+        if len(content) > _IMPORT_LIMIT:
+            raise FilesError(f"it is larger than the {_IMPORT_LIMIT >> 20} MB that are read at once")
         return content.decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, FilesError, UnicodeDecodeError) as error:
         what = "stdin" if file is None else f"--file {file}"
         raise SettingError(f"cannot read {what}: {error}; give an export as UTF-8 text") from error
 

@@ -5,7 +5,8 @@ folder are passed over; a file that is named itself must be of a known kind. Lin
 folder that is already being walked.
 
 A line ends at a line feed, a carriage return or both, and nowhere else: form feeds and U+2028 belong to a line. A byte
-order mark at the start of a file is dropped. Text that is not UTF-8 or holds a NUL is refused.
+order mark at the start of a file is dropped. Text that is not UTF-8, holds a NUL or has a line beyond LINE_LIMIT, which
+a small compressed file can unpack to, is refused.
 """
 
 import gzip
@@ -22,6 +23,7 @@ from memlens.errors import CorpusError
 from memlens.settings import BUNDLED
 
 CHUNK = 1 << 20
+LINE_LIMIT = 16 << 20  # bytes of one line, or characters of one record
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 KINDS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
@@ -159,8 +161,16 @@ def read_lines(file: SourceFile) -> Iterator[tuple[int, str]]:
     number = 1
     with open_bytes(file) as stream:
         for raw in _split_lines(_without_mark(read_chunks(file, stream))):
+            if len(raw) > LINE_LIMIT:
+                raise too_long(f"'{file.shown}' line {number}")
             yield number, _decode(file, number, raw)
             number += 1
+
+
+def too_long(place: str) -> CorpusError:
+    return CorpusError(
+        f"{place}: longer than the {LINE_LIMIT >> 20} million characters that one text may have; divide it into several"
+    )
 
 
 def _without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:
@@ -175,6 +185,7 @@ def _without_mark(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
     pending: list[bytes] = []  # the pieces of a line that began in an earlier chunk; joined once, so never quadratic
+    size = 0
     after_return = False
     for chunk in chunks:
         if after_return and chunk.startswith(b"\n"):
@@ -186,12 +197,13 @@ def _split_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         first, *others = chunk.split(b"\n")
         pending.append(first)
+        size += len(first)
         if others:
             yield b"".join(pending)
             yield from others[:-1]
-            pending = [others[-1]]
-        if b"\0" in pending[-1]:
-            break  # binary data may have no line end for gigabytes: let the decoder refuse it now
+            pending, size = [others[-1]], len(others[-1])
+        if b"\0" in pending[-1] or size > LINE_LIMIT:
+            break  # a line, or binary data, may have no end for gigabytes: let it be refused now
     if any(pending):
         yield b"".join(pending)
 

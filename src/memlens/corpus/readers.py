@@ -14,13 +14,22 @@ from json import JSONDecodeError
 from types import ModuleType
 from typing import IO, Any
 
-from memlens.corpus.files import SourceFile, open_bytes, open_raw, printable, read_chunks, read_lines
+from memlens.corpus.files import (
+    LINE_LIMIT,
+    SourceFile,
+    open_bytes,
+    open_raw,
+    printable,
+    read_chunks,
+    read_lines,
+    too_long,
+)
 from memlens.errors import CorpusError
 from memlens.settings import HubSpec
 
 DOCUMENT_LIMIT = 64 << 20  # characters of a .txt file that is read as one document
 BLOCK_TEXT = 1 << 20  # characters after which a .txt file that will be cut into blocks goes on as a new document
-_ROWS = 256  # rows of a .parquet file in memory at a time
+_ROWS = 256  # rows of a .parquet file in memory at a time, fewer where texts are long
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,9 @@ def read_parquet(file: SourceFile, column: str) -> Iterator[Passage]:
         # a buffer makes pyarrow read a column chunk page by page rather than at once
         with _seekable(file) as stream, ParquetFile(stream, buffer_size=1 << 16, pre_buffer=False) as table:
             _check_column(table.schema_arrow, column, file)
-            for batch in table.iter_batches(batch_size=_ROWS, columns=[column], use_threads=False):
+            for batch in table.iter_batches(
+                batch_size=_rows_at_once(table, column), columns=[column], use_threads=False
+            ):
                 for scalar in batch.column(0):
                     number += 1
                     place = f"'{file.shown}' record {number}"
@@ -111,6 +122,17 @@ def read_parquet(file: SourceFile, column: str) -> Iterator[Passage]:
         raise CorpusError(
             f"'{file.shown}' record {number + 1}: not a whole .parquet file ({reason}); fetch or write it again"
         ) from None
+
+
+def _rows_at_once(table: Any, column: str) -> int:
+    """So many rows that texts of the length that a row group has on average fit in memory with ease."""
+    rows = _ROWS
+    for number in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(number)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        packed = sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema == column)
+        rows = min(rows, LINE_LIMIT * group.num_rows // max(packed, 1))
+    return max(rows, 1)
 
 
 @contextmanager
@@ -163,6 +185,8 @@ def check_text(value: object, column: str, place: str) -> str:
     if not isinstance(value, str):
         kind = _json_name(value)
         raise CorpusError(f"{place}: column '{column}' is a {kind}, not text; name a text column with --column")
+    if len(value) > LINE_LIMIT:
+        raise too_long(place)
     if "\0" in value:
         raise CorpusError(f"{place}: the text holds a NUL at character {value.index(chr(0)) + 1}; remove it")
     try:

@@ -38,7 +38,8 @@ from memlens.settings import CorpusSettings, HubSpec, is_hub_source
 
 _LINE_END = re.compile(r"\r\n|\r|\n")  # not str.splitlines, which also cuts at form feeds and U+2028
 _WIDE_SPACE = re.compile(r"[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")  # spaces of several bytes
-_BATCH_CHARACTERS = 4 << 20  # a batch of long documents is encoded before it fills the memory
+# Tokens with their ends take some 300 bytes a character, so no more characters than these are encoded at once.
+_PIECE = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -165,11 +166,33 @@ def _parts(
     batch: int,
 ) -> Iterator[_Part]:
     for group in _groups(units, batch):
-        for unit, encoded in zip(group, encode([unit.text for unit in group]), strict=True):
+        for unit, pieces in _encoded(group, encode):
             if block:
-                yield from _cut_blocks(unit, encoded, block)
-            elif encoded.ids:
-                yield _cut_to_length(unit, encoded, max_length)
+                yield from _cut_blocks(unit, pieces, block)
+            elif part := _cut_to_length(unit, pieces, max_length):
+                yield part
+
+
+def _encoded(
+    group: Sequence[TextUnit], encode: Callable[[Sequence[str]], Sequence[EncodedText]]
+) -> Iterator[tuple[TextUnit, Iterable[EncodedText]]]:
+    """Each unit with its tokens; those of a long one come piece by piece, as they are asked for."""
+    texts = [unit.text for unit in group if len(unit.text) <= _PIECE]
+    short = iter(encode(texts) if texts else ())
+    for unit in group:
+        yield unit, _encoded_pieces(unit.text, encode) if len(unit.text) > _PIECE else (next(short),)
+
+
+def _encoded_pieces(text: str, encode: Callable[[Sequence[str]], Sequence[EncodedText]]) -> Iterator[EncodedText]:
+    """Pieces that begin where white space does: there tokenizers cut anyway. A text without any is cut as it comes."""
+    begin = 0
+    while begin < len(text):
+        end = begin + _PIECE
+        if end < len(text) and (space := text.rfind(" ", begin + _PIECE // 2, end + 1)) > 0:
+            end = begin + (len(text[begin:space].rstrip()) or _PIECE)  # not within a run of white space
+        encoded = encode([text[begin:end]])[0]
+        yield EncodedText(encoded.ids, [begin + own for own in encoded.ends])
+        begin = end
 
 
 def _groups(units: Iterable[TextUnit], batch: int) -> Iterator[list[TextUnit]]:
@@ -178,34 +201,49 @@ def _groups(units: Iterable[TextUnit], batch: int) -> Iterator[list[TextUnit]]:
     for unit in units:
         group.append(unit)
         characters += len(unit.text)
-        if len(group) >= batch or characters >= _BATCH_CHARACTERS:
+        if len(group) >= batch or characters >= _PIECE:
             yield group
             group, characters = [], 0
     if group:
         yield group
 
 
-def _cut_to_length(unit: TextUnit, encoded: EncodedText, max_length: int | None) -> _Part:
-    if max_length is None or len(encoded.ids) <= max_length:
-        return _Part(unit.text, encoded.ids, encoded.ends, unit.source)
-    ends = encoded.ends[:max_length]
-    return _Part(unit.text[: ends[-1]], encoded.ids[:max_length], ends, unit.source, len(encoded.ids) - max_length)
+def _cut_to_length(unit: TextUnit, pieces: Iterable[EncodedText], max_length: int | None) -> _Part | None:
+    """The unit's tokens, no more of them than asked for; None if it has none."""
+    ids: list[int] = []
+    ends: list[int] = []
+    count = 0
+    for encoded in pieces:
+        count += len(encoded.ids)
+        room = None if max_length is None else max_length - len(ids)
+        ids += encoded.ids[:room]
+        ends += encoded.ends[:room]
+    if count == len(ids):
+        return _Part(unit.text, ids, ends, unit.source) if ids else None
+    return _Part(unit.text[: ends[-1]], ids, ends, unit.source, count - len(ids))
 
 
-def _cut_blocks(unit: TextUnit, encoded: EncodedText, block: int) -> Iterator[_Part]:
+def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> Iterator[_Part]:
     """Consecutive blocks of tokens; their texts joined are the unit's text, and no token is lost.
 
     Where a block ends within a character (byte tokens), the character belongs to the block that begins it, and the
     next block's first tokens end at 0 of its text.
     """
     begin = 0
-    for first in range(0, len(encoded.ids), block):
-        tokens = encoded.ids[first : first + block]
-        ends = encoded.ends[first : first + block]
-        is_last = first + block >= len(encoded.ids)
-        finish = len(unit.text) if is_last else ends[-1]
-        yield _Part(unit.text[begin:finish], tokens, [end - begin for end in ends], unit.source)
-        begin = finish
+    ids: list[int] = []  # of which the last block is made, that takes in what is left of the text
+    ends: list[int] = []
+    for encoded in pieces:
+        ids += encoded.ids
+        ends += encoded.ends
+        full = max(len(ids) - 1, 0) // block * block
+        for first in range(0, full, block):
+            finish = ends[first + block - 1]
+            own = [end - begin for end in ends[first : first + block]]
+            yield _Part(unit.text[begin:finish], ids[first : first + block], own, unit.source)
+            begin = finish
+        del ids[:full], ends[:full]
+    if ids:
+        yield _Part(unit.text[begin:], ids, [end - begin for end in ends], unit.source)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabular
 from memlens.interrupts import Stopper, stop_on_signal
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
+from memlens.scanner.autotune import refuse_large_lists
 from memlens.scanner.executors import SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
 from memlens.scanner.layer import bin_edges
 from memlens.scanner.scanner import bos_to_feed, plan_batches
@@ -139,6 +140,8 @@ def build_index(
     if layer_budget is not None and layer_budget < 1:
         raise SettingError(f"--layer-budget is {layer_budget}; it must be 1 or more")
     layers = choose_layers(settings.layers, len(model.layers))
+    shapes = shapes_of(model, layers, settings)
+    refuse_large_lists(shapes, settings, layer_budget)
     max_length = longest_sentence(model, settings)
     stamps = corpus_stamps(corpus)  # before the fingerprint, which is the plan's
     plan = make_plan(model, corpus, settings, layers, shard)
@@ -156,7 +159,6 @@ def build_index(
         def recipe() -> ModelRecipe:
             return ModelRecipe.of(model, plan["model"], device_map)
 
-        shapes = shapes_of(model, layers, settings)
         scan = _Scan(model, recipe, settings, shapes, store, shard, progress, stopper)
         scanned = scan.run(executor or SerialExecutor(), layer_budget, save_seconds)
         progress("tables", 0, None)

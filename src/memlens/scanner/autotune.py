@@ -7,7 +7,7 @@ Starting workers costs seconds, so they are tried for long scans only.
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -15,14 +15,16 @@ import numpy as np
 import torch
 
 from memlens.corpus.files import list_files
+from memlens.errors import SettingError
 from memlens.models.info import ModelSizes
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.layer import LayerScan
 from memlens.scanner.scanner import ScanSentence, Worker
-from memlens.scanner.state import BatchRange
+from memlens.scanner.state import BatchRange, LayerShape, shapes_of
 from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings, is_hub_source
 
 _LENGTH = 32  # tokens of a probe sentence, about an ordinary sentence's
+_BYTES_A_TRIGGER = 24  # its key and position, and once more while they are saved, merged or written
 _ENOUGH = 512  # tokens of which matrix products are about as fast as they get
 
 
@@ -57,6 +59,7 @@ def estimate_scan(model: MemoryModel, settings: ScanSettings, seconds: float = 1
     """Scan random tokens for about so many seconds and work out what a real scan takes."""
     if not model.has_tokenizer:
         settings = replace(settings, bos="no")
+    refuse_large_lists(shapes_of(model, range(len(model.layers)), settings), settings)
     worker = Worker(model, settings, range(len(model.layers)))
     rate, tokens = _probe_scan(worker, seconds)
     return ScanEstimate(
@@ -67,6 +70,17 @@ def estimate_scan(model: MemoryModel, settings: ScanSettings, seconds: float = 1
         lists_bytes=sum(array.nbytes for array in worker.state.arrays().values()),
         batch_bytes=_batch_bytes(model, settings),
     )
+
+
+def refuse_large_lists(shapes: Mapping[int, LayerShape], settings: ScanSettings, together: int | None = None) -> None:
+    """Refuse a --top whose lists would take more than half of the free memory; `together` layers are held at once."""
+    places = sorted((shape.memories * (2 if shape.bottom else 1) for shape in shapes.values()), reverse=True)
+    needed = sum(places[:together]) * settings.top * _BYTES_A_TRIGGER
+    if needed > free_memory() // 2:
+        raise SettingError(
+            f"--top is {settings.top}: lists of so many triggers take {needed / 1e9:,.1f} GB, more than half of the "
+            f"{free_memory() / 1e9:,.1f} GB that are free; use a lower --top, fewer --layers or --layer-budget"
+        )
 
 
 def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_number: int) -> dict[str, int]:

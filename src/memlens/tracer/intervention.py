@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlens.errors import FilesError, ModelError, SettingError, UnknownName
-from memlens.files import replacing
+from memlens.files import read_limited, replacing
 from memlens.memory import MemoryId
 from memlens.outputs import refuse_output
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 KIND, SCHEMA, UNIT = "memlens intervention", 1, "coefficient"
 _PARTS = {"kind", "schema", "unit", "model", "edits"}
 _ACTIONS = {"set": "coefficient", "scale": "factor", "silence": None}
+_FILE_LIMIT = 64 << 20  # bytes; an edit of every memory of a large model takes less
 _LAYER = re.compile(r"[Ll]([0-9]{1,9})")
 _HOW = "write L3N512=3.5 to set, =x2 to scale, =0 to silence"
 
@@ -270,9 +271,10 @@ class Intervention:
     def load(cls, path: str | os.PathLike[str]) -> Intervention:
         """Read a document; `check` says whether it suits a model."""
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8-sig")))
-        except OSError as error:
-            raise SettingError(f"{path} cannot be read ({error.strerror}); name an intervention's file") from error
+            return cls.from_json(json.loads(read_limited(Path(path), _FILE_LIMIT).decode("utf-8-sig")))
+        except FilesError as error:
+            why = getattr(error.__cause__, "strerror", None) or error
+            raise SettingError(f"{path} cannot be read ({why}); name an intervention's file") from error
         except (SettingError, UnknownName) as error:
             raise type(error)(f"{path}: {error}") from error
         except (ValueError, RecursionError) as error:
