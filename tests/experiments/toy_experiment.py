@@ -27,21 +27,15 @@ def judge(evidence: ex.Evidence) -> ex.Judgement:
     return ex.Judgement("as many as were kept", "", ex.APPEARS)
 
 
+TABLE = ex.ResultTable(
+    "toy", SCHEMA, compute, draw=draw, question="How many triggers has a memory?",
+    lead="Fewer only where it fires on fewer prefixes.", how="Rows of the table of triggers over memories.",
+)  # fmt: skip
 EXPERIMENT = ex.Experiment(
     "toy",
     "beyond the paper",
     "Triggers that a memory has",
-    (
-        ex.ResultTable(
-            "toy",
-            SCHEMA,
-            compute,
-            question="How many triggers has a memory?",
-            lead="Fewer only where it fires on fewer prefixes.",
-            how="Rows of the table of triggers over memories.",
-            draw=draw,
-        ),
-    ),
+    (TABLE,),
     claims=(ex.Claim("toy", "A toy memory has triggers", "nothing", "Appears always.", judge),),
     picture=ex.Picture((ex.Column("triggers", "triggers", ex.short),), {"triggers": "triggers"}),
 )

@@ -93,13 +93,18 @@ def access() -> Access:
     return Access()
 
 
+def as_a_page(stack: ExitStack, workbench: Workbench, access: Access) -> TestClient:
+    """A browser's manners without a browser: the right host, and the secret of a page that was opened."""
+    client = stack.enter_context(TestClient(create_app(workbench, access), base_url="http://127.0.0.1:8000"))
+    client.get("/search")
+    client.headers["x-memlens-csrf"] = access.csrf
+    return client
+
+
 @pytest.fixture(scope="session")
 def client(workbench: Workbench, access: Access) -> Iterator[TestClient]:
-    """A browser's manners without a browser: the right host, and the secret of a page that was opened."""
-    with TestClient(create_app(workbench, access), base_url="http://127.0.0.1:8000") as opened:
-        opened.get("/search")
-        opened.headers["x-memlens-csrf"] = access.csrf
-        yield opened
+    with ExitStack() as stack:
+        yield as_a_page(stack, workbench, access)
 
 
 @pytest.fixture
@@ -108,14 +113,9 @@ def client_of() -> Iterator[Callable[..., TestClient]]:
     with ExitStack() as stack:
 
         def make(*arguments: Any, **named: Any) -> TestClient:
-            access = Access()
             workbench = Workbench(*arguments, **named)
             stack.callback(workbench.close)
-            made = TestClient(create_app(workbench, access), base_url="http://127.0.0.1:8000")
-            stack.enter_context(made)
-            made.get("/search")
-            made.headers["x-memlens-csrf"] = access.csrf
-            return made
+            return as_a_page(stack, workbench, Access())
 
         yield make
 

@@ -18,6 +18,7 @@ from memlens.memory import MemoryId
 from memlens.web.pages.annotate import patterns_of_form
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
+ClientOf = Callable[..., TestClient]
 RIVER = {"description": "the river", "kind": "semantic", "prefixes": [0, 1, 2]}
 
 
@@ -32,7 +33,7 @@ def study(own_index: Index) -> Index:
 
 
 @pytest.fixture
-def client(study: Index, client_of: Callable[..., TestClient]) -> TestClient:
+def client(study: Index, client_of: ClientOf) -> TestClient:
     return client_of(study)
 
 
@@ -45,6 +46,10 @@ def label(client: TestClient, annotator: str, memory: str, *patterns: dict[str, 
     return client.post("/api/annotate/labels", json=content)
 
 
+def labels_of(client: TestClient, annotator: str) -> Any:
+    return client.get(f"/api/annotate/labels?as={annotator}").json()["labels"]
+
+
 def post_form(client: TestClient, path: str, fields: list[tuple[str, str]], csrf: bool = True, **query: str) -> Any:
     secret = client.headers["x-memlens-csrf"]
     address = f"{path}?{urlencode(query | ({'csrf': secret} if csrf else {}))}"
@@ -54,7 +59,7 @@ def post_form(client: TestClient, path: str, fields: list[tuple[str, str]], csrf
     return client.send(request, follow_redirects=False)
 
 
-def test_looking_makes_no_file(own_index: Index, client_of: Callable[..., TestClient]) -> None:
+def test_looking_makes_no_file(own_index: Index, client_of: ClientOf) -> None:
     client = client_of(without_labels(own_index))
     for address in ("/annotate", "/annotate?as=ann", "/api/annotate", "/api/annotate/labels?as=ann"):
         assert client.get(address).status_code == 200
@@ -62,7 +67,7 @@ def test_looking_makes_no_file(own_index: Index, client_of: Callable[..., TestCl
     assert not (own_index.folder / "annotations.sqlite").exists()
 
 
-def test_a_sample_is_drawn_as_the_command_draws_it(own_index: Index, client_of: Callable[..., TestClient]) -> None:
+def test_a_sample_is_drawn_as_the_command_draws_it(own_index: Index, client_of: ClientOf) -> None:
     client = client_of(without_labels(own_index))
     answer = post_form(client, "/annotate/sample", [("per_layer", "2"), ("top", "7"), ("seed", "3")])
     assert answer.status_code == 303 and answer.headers["location"] == "/annotate"
@@ -85,7 +90,7 @@ def test_one_labels_memory_by_memory_and_finishes(client: TestClient, study: Ind
     named = {"text0": " ends alike ", "kind0": "shallow", "text1": "", "text2": "rivers", "kind2": "semantic"}
     saved = post_form(client, "/annotate/save", [*named.items(), *ticks], **{"as": "ann", "memory": first})
     assert saved.status_code == 303 and saved.headers["location"] == "/annotate?as=ann"
-    (saved_label,) = client.get("/api/annotate/labels?as=ann").json()["labels"]
+    (saved_label,) = labels_of(client, "ann")
     assert saved_label["memory"] == first and saved_label["patterns"] == [
         {"description": "ends alike", "kind": "shallow", "prefixes": [0, 1, 3]},
         {"description": "rivers", "kind": "semantic", "prefixes": [1, 2, 3]},
@@ -106,7 +111,7 @@ def test_what_is_refused_is_shown_again_with_the_reason(client: TestClient, stud
     page = post_form(client, "/annotate/save", fields, **{"as": "ann", "memory": first})
     assert page.status_code == 422 and "fewer than 3 prefixes" in page.text
     assert 'value="only two &amp; &lt;b&gt;"' in page.text and 'value="0:2" checked' in page.text
-    assert client.get("/api/annotate/labels?as=ann").json()["labels"] == []
+    assert labels_of(client, "ann") == []
 
 
 def test_undo_brings_back_what_was_said_before(client: TestClient, study: Index) -> None:
@@ -115,29 +120,13 @@ def test_undo_brings_back_what_was_said_before(client: TestClient, study: Index)
         assert label(client, "ann", first, *patterns).status_code == 200
     undone = post_form(client, "/annotate/undo", [], **{"as": "ann", "memory": first})
     assert undone.status_code == 303 and undone.headers["location"].endswith(f"memory={first}")
-    assert client.get("/api/annotate/labels?as=ann").json()["labels"][0]["patterns"] == [RIVER]
+    assert labels_of(client, "ann")[0]["patterns"] == [RIVER]
     assert client.post("/api/annotate/undo", json={"annotator": "ann", "memory": first}).json()["done"] == []
     answer = client.post("/api/annotate/undo", json={"annotator": "ann", "memory": first})
     assert answer.status_code == 422 and "no label" in answer.json()["error"]
 
 
-def test_nobody_sees_others_before_finishing(client: TestClient, study: Index) -> None:
-    secret = RIVER | {"description": "ann's secret"}
-    for memory in sampled(study):
-        for annotator, pattern in (("ann", secret), ("bob", RIVER)):
-            assert label(client, annotator, memory, pattern).status_code == 200
-    client.post("/api/annotate/finish", json={"annotator": "ann"})
-    for address in ("/annotate", "/annotate?as=bob", f"/annotate?as=bob&memory={sampled(study)[0]}", "/api/annotate"):
-        assert "secret" not in client.get(address).text
-    assert {one["annotator"] for one in client.get("/api/annotate/labels?as=bob").json()["labels"]} == {"bob"}
-    assert client.post("/api/annotate/finish", json={"annotator": "bob"}).status_code == 200
-    page = client.get("/annotate?as=bob").text
-    assert "ann&#39;s secret" in page and "How far people agree" in page
-
-
-def test_the_page_of_a_memory_hides_others_labels_from_whoever_still_labels(
-    study: Index, client_of: Callable[..., TestClient]
-) -> None:
+def test_nobody_sees_others_before_finishing(study: Index, client_of: ClientOf) -> None:
     client, stranger = client_of(study), client_of(study)
     first = sampled(study)[0]
     for memory in sampled(study):
@@ -152,11 +141,21 @@ def test_the_page_of_a_memory_hides_others_labels_from_whoever_still_labels(
     client.get("/annotate", params={"as": "bob"})
     for memory in sampled(study):
         assert label(client, "bob", memory, RIVER).status_code == 200
-    page = client.get(f"/m/{first}").text
-    assert "the river" in page and "secret" not in page
-    client.post("/api/annotate/finish", json={"annotator": "bob"})
-    page = client.get(f"/m/{first}").text
+    for address in (
+        "/annotate",
+        "/annotate?as=bob",
+        f"/annotate?as=bob&memory={first}",
+        "/api/annotate",
+        f"/m/{first}",
+    ):
+        assert "secret" not in client.get(address).text
+    assert {one["annotator"] for one in labels_of(client, "bob")} == {"bob"} and "the river" in client.get(
+        f"/m/{first}"
+    ).text
+    assert client.post("/api/annotate/finish", json={"annotator": "bob"}).status_code == 200
+    page, study_page = client.get(f"/m/{first}").text, client.get("/annotate?as=bob").text
     assert "the river" in page and "secret" in page and "is not shown" not in page
+    assert "ann&#39;s secret" in study_page and "How far people agree" in study_page
 
 
 def test_spaces_around_a_name_make_nobody_else(client: TestClient, study: Index) -> None:
@@ -177,6 +176,16 @@ def test_nothing_is_written_without_the_pages_secret(client: TestClient, study: 
     assert client.get("/api/annotate").json()["people"] == []
 
 
+BAD_PATTERNS: list[tuple[dict[str, Any], str]] = [
+    ({"kind": "deep"}, "not a class"),
+    ({"description": " "}, "no description"),
+    ({"description": "x" * 201}, "more than 200 characters"),
+    ({"prefixes": [0, 1, 4]}, "only the trigger ranks 0 to 3"),
+    ({"prefixes": [0, 0, 0]}, "fewer than 3"),
+    ({"prefixes": ["x"]}, "prefixes"),
+]
+
+
 @pytest.mark.parametrize(
     ("change", "status", "words"),
     [
@@ -184,13 +193,8 @@ def test_nothing_is_written_without_the_pages_secret(client: TestClient, study: 
         ({"memory": "nonsense"}, 404, "not a memory"),
         ({"annotator": "\u202e\x07"}, 404, "cannot be an annotator"),
         ({"annotator": ""}, 422, "annotator"),
-        ({"patterns": [RIVER | {"kind": "deep"}]}, 422, "not a class"),
-        ({"patterns": [RIVER | {"description": " "}]}, 422, "no description"),
-        ({"patterns": [RIVER | {"description": "x" * 201}]}, 422, "more than 200 characters"),
-        ({"patterns": [RIVER | {"prefixes": [0, 1, 4]}]}, 422, "only the trigger ranks 0 to 3"),
-        ({"patterns": [RIVER | {"prefixes": [0, 0, 0]}]}, 422, "fewer than 3"),
-        ({"patterns": [RIVER | {"prefixes": ["x"]}]}, 422, "prefixes"),
         ({"patterns": "none"}, 422, "patterns"),
+        *(({"patterns": [RIVER | change]}, 422, words) for change, words in BAD_PATTERNS),
     ],
 )
 def test_bad_labels_are_refused_with_one_line(
@@ -227,7 +231,7 @@ def test_a_form_becomes_patterns() -> None:
         patterns_of_form([("tick", "1:x")])
 
 
-def test_an_index_that_cannot_be_written_says_so(study: Index, client_of: Callable[..., TestClient]) -> None:
+def test_an_index_that_cannot_be_written_says_so(study: Index, client_of: ClientOf) -> None:
     first = sampled(study)[0]
     path = Path(study.folder) / "annotations.sqlite"
     path.write_bytes(b"no database at all")

@@ -6,24 +6,17 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from memlens.cli import main
 from memlens.web.app import listen
 
 COMMAND = [sys.executable, "-m", "memlens", "serve"]
 
 
 def test_it_prints_its_address_answers_and_stops(index_folder: Path) -> None:
-    ran = subprocess.Popen(
-        [*COMMAND, str(index_folder), "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONUNBUFFERED": "1"},
-    )
+    command, env = [*COMMAND, str(index_folder), "--port", "0"], {**os.environ, "PYTHONUNBUFFERED": "1"}
+    ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     try:
         assert ran.stdout is not None
         address = ran.stdout.readline().strip()
@@ -38,31 +31,17 @@ def test_it_prints_its_address_answers_and_stops(index_folder: Path) -> None:
         ran.communicate()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--port", "70000"], "--port is 70000"),
-        (["--host", "no such host"], "no such host"),
-        (["--host", "192.0.2.7", "--port", "0"], "cannot be had"),
-        (["--compare", "nowhere"], "nowhere"),
-    ],
-)
-def test_what_cannot_be_served_is_one_line(
-    index_folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], words: str
-) -> None:
-    assert main(["serve", str(index_folder), *options]) == 2
-    said = capsys.readouterr()
-    assert words in said.err and said.out == "" and said.err.count("\n") == 1
-
-
-def test_a_port_that_is_taken_and_a_folder_that_is_no_index_are_one_line(
-    index_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_served_is_one_line(index_folder: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
     with listen("127.0.0.1", 0) as taken:
-        assert main(["serve", str(index_folder), "--port", str(taken.getsockname()[1])]) == 2
-    assert "cannot be had" in capsys.readouterr().err
-    assert main(["serve", str(tmp_path)]) == 2
-    assert "is not an index" in capsys.readouterr().err
+        for options, words in (
+            (["--port", "70000"], "--port is 70000"),
+            (["--host", "no such host"], "no such host"),
+            (["--host", "192.0.2.7", "--port", "0"], "cannot be had"),
+            (["--port", taken.getsockname()[1]], "cannot be had"),
+            (["--compare", "nowhere"], "nowhere"),
+        ):
+            assert words in refused("serve", index_folder, *options)
+    assert "is not an index" in refused("serve", tmp_path)
 
 
 def test_looking_needs_no_torch(index_folder: Path) -> None:

@@ -11,11 +11,6 @@ from memlens.index.reader import Index
 Open = Callable[..., Any]
 
 
-def fits(page: Any) -> bool:
-    """Is there nothing to scroll sideways?"""
-    return bool(page.evaluate("document.documentElement.scrollWidth <= window.innerWidth"))
-
-
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
 def test_every_page_fits_its_screen_and_complains_of_nothing(open_page: Open, width: int, scheme: str) -> None:
     for path, ready in (
@@ -25,7 +20,7 @@ def test_every_page_fits_its_screen_and_complains_of_nothing(open_page: Open, wi
     ):
         page = open_page(path, width, scheme)
         page.locator(ready).first.wait_for()
-        assert fits(page)
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")  # nothing to scroll sideways
 
 
 def test_the_map_is_pointed_at_walked_over_and_opened(open_page: Open) -> None:
@@ -89,7 +84,7 @@ def test_silencing_shows_before_and_after(open_page: Open) -> None:
     assert "KL" in page.locator(".outcome .verdict").inner_text() and page.locator(".outcome .bars").count() == 2
 
 
-def test_neighbours_and_related_memories_are_one_step_away(open_page: Open) -> None:
+def test_neighbours_related_memories_and_memories_by_name_are_one_step_away(open_page: Open) -> None:
     page = open_page("/m/L1N7")
     page.keyboard.press("]")
     page.wait_for_url("**/m/L1N8")
@@ -99,6 +94,9 @@ def test_neighbours_and_related_memories_are_one_step_away(open_page: Open) -> N
     name = link.inner_text()
     link.click()
     page.wait_for_url(f"**/m/{name}")
+    page.locator("#find").fill("l2n11")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/m/L2N11")
 
 
 def test_results_come_as_one_types_and_arrows_walk_through_them(open_page: Open) -> None:
@@ -124,13 +122,6 @@ def test_filters_narrow_the_results_at_once(open_page: Open) -> None:
     page.locator(".places label").filter(has_text="in values").click()
     page.locator(".results .token").first.wait_for()
     assert "in=values" in page.url
-
-
-def test_the_box_at_the_top_finds_a_memory_by_name(open_page: Open) -> None:
-    page = open_page("/")
-    page.locator("#find").fill("l2n11")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/m/L2N11")
 
 
 def test_everything_can_be_read_without_javascript(open_page: Open) -> None:

@@ -87,18 +87,15 @@ def test_a_million_memories_fit_into_a_small_answer() -> None:
     assert len(drawn.levels) < 60_000 and all(row.size == 25 for row in drawn.layers)
 
 
-def test_what_is_not_known_has_a_level_of_its_own() -> None:
+def test_what_is_not_known_has_a_level_of_its_own_and_odd_numbers_can_be_drawn() -> None:
     statistics = Statistics((0,), np.array([0, 4]), {"max_p": np.array([np.nan, 1e-4, 1e-2, 1.0])})
     levels = base64.b64decode(draw_map(statistics, "max_p", 9).levels)
     assert levels[0] == NOTHING and list(levels[1:]) == sorted(levels[1:]) and levels[3] == 254
     binned = base64.b64decode(draw_map(statistics, "max_p", 2).levels)
     assert binned[0] == levels[1] and binned[1] == levels[3]
-
-
-def test_a_map_of_equal_or_odd_numbers_can_be_drawn() -> None:
     for column in ([0.0, 0.0], [3.0, 3.0], [np.nan, np.nan], [-1.0, -2.0], [0.0, np.inf]):
-        statistics = Statistics((0,), np.array([0, 2]), {"max": np.array(column), "max_p": np.array(column)})
         for by in ("max", "max_p"):
+            statistics = Statistics((0,), np.array([0, 2]), {by: np.array(column)})
             assert len(base64.b64decode(draw_map(statistics, by, 5).levels)) == 2
 
 

@@ -15,13 +15,9 @@ from memlens.web.security import Access
 from memlens.web.workbench import Workbench
 
 _SETTINGS = settings(
-    max_examples=5,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.explicit, Phase.generate],
+    max_examples=5, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
-)
+)  # fmt: skip
 
 
 def test_no_request_makes_the_server_stumble(own_index: Index, model: MemoryModel) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -39,11 +40,7 @@ def both_ways(index: Index, arrays: TriggerText | None, query: SearchQuery) -> S
 @pytest.mark.parametrize(
     ("q", "options"),
     [
-        ("the", {}),
-        ("The", {}),
-        ("THE", {"ignore_case": True}),
-        ("the", {"ends": True}),
-        ("the", {"in": "values"}),
+        *[("the", {}), ("The", {}), ("THE", {"ignore_case": True}), ("the", {"ends": True}), ("the", {"in": "values"})],
         ("e", {"in": "values", "substring": True}),
         ("the", {"in": "values", "bottom": True}),
         ("ends wi", {"in": "patterns"}),
@@ -69,30 +66,21 @@ def test_the_command_line_and_the_workbench_give_the_same_answer(
     assert json.loads(capsys.readouterr().out) == client.get("/api/search", params={"q": q, **asked}).json()
 
 
-@pytest.mark.parametrize("ignore_case", [True, False, None])
-@pytest.mark.parametrize("text", WORDS)
-def test_text_in_triggers_is_found_alike_in_tables_and_in_arrays(
-    served: ServedIndex, text: str, ignore_case: bool | None
-) -> None:
-    for limit in (1, 7, 500):
-        query = SearchQuery((text,), layers=(0, 2), ignore_case=ignore_case, limit=limit)
-        both_ways(served, trigger_text(served), query)
-
-
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.text(min_size=1, max_size=4), st.booleans())
 def test_any_text_is_found_alike_in_tables_and_in_arrays(served: ServedIndex, text: str, ignore_case: bool) -> None:
     both_ways(served, trigger_text(served), SearchQuery((text,), ignore_case=ignore_case, limit=5))
 
 
-def test_both_ends_and_bos_are_searched_alike(tmp_path: Path) -> None:
-    """A gated model keeps bottom triggers; with the released preset BOS alone can be a trigger."""
-    from memlens.testing import save_tiny
+def test_chosen_text_is_found_alike_in_tables_and_in_arrays(served: ServedIndex) -> None:
+    for text, ignore_case, limit in product(WORDS, (True, False, None), (1, 7, 500)):
+        query = SearchQuery((text,), layers=(0, 2), ignore_case=ignore_case, limit=limit)
+        both_ways(served, trigger_text(served), query)
 
-    text = tmp_path / "text.txt"
-    text.write_text("The river runs to the sea. Rain fell on the café. The river rose.\n" * 2, encoding="utf-8")
-    model = save_tiny(tmp_path / "model", "llama", adds_bos=True)
-    index = memlens.scan(str(model), text, out=tmp_path / "index", top=6, threads=1, preset="released")
+
+def test_both_ends_and_bos_are_searched_alike(tiny_llama: Path, tiny_text: Path, tmp_path: Path) -> None:
+    """A gated model keeps bottom triggers; with the released preset BOS alone can be a trigger."""
+    index = memlens.scan(tiny_llama, tiny_text, out=tmp_path / "index", top=6, threads=1, preset="released")
     ends = {row["end"] for row in index.sql('SELECT DISTINCT "end" FROM {triggers}')}
     assert ends == {"top", "bottom"} and index.sql("SELECT min(position) AS p FROM {triggers}")[0]["p"] == -1
     arrays = TriggerText.read(index)
@@ -128,21 +116,12 @@ def test_what_is_no_token_is_looked_for_inside_tokens(client: TestClient) -> Non
     assert nothing.status_code == 404 and "is not one token" in nothing.json()["error"]
 
 
-def test_patterns_are_found_by_their_words(client: TestClient, index: Index) -> None:
-    row = index.sql("SELECT description FROM {patterns} ORDER BY layer, memory, pattern LIMIT 1")[0]
-    found = client.get("/api/search", params={"q": row["description"], "in": "patterns"}).json()
-    assert found["total"] >= 1 and any(one["description"] == row["description"] for one in found["found"])
-
-
-def test_names_are_completed(client: TestClient) -> None:
+def test_names_are_completed_and_a_whole_one_leads_to_its_memory(client: TestClient) -> None:
     found = client.get("/api/search?q=l1n3&in=name").json()
     assert [one["name"] for one in found["found"]] == ["L1N3", *(f"L1N{number}" for number in range(30, 40))]
     assert client.get("/api/search?q=L1&in=name").json()["total"] == 40
     assert client.get("/api/search?q=L9N1&in=name").status_code == 404
     assert client.get("/api/search?q=river&in=name").status_code == 422
-
-
-def test_a_whole_name_leads_to_its_memory(client: TestClient) -> None:
     answer = client.get("/search?q=L1N3", follow_redirects=False)
     assert answer.status_code == 303 and answer.headers["location"] == "/m/L1N3"
 
@@ -166,27 +145,14 @@ def test_corpus_text_and_queries_are_shown_as_text(client: TestClient) -> None:
     assert "\u202e" not in client.get("/search?q=turned").text
 
 
+BAD = "layers=x layers=5-1 limit=0 limit=501 in=nowhere class=pretty agreement=maybe order=beauty in=patterns&q=%22"
+
+
 @pytest.mark.parametrize(
-    ("query", "status"),
-    [
-        ("layers=99", 404),
-        ("layers=x", 422),
-        ("layers=5-1", 422),
-        ("limit=0", 422),
-        ("limit=501", 422),
-        ("in=nowhere", 422),
-        ("class=pretty", 422),
-        ("agreement=maybe", 422),
-        ("order=beauty", 422),
-        ("q=%ff%fe", 200),
-        ("q=%00", 200),
-        ("q=" + "x" * 201, 422),
-        ("in=patterns&q=%22", 422),
-    ],
+    ("status", "queries"), [(404, "layers=99"), (422, f"{BAD} q={'x' * 201}"), (200, "q=%ff%fe q=%00")]
 )
-def test_bad_input_is_one_line_on_both_sides(client: TestClient, query: str, status: int) -> None:
-    answer = client.get(f"/api/search?{query}")
-    assert answer.status_code == status
-    assert client.get(f"/search?{query}").status_code == status
-    if status >= 400:
-        assert set(answer.json()) == {"error"} and "\n" not in answer.json()["error"]
+def test_bad_input_is_one_line_on_both_sides(client: TestClient, status: int, queries: str) -> None:
+    for query in queries.split():
+        answer = client.get(f"/api/search?{query}")
+        assert answer.status_code == client.get(f"/search?{query}").status_code == status, query
+        assert status == 200 or (set(answer.json()) == {"error"} and "\n" not in answer.json()["error"])
