@@ -3,18 +3,13 @@
 import json
 from pathlib import Path
 
-from cli_helpers import Run, checksums, is_refused
+from cli_helpers import Paths, Run, checksums, is_refused
 
 
-def test_check_prints_every_file_and_ends_with_0(run: Run, made: dict[str, Path]) -> None:
-    ran = run("check", made["plain"])
-    for name in ("manifest.json", "triggers.parquet", "corpus.parquet"):
-        assert name in ran.out
+def test_check_prints_every_file_and_ends_with_0_and_names_a_damaged_one_and_ends_with_2(run: Run, plain: Path) -> None:
+    ran, path = run("check", plain), plain / "ordinary.parquet"
+    assert all(name in ran.out for name in ("manifest.json", "triggers.parquet", "corpus.parquet"))
     assert ran.code == 0 and ran.out.count("whole") == 6
-
-
-def test_check_names_the_damaged_file_and_ends_with_2(run: Run, plain: Path) -> None:
-    path = plain / "ordinary.parquet"
     path.write_bytes(path.read_bytes()[:-1])
     ran = run("check", plain)
     assert ran.code == 2 and ran.out.count("damaged") == 1
@@ -26,9 +21,7 @@ def test_check_names_the_damaged_file_and_ends_with_2(run: Run, plain: Path) -> 
     assert is_refused(run("check", plain / "nowhere"), "there is no index folder")
 
 
-def test_parts_of_a_scan_by_the_command_line(
-    run: Run, models: dict[str, Path], text: Path, made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_parts_of_a_scan_by_the_command_line(run: Run, models: Paths, text: Path, made: Paths, tmp_path: Path) -> None:
     for number in (1, 2):
         options = ("--top", 7, "--threads", 1, "--shard", f"{number}/2")
         ran = run("scan", models["plain"], text, "-o", tmp_path / str(number), *options)

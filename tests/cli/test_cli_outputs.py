@@ -7,18 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_helpers import Run, checksums, is_refused
+from cli_helpers import Paths, Run, checksums, is_refused
 
 from memlens.errors import OutputError
-from memlens.index.reader import Index
 from memlens.tracer.value_changes import save_changed
 
 WRITERS: dict[str, Callable[[Path], list[object]]] = {
-    "export": lambda index: ["export", index, "-o"],
-    "csv": lambda index: ["export", index, "--format", "csv", "-o"],
-    "neuronpedia": lambda index: ["export", index, "--format", "neuronpedia", "-o"],
     "report": lambda index: ["report", index, "-o"],
     "trace": lambda index: ["trace", index, "The river", "--set", "L0N0=0", "--save"],
+    **{
+        name: lambda index, name=name: ["export", index, "--format", name, "-o"]
+        for name in ("jsonl", "csv", "neuronpedia")
+    },
 }
 FOLDERS: dict[str, Callable[[Path, Path, Path], list[object]]] = {
     "assets": lambda index, model, text: ["report", index, "--assets"],
@@ -37,9 +37,7 @@ def model(tiny_gpt2: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_no_verb_writes_into_an_index_or_a_model(
-    run: Run, plain: Path, made: dict[str, Path], model: Path, writer: str, force: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_no_verb_writes_into_an_index_or_a_model(run, plain, made, model, writer, force, tmp_path) -> None:
     before = checksums(plain), checksums(model)
     (tmp_path / "link").symlink_to(plain, target_is_directory=True)
     names = ("manifest.json", "triggers.parquet", "annotations.sqlite", "new.txt", "experiments/rank.parquet")
@@ -51,37 +49,29 @@ def test_no_verb_writes_into_an_index_or_a_model(
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_no_verb_replaces_what_memlens_did_not_make(
-    run: Run, made: dict[str, Path], writer: str, tmp_path: Path
-) -> None:
+def test_no_verb_replaces_what_memlens_did_not_make(run: Run, made: Paths, writer: str, tmp_path: Path) -> None:
     files = {"corpus.txt": "The river.", "corpus.jsonl": '{"text": "The river."}\n', "page.html": "<!doctype html>"}
-    for name, content in files.items():
+    for name, content in files.items() | {("loading.part", "half of a film")}:
         (tmp_path / name).write_text(content)
-        assert is_refused(run(*WRITERS[writer](made["plain"]), tmp_path / name), "was not made by memlens", "--force")
+        ran = run(*WRITERS[writer](made["plain"]), tmp_path / name.removesuffix(".part"))
+        assert is_refused(ran, f"{name} was not made by memlens", "--force")
         assert (tmp_path / name).read_text() == content
-    (tmp_path / "loading.part").write_text("half of a film")
-    assert is_refused(run(*WRITERS[writer](made["plain"]), tmp_path / "loading"), "loading.part was not made")
-    assert (tmp_path / "loading.part").read_text() == "half of a film"
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_no_verb_replaces_a_device_a_fifo_a_link_or_a_folder(
-    run: Run, made: dict[str, Path], writer: str, force: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_no_verb_replaces_a_device_a_fifo_a_link_or_a_folder(run, made, writer, force, tmp_path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "thesis").write_text("years")
     (tmp_path / "link").symlink_to(tmp_path / "thesis")
-    for target in (tmp_path / "fifo", tmp_path / "link", Path("/dev/null")):
-        assert is_refused(run(*WRITERS[writer](made["plain"]), target, *force), "would be replaced")
-    assert is_refused(run(*WRITERS[writer](made["plain"]), tmp_path, *force), "is a folder")
+    for target in (tmp_path / "fifo", tmp_path / "link", Path("/dev/null"), tmp_path):
+        ran = run(*WRITERS[writer](made["plain"]), target, *force)
+        assert is_refused(ran, "is a folder" if target == tmp_path else "would be replaced")
     assert (tmp_path / "thesis").read_text() == "years" and Path("/dev/null").is_char_device()
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_what_a_verb_has_written_it_may_write_again_and_with_force_over_anything_else(
-    run: Run, made: dict[str, Path], writer: str, tmp_path: Path
-) -> None:
+def test_what_a_verb_has_written_it_may_write_again_and_with_force_over_anything_else(run, made, writer, tmp_path):
     command = WRITERS[writer](made["plain"])
     assert run(*command, tmp_path / "out").code == 0
     first = (tmp_path / "out").read_bytes()
@@ -93,9 +83,7 @@ def test_what_a_verb_has_written_it_may_write_again_and_with_force_over_anything
 
 
 @pytest.mark.parametrize("verb", FOLDERS)
-def test_no_folder_is_made_inside_an_index_or_a_model(
-    run: Run, plain: Path, made: dict[str, Path], models: dict[str, Path], model: Path, text: Path, verb: str
-) -> None:
+def test_no_folder_is_made_inside_an_index_or_a_model(run, plain, made, models, model, text, verb) -> None:
     before = checksums(plain), checksums(model)
     for folder in (plain / "more", plain / "experiments" / "more", model / "more"):
         assert is_refused(run(*FOLDERS[verb](made["plain"], models["plain"], text), folder), "lies inside")
@@ -103,7 +91,7 @@ def test_no_folder_is_made_inside_an_index_or_a_model(
     assert (checksums(plain), checksums(model)) == before
 
 
-def test_charts_go_into_a_folder_of_charts(run: Run, made: dict[str, Path], plain: Path, model: Path) -> None:
+def test_charts_go_into_a_folder_of_charts(run: Run, made: Paths, plain: Path, model: Path) -> None:
     place = plain.parent
     page = ["report", made["plain"], "-o", place / "page.html", "--assets"]
     assert run(*page, place / "charts").code == run(*page, place / "charts").code == 0
@@ -133,9 +121,7 @@ def test_a_path_with_dots_out_of_an_index_is_no_path_into_it(run: Run, plain: Pa
     assert (plain.parent / "out.jsonl").is_file()
 
 
-def test_an_edited_model_is_not_saved_into_an_index_or_a_model(
-    tiny_gpt2_index: Index, copy_of: Callable[..., Index], model: Path
-) -> None:
+def test_an_edited_model_is_not_saved_into_an_index_or_a_model(tiny_gpt2_index, copy_of, model) -> None:
     index = copy_of(tiny_gpt2_index).folder
     before = checksums(index), checksums(model)
     for folder in (index / "edited", model / "edited"):

@@ -6,10 +6,11 @@ import pty
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from cli_helpers import Run
+from cli_helpers import Paths, Run
 
 import memlens
 from memlens import text
@@ -24,12 +25,11 @@ EVIL = "The \x1b[31mred\x1b[0m river\tran [bold]fast[/bold] to\x07 the \u202esea
 
 @pytest.fixture(scope="module")
 def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from memlens import api
 
     folder = tmp_path_factory.mktemp("evil")
     (folder / "evil.txt").write_text(EVIL + "\n", encoding="utf-8")
     model = save_tiny(folder / "model", "llama", max_position_embeddings=256)  # reads the whole line
-    api.scan(model, folder / "evil.txt", out=folder / "index", unit="line", threads=1)
+    memlens.scan(model, folder / "evil.txt", out=folder / "index", unit="line", threads=1)
     return folder / "index"
 
 
@@ -39,17 +39,12 @@ def on_a_terminal(columns: int, *arguments: object, **environment: str) -> str:
     variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
     variables |= {"COLUMNS": str(columns), "TERM": "xterm-256color", **environment}
     command = [sys.executable, "-m", "memlens", *map(str, arguments)]
+    written = b""
     with subprocess.Popen(command, stdout=follower, stderr=follower, stdin=follower, env=variables) as process:
         os.close(follower)
-        written = b""
-        while True:
-            try:
-                chunk = os.read(leader, 4096)
-            except OSError:  # how a terminal says that the other side is gone
-                break
-            if not chunk:
-                break
-            written += chunk
+        with suppress(OSError):  # how a terminal says that the other side is gone
+            while chunk := os.read(leader, 4096):
+                written += chunk
     os.close(leader)
     assert process.returncode == 0, written
     return written.decode("utf-8")
@@ -69,7 +64,7 @@ def test_on_a_terminal_lines_fit_and_nothing_of_the_corpus_acts(evil: Path, colu
     assert max(len(line) for line in table) <= columns
 
 
-def test_a_terminal_gets_styles_and_no_marks_and_no_color_gets_marks_and_no_styles(made: dict[str, Path]) -> None:
+def test_a_terminal_gets_styles_and_no_marks_and_no_color_gets_marks_and_no_styles(made: Paths) -> None:
     styled = on_a_terminal(80, "show", made["plain"], "L0N1")
     plain = on_a_terminal(80, "show", made["plain"], "L0N1", NO_COLOR="1")
     assert "\x1b[" in styled and "«" not in styled
@@ -93,7 +88,7 @@ def test_json_holds_the_text_itself_but_only_ascii(run: Run, evil: Path) -> None
     assert EVIL.startswith(json.loads(out)["found"][0]["trigger"]["before"])
 
 
-def test_a_reader_that_leaves_early_is_no_error(made: dict[str, Path]) -> None:
+def test_a_reader_that_leaves_early_is_no_error(made: Paths) -> None:
     for verb in (["export", made["plain"]], ["show", made["plain"], "L0N0"], ["show", made["plain"], "L0N0", "--json"]):
         command = [sys.executable, "-m", "memlens", *map(str, verb)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -113,23 +108,18 @@ def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys: pytest.Captur
     assert "Traceback" in said and "this cannot be" in said and said.strip().endswith("the lines above")
 
 
-def test_help_names_every_verb_and_only_those(run: Run) -> None:
+def test_help_names_every_verb_and_only_those_and_no_python_types(run: Run) -> None:
     ran = run("--help")
-    assert ran.code == 0
     listed = [line.split()[1] for line in ran.out.splitlines() if line.startswith("│ ") and line[2].isalpha()]
-    assert listed == list(VERBS)
-    assert run().out == ran.out
+    assert ran.code == 0 and listed == list(VERBS) and run().out == ran.out
     assert len(make_app().registered_commands) == len(VERBS)
-
-
-def test_help_names_no_python_types_and_the_version_is_the_packages(run: Run) -> None:
     for verb in VERBS:
         ran = run(verb, "--help")
         assert ran.code == 0 and not re.search(r"<\w+(\[\w+\])?>", ran.out), ran.out
     assert run("--version").out == f"memlens {memlens.__version__}\n"
 
 
-def test_notebooks_show_escaped_html(evil: Path, models: dict[str, Path]) -> None:
+def test_notebooks_show_escaped_html(evil: Path, models: Paths) -> None:
     index = Index(evil)
     memory = next(f"L0N{n}" for n in range(40) if len(index.triggers(f"L0N{n}")))
     triggers = index.triggers(memory)

@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from cli_helpers import Run, checksums, triggers_by_end
+from cli_helpers import Paths, Run, checksums, triggers_by_end
+from safetensors.torch import load_file, save_file
 
 from memlens import api
 from memlens.cli.screen import ScanProgress
@@ -16,6 +17,7 @@ from memlens.index.staging import recorded_threads
 from memlens.memory import MemoryId
 from memlens.models.info import describe
 from memlens.models.load import load
+from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 from memlens.text import cell_text
 
 
@@ -23,36 +25,27 @@ def every_memory(index: Index) -> list[MemoryId]:
     return [MemoryId(layer, memory) for layer in index.layers for memory in range(index.memories(layer))]
 
 
-def test_info_tells_what_the_library_knows(run: Run, models: dict[str, Path]) -> None:
+def test_info_tells_what_the_library_knows_to_machines_and_to_people(run: Run, models: Paths) -> None:
     told = json.loads(run("info", models["gated"], "--threads", 1, "--json").out)
-    known = describe(load(models["gated"]))
-    assert (told["layers"], told["total_memories"], told["gated"]) == (3, 120, True)
-    assert told["parameters"] == known.parameters
-    assert told["bos"] == "<s>" and told["adds_bos"] is True
+    known, scan = describe(load(models["gated"])), told["scan"]
+    expected = {"layers": 3, "total_memories": 120, "gated": True, "bos": "<s>", "adds_bos": True}
+    assert {name: told[name] for name in expected} == expected and told["parameters"] == known.parameters
     assert 0 <= told["proof"]["output"] <= told["proof"]["tolerance"]
-    assert told["scan"]["tokens_per_second"] > 0 and told["scan"]["threads"] == 1
-    parts = [told["scan"][name] for name in ("weights_bytes", "lists_bytes", "batch_bytes")]
-    assert min(parts) > 0 and told["scan"]["memory_bytes"] == sum(parts)
-    assert told["scan"]["weights_bytes"] == 4 * known.parameters
-
-
-def test_info_for_people_has_the_same_facts(run: Run, models: dict[str, Path]) -> None:
+    assert scan["tokens_per_second"] > 0 and scan["threads"] == 1
+    parts = [scan[name] for name in ("weights_bytes", "lists_bytes", "batch_bytes")]
+    assert min(parts) > 0 and scan["memory_bytes"] == sum(parts) and parts[0] == 4 * known.parameters
     ran = run("info", models["plain"], "--no-estimate")
-    assert ran.code == 0 and ran.err == ""
+    assert ran.code == 0 and ran.err == "" and "a scan here" not in ran.out
     facts = ["120: 3 layers of 40", "not gated", "sequential", "97 tokens", "32 tokens", "<s>, not fed", "o = r + y"]
     assert all(words in ran.out for words in facts)
-    assert "a scan here" not in ran.out
 
 
-def test_scan_makes_the_index_that_the_library_makes(
-    run: Run, models: dict[str, Path], made: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
-    ran = run("scan", models["gated"], text, "-o", tmp_path / "index", "--top", 7, "--threads", 1)
-    assert ran.code == 0
+def test_scan_makes_the_index_that_the_library_makes(run, models, made, text, tmp_path) -> None:
+    assert run("scan", models["gated"], text, "-o", tmp_path / "index", "--top", 7, "--threads", 1).code == 0
     assert checksums(tmp_path / "index") == checksums(made["gated"])
 
 
-def test_every_scan_option_reaches_the_scan(run: Run, models: dict[str, Path], text: Path, tmp_path: Path) -> None:
+def test_every_scan_option_reaches_the_scan(run: Run, models: Paths, text: Path, tmp_path: Path) -> None:
     given = {
         **{"top": 3, "per_sentence": "all", "dedup": "sentence", "bottom": "yes", "bos": "yes", "seed": 5},
         **{"max_tokens": 40, "max_length": 9, "batch_tokens": 64, "threads": 1, "preset": "paper"},
@@ -64,24 +57,24 @@ def test_every_scan_option_reaches_the_scan(run: Run, models: dict[str, Path], t
     manifest = Index(tmp_path / "index").manifest
     settings = manifest.settings.to_json()
     assert {name: settings[name] for name in given} == given
-    assert settings["layers"] == [0, 2] == list(manifest.layers)
-    assert manifest.model.dtype == "float64"
+    assert settings["layers"] == [0, 2] == list(manifest.layers) and manifest.model.dtype == "float64"
     assert manifest.counts.sentences < 5  # lines, of which the first few make 40 tokens
 
 
-def test_a_preset_gives_way_to_what_is_given(run: Run, models: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    options = ["--preset", "paper", "--dedup", "prefix", "--threads", 1]
-    run("scan", models["plain"], text, "-o", tmp_path / "index", *options)
+def test_a_preset_gives_way_to_what_is_given_and_the_recorded_number_of_threads_is_used(run, models, text, tmp_path):
+    command = ["scan", models["plain"], text, "-o", tmp_path / "index", "--preset", "paper", "--dedup", "prefix"]
+    assert recorded_threads(tmp_path / "index") is None
+    run(*command, "--threads", 3)
     settings = Index(tmp_path / "index").manifest.settings
     assert (settings.per_sentence, settings.dedup) == ("all", "prefix")
+    assert recorded_threads(tmp_path / "index") == 3
+    ran = run(*command)
+    assert ran.code == 0 and "complete already" in ran.err
 
 
-def test_the_summary_counts_what_was_cut_repeated_and_dead(
-    run: Run, models: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
+def test_the_summary_counts_what_was_cut_repeated_and_dead(run, models, text, tmp_path) -> None:
     common = ("scan", models["plain"], text, "-o", tmp_path / "index", "--threads", 1, "--max-length", 9)
-    people = run(*common)
-    machines = run(*common, "--json")
+    people, machines = run(*common), run(*common, "--json")
     told = json.loads(machines.out)
     corpus = Index(tmp_path / "index").table("corpus").to_pylist()
     assert told["cut_sentences"] == sum(row["cut"] > 0 for row in corpus) > 0
@@ -89,16 +82,11 @@ def test_the_summary_counts_what_was_cut_repeated_and_dead(
     prefixes = [tuple(row["tokens"][: end + 1]) for row in corpus for end in range(len(row["tokens"]))]
     assert told["repeated_prefixes"] == len(prefixes) - len(set(prefixes)) > 0
     assert set(told["dead"]) == {"0", "1", "2"}
-    for number in (told["cut_sentences"], told["cut_tokens"], told["repeated_prefixes"], told["tokens"]):
-        assert str(number) in people.out
-    assert "next: memlens show" in people.err
-    assert "complete already" in machines.err
+    assert all(str(told[name]) in people.out for name in ("cut_sentences", "cut_tokens", "repeated_prefixes", "tokens"))
+    assert "next: memlens show" in people.err and "complete already" in machines.err
 
 
 def test_dead_memories_are_counted_by_layer(run: Run, tmp_path: Path, text: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
-    from memlens.testing import save_tiny
 
     folder = save_tiny(tmp_path / "model", "opt")  # ReLU: a key bias far below zero silences a memory
     weights = load_file(folder / "model.safetensors")
@@ -112,9 +100,7 @@ def test_dead_memories_are_counted_by_layer(run: Run, tmp_path: Path, text: Path
     assert [line["triggers"] for line in lines if line["name"] == "L1N9"] == [{"top": [], "bottom": []}]
 
 
-def test_an_interrupted_scan_exits_with_130_and_continues_to_the_same_bytes(
-    run: Run, models: dict[str, Path], text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_scan_exits_with_130_and_continues_to_the_same_bytes(run, models, text, tmp_path, monkeypatch):
     options = ["--top", 7, "--threads", 1, "--batch-tokens", 64]
     command = ["scan", models["plain"], text, "-o", tmp_path / "index", *options]
     report = ScanProgress.__call__
@@ -137,18 +123,8 @@ def test_an_interrupted_scan_exits_with_130_and_continues_to_the_same_bytes(
     assert checksums(tmp_path / "index") == checksums(tmp_path / "whole")
 
 
-def test_without_a_number_of_threads_the_recorded_one_is_used(
-    run: Run, models: dict[str, Path], plain: Path, text: Path, tmp_path: Path
-) -> None:
-    run("scan", models["plain"], text, "-o", tmp_path / "three", "--threads", 3)
-    assert recorded_threads(tmp_path / "three") == 3
-    assert recorded_threads(tmp_path / "none") is None
-    ran = run("scan", models["plain"], text, "-o", tmp_path / "three")
-    assert ran.code == 0 and "complete already" in ran.err
-
-
 @pytest.mark.parametrize("kind", ["plain", "gated"])
-def test_show_as_json_is_complete(run: Run, made: dict[str, Path], kind: str) -> None:
+def test_show_as_json_is_complete(run: Run, made: Paths, kind: str) -> None:
     index = Index(made[kind])
     told = json.loads(run("show", made[kind], "L1N3", "--json").out)
     facts = index.facts("L1N3")
@@ -161,7 +137,7 @@ def test_show_as_json_is_complete(run: Run, made: dict[str, Path], kind: str) ->
     assert bool(told["triggers"]["bottom"]) == (kind == "gated")
 
 
-def test_show_lists_both_ends_best_first_with_the_token_marked(run: Run, made: dict[str, Path]) -> None:
+def test_show_lists_both_ends_best_first_with_the_token_marked(run: Run, made: Paths) -> None:
     index = Index(made["gated"])
     memory = next(str(m) for m in every_memory(index) if index.triggers(m) and index.triggers(m, "bottom"))
     both, lower = run("show", made["gated"], memory, "--top", 2).out, run("show", made["gated"], memory, "--bottom").out
@@ -176,18 +152,12 @@ def test_show_lists_both_ends_best_first_with_the_token_marked(run: Run, made: d
 @pytest.mark.parametrize(
     ("query", "options"),
     [
-        ("river", []),
-        ("the", ["--ends"]),
-        (" the", ["--ends"]),
-        ("RIVER", ["-i"]),
-        ("ÉD OP", ["-i"]),
-        ("é", []),
-        ("The", []),
+        *((q, []) for q in ("river", "é", "The")),
+        *((q, ["--ends"]) for q in ("the", " the")),
+        *((q, ["-i"]) for q in ("RIVER", "ÉD OP")),
     ],
 )
-def test_search_finds_what_looking_at_every_trigger_finds(
-    run: Run, made: dict[str, Path], kind: str, query: str, options: list[str]
-) -> None:
+def test_search_finds_what_looking_at_every_trigger_finds(run, made, kind, query, options) -> None:
     ignores = "-i" in options or query == query.lower()
     wanted = query.lower() if ignores else query
     naive = []
@@ -205,7 +175,7 @@ def test_search_finds_what_looking_at_every_trigger_finds(
     assert query in ("ÉD OP", "é") or naive  # the plain queries do find something
 
 
-def test_search_takes_the_text_as_it_is_and_says_when_there_is_more(run: Run, made: dict[str, Path]) -> None:
+def test_search_takes_the_text_as_it_is_and_says_when_there_is_more(run: Run, made: Paths) -> None:
     for query in ("%", "_", "r.ver", "'", '" OR 1=1 --', "{corpus}", "$1", "\\"):
         ran = run("search", made["plain"], query)
         assert (ran.code, ran.out) == (0, "") and "no memory has" in ran.err
@@ -214,7 +184,7 @@ def test_search_takes_the_text_as_it_is_and_says_when_there_is_more(run: Run, ma
 
 
 @pytest.mark.parametrize("kind", ["plain", "gated"])
-def test_export_as_json_lines_has_every_memory_and_trigger(run: Run, made: dict[str, Path], kind: str) -> None:
+def test_export_as_json_lines_has_every_memory_and_trigger(run: Run, made: Paths, kind: str) -> None:
     index = Index(made[kind])
     lines = [json.loads(line) for line in run("export", made[kind], "--format", "jsonl").out.splitlines()]
     assert [line["name"] for line in lines] == [str(memory) for memory in every_memory(index)]
@@ -222,18 +192,15 @@ def test_export_as_json_lines_has_every_memory_and_trigger(run: Run, made: dict[
     for line in lines:
         for end, told in line["triggers"].items():
             assert [(t["before"] + t["token"], t["token"]) for t in told] == naive.get((line["name"], end), [])
-    one = index.facts("L2N7")
+    one, triggers = index.facts("L2N7"), index.triggers("L2N7")
     told = next(line for line in lines if line["name"] == "L2N7")
     assert (told["max"], told["dead"], told["histogram"]) == (one.max, one.dead, one.histogram)
-    triggers = index.triggers("L2N7")
     assert [t["coefficient"] for t in told["triggers"]["top"]] == [t.coefficient for t in triggers]
     following = [None if t.next_token is None else index.vocabulary[t.next_token] for t in triggers]
     assert [t["next_text"] for t in told["triggers"]["top"]] == following
 
 
-def test_export_as_csv_has_a_row_for_every_trigger_and_survives_any_text(
-    run: Run, models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_export_as_csv_has_a_row_for_every_trigger_and_survives_any_text(run, models, tmp_path) -> None:
     nasty = 'He said "no", then\t=1+1; "so,\rbe it" a; the \x1b[31mriver'
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": nasty}) + "\n" + json.dumps({"text": "two\nlines the end"}))
     run("scan", models["gated"], tmp_path / "a.jsonl", "-o", tmp_path / "index", "--unit", "document", "--threads", 1)
@@ -262,7 +229,6 @@ def test_an_export_that_fails_leaves_the_old_file(run: Run, plain: Path, tmp_pat
 
 
 def test_a_histogram_ends_where_the_memory_does(run: Run, tmp_path: Path, text: Path) -> None:
-    from memlens.testing import tiny_model, tiny_tokenizer
 
     model = load(tiny_model("gpt2", activation_function="relu"), tokenizer=tiny_tokenizer())
     made = api.scan(model, text, out=tmp_path / "relu", threads=1)
