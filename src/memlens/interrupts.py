@@ -1,24 +1,29 @@
 """Ctrl-C and TERM: work stops where its state is whole, and never inside compiled code.
 
 Python runs a signal's handler wherever C code asks for it, also on the way out of a compiled loop, where an exception
-is lost, reported as a SystemError or fatal. So no handler here raises:
+is lost, reported as a SystemError or fatal. So handlers here do not raise:
 
     stop_on_signal   the first signal sets a flag, which long work checks where its state is whole
-    interruptible    a second thread has the exception raised between two bytecodes of the main thread
+    interruptible    a second thread has the exception raised between two bytecodes of the main thread, and by a handler
+                     only where the main thread waits for a lock, a socket or a process and runs no bytecode
 
 Outside of the main thread signals cannot be handled, and nothing changes.
 """
 
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_PATIENCE = 0.3  # seconds in which the main thread should have noticed
+_WAITING = ("threading.py", "selectors.py", "subprocess.py", "socket.py", "ssl.py")  # files of Python that wait in C
 _ENOUGH = 0  # in the pipe: no more signals are expected
 
 
@@ -81,10 +86,14 @@ def interruptible() -> Iterator[None]:
         yield
         return
     reader, writer = os.pipe()
-    watcher = threading.Thread(target=_raise_in, args=(threading.get_ident(), reader), daemon=True)
+    wake = threading.Event()
+    watcher = threading.Thread(target=_raise_in, args=(threading.get_ident(), reader, wake), daemon=True)
     watcher.start()
 
     def ask(number: int, frame: FrameType | None) -> None:
+        if wake.is_set():
+            wake.clear()
+            raise _KINDS[number]
         asked.append(_KINDS[number]())
         os.write(writer, bytes([number]))
 
@@ -116,8 +125,12 @@ def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[di
             signal.signal(number, previous)
 
 
-def _raise_in(thread: int, reader: int) -> None:
-    """Wait for signals; the first is raised in `thread`, the second ends the process."""
+def _raise_in(thread: int, reader: int, wake: threading.Event) -> None:
+    """Wait for signals; the first is raised in `thread`, the second ends the process.
+
+    Raised between two bytecodes, the exception does not reach a thread that waits, and CPython may give it to a thread
+    that is just being started by this one, which then waits forever: one that waits is woken by its signal.
+    """
     from_signal = os.read(reader, 1)[0]
     if from_signal == _ENOUGH:
         return
@@ -125,6 +138,11 @@ def _raise_in(thread: int, reader: int) -> None:
 
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
     raise_in(ctypes.c_ulong(thread), ctypes.py_object(_KINDS[from_signal]))
+    while not select.select([reader], [], [], _PATIENCE)[0]:
+        frame = sys._current_frames().get(thread)
+        if frame is not None and Path(frame.f_code.co_filename).name in _WAITING:
+            wake.set()
+            signal.pthread_kill(thread, from_signal)
     again = os.read(reader, 1)[0]
     if again == _ENOUGH:
         raise_in(ctypes.c_ulong(thread), None)  # too late: what was asked to stop is done

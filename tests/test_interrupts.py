@@ -1,0 +1,66 @@
+"""Ctrl-C and TERM: raised between two steps of the main thread, wherever it is."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from memlens.interrupts import Interrupted, Terminated, interruptible, stop_on_signal
+
+
+def send_after(seconds: float, number: int = signal.SIGINT) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), number)).start()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "code"), [(signal.SIGINT, Interrupted, 130), (signal.SIGTERM, Terminated, 143)]
+)
+def test_a_signal_is_raised_in_a_busy_main_thread(number: int, kind: type[Interrupted], code: int) -> None:
+    send_after(0.2, number)
+    with pytest.raises(kind) as caught, interruptible():
+        while True:
+            sum(range(100))
+    assert caught.value.code == code
+
+
+def test_a_main_thread_that_waits_for_another_is_woken() -> None:
+    send_after(0.2)
+    began = time.monotonic()
+    with pytest.raises(Interrupted), interruptible():
+        threading.Event().wait(60)
+    assert time.monotonic() - began < 30
+
+
+def test_an_error_of_a_library_after_the_signal_is_the_interruption() -> None:
+    with pytest.raises(Interrupted), interruptible():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("Query interrupted")
+
+
+def test_a_stopper_notes_the_first_signal_and_lets_the_second_through() -> None:
+    with stop_on_signal() as stopper:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)
+        with pytest.raises(Interrupted):
+            stopper.check()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    program = (
+        "import time\nfrom memlens.interrupts import Interrupted, interruptible\n"
+        "with interruptible():\n    print('ready', flush=True)\n    while True:\n"
+        "        try: time.sleep(0.01)\n        except Interrupted: print('first', flush=True)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for expected in ("ready", "first"):
+            assert process.stdout.readline().strip() == expected
+            process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
