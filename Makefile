@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: demo test faults check format clean chromium
+.PHONY: demo test faults everywhere check format clean chromium
 
 demo: $(INSTALLED)
 	$(BIN)/memlens demo
@@ -16,6 +16,13 @@ test: $(INSTALLED) chromium
 # All places at which a command can be killed, refused by the system or find a damaged file; `make test` tries a sample.
 faults: $(INSTALLED)
 	MEMLENS_FAULTS=all $(BIN)/python -m pytest tests/faults
+
+# Tests whose numbers could hang on a processor's vector units, threads, language, time zone or home folder.
+everywhere: $(INSTALLED)
+	for unit in default avx2; do for threads in 1 3; do \
+	  ATEN_CPU_CAPABILITY=$$unit OMP_NUM_THREADS=$$threads LC_ALL=C TZ=Asia/Kolkata HOME=/nonexistent \
+	    $(BIN)/python -m pytest -q -p no:cacheprovider tests/golden tests/scanner tests/vocab || exit 1; \
+	done; done
 
 check: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -242,7 +242,8 @@ def test_active_memories_of_the_last_layer_equal_the_reference_one_by_one(model,
         active = m.nonzero().squeeze(1)
         scores = model.lens.value_scores(m[active, None] * values[active], 3)
         for memory, read in zip(active.tolist(), scores, strict=True):
-            assert int(read.argmax()) == row["dim_pattern_preds"][memory]
+            # a memory that hardly works scores words alike: which of them is first hangs on the processor's last bits
+            assert float(read.max() - read[row["dim_pattern_preds"][memory]]) <= SAME
             assert_same_ranks(read, [final], [row["dim_pattern_output_rank"][memory]])
             assert_same_ranks(read, [top_of_ffn], [row["dim_pattern_ffn_output_rank"][memory]])
             probability = float(read[top_of_ffn].exp())
