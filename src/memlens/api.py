@@ -31,6 +31,7 @@ from memlens.settings import (
     ScanSettings,
     ValueSettings,
     divide,
+    option_name,
     parse_layers,
 )
 
@@ -210,6 +211,8 @@ def experiment(
     more: dict[str, Any] = {} if drawn.stop_words is None else {"stop_words": drawn.stop_words}
     if validation is not None:
         more["validation"] = corpus_settings(validation, **cutting)
+    for name in () if validation is not None else sorted(cutting):
+        raise SettingError(f"{option_name(name)} says how --validation is read, but there is none; leave it out")
     opened, source, mapper = _opened(index), _model_or_name(model), make_mapper(where)
     with use_threads(_threads(where)):
         if mapper is not None:

@@ -23,6 +23,9 @@ SCALE = "Many cores, many machines, large models"
 
 MOST_TRIGGERS = 64  # of a memory that patterns look at: a set of prefixes is a word of so many bits
 MOST_WORKERS = 1024
+MOST_TOKENS = 100_000  # listed at each end of a value
+MOST_SEED = 2**31 - 1
+MOST_SAMPLE = 10**9
 
 
 def option(
@@ -53,7 +56,7 @@ def check_limits(settings: Any) -> None:
             continue
         if limits["choices"] and value not in limits["choices"]:
             raise SettingError(f"{name} is '{value}'; choose one of: {', '.join(limits['choices'])}")
-        if limits["least"] is not None and value < limits["least"]:
+        if limits["least"] is not None and not value >= limits["least"]:  # no number at all is refused, too
             raise SettingError(f"{name} is {value}; it must be {limits['least']} or more")
         if limits["most"] is not None and value > limits["most"]:
             raise SettingError(f"{name} is {value}; it must be {limits['most']:,} or less")
@@ -77,7 +80,7 @@ class RunSettings:
     """Where a stage is computed; only the number of threads changes the result, in its last bits."""
 
     threads: int | None = option(
-        None, "Threads to compute with.", metavar="N", panel=RUN, otherwise="all usable cores", least=1
+        None, "Threads to compute with.", metavar="N", panel=RUN, otherwise="all usable cores", least=1, most=512
     )
     executor: str = option(
         "local", "Where workers run: here, or on a Ray cluster.", panel=SCALE, choices=("local", "ray")
@@ -120,6 +123,7 @@ class ScanRunSettings(RunSettings):
         panel=SCALE,
         otherwise="all in one",
         least=1,
+        most=100_000,
     )
     device_map: str | None = option(
         None,
@@ -133,7 +137,7 @@ class ScanRunSettings(RunSettings):
 class ValueSettings:
     """Which tokens of each value are listed; `reading` None is the model's own, but raw with a preset of the paper."""
 
-    top: int = option(50, "Tokens to list at each end of a value.", metavar="N", least=1)
+    top: int = option(50, "Tokens to list at each end of a value.", metavar="N", least=1, most=MOST_TOKENS)
     reading: str | None = option(
         None,
         "With the final norm's gain folded in, or plain v E.",
@@ -151,8 +155,10 @@ class PatternSettings:
 
     top: int = option(25, "Triggers of a memory to look at, 3 to 64.", metavar="N")
     rate: float = option(0.01, "Expected share of chance among all patterns that are reported.", metavar="SHARE")
-    background: int = option(150_000, "Random prefixes of the corpus to compare triggers with.", metavar="N")
-    seed: int = option(0, "Seed of the random prefixes.", metavar="N", least=0)
+    background: int = option(
+        150_000, "Random prefixes of the corpus to compare triggers with.", metavar="N", most=MOST_SAMPLE
+    )
+    seed: int = option(0, "Seed of the random prefixes.", metavar="N", least=0, most=MOST_SEED)
 
     def __post_init__(self) -> None:
         check_limits(self)
@@ -168,13 +174,14 @@ class PatternSettings:
 class SampleSettings:
     """Which sample the experiments look at; None is each experiment's own."""
 
-    seed: int = option(0, "Of everything that is drawn at random.", metavar="N", least=0)
+    seed: int = option(0, "Of everything that is drawn at random.", metavar="N", least=0, most=MOST_SEED)
     sample: int | None = option(
         None,
         "Prefixes to look at; for one named experiment, what it counts.",
         metavar="N",
         otherwise="each one's own",
         least=1,
+        most=MOST_SAMPLE,
     )
     stop_words: str | None = option(
         None, "Stop words: a language's list, or the most frequent tokens.", metavar="en|frequent", otherwise="en"

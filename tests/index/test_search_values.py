@@ -6,7 +6,7 @@ import pytest
 
 import memlens
 from memlens.errors import IndexFolderError, SettingError, UnknownName
-from memlens.index.search import SearchQuery, search_values
+from memlens.index.search import SearchQuery, search, search_values
 from memlens.vocab.table import compute_values
 
 
@@ -82,6 +82,18 @@ def test_a_text_that_is_not_one_token_is_refused_with_its_split(index):
         found_in(index, "漢字")
     with pytest.raises(UnknownName, match="no token of this model contains"):
         found_in(index, "漢字", mode="substring")
+
+
+def test_many_equal_letters_are_split_at_once(index):
+    with pytest.raises(UnknownName, match="can be written as") as refused:
+        found_in(index, " the" * 5000)
+    assert str(refused.value).count(" + ") == 50 and " + …; name one" in str(refused.value)
+    with pytest.raises(SettingError, match="has 20,000 characters; give at most 1,000"):
+        search(index, SearchQuery((" the" * 5000,), "values"))
+    with pytest.raises(SettingError, match="--limit is 99999999999999999999"):
+        search(index, SearchQuery((" the",), "values", limit=99999999999999999999))
+    with pytest.raises(SettingError, match="limit is -1; give 0 or more"):
+        index.triggers("L0N0", limit=-1)
 
 
 def test_an_empty_query_and_an_index_without_values_are_refused(index, scanned):

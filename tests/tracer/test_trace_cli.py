@@ -118,7 +118,7 @@ def test_the_picture_fits_the_terminal(run: Run, folder: Path, columns: int, mon
         ("--generate 2 --temperature 1 --seed -1", "the seed is -1"),
         ("--temperature 0.8", "there is no --generate"),
         ("--seed 3", "there is no --generate"),
-        ("--set L0N1=0 --at " + "9" * 30, "is not in the prompt"),
+        ("--set L0N1=0 --at " + "999", "is not in the prompt"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

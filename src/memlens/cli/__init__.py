@@ -12,8 +12,34 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's own arguments) and give its exit code."""
-    from memlens.cli.app import run
     from memlens.parallel import rest_idle_threads
 
     rest_idle_threads()
+    if arguments is None:
+        _prepare_process()
+    from memlens.cli.app import run
+
     return run(arguments)
+
+
+def _prepare_process() -> None:
+    """A process of its own: streams that somebody has closed lead nowhere, and libraries warn nobody.
+
+    What a warning of torch or transformers says is not for the person who typed a command, and PYTHONWARNINGS=error
+    would make a crash of it; here as in the worker processes that are started later.
+    """
+    import atexit
+    import os
+    import sys
+    import warnings
+
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # takes the place of a closed stream, which else the next file would have: prints would land in it
+    # When Python ends, DuckDB would report its objects that are still held by what import_torch has frozen.
+    atexit.register(os.dup2, descriptor, 2)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")
+    warnings.simplefilter("ignore")
+    sys.warnoptions[:] = ["ignore"]
+    os.environ["PYTHONWARNINGS"] = "ignore"
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

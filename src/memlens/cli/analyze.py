@@ -88,7 +88,9 @@ def analyze(
 def demo(
     out: Out = "memlens-demo",
     serve: Annotated[bool, typer.Option("--serve", help="Open the workbench on it afterwards.")] = False,
-    port: Annotated[int, typer.Option(metavar="N", help="With --serve; 0 takes any that is free.")] = 8000,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", help="With --serve; 0 takes any that is free. Default: 8000.")
+    ] = None,
     resume: Resume = True,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -97,6 +99,10 @@ def demo(
     """Show what memlens finds, on its own small model and text. Needs no network and about two minutes."""
     if serve and as_json:
         raise SettingError("--serve does not end and --json is for machines; leave one of them out")
+    if port is not None and not serve:
+        raise SettingError("--port says where --serve listens, but there is no --serve; add it or leave --port out")
+    if port is not None and not 0 <= port <= 65535:
+        raise SettingError(f"--port is {port}; choose 1 to 65535, or 0 for any that is free")
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
         from memlens import pipeline
@@ -109,7 +115,8 @@ def demo(
     if serve:
         from memlens.cli.serve import serve as open_workbench
 
-        open_workbench(index=str(shown.index.folder), model="bundled", port=port, quiet=quiet, verbose=verbose)
+        where = 8000 if port is None else port
+        open_workbench(index=str(shown.index.folder), model="bundled", port=where, quiet=quiet, verbose=verbose)
 
 
 def _watcher(screen: Screen, progress: ScanProgress) -> StageWatcher:

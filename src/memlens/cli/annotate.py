@@ -13,6 +13,7 @@ from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.errors import FilesError, IndexFolderError, SettingError, UnknownName
 from memlens.files import read_limited
+from memlens.settings import MOST_SEED
 from memlens.text import cut_left, visible
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def annotate(
         int, typer.Option(metavar="K", help="Memories of each layer to draw.", rich_help_panel=_STUDY)
     ] = 10,
     top: Annotated[int, typer.Option(metavar="N", help="Triggers to show of each.", rich_help_panel=_STUDY)] = 25,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the draw.", rich_help_panel=_STUDY)] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the draw.", rich_help_panel=_STUDY)] = 0,
     annotator: Annotated[str | None, typer.Option(metavar="NAME", help="Who labels.", rich_help_panel=_LABEL)] = None,
     memory: Annotated[
         str | None, typer.Option(metavar="MEMORY", help="Which memory, like L3N512.", rich_help_panel=_LABEL)
@@ -312,7 +313,7 @@ def read_export(file: str | None) -> str:
     try:
         if file is not None:
             return read_limited(Path(file), _IMPORT_LIMIT).decode("utf-8-sig")
-        content = sys.stdin.buffer.read(_IMPORT_LIMIT + 1)
+        content = b"" if sys.stdin is None else sys.stdin.buffer.read(_IMPORT_LIMIT + 1)
         if len(content) > _IMPORT_LIMIT:
             raise FilesError(f"it is larger than the {_IMPORT_LIMIT >> 20} MB that are read at once")
         return content.decode("utf-8-sig")

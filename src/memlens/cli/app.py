@@ -18,16 +18,19 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from memlens import __version__
-from memlens.errors import MemlensError
+from memlens.errors import MemlensError, SettingError
 from memlens.interrupts import Interrupted, interruptible
+from memlens.settings import option_name
 from memlens.text import visible
 
 DONE, BUG, WRONG_INPUT = 0, 1, 2
+_LARGEST = 10**15  # of a whole number on the command line
+_NARROWEST, _WIDEST = 10, 1000  # columns of a terminal
 
 
 def say(message: str) -> None:
     """One line to stderr, whatever the message holds."""
-    with suppress(BrokenPipeError):
+    with suppress(OSError, ValueError):  # nobody can be told where stderr is closed or full
         print(f"memlens: {visible(message)}", file=sys.stderr, flush=True)
 
 
@@ -42,6 +45,8 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
     @wraps(verb)
     def run(*arguments: Any, **named: Any) -> int:
         try:
+            for name, value in named.items():
+                _refuse_endless(name, value)
             with interruptible():
                 verb(*arguments, **named)
             sys.stdout.flush()
@@ -54,6 +59,7 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
             _drop_output()
         except OSError as error:
             say(_about_file(error))
+            _drop_output(only_if_broken=True)
             return WRONG_INPUT
         except MemoryError:
             say("there is not enough memory for this; try a smaller --top, --batch-tokens or --unit")
@@ -67,6 +73,13 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
     return run
 
 
+def _refuse_endless(name: str, value: Any) -> None:
+    """A number of twenty digits is beyond what any part computes with; what makes sense each part knows itself."""
+    for one in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(one, int) and abs(one) > _LARGEST:
+            raise SettingError(f"{option_name(name)} is {one}; it must be between -{_LARGEST:,} and {_LARGEST:,}")
+
+
 def _about_file(error: OSError) -> str:
     """What the system says about a path, for the cases that no part of memlens explains better."""
     where = str(error.filename or "a file")
@@ -74,8 +87,14 @@ def _about_file(error: OSError) -> str:
     return f"{shown}: {error.strerror or error}; check the path, its permissions and the space on the disk"
 
 
-def _drop_output() -> None:
-    """The reader (`| head`) has enough: what is still buffered must not fail when Python ends."""
+def _drop_output(only_if_broken: bool = False) -> None:
+    """The reader (`| head`) has enough, or the disk is full: what is still buffered must not fail when Python ends."""
+    if only_if_broken:
+        try:
+            sys.stdout.flush()
+            return
+        except (OSError, ValueError):
+            pass
     with suppress(OSError, ValueError):  # a replaced stdout may have no file behind it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -151,6 +170,12 @@ def run(arguments: Sequence[str] | None) -> int:
         if any("\ud800" <= sign <= "\udfff" for sign in argument):
             say(f"'{argument}' is not UTF-8; rename the file or write the text in UTF-8")
             return WRONG_INPUT
+        if "\0" in argument:
+            say(f"'{argument}' holds a NUL character, which neither a name nor a text can; leave it out")
+            return WRONG_INPUT
+    columns = os.environ.get("COLUMNS", "")
+    if columns and not (columns.isascii() and columns.isdecimal() and _NARROWEST <= int(columns[:9]) <= _WIDEST):
+        del os.environ["COLUMNS"]  # no terminal has that width; with 0 nothing would be printed
     try:
         with interruptible():
             result = make_app(given[0] if given and given[0] in VERBS else None)(
@@ -161,6 +186,13 @@ def run(arguments: Sequence[str] | None) -> int:
         return WRONG_INPUT
     except (typer.Abort, KeyboardInterrupt) as error:
         return interrupted(error)
+    except BrokenPipeError:
+        _drop_output()
+        return DONE
+    except OSError as error:  # the help, which no verb prints
+        say(_about_file(error))
+        _drop_output(only_if_broken=True)
+        return WRONG_INPUT
     return result if isinstance(result, int) else 0
 
 

@@ -9,7 +9,8 @@ import typer
 
 from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Validation, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
-from memlens.settings import CorpusSettings, RunSettings, SampleSettings
+from memlens.errors import SettingError
+from memlens.settings import CorpusSettings, RunSettings, SampleSettings, option_name
 from memlens.text import curve, visible
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ def experiment(
     screen = Screen(as_json, quiet, verbose)
     opened = Index(index)
     if not names:
+        for given in (*options, *(["validation"] if validation else []), *(["model"] if model else [])):
+            raise SettingError(f"{option_name(given)} counts for experiments that are named; name some, or all")
         _list(screen, opened)
         return
     skipped: dict[str, str] = {}

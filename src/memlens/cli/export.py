@@ -40,6 +40,8 @@ def export(
         raise SettingError(f"--format is '{format_}'; choose one of: {', '.join(FORMATS)}")
     opened = Index(index)
     if out is None:
+        if getattr(sys.stdout, "name", None) == 1:  # put in the place of a closed one, see cli/__init__.py
+            raise SettingError("stdout is closed, so the export would go nowhere; name a file with -o")
         count = FORMATS[format_](opened, _Stdout(sys.stdout))
     else:
         path = Path(out)

@@ -85,8 +85,11 @@ def search(
         ),
     ] = None,
     order: Annotated[
-        str, typer.Option(metavar="|".join(_CHOICES["--order"]), help="By what to sort where no QUERY is given.")
-    ] = "max",
+        str | None,
+        typer.Option(
+            metavar="|".join(_CHOICES["--order"]), help="By what to sort where no QUERY is given. Default: max."
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -103,7 +106,9 @@ def search(
     for option, given in (("--class", kind), ("--agreement", agreement), ("--order", order)):
         if given is not None and given not in _CHOICES[option]:
             raise SettingError(f"{option} is '{given}'; choose one of: {', '.join(_CHOICES[option])}")
-    chosen: dict[str, Any] = {"place": place, "kind": kind, "agreement": agreement, "order": order}
+    if query and order is not None:
+        raise SettingError("--order says how to sort where no QUERY is given, but there is one; leave --order out")
+    chosen: dict[str, Any] = {"place": place, "kind": kind, "agreement": agreement, "order": order or "max"}
     asked = SearchQuery(
         tuple(query or ()),
         layers=None if layers is None else parse_layers(layers),

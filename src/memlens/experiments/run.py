@@ -54,7 +54,9 @@ def run(
     asked = [names] if isinstance(names, str) else list(names)
     chosen = _possible(index, find_experiments(asked), asked, skipped)
     _refuse_wrong(chosen, seed, sample, options)
-    loaded = checked_model(index, model) if any(experiment.uses_model for experiment in chosen) else None
+    # A model that was named is looked at in any case: another one than was scanned must not pass unnoticed.
+    is_used = model is not None or any(experiment.uses_model for experiment in chosen)
+    loaded = checked_model(index, model) if is_used else None
     made: dict[str, pa.Table] = {}
     for experiment in chosen:
         takes_sample = experiment.on_prefixes or experiment.name in asked

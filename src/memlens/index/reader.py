@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pyarrow as pa
 
-from memlens.errors import IndexFolderError, ModelError, UnknownName
+from memlens.errors import IndexFolderError, ModelError, SettingError, UnknownName
 from memlens.files import (
     FileStamp,
     explain_os_errors,
@@ -266,6 +266,8 @@ class Index:
         """A memory's triggers with their text, best first."""
         if end not in ("top", "bottom"):
             raise UnknownName(f"a memory has the ends 'top' and 'bottom', not '{end}'")
+        if limit is not None and limit < 0:
+            raise SettingError(f"limit is {limit}; give 0 or more, or None for all triggers")
         name = self.check(memory)
         return self.triggers_of([name], end, limit)[name]
 

@@ -37,6 +37,9 @@ _HOMES = {
 }
 _EVERY = "true"  # the condition that all memories meet
 _VALUE_COLUMNS = {"top": ("tokens", "p"), "bottom": ("bottom_tokens", "bottom_p")}
+_MOST_HITS = 10**9
+_MOST_LETTERS = 1000  # of a query
+_MOST_PIECES = 50  # of a text that is no token, shown
 _MOST_TOKENS = 200  # that contain a text; more of them say nothing
 _NAME = re.compile(r"[Ll]([0-9]{1,9})(?:[NnDd]([0-9]{0,9}))?")
 
@@ -152,8 +155,10 @@ Rows = list[dict[str, Any]]
 
 def search(index: Index, query: SearchQuery, arrays: TriggerText | None = None) -> SearchResult:
     """Memories that pass all filters, the best matches first."""
-    if query.limit < 1:
-        raise SettingError(f"--limit is {query.limit}; it must be 1 or more")
+    if not 1 <= query.limit <= _MOST_HITS:
+        raise SettingError(f"--limit is {query.limit}; it must be 1 or more, and at most {_MOST_HITS:,}")
+    if len(query.text) > _MOST_LETTERS:
+        raise SettingError(f"the text to search for has {len(query.text):,} characters; give at most {_MOST_LETTERS:,}")
     if query.place not in PLACES:
         raise SettingError(f"--in is '{query.place}'; choose one of: {', '.join(PLACES)}")
     for option, homes in _HOMES.items():
@@ -304,21 +309,30 @@ def _not_one_token(text: str, readings: set[str]) -> str:
     split = _fewest_tokens(text, readings)
     if not split:
         return f"{text!r} is not one token of this model, nor made of several; {advice}"
-    return f"{text!r} is not one token of this model but can be written as {' + '.join(map(repr, split))}; {advice}"
+    shown = [*map(repr, split[:_MOST_PIECES]), *["…"] * (len(split) > _MOST_PIECES)]
+    return f"{text!r} is not one token of this model but can be written as {' + '.join(shown)}; {advice}"
 
 
 def _fewest_tokens(text: str, readings: set[str]) -> list[str] | None:
-    """The text as the fewest tokens, longer ones first; a tokenizer may split it otherwise."""
+    """The text as the fewest tokens, longer ones first; a tokenizer may split it otherwise.
+
+    From the end of the text: how many tokens its rest takes, and where the first of them ends.
+    """
     longest = max((len(reading) for reading in readings), default=0)
-    best: list[list[str] | None] = [None] * len(text) + [[]]
+    count: list[int | None] = [None] * len(text) + [0]
+    ends = [0] * len(text)
     for first in range(len(text) - 1, -1, -1):
         for last in range(min(first + longest, len(text)), first, -1):
-            rest = best[last]
-            if rest is not None and text[first:last] in readings:
-                current = best[first]
-                if current is None or len(rest) + 1 < len(current):
-                    best[first] = [text[first:last], *rest]
-    return best[0]
+            rest, current = count[last], count[first]
+            if rest is not None and (current is None or rest + 1 < current) and text[first:last] in readings:
+                count[first], ends[first] = rest + 1, last
+    if count[0] is None:
+        return None
+    pieces, first = [], 0
+    while first < len(text):
+        pieces.append(text[first : ends[first]])
+        first = ends[first]
+    return pieces
 
 
 # Text in triggers

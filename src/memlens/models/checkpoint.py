@@ -58,7 +58,8 @@ def read_config(place: str, name: str, **options: Any) -> Config:
     except Exception as error:
         path = Path(place) / "config.json"
         if isinstance(error, ValueError) and path.is_file():
-            model_type = json.loads(path.read_text(encoding="utf-8")).get("model_type")
+            content = json.loads(path.read_text(encoding="utf-8"))
+            model_type = content.get("model_type") if isinstance(content, dict) else None
             raise UnsupportedModel(
                 f"{name} is of the model type '{model_type}', which cannot be loaded ({one_line(error)})"
             ) from error

@@ -95,10 +95,13 @@ class ModelSizes:
 def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
     """The sizes of a checkpoint that is not loaded yet; None where they cannot be known without loading it."""
     name = os.fspath(model)
-    place = bundled_folder() if name == "bundled" else Path(name).expanduser()
-    if place.is_file() or (place / "model.pt").is_file():
+    try:
+        place = bundled_folder() if name == "bundled" else Path(name).expanduser()
+    except RuntimeError:  # "~somebody" who has no account here; loading will say so
+        return None
+    if place.suffix.lower() == ".gguf" or (place / "model.pt").is_file():
         file = place if place.is_file() else place / "model.pt"
-        return ModelSizes(file.stat().st_size // 4)
+        return ModelSizes(file.stat().st_size // 4) if file.is_file() else None
     try:
         return _from_configuration(str(place) if place.is_dir() else name)
     except MemlensError:

@@ -103,6 +103,8 @@ def _load_named(name: str, is_path: bool, options: _Options) -> MemoryModel:
             raise ModelError(f"{name} is a file but no .gguf; name a .gguf file or a folder with config.json")
         _refuse_device_map(options, name)
         return _load_gguf(path, options)
+    if name and path.exists():
+        raise ModelError(f"{name} is not a regular file; name a .gguf file or a folder with config.json")
     if is_path:
         raise ModelNotFound(
             f"no such folder or file: '{name}'; give a folder with config.json, a .gguf file or a Hub id"

@@ -1,0 +1,155 @@
+"""Wrong input as data: every line of bad_inputs.txt is refused with exit code 2 and one line, and changes nothing.
+
+A line is a command and, after =>, the first words of what is said about it. What stands in braces is filled in.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cli_helpers import Run, checksums, is_refused
+from safetensors.torch import load_file, save_file
+
+from memlens.annotations.store import Annotations, Label
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+
+LINES = (Path(__file__).parent / "bad_inputs.txt").read_text(encoding="utf-8").splitlines()
+CASES = [line.partition(" => ") for line in LINES if line and not line.startswith("#")]
+SIGNS = {
+    "nul": "\0",
+    "newline": "\n",
+    "escape": "\x1b",
+    "surrogate": "\ud800",
+    "letters": "q" * 100,
+    "long": "q" * 100_000,
+    "name-too-long": "/tmp/" + "n" * 300,
+}
+
+
+@pytest.fixture(scope="module")
+def places(
+    models: dict[str, Path],
+    text: Path,
+    made: dict[str, Path],
+    tiny_gpt2_values: Index,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, str]:
+    """What stands for the words in braces: copies that a wrong refusal may harm, and a folder of bad things."""
+    room = tmp_path_factory.mktemp("bad-inputs")
+    copied = {
+        "index": made["plain"],
+        "labelled": made["plain"],
+        "gated": made["gated"],
+        "valued": tiny_gpt2_values.folder,
+        "model": models["plain"],
+        "other": models["other"],
+    }
+    for name, folder in copied.items():
+        shutil.copytree(folder, room / name)
+    shutil.copy(text, room)
+    with Annotations(Index(room / "labelled")) as notes:
+        notes.save(Label("bob", MemoryId(0, 0), ()))
+    _make_bad_files(room / "bad")
+    _make_bad_models(room / "bad", models["plain"])
+    return {name: str(room / name) for name in (*copied, "bad")} | {"text": str(room / text.name)} | SIGNS
+
+
+def _make_bad_files(bad: Path) -> None:
+    for folder in ("folder", "letters", "texts", "manifest-array", "manifest-broken", "manifest-fifo"):
+        (bad / folder).mkdir(parents=True)
+    (bad / "manifest-folder" / "manifest.json").mkdir(parents=True)
+    for fifo in ("fifo", "fifo.txt", "fifo.gguf", "manifest-fifo/manifest.json"):
+        os.mkfifo(bad / fifo)
+    (bad / "link").symlink_to(bad / "folder")
+    (bad / "zero.txt").symlink_to("/dev/zero")
+    contents = {
+        "empty.txt": b"\n \n",
+        "latin.txt": b"The river.\nA caf\xe9 opened.\n",
+        "nul.txt": b"The\0river.\n",
+        "body.jsonl": b'{"body": "The river."}\n',
+        "broken.jsonl": b'{"text": "The river."}\n{"text": \n',
+        "cut.txt.gz": gzip.compress(b"The river runs to the sea. " * 50)[:-12],
+        "not.txt.gz": b"The river.",
+        "not.txt.zst": b"The river.",
+        "not.parquet": b"The river.",
+        "not.gguf": b"The river.",
+        "picture.png": b"\x89PNG",
+        "letters/dear.txt": b"Dear",
+        "texts/a.txt": b"The river.\n",
+        "manifest-array/manifest.json": b"[]",
+        "manifest-broken/manifest.json": b'{"schema": ',
+        "large.json": b" " * (65 << 20),
+        "deep.json": b"[" * 100_000,
+        "edits.json": json.dumps({"kind": "memlens intervention", "schema": 99}).encode(),
+        "labels.csv": b"annotator,memory\nann,L0N0\n",
+    }
+    for name, content in contents.items():
+        (bad / name).write_bytes(content)
+
+
+def _make_bad_models(bad: Path, good: Path) -> None:
+    configs = {
+        "bert": json.dumps({"model_type": "bert"}),
+        "t5": json.dumps({"model_type": "t5", "is_encoder_decoder": True}),
+        "config-array": "[]",
+        "config-broken": '{"model_type": ',
+    }
+    for name, config in configs.items():
+        shutil.copytree(good, bad / name)
+        (bad / name / "config.json").write_text(config)
+    missing = {
+        "config-fifo": "config.json",
+        "no-tokenizer": "tokenizer.json",
+        "no-weights": "model.safetensors",
+        "weights-fifo": "model.safetensors",
+    }
+    for name, file in missing.items():
+        shutil.copytree(good, bad / name)
+        (bad / name / file).unlink()
+        if name.endswith("fifo"):
+            os.mkfifo(bad / name / file)
+    shutil.copytree(good, bad / "weights-cut")
+    weights = bad / "weights-cut" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    shutil.copytree(good, bad / "nan")
+    numbers = load_file(good / "model.safetensors")
+    numbers["transformer.h.1.mlp.c_fc.weight"][0, 0] = float("nan")
+    save_file(numbers, bad / "nan" / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def unchanged(places: dict[str, str]) -> Iterator[None]:
+    """Whatever was asked for, in the end every file is as it was; new is a folder that some were to make."""
+    room = Path(places["bad"]).parent
+    before = checksums(room)
+    yield
+    after = checksums(room)
+    assert {name: digest for name, digest in after.items() if not name.startswith("bad/new/")} == before
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize(("command", "_", "words"), CASES, ids=[command for command, *_ in CASES])
+def test_it_is_refused(run: Run, places: dict[str, str], command: str, _: str, words: str) -> None:
+    arguments = [_filled(argument, places) for argument in shlex.split(command)]
+    ran = run(*arguments)
+    assert is_refused(ran)
+    assert words and ran.err.startswith(f"memlens: {_filled(words, places)}"), ran.err
+
+
+def _filled(text: str, places: dict[str, str]) -> str:
+    for name, meaning in places.items():
+        text = text.replace(f"{{{name}}}", meaning)
+    return text
+
+
+def test_there_are_many_of_them() -> None:
+    assert len(CASES) >= 200
+    assert len({command for command, *_ in CASES}) == len(CASES)

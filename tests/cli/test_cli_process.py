@@ -1,0 +1,63 @@
+"""`memlens` as a process: closed and full streams, odd widths, warnings that are errors; nothing but its own lines."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_helpers import Run
+
+COMMAND = [sys.executable, "-m", "memlens"]
+
+
+def shell(line: str, *arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run memlens in a shell; `$@` in the line stands for the whole command."""
+    words = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(
+        ["sh", "-c", line, "sh", *words], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+    )
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_crash(made: dict[str, Path], closed: str) -> None:
+    shown = shell(f'"$@" {closed}', "show", made["plain"], "L0N0", "-q")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert bool(shown.stdout) == (closed == "2>&-")
+    refused = shell(f'"$@" {closed}', "show", made["plain"], "L9N0")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == (1 if closed == ">&-" else 0)
+
+
+def test_an_export_to_a_closed_stdout_is_refused(made: dict[str, Path]) -> None:
+    ran = shell('"$@" >&-', "export", made["plain"])
+    assert (ran.returncode, ran.stderr) == (
+        2,
+        "memlens: stdout is closed, so the export would go nowhere; name a file with -o\n",
+    )
+
+
+@pytest.mark.parametrize("arguments", [("show", "{}", "L0N0"), ("export", "{}"), ("--help",)])
+def test_a_full_disk_behind_stdout_is_one_line(made: dict[str, Path], arguments: tuple[str, ...]) -> None:
+    ran = shell('"$@" > /dev/full', *(word.format(made["plain"]) for word in arguments))
+    assert ran.returncode == 2
+    assert ran.stderr.startswith("memlens: ") and ran.stderr.count("\n") == 1 and "No space left" in ran.stderr
+
+
+def test_warnings_that_are_errors_and_libraries_that_count_do_not_disturb_a_command(made: dict[str, Path]) -> None:
+    ran = shell('"$@"', "trace", made["plain"], "The river", "--top", 1, PYTHONWARNINGS="error")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert "river" in ran.stdout
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "²", "-5", "99999999999999999999", "wide"])
+def test_a_width_that_no_terminal_has_is_passed_over(
+    run: Run, made: dict[str, Path], monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    usual = run("show", made["plain"], "L0N0").out
+    monkeypatch.setenv("COLUMNS", columns)
+    assert run("show", made["plain"], "L0N0").out == usual != ""
+    monkeypatch.setenv("COLUMNS", columns)
+    assert "Usage" in run("--help").out
