@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import Run, Stops, checksums, is_refused, outcomes, tables
+from cli_helpers import Paths, Run, Stops, checksums, is_refused, outcomes, tables
 
 import memlens
+from memlens import api
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.pipeline import STAGES, Analysis
 
 OPTIONS: dict[str, Any] = {"top": 7, "tokens": 9, "sample": 30, "threads": 1}
+COMMAND = ("--top", 7, "--tokens", 9, "--sample", 30)
 
 
 def stop_at(wanted: str) -> Any:
@@ -24,43 +26,30 @@ def stop_at(wanted: str) -> Any:
     return progress
 
 
-def test_an_analysis_has_every_stage(analyzed: Analysis) -> None:
+def test_an_analysis_has_every_stage_and_its_sample_counts_prefixes_only(analyzed: Analysis) -> None:
     assert outcomes(analyzed) == dict.fromkeys(STAGES, "made")
     assert analyzed.stages[3].made == tuple(EXPERIMENTS) and analyzed.stages[3].skipped == ()
     assert analyzed.report == analyzed.index.folder / "report.html" and analyzed.report.is_file()
-    tables_made = ["values", "names", *(f"experiments/{name}" for name in EXPERIMENTS)]
-    assert all(analyzed.index.has(name) for name in tables_made)
-
-
-def test_the_sample_of_an_analysis_counts_prefixes_only(analyzed: Analysis) -> None:
+    assert all(map(analyzed.index.has, ["values", "names", *(f"experiments/{name}" for name in EXPERIMENTS)]))
     noted = analyzed.index.manifest.content["experiments"]
     expected = {"agreement": None, "rank": None, "predictive-values": 100, "local-edits": 100, "patterns": None}
     assert {name: noted[name]["sample"] for name in EXPERIMENTS} == dict.fromkeys(EXPERIMENTS, 30) | expected
 
 
-def test_text_without_any_next_token_makes_a_page_with_gaps(run: Run, models: dict[str, Path], tmp_path: Path) -> None:
+def test_text_without_any_next_token_makes_a_page_with_gaps(run: Run, models: Paths, tmp_path: Path) -> None:
     (tmp_path / "letters.txt").write_text("a\nb\nc\nd\n")
     command = ["analyze", models["plain"], tmp_path / "letters.txt", "-o", tmp_path / "index", "--unit", "line"]
     ran = run(*command, "--sample", 9, "--threads", 1)
-    assert ran.code == 0 and ran.err.count("Traceback") == 0
-    page = (tmp_path / "index" / "report.html").read_text(encoding="utf-8")
-    assert "the layers that would show it were not measured" in page
+    assert ran.code == 0 and "Traceback" not in ran.err
+    assert "the layers that would show it were not measured" in (tmp_path / "index" / "report.html").read_text("utf-8")
 
 
-def test_interrupted_at_every_stage_it_continues_to_the_same_tables(
-    models: dict[str, Path], text: Path, analyzed: Analysis, tmp_path: Path
-) -> None:
+def test_interrupted_at_every_stage_it_continues_to_the_same_tables(models, text, analyzed, tmp_path) -> None:
     job: dict[str, Any] = {"model": models["gated"], "corpus": text, "out": tmp_path / "index", **OPTIONS}
     stops: list[dict[str, Any]] = [
-        {"watcher": Stops("values")},
-        {"progress": stop_at("values")},
-        {"progress": stop_at("keys")},
-        {"watcher": Stops("patterns")},
-        {"progress": stop_at("shallow")},
-        {"watcher": Stops("experiments")},
-        {"progress": stop_at("rank")},
-        {"progress": stop_at("prefixes")},
-        {"watcher": Stops("report")},
+        *({"watcher": Stops("values")}, {"progress": stop_at("values")}, {"progress": stop_at("keys")}),
+        *({"watcher": Stops("patterns")}, {"progress": stop_at("shallow")}, {"watcher": Stops("experiments")}),
+        *({"progress": stop_at("rank")}, {"progress": stop_at("prefixes")}, {"watcher": Stops("report")}),
     ]
     reached = []
     for stop in stops:
@@ -72,8 +61,7 @@ def test_interrupted_at_every_stage_it_continues_to_the_same_tables(
     assert reached == [(0,), (0,), *[("values", 0)] * 3] + [
         ("values", "patterns", made) for made in (0, 1, 5, len(EXPERIMENTS))
     ]
-    last = memlens.analyze(**job)
-    assert outcomes(last) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
+    assert outcomes(memlens.analyze(**job)) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
     assert tables(tmp_path / "index") == tables(analyzed.index.folder)
 
 
@@ -87,9 +75,7 @@ def test_interrupted_at_every_stage_it_continues_to_the_same_tables(
         ({"stop_words": "frequent"}, {"experiments", "report"}),
     ],
 )
-def test_only_what_is_not_there_yet_is_made(
-    models: dict[str, Path], text: Path, whole: Path, changed: dict[str, Any], remade: set[str]
-) -> None:
+def test_only_what_is_not_there_yet_is_made(models, text, whole, changed, remade) -> None:
     (whole / "report.html").unlink()
     again = memlens.analyze(models["gated"], text, out=whole, **(OPTIONS | changed))
     assert {name for name, outcome in outcomes(again).items() if outcome == "made"} == remade
@@ -98,9 +84,7 @@ def test_only_what_is_not_there_yet_is_made(
     assert (whole / "report.html").is_file()
 
 
-def test_a_table_that_was_damaged_or_lost_is_made_again(
-    models: dict[str, Path], text: Path, analyzed: Analysis, whole: Path
-) -> None:
+def test_a_table_that_was_damaged_or_lost_is_made_again(models, text, analyzed, whole) -> None:
     (whole / "experiments" / "rank.parquet").unlink()
     path = whole / "experiments" / "predictive-values-bins.parquet"
     path.write_bytes(path.read_bytes()[:-9] + b"x" * 9)
@@ -109,9 +93,7 @@ def test_a_table_that_was_damaged_or_lost_is_made_again(
     assert tables(whole) == tables(analyzed.index.folder)
 
 
-def test_another_validation_text_is_another_sample(
-    models: dict[str, Path], text: Path, whole: Path, tmp_path: Path
-) -> None:
+def test_another_validation_text_is_another_sample(models: Paths, text: Path, whole: Path, tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("The people of the city read the news. The end of the war.")
     other = OPTIONS | {"validation": tmp_path / "other.txt"}
     first = memlens.analyze(models["gated"], text, out=whole, **other)
@@ -119,10 +101,8 @@ def test_another_validation_text_is_another_sample(
     assert memlens.analyze(models["gated"], text, out=whole, **other).stages[3].outcome == "kept"
 
 
-def test_the_command_prints_curves_and_where_the_page_is(
-    run: Run, models: dict[str, Path], text: Path, whole: Path
-) -> None:
-    command = ["analyze", models["gated"], text, "-o", whole, "--top", 7, "--tokens", 9, "--sample", 30]
+def test_the_command_prints_curves_and_where_the_page_is(run: Run, models: Paths, text: Path, whole: Path) -> None:
+    command = ["analyze", models["gated"], text, "-o", whole, *COMMAND]
     ran = run(*command)
     assert ran.code == 0 and str(whole / "report.html") in ran.out
     assert "agreement" in ran.out and "in the paper" in ran.out and "█" in ran.out
@@ -133,13 +113,8 @@ def test_the_command_prints_curves_and_where_the_page_is(
     assert told["report"] == str(whole / "report.html") and told["scan"]["memories"] == 120
 
 
-def test_the_command_stops_with_130_and_continues(
-    run: Run, models: dict[str, Path], text: Path, analyzed: Analysis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from memlens import api
-
-    command = ["analyze", models["gated"], text, "-o", tmp_path / "index", "--top", 7, "--tokens", 9, "--sample", 30]
-    command += ["--threads", 1]
+def test_the_command_stops_with_130_and_continues(run, models, text, analyzed, tmp_path, monkeypatch) -> None:
+    command = ["analyze", models["gated"], text, "-o", tmp_path / "index", *COMMAND, "--threads", 1]
 
     def interrupt(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
@@ -155,19 +130,15 @@ def test_the_command_stops_with_130_and_continues(
     assert tables(tmp_path / "index") == tables(analyzed.index.folder)
 
 
-def test_an_experiment_that_cannot_be_had_is_named_and_the_rest_is_made(
-    run: Run, models: dict[str, Path], text: Path, tmp_path: Path
-) -> None:
-    command = ["analyze", models["plain"], text, "-o", tmp_path / "index", "--layers", "0-1", "--sample", 9]
-    ran = run(*command, "--threads", 1)
+def test_an_experiment_that_cannot_be_had_is_named_and_the_rest_is_made(run, models, text, tmp_path) -> None:
+    command = ["analyze", models["plain"], text, "-o", tmp_path, "--layers", "0-1", "--sample", 9, "--threads", 1]
+    ran = run(*command)
     assert ran.code == 0 and "last-layer was left out: the model's last layer, 2" in ran.err
-    again = json.loads(run(*command, "--threads", 1, "--json").out)["stages"][3]
+    again = json.loads(run(*command, "--json").out)["stages"][3]
     assert again["outcome"] == "kept" and [one["name"] for one in again["skipped"]] == ["last-layer"]
 
 
-def test_an_index_of_something_else_is_refused_and_stays(
-    run: Run, models: dict[str, Path], text: Path, whole: Path
-) -> None:
+def test_an_index_of_something_else_is_refused_and_stays(run: Run, models: Paths, text: Path, whole: Path) -> None:
     before = checksums(whole)
     assert is_refused(run("analyze", models["plain"], text, "-o", whole, "--top", 7), "another model", "--fresh")
     assert is_refused(run("analyze", models["gated"], text, "-o", whole, "--top", 8), "--top 7 instead of 8")
@@ -184,8 +155,6 @@ def test_an_index_of_something_else_is_refused_and_stays(
         (["--validation", "nothing.txt"], ["nothing.txt"]),
     ],
 )
-def test_what_a_later_stage_would_refuse_is_refused_before_the_scan(
-    run: Run, models: dict[str, Path], text: Path, tmp_path: Path, options: list[Any], words: list[str]
-) -> None:
+def test_what_a_later_stage_would_refuse_is_refused_before_the_scan(run, models, text, tmp_path, options, words):
     assert is_refused(run("analyze", models["plain"], text, "-o", tmp_path / "index", *options), *words)
     assert not (tmp_path / "index").exists()
