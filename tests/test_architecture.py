@@ -9,8 +9,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "memlens"
 # Each row may import the rows above it and itself; parts in one row do not know each other.
 ORDER = (
     ("errors",),
-    ("memory", "text", "parallel", "interrupts", "settings"),
-    ("files", "outputs", "stats"),
+    ("memory", "text", "parallel", "settings"),
+    ("files", "stats"),
     ("models", "corpus"),
     ("scanner",),
     ("index",),

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from memlens.errors import SettingError
+from memlens.files import refuse_inside_others
 from memlens.index.layout import REPORT, is_complete
 from memlens.index.reader import Index
-from memlens.outputs import refuse_inside_others
 from memlens.parallel import Progress, no_progress
 from memlens.settings import (
     CorpusSettings,

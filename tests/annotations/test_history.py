@@ -18,10 +18,11 @@ from people import COMMA, DAY, NEWS, PRESS, label
 import memlens
 from memlens.annotations.files import backup_text, import_text, restore_text
 from memlens.annotations.recover import recover
-from memlens.annotations.store import LABELS, VERDICTS, Annotations, LabelledPattern, Sample, Verdict, history_mark
+from memlens.annotations.store import Annotations, LabelledPattern, Sample, Verdict, history_mark
 from memlens.cli import main
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.index import history
+from memlens.index.history import LABELS, VERDICTS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 

@@ -13,8 +13,9 @@ import pytest
 from people import COMMA, DAY, NEWS, PRESS, answers, first_answer, label, second_answer
 
 from memlens.annotations.files import import_text
-from memlens.annotations.store import LABELS, VERDICTS, Annotations, LabelledPattern, Sample, Verdict, history_mark
+from memlens.annotations.store import Annotations, LabelledPattern, Sample, Verdict, history_mark
 from memlens.errors import IndexFolderError, MemlensError, SettingError, UnknownName
+from memlens.index.history import LABELS, VERDICTS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 

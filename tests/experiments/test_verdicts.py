@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import memlens
-from memlens.annotations.store import VERDICTS, Annotations, LastLayerChange, Verdict
+from memlens.annotations.store import Annotations, LastLayerChange, Verdict
 from memlens.experiments.last_layer import summarize_verdicts
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.run import is_made, is_outdated
 from memlens.experiments.run import run as run_experiment
+from memlens.index.history import VERDICTS
 from memlens.models.memory_model import MemoryModel
 
 pytestmark = pytest.mark.parametrize("scanned", ["gpt2"], indirect=True)

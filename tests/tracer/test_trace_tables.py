@@ -12,7 +12,7 @@ from rich.console import Console
 
 import memlens
 from memlens.cli.screen import Screen
-from memlens.cli.trace_tables import print_continuations, print_effect, print_trace, rooms
+from memlens.cli.trace import print_continuations, print_effect, print_trace, rooms
 from memlens.memory import MemoryId
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.tracer.intervene import Continuation, intervene

@@ -19,9 +19,7 @@ from typing import Any
 
 from memlens.annotations.store import (
     ANSWERS,
-    LABELS,
     UNREADABLE,
-    VERDICTS,
     Annotations,
     Label,
     LabelledPattern,
@@ -31,7 +29,7 @@ from memlens.annotations.store import (
     require_type,
 )
 from memlens.errors import SettingError, UnknownName
-from memlens.index.history import EVENT_KINDS
+from memlens.index.history import EVENT_KINDS, LABELS, VERDICTS
 from memlens.memory import MemoryId
 from memlens.pattern.words import KINDS
 from memlens.text import cell_text, harmless_cell

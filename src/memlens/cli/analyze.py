@@ -113,7 +113,7 @@ def demo(
     else:
         _print_demo(screen, shown)
     if serve:
-        from memlens.cli.serve import serve as open_workbench
+        from memlens.cli.index import serve as open_workbench
 
         where = 8000 if port is None else port
         open_workbench(index=str(shown.index.folder), model="bundled", port=where, quiet=quiet, verbose=verbose)

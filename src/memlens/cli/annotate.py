@@ -93,7 +93,8 @@ def annotate(
     screen = Screen(as_json, quiet, verbose)
     if action not in _ACTIONS:
         raise SettingError(f"'{action}' is not something to do with annotations; choose one of: {', '.join(_ACTIONS)}")
-    from memlens.annotations.store import LABELS, VERDICTS, Annotations
+    from memlens.annotations.store import Annotations
+    from memlens.index.history import LABELS, VERDICTS
     from memlens.index.reader import Index
 
     opened = Index(index)
@@ -138,7 +139,7 @@ def annotate(
 def _report(screen: Screen, index: Index, task: str, doing: str, annotator: str | None) -> None:
     """Print progress, agreement, comparison or the changes to judge, as a table or as JSON."""
     from memlens.annotations import study
-    from memlens.annotations.store import VERDICTS
+    from memlens.index.history import VERDICTS
 
     if doing == "agreement":
         rows, none = [asdict(pair) for pair in study.agreement(index)], ""
@@ -235,7 +236,8 @@ def _listing(screen: Screen, index: Index, annotator: str | None) -> list[dict[s
 
 def _verdict_progress(index: Index) -> list[dict[str, Any]]:
     """How far everybody is; nothing of what they say."""
-    from memlens.annotations.store import VERDICTS, Annotations, has_annotations
+    from memlens.annotations.store import Annotations, has_annotations
+    from memlens.index.history import VERDICTS
 
     if not has_annotations(index):
         return []
@@ -259,8 +261,7 @@ def _undo(screen: Screen, notes: Annotations, task: str, annotator: str, subject
 def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) -> None:
     """To a file that is new or an export, or to stdout."""
     from memlens.annotations.files import is_export
-    from memlens.files import replacing
-    from memlens.outputs import refuse_output
+    from memlens.files import refuse_output, replacing
 
     if file is None:
         sys.stdout.write(text)

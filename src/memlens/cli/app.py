@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from memlens import __version__
 from memlens.errors import MemlensError, SettingError
-from memlens.interrupts import Interrupted, interruptible
+from memlens.parallel import Interrupted, interruptible
 from memlens.settings import option_name
 from memlens.text import visible
 
@@ -105,19 +105,19 @@ VERBS = {  # verb -> module of memlens.cli
     "info": "info",
     "scan": "scan",
     "merge": "scan",
-    "check": "check",
-    "repair": "check",
-    "values": "values",
-    "patterns": "patterns",
+    "check": "index",
+    "repair": "index",
+    "values": "stages",
+    "patterns": "stages",
     "experiment": "experiment",
-    "report": "report",
-    "show": "show",
-    "search": "search",
-    "export": "export",
+    "report": "index",
+    "show": "lookup",
+    "search": "lookup",
+    "export": "index",
     "trace": "trace",
     "annotate": "annotate",
     "compare": "compare",
-    "serve": "serve",
+    "serve": "index",
 }
 
 # The base of everything typer says about a wrong command line; typer exports this one member of the family.

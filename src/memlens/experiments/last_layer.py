@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from memlens.annotations.store import CHOICES, VERDICTS, Annotations, LastLayerChange, has_annotations
+from memlens.annotations.store import CHOICES, Annotations, LastLayerChange, has_annotations
 from memlens.errors import IndexFolderError
 from memlens.experiments import experiment as ex
+from memlens.index.history import VERDICTS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.stats import draw as draw_sample

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.annotations.store import LABELS, Annotations, has_annotations
+from memlens.annotations.store import Annotations, has_annotations
 from memlens.experiments import experiment as ex
+from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.stats import RESAMPLES, generator, share_difference, wilson

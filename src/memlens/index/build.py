@@ -21,9 +21,8 @@ from memlens.index import shards, staging
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import LOCK, PARTIAL, PARTS, SCAN_TABLES, SCHEMA_VERSION, Manifest, made_with
 from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabulary
-from memlens.interrupts import Stopper, stop_on_signal
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Progress, no_progress
+from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
 from memlens.scanner.autotune import refuse_large_lists
 from memlens.scanner.executors import SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
 from memlens.scanner.layer import bin_edges

@@ -29,10 +29,9 @@ from memlens.errors import FilesError
 from memlens.experiments.experiment import ABSENT, APPEARS, LAYERS, UNCLEAR, Panel
 from memlens.experiments.registry import all_tables
 from memlens.experiments.style import css_variables, export_spec
-from memlens.files import explain_os_errors, replacing
+from memlens.files import explain_os_errors, prepare_output_folder, refuse_content, refuse_nul, refuse_output, replacing
 from memlens.index.layout import REPORT, Manifest
 from memlens.index.reader import Index
-from memlens.outputs import prepare_output_folder, refuse_content, refuse_nul, refuse_output
 from memlens.parallel import Progress, no_progress
 from memlens.reports import galleries
 from memlens.reports.sections import JudgedClaim, Section, Tables, make_sections

@@ -15,10 +15,9 @@ from typing import Any, Protocol
 
 from memlens.corpus.sentences import Batch
 from memlens.errors import MemlensError, ModelError, WorkerError
-from memlens.interrupts import Stopper
 from memlens.models.memory_model import MemoryModel
 from memlens.models.tokenizer import Tokenizer
-from memlens.parallel import Mapper
+from memlens.parallel import Mapper, Stopper
 from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.state import BatchRange, PartFolder, ScanState
 from memlens.settings import RunSettings, ScanSettings

@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memlens.errors import FilesError, ModelError, SettingError, UnknownName
-from memlens.files import read_limited, replacing
+from memlens.files import read_limited, refuse_output, replacing
 from memlens.memory import MemoryId
-from memlens.outputs import refuse_output
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel

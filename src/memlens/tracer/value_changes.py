@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from memlens.errors import SettingError
+from memlens.files import refuse_place
 from memlens.memory import MemoryId
 from memlens.models.lens import Norm, at_least_float32
 from memlens.models.memory_model import MemoryModel
-from memlens.outputs import refuse_place
 from memlens.tracer.intervention import check_memory, memories_of, short
 from memlens.tracer.prompt import Prompt, Source, check_number, open_model, read_prompt, read_token
 from memlens.tracer.result import Token

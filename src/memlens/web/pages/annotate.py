@@ -11,9 +11,10 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field, StringConstraints
 
-from memlens.annotations.store import LABELS, Annotations, Label, LabelledPattern
+from memlens.annotations.store import Annotations, Label, LabelledPattern
 from memlens.annotations.study import PersonalStudy, Study, agreement, draw_sample, read_person, read_study
 from memlens.errors import MemlensError, SettingError, UnknownName
+from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.words import GROUNDED, KINDS

@@ -14,8 +14,9 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 
-from memlens.annotations.store import LABELS, Annotations, Label, history_mark
+from memlens.annotations.store import Annotations, Label, history_mark
 from memlens.errors import SettingError
+from memlens.index.history import LABELS
 from memlens.index.memory import ENDS, MemoryRecord, read_memory
 from memlens.index.reader import Index
 from memlens.memory import MemoryId

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memlens.errors import OutputError
-from memlens.outputs import FOLDER_MARK, prepare_output_folder, refuse_output
+from memlens.files import FOLDER_MARK, prepare_output_folder, refuse_output
 
 
 def is_ours(head: bytes) -> bool:

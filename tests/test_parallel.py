@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from memlens.interrupts import Interrupted, Terminated, interruptible, stop_on_signal
+from memlens.parallel import Interrupted, Terminated, interruptible, stop_on_signal
 
 
 def send_after(seconds: float, number: int = signal.SIGINT) -> None:
@@ -54,7 +54,7 @@ def test_a_stopper_notes_the_first_signal_and_lets_the_second_through() -> None:
 
 def test_a_second_signal_ends_the_process_at_once() -> None:
     program = (
-        "import time\nfrom memlens.interrupts import Interrupted, interruptible\n"
+        "import time\nfrom memlens.parallel import Interrupted, interruptible\n"
         "with interruptible():\n    print('ready', flush=True)\n    while True:\n"
         "        try: time.sleep(0.01)\n        except Interrupted: print('first', flush=True)\n"
     )

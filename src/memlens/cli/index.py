@@ -1,0 +1,210 @@
+"""Verbs on a finished index: `check` and `repair` its files, `export` it as text, `report` it as a page, `serve` it."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from memlens.cli.options import Force, IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
+from memlens.cli.screen import ScanProgress, Screen
+from memlens.errors import FilesError, IndexFolderError, SettingError
+from memlens.settings import LiveSettings
+from memlens.text import size, visible
+
+if TYPE_CHECKING:
+    from memlens.index.check import Check
+    from memlens.web.security import Access
+
+_STYLE = {
+    "whole": "green",
+    "damaged": "bold red",
+    "unreadable": "bold yellow",
+    "outdated": "yellow",
+    "not noted": "yellow",
+}
+
+
+def check(index: IndexFolder, as_json: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+    """Verify every file of an index; exit code 2 if any is damaged."""
+    screen = Screen(as_json, quiet, verbose)
+    with ScanProgress(screen, first="check") as progress:
+        from memlens import api
+
+        checked = api.check(index, progress=progress)
+    if as_json:
+        findings = [asdict(finding) for finding in checked.findings]
+        screen.json({"index": str(checked.folder), "whole": checked.is_whole, "files": findings})
+    elif not quiet:
+        _print(screen, checked)
+    for finding in checked.damaged:
+        if finding.file == "annotations.sqlite":  # nobody can make it again, and no advice for tables may cost it
+            raise IndexFolderError(finding.detail)
+    if checked.damaged:
+        names = [visible(finding.file) for finding in checked.damaged]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise IndexFolderError(
+            f"{checked.folder} is damaged: {', '.join(names[:3])}{more}; make tables of later stages again with "
+            f"`memlens repair {checked.folder}`, or scan again with --fresh"
+        )
+    if checked.unreadable:
+        first = checked.unreadable[0]
+        raise FilesError(f"{visible(first.file)} was not checked: {first.detail}")
+
+
+def repair(
+    index: IndexFolder,
+    model: ModelNow = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Make damaged or outdated tables of values, patterns and experiments again, from those that are whole."""
+    screen = Screen(as_json, quiet, verbose)
+    with ScanProgress(screen, first="check") as progress:
+        from memlens.pipeline import repair as make_again
+
+        names = make_again(index, model=model, progress=progress)
+    if as_json:
+        screen.json({"index": str(index), "made": names})
+    elif not quiet:
+        screen.result(f"made again: {', '.join(names)}" if names else "every table is whole; nothing was done")
+
+
+def _print(screen: Screen, checked: Check) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for name in ("file", "state", ""):
+        table.add_column(name)
+    for finding in checked.findings:
+        state = Text(finding.state, _STYLE[finding.state])
+        table.add_row(Text(visible(finding.file)), state, Text(visible(finding.detail)))
+    screen.result(table)
+
+
+_UNITS = {"jsonl": "memories", "csv": "triggers", "neuronpedia": "memories"}
+
+
+def export(
+    index: IndexFolder,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="jsonl|csv|neuronpedia",
+            help="One memory a line, one trigger a row, or one memory a line in Neuronpedia's layout of features.",
+        ),
+    ] = "jsonl",
+    out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Default: stdout.")] = None,
+    force: Force = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write all memories and triggers as JSON Lines or CSV, or as Neuronpedia's features."""
+    from memlens.files import refuse_output, replacing
+    from memlens.index.export import FORMATS, is_export
+    from memlens.index.reader import Index
+
+    screen = Screen(False, quiet, verbose)
+    if format_ not in FORMATS:
+        raise SettingError(f"--format is '{format_}'; choose one of: {', '.join(FORMATS)}")
+    opened = Index(index)
+    if out is None:
+        if getattr(sys.stdout, "name", None) == 1:  # put in the place of a closed one, see cli/__init__.py
+            raise SettingError("stdout is closed, so the export would go nowhere; name a file with -o")
+        count = FORMATS[format_](opened, _Stdout(sys.stdout))
+    else:
+        path = Path(out)
+        refuse_output(path, is_export, force=force)
+        with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as handle:
+            count = FORMATS[format_](opened, handle)
+    screen.note(f"{count:,} {_UNITS[format_]} written{'' if out is None else ' to ' + visible(out)}")
+
+
+class _Stdout:
+    """Stdout as UTF-8; on a terminal every control character but the end of a line is made visible."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self.stream, self.is_terminal = stream, stream.isatty()
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", newline="")
+
+    def write(self, text: str) -> None:
+        self.stream.write("\n".join(visible(line) for line in text.split("\n")) if self.is_terminal else text)
+
+
+def report(
+    index: IndexFolder,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE.html", help="Default: report.html in the index.")
+    ] = None,
+    assets: Annotated[
+        str | None, typer.Option(metavar="DIR", help="A folder for SVG, PDF and CSV of each chart.")
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write one self-contained page with every chart beside the published one."""
+    from memlens.index.reader import Index
+
+    screen = Screen(as_json, quiet, verbose)
+    opened = Index(index)
+    with ScanProgress(screen) as progress:
+        from memlens import api
+        from memlens.experiments.registry import EXPERIMENTS
+
+        page = api.report(opened, out=out, assets=assets, force=force, progress=progress)
+    missing = [name for name in EXPERIMENTS if not opened.has(f"experiments/{name}")]
+    if as_json:
+        told = {"index": str(opened.folder), "report": str(page), "bytes": page.stat().st_size}
+        screen.json(told | {"assets": assets, "missing_experiments": missing})
+        return
+    screen.result(visible(str(page)))
+    screen.note(f"{size(page.stat().st_size)}, self-contained: open it in a browser, or send it to somebody")
+    if assets is not None:
+        screen.note(f"the charts as SVG, PDF and CSV are in {visible(assets)}")
+    if missing:
+        folder = visible(str(opened.folder))
+        command = f"memlens experiment {folder} all" if opened.has("values") else f"memlens values {folder}"
+        screen.note(f"{len(missing)} of {len(EXPERIMENTS)} experiments are not in it yet; next: {command}")
+
+
+@with_settings(LiveSettings)
+def serve(
+    index: IndexFolder,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="The model of the index, for live pages. It loads while others answer."),
+    ] = None,
+    port: Annotated[int, typer.Option(metavar="N", help="0 takes any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Where to listen. Beyond this machine a token is needed.")] = "127.0.0.1",
+    compare: Annotated[str | None, typer.Option(metavar="INDEX", help="A second index, for the page Compare.")] = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    **options: Any,
+) -> None:
+    """Browse, search and trace in the browser, on this machine."""
+    from memlens.web.app import serve as serve_workbench
+    from memlens.web.workbench import Workbench
+
+    screen = Screen(False, quiet, verbose)
+    workbench = Workbench(index, model, compare, LiveSettings(**options))
+
+    def opened(address: str, access: Access) -> None:
+        screen.result(address)
+        if access.token is not None:
+            screen.note(
+                f"others on the network can reach {host}: whoever has the whole address, token included, may look"
+            )
+        screen.note("stop with Ctrl-C")
+
+    with suppress(KeyboardInterrupt):  # this is how one stops it
+        serve_workbench(workbench, host, port, opened, "info" if verbose else "warning")
