@@ -55,8 +55,8 @@ def test_a_stopper_notes_the_first_signal_and_lets_the_second_through() -> None:
 def test_a_second_signal_ends_the_process_at_once() -> None:
     program = (
         "import time\nfrom memlens.parallel import Interrupted, interruptible\n"
-        "with interruptible():\n    print('ready', flush=True)\n    while True:\n"
-        "        try: time.sleep(0.01)\n        except Interrupted: print('first', flush=True)\n"
+        "with interruptible():\n    try:\n        print('ready', flush=True)\n        while True: time.sleep(0.01)\n"
+        "    except Interrupted:\n        print('first', flush=True)\n        while True: time.sleep(0.01)\n"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

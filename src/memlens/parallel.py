@@ -16,6 +16,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -203,6 +204,14 @@ def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[di
             signal.signal(number, previous)
 
 
+def _is_inside(thread: int, function: str | None = None, file: str = Path(__file__).name) -> bool:
+    """Is the innermost Python frame of a thread in this file (and function)?"""
+    frame = sys._current_frames().get(thread)
+    if frame is None or Path(frame.f_code.co_filename).name != file:
+        return False
+    return function is None or frame.f_code.co_name == function
+
+
 def _raise_in(thread: int, reader: int, wake: threading.Event) -> None:
     """Wait for signals; the first is raised in `thread`, the second ends the process.
 
@@ -214,11 +223,12 @@ def _raise_in(thread: int, reader: int, wake: threading.Event) -> None:
         return
     import ctypes
 
+    while _is_inside(thread, "ask"):  # raised inside the handler, it would come out of whatever C code called that
+        time.sleep(0.001)
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
     raise_in(ctypes.c_ulong(thread), ctypes.py_object(_KINDS[from_signal]))
     while not select.select([reader], [], [], _PATIENCE)[0]:
-        frame = sys._current_frames().get(thread)
-        if frame is not None and Path(frame.f_code.co_filename).name in _WAITING:
+        if any(_is_inside(thread, file=name) for name in _WAITING):
             wake.set()
             signal.pthread_kill(thread, from_signal)
     again = os.read(reader, 1)[0]
