@@ -5,6 +5,7 @@ Session fixtures are made once and only read; `copy_of(index)` gives a test one 
 
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ The end of the war came in the spring, as the papers of the day had said it woul
 """
 FLAGS = [f"--{flag}" for flag in ("headless", "disable-gpu", "no-first-run", "disable-background-networking",
          "disable-component-update", "disable-sync")]  # fmt: skip
+
+
+def pytest_configure() -> None:
+    """Ctrl-C is tested: a job in the background is started with SIGINT ignored, and so would be all its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
