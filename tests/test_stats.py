@@ -4,8 +4,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from memlens.stats import binomial_tail, q_values, upper_share
 

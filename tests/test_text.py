@@ -1,7 +1,6 @@
 """Text for people: one harmless line, cut to its room; bars and curves."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from rich.cells import cell_len
 
 from memlens import text

@@ -8,8 +8,6 @@
 The public names below are imported when first used, so that `import memlens` costs nothing.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -4,8 +4,6 @@ Layers, memories, ranks and positions count from 0. The paper counts layers and 
 `L4N894` here. A position counts a sentence's own tokens; a BOS token in front of them is not counted.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from html import escape
@@ -24,7 +22,7 @@ class MemoryId:
     memory: int
 
     @classmethod
-    def parse(cls, name: str) -> MemoryId:
+    def parse(cls, name: str) -> "MemoryId":
         match = _NAME.fullmatch(name.strip())
         if not match:
             raise UnknownName(f"'{name}' is not a memory's name; write layer and memory like L3N512, both from 0")

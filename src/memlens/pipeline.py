@@ -12,21 +12,27 @@ Both can be interrupted anywhere and called again. A stage that is complete for 
 and the five findings to begin with. The full samples can be had in the same folder later.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memlens import api
 from memlens.corpus.sentences import corpus_fingerprint
 from memlens.errors import IndexFolderError, ModelNotFound, SettingError
-from memlens.index.layout import EXPERIMENTS, KEYS, NAMES, PATTERNS, VALUES, is_complete
+from memlens.experiments import prefix_pass
+from memlens.experiments.experiment import Experiment
+from memlens.experiments.prefixes import check_stop_words
+from memlens.experiments.registry import EXPERIMENTS as KNOWN, find_experiments
+from memlens.experiments.run import is_made
+from memlens.index.layout import EXPERIMENTS, KEYS, NAMES, PATTERNS, VALUES, Manifest, is_complete
 from memlens.index.reader import Index
 from memlens.models.load import load
+from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
+from memlens.pattern.table import compute_patterns, patterns_are_made
+from memlens.reports.findings import Insight, find
 from memlens.settings import (
     BUNDLED,
     CorpusSettings,
@@ -37,12 +43,7 @@ from memlens.settings import (
     ValueSettings,
     divide,
 )
-
-if TYPE_CHECKING:
-    from memlens.experiments.experiment import Experiment
-    from memlens.index.layout import Manifest
-    from memlens.models.memory_model import MemoryModel
-    from memlens.reports.findings import Insight
+from memlens.vocab.table import values_are_made
 
 MADE, KEPT = "made", "kept"
 STAGES = ("scan", "values", "patterns", "experiments", "report")
@@ -136,9 +137,6 @@ class _Drawn:
     text: CorpusSettings | None
 
     def refuse_wrong(self) -> None:
-        from memlens.experiments.prefixes import check_stop_words
-        from memlens.experiments.registry import find_experiments
-
         find_experiments(list(self.samples))
         for sample in self.samples.values():
             replace(self.settings, sample=sample)
@@ -191,8 +189,6 @@ class _Work:
         return Stage("scan", MADE if reached else KEPT)  # a complete one reports no progress
 
     def values(self) -> Stage:
-        from memlens.vocab.table import values_are_made
-
         chosen: dict[str, Any] = {"top": self.reading.top, "reading": self.reading.reading}
         if values_are_made(self.index, self.model, **chosen):
             return Stage("values", KEPT)
@@ -200,8 +196,6 @@ class _Work:
         return Stage("values", MADE)
 
     def patterns(self) -> Stage:
-        from memlens.pattern.table import compute_patterns, patterns_are_made
-
         settings = PatternSettings(seed=self.drawn.settings.seed)
         if patterns_are_made(self.index, settings):
             return Stage("patterns", KEPT)
@@ -209,9 +203,6 @@ class _Work:
         return Stage("patterns", MADE)
 
     def experiments(self) -> Stage:
-        from memlens.experiments.registry import find_experiments
-        from memlens.experiments.run import is_made
-
         skipped: dict[str, str] = {}
         left: dict[tuple[bool, int | None], list[Experiment]] = {}  # those that can be run together
         for one in find_experiments(["all"]):
@@ -284,8 +275,6 @@ def demo(
 
 def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
     """The samples, or those in the folder where they are larger: somebody may have waited for them."""
-    from memlens.experiments.registry import find_experiments
-
     if not is_complete(folder):
         return prefixes, edited
     manifest = api.open_index(folder).manifest
@@ -307,15 +296,11 @@ def _load(model: Any) -> MemoryModel:
 
 
 def _five(index: Index) -> list[Insight]:
-    from memlens.reports.findings import find
-
     told = find(index, *FINDINGS)
     return told if len(told) == len(FINDINGS) else (told + find(index, *INSTEAD))[: len(FINDINGS)]
 
 
 def _smaller(sample: int, samples: dict[str, int]) -> tuple[SmallerSample, ...]:
-    from memlens.experiments.registry import find_experiments
-
     return tuple(
         SmallerSample(one.name, one.sample_of, here, one.sample)
         for one in find_experiments(["all"])
@@ -357,12 +342,9 @@ def repair(
 
 def _experiments_of(noted: Manifest, files: Sequence[str]) -> list[str]:
     """The experiments that made these files; the pass over prefixes is made again by any experiment on prefixes."""
-    from memlens.experiments.prefix_pass import LAYERS, PREFIXES
-    from memlens.experiments.registry import EXPERIMENTS as KNOWN
-
     tables = {file.removesuffix(".parquet") for file in files}
     made = [known for known in KNOWN.values() if known.name in noted.experiments]
     again = [known for known in made if tables & {f"{EXPERIMENTS}/{table.name}" for table in known.tables}]
-    if tables & {PREFIXES, LAYERS} and not any(known.on_prefixes for known in again):
+    if tables & {prefix_pass.PREFIXES, prefix_pass.LAYERS} and not any(known.on_prefixes for known in again):
         again += [known for known in made if known.on_prefixes][:1]
     return [known.name for known in again]

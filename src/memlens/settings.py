@@ -8,8 +8,6 @@ The command line makes its options from these fields (cli/options.py), `divide` 
 index records them. A field without help can be set from Python only.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -221,7 +219,7 @@ class HubSpec:
     split: str = "train"
 
     @classmethod
-    def parse(cls, source: str) -> HubSpec:
+    def parse(cls, source: str) -> "HubSpec":
         name, *rest = source.removeprefix(_HUB).split(":")
         if not name or len(rest) > 2:
             raise SettingError(f"corpus {source!r} is not a Hub dataset; write hf:NAME[:CONFIG[:SPLIT]]")
@@ -351,7 +349,7 @@ class ScanSettings:
             raise SettingError("--layers names no layer; give layers like 0-5,11 or leave it out for all")
 
     @classmethod
-    def with_preset(cls, preset: str | None = None, **given: Any) -> ScanSettings:
+    def with_preset(cls, preset: str | None = None, **given: Any) -> "ScanSettings":
         """The preset's values, overruled by what is given explicitly; None means not given."""
         (explicit,) = divide("scan", given, cls)
         return cls(**{**PRESETS.get(preset or "", {}), "preset": preset, **explicit})

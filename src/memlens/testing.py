@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer as RawTokenizer
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as RawTokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from memlens.models.huggingface import quiet_transformers

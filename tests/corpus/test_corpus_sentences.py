@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from memlens.corpus.sentences import Sentence, TextUnit, find_repeats, tokenize_units
 from memlens.errors import SettingError

@@ -1,8 +1,7 @@
 """Tokens, their texts and where they end in a text."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from memlens.errors import CorpusError, ModelError, UnknownName
 from memlens.models.tokenizer import Tokenizer

@@ -1,8 +1,7 @@
 """Sets that are alike, against comparing all with all."""
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from memlens.pattern.alike import AlikeSets
 

@@ -1,8 +1,7 @@
 """Which batches are done, and what is left: against plain sets of numbers."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from memlens.errors import IndexFolderError, SettingError
 from memlens.scanner.state import BATCHES_PER_RANGE, BatchRange, DoneBatches, ShardNumber, all_ranges, ranges_left

@@ -10,7 +10,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+import memlens
 from memlens.cli.options import (
     Corpus,
     Device,
@@ -57,10 +60,8 @@ def analyze(
     """Do everything: scan, values, patterns, experiments and report. Interrupted, it continues."""
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
-        from memlens import pipeline
-
         try:
-            analysis = pipeline.analyze(
+            analysis = memlens.analyze(
                 model,
                 corpus,
                 out=out,
@@ -105,9 +106,7 @@ def demo(
         raise SettingError(f"--port is {port}; choose 1 to 65535, or 0 for any that is free")
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
-        from memlens import pipeline
-
-        shown = pipeline.demo(out=out, resume=resume, progress=progress, watcher=_watcher(screen, progress))
+        shown = memlens.demo(out=out, resume=resume, progress=progress, watcher=_watcher(screen, progress))
     if as_json:
         screen.json(_demo_json(shown))
     else:
@@ -159,8 +158,6 @@ def _analysis_json(analysis: Analysis) -> dict[str, Any]:
 
 def _print_analysis(screen: Screen, analysis: Analysis) -> None:
     """The curve of every experiment beside the paper's, and where the page is."""
-    from rich.table import Table
-    from rich.text import Text
 
     from memlens.experiments.registry import EXPERIMENTS
 
@@ -206,7 +203,6 @@ def _demo_json(shown: Demo) -> dict[str, Any]:
 
 def _print_demo(screen: Screen, shown: Demo) -> None:
     """The findings with their commands, what was made smaller, and where to go from here."""
-    from rich.text import Text
 
     folder = shlex.quote(str(shown.index.folder))
     for number, told in enumerate(shown.findings, 1):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import memlens
 from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.errors import FilesError, IndexFolderError, SettingError, UnknownName
@@ -18,7 +19,6 @@ from memlens.text import cut_left, visible
 
 if TYPE_CHECKING:
     from memlens.annotations.store import Annotations, LabelledPattern, LastLayerChange
-    from memlens.index.reader import Index
 
 _STUDY, _LABEL, _FILES = "sample", "label, undo, finish, status", "export, import, backup, restore"
 _VERDICTS = "verdicts list|judge|undo|status|export|import"
@@ -95,9 +95,8 @@ def annotate(
         raise SettingError(f"'{action}' is not something to do with annotations; choose one of: {', '.join(_ACTIONS)}")
     from memlens.annotations.store import Annotations
     from memlens.index.history import LABELS, VERDICTS
-    from memlens.index.reader import Index
 
-    opened = Index(index)
+    opened = memlens.Index(index)
     task, doing = LABELS, action
     if action == "verdicts":
         task, doing = VERDICTS, what or "list"
@@ -136,7 +135,7 @@ def annotate(
             _label(screen, notes, _require(annotator, "--annotator"), _require(memory, "--memory"), pattern or [])
 
 
-def _report(screen: Screen, index: Index, task: str, doing: str, annotator: str | None) -> None:
+def _report(screen: Screen, index: memlens.Index, task: str, doing: str, annotator: str | None) -> None:
     """Print progress, agreement, comparison or the changes to judge, as a table or as JSON."""
     from memlens.annotations import study
     from memlens.index.history import VERDICTS
@@ -191,7 +190,7 @@ def _parse(text: str) -> LabelledPattern:
     return LabelledPattern(description.strip(), kind.strip(), prefixes)
 
 
-def _changes(index: Index) -> dict[str, LastLayerChange]:
+def _changes(index: memlens.Index) -> dict[str, LastLayerChange]:
     """The changes to judge, by name."""
     from memlens.annotations.store import LastLayerChange
 
@@ -212,7 +211,7 @@ def _judge(screen: Screen, notes: Annotations, annotator: str, name: str, verdic
     screen.note(f"{name}: {verdict}; `memlens experiment {visible(str(notes.index.folder))} last-layer` counts it")
 
 
-def _listing(screen: Screen, index: Index, annotator: str | None) -> list[dict[str, Any]]:
+def _listing(screen: Screen, index: memlens.Index, annotator: str | None) -> list[dict[str, Any]]:
     """Every change with the person's own verdict; what others say would sway a judge."""
     from memlens.annotations.store import Annotations, has_annotations
 
@@ -234,7 +233,7 @@ def _listing(screen: Screen, index: Index, annotator: str | None) -> list[dict[s
     ]
 
 
-def _verdict_progress(index: Index) -> list[dict[str, Any]]:
+def _verdict_progress(index: memlens.Index) -> list[dict[str, Any]]:
     """How far everybody is; nothing of what they say."""
     from memlens.annotations.store import Annotations, has_annotations
     from memlens.index.history import VERDICTS
@@ -273,7 +272,7 @@ def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) 
     screen.note(f"{what} written to {visible(file)}")
 
 
-def _keep_safe(screen: Screen, index: Index, action: str, file: str | None, force: bool) -> None:
+def _keep_safe(screen: Screen, index: memlens.Index, action: str, file: str | None, force: bool) -> None:
     """Everything that people wrote: to a file, from a file, or out of a damaged annotations.sqlite."""
     from memlens.annotations.files import backup_text, restore_text
     from memlens.annotations.recover import recover

@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+import memlens
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.text import MISSING, cut_left, cut_right, number, percent, quoted, visible
@@ -39,10 +40,9 @@ def compare(
 ) -> None:
     """Show which memories changed most: their triggers, values or patterns."""
     from memlens.comparison.compare import compare_indexes
-    from memlens.index.reader import Index
 
     screen = Screen(as_json, quiet, verbose)
-    found = compare_indexes(Index(index), Index(other), by=by, layers=layers, top=top, alike=alike)
+    found = compare_indexes(memlens.Index(index), memlens.Index(other), by=by, layers=layers, top=top, alike=alike)
     if as_json:
         screen.json(found)
         return

@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
+import memlens
 from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Validation, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
@@ -17,7 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from memlens.experiments.experiment import Experiment, Picture, Row, Rows, Write
-    from memlens.index.reader import Index
 
 _LAYERS = 12  # rows of a table; -v shows every layer
 _LABEL = 15
@@ -37,10 +40,9 @@ def experiment(
     **options: Any,
 ) -> None:
     """Run the paper's experiments on an index, layer by layer."""
-    from memlens.index.reader import Index
 
     screen = Screen(as_json, quiet, verbose)
-    opened = Index(index)
+    opened = memlens.Index(index)
     if not names:
         for given in (*options, *(["validation"] if validation else []), *(["model"] if model else [])):
             raise SettingError(f"{option_name(given)} counts for experiments that are named; name some, or all")
@@ -48,11 +50,10 @@ def experiment(
         return
     skipped: dict[str, str] = {}
     with ScanProgress(screen) as progress:
-        from memlens import api
         from memlens.experiments.registry import find_experiments
 
         chosen = find_experiments(names)
-        made = api.experiment(
+        made = memlens.experiment(
             opened,
             names,
             validation=validation or None,
@@ -74,7 +75,9 @@ def experiment(
     screen.note(f"tables are in {visible(str(opened.folder / 'experiments'))}; next: memlens report {visible(index)}")
 
 
-def _as_json(index: Index, run: list[Experiment], made: dict[str, pa.Table], skipped: dict[str, str]) -> dict[str, Any]:
+def _as_json(
+    index: memlens.Index, run: list[Experiment], made: dict[str, pa.Table], skipped: dict[str, str]
+) -> dict[str, Any]:
     from memlens.experiments.run import origin
 
     noted = index.manifest.experiments
@@ -98,7 +101,7 @@ def _as_json(index: Index, run: list[Experiment], made: dict[str, pa.Table], ski
     }
 
 
-def _list(screen: Screen, index: Index) -> None:
+def _list(screen: Screen, index: memlens.Index) -> None:
     """Every experiment in a line, and whether this index has it."""
     from memlens.experiments.registry import EXPERIMENTS
 
@@ -110,7 +113,6 @@ def _list(screen: Screen, index: Index) -> None:
         ]
         screen.json({"index": str(index.folder), "experiments": listed})
         return
-    from rich.text import Text
 
     from memlens.experiments.experiment import plain_table
 
@@ -130,7 +132,7 @@ def _list(screen: Screen, index: Index) -> None:
     screen.note(f"run some by name, or all: memlens experiment {visible(str(index.folder))} all")
 
 
-def _state(index: Index, experiment: Experiment) -> str:
+def _state(index: memlens.Index, experiment: Experiment) -> str:
     from memlens.experiments.run import is_outdated
 
     if not index.has(f"experiments/{experiment.name}"):
@@ -145,10 +147,8 @@ def _short(figure: str) -> str:
     return figure.split(" and ")[0].replace("Figure", "Fig.").replace("Section", "Sec.")
 
 
-def print_experiment(screen: Screen, index: Index, experiment: Experiment, tables: Rows) -> None:
+def print_experiment(screen: Screen, index: memlens.Index, experiment: Experiment, tables: Rows) -> None:
     """Heading, what took part, curves beside the paper's, table."""
-    from rich.padding import Padding
-    from rich.text import Text
 
     from memlens.experiments.experiment import Picture
     from memlens.experiments.run import origin
@@ -174,7 +174,7 @@ def print_experiment(screen: Screen, index: Index, experiment: Experiment, table
         screen.result(part)
 
 
-def _took_part(index: Index, picture: Picture, rows: list[Row]) -> str:
+def _took_part(index: memlens.Index, picture: Picture, rows: list[Row]) -> str:
     """How many memories and prefixes took part, and what was left out."""
     parts = [f"{sum(row.get('memories') or 0 for row in rows):,} memories"]
     if any("prefixes" in row for row in rows):
@@ -191,8 +191,6 @@ def _took_part(index: Index, picture: Picture, rows: list[Row]) -> str:
 
 
 def _curves(experiment: Experiment, picture: Picture, rows: Sequence[Row]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
 
     table = Table.grid(padding=(0, 2, 0, 0))
     published = experiment.tables[0].published()
@@ -206,7 +204,6 @@ def _curves(experiment: Experiment, picture: Picture, rows: Sequence[Row]) -> An
 
 
 def _span(numbers: Sequence[float | None], write: Write) -> Any:
-    from rich.text import Text
 
     known = [value for value in numbers if value is not None]
     return Text(f"{write(min(known))} to {write(max(known))}" if known else "no numbers", "dim")

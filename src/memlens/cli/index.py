@@ -1,7 +1,5 @@
 """Verbs on a finished index: `check` and `repair` its files, `export` it as text, `report` it as a page, `serve` it."""
 
-from __future__ import annotations
-
 import sys
 from contextlib import suppress
 from dataclasses import asdict
@@ -9,7 +7,10 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+import memlens
 from memlens.cli.options import Force, IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import FilesError, IndexFolderError, SettingError
@@ -33,9 +34,7 @@ def check(index: IndexFolder, as_json: Json = False, quiet: Quiet = False, verbo
     """Verify every file of an index; exit code 2 if any is damaged."""
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen, first="check") as progress:
-        from memlens import api
-
-        checked = api.check(index, progress=progress)
+        checked = memlens.check(index, progress=progress)
     if as_json:
         findings = [asdict(finding) for finding in checked.findings]
         screen.json({"index": str(checked.folder), "whole": checked.is_whole, "files": findings})
@@ -75,9 +74,7 @@ def repair(
         screen.result(f"made again: {', '.join(names)}" if names else "every table is whole; nothing was done")
 
 
-def _print(screen: Screen, checked: Check) -> None:
-    from rich.table import Table
-    from rich.text import Text
+def _print(screen: Screen, checked: "Check") -> None:
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for name in ("file", "state", ""):
@@ -109,12 +106,11 @@ def export(
     """Write all memories and triggers as JSON Lines or CSV, or as Neuronpedia's features."""
     from memlens.files import refuse_output, replacing
     from memlens.index.export import FORMATS, is_export
-    from memlens.index.reader import Index
 
     screen = Screen(False, quiet, verbose)
     if format_ not in FORMATS:
         raise SettingError(f"--format is '{format_}'; choose one of: {', '.join(FORMATS)}")
-    opened = Index(index)
+    opened = memlens.Index(index)
     if out is None:
         if getattr(sys.stdout, "name", None) == 1:  # put in the place of a closed one, see cli/__init__.py
             raise SettingError("stdout is closed, so the export would go nowhere; name a file with -o")
@@ -153,15 +149,13 @@ def report(
     verbose: Verbose = False,
 ) -> None:
     """Write one self-contained page with every chart beside the published one."""
-    from memlens.index.reader import Index
 
     screen = Screen(as_json, quiet, verbose)
-    opened = Index(index)
+    opened = memlens.Index(index)
     with ScanProgress(screen) as progress:
-        from memlens import api
         from memlens.experiments.registry import EXPERIMENTS
 
-        page = api.report(opened, out=out, assets=assets, force=force, progress=progress)
+        page = memlens.report(opened, out=out, assets=assets, force=force, progress=progress)
     missing = [name for name in EXPERIMENTS if not opened.has(f"experiments/{name}")]
     if as_json:
         told = {"index": str(opened.folder), "report": str(page), "bytes": page.stat().st_size}
@@ -198,7 +192,7 @@ def serve(
     screen = Screen(False, quiet, verbose)
     workbench = Workbench(index, model, compare, LiveSettings(**options))
 
-    def opened(address: str, access: Access) -> None:
+    def opened(address: str, access: "Access") -> None:
         screen.result(address)
         if access.token is not None:
             screen.note(

@@ -5,17 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
+import memlens
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
+from memlens.cli.tables import (
+    match_table,
+    pattern_letters,
+    plain_table,
+    print_patterns,
+    print_related,
+    print_value,
+    trigger_table,
+)
 from memlens.errors import SettingError
+from memlens.settings import parse_layers
 from memlens.text import cut_right, number, percent, plain, quoted, sparkline, visible
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
     from memlens.index.memory import MemoryRecord
-    from memlens.index.reader import Index
     from memlens.index.search import SearchQuery, SearchResult
 
 _SHOWN = 10
@@ -33,13 +42,11 @@ def show(
     verbose: Verbose = False,
 ) -> None:
     """Show one memory: what triggers it, what that has in common, and what it promotes."""
-    from memlens.cli.tables import print_patterns, print_related, print_value
     from memlens.index.memory import ENDS, read_memory
-    from memlens.index.reader import Index
     from memlens.pattern.related import related_memories
 
     screen = Screen(as_json, quiet, verbose)
-    opened = Index(index)
+    opened = memlens.Index(index)
     ends = ENDS[1:] if bottom else ENDS
     record = read_memory(opened, memory, ends, top if as_json else None)
     if as_json:
@@ -63,7 +70,6 @@ def show(
 
 
 def _print_header(screen: Screen, record: MemoryRecord) -> None:
-    from rich.text import Text
 
     line = Text.assemble(
         (str(record.name), "bold"), f"  {visible(record.model)}   ", ("max ", "dim"), number(record.max)
@@ -79,7 +85,6 @@ def _print_header(screen: Screen, record: MemoryRecord) -> None:
 
 def _histogram(record: MemoryRecord) -> Text:
     """The filled part of the histogram, with the coefficients at its two ends; bins double in width outwards."""
-    from rich.text import Text
 
     counts, edges = list(record.histogram), record.histogram_edges
     filled = [i for i, count in enumerate(counts) if count]
@@ -93,8 +98,6 @@ def _histogram(record: MemoryRecord) -> Text:
 
 
 def _print_triggers(screen: Screen, record: MemoryRecord, end: str, count: int) -> None:
-    from memlens.cli.tables import pattern_letters, trigger_table
-
     triggers = record.triggers[end]
     if not triggers:
         if end == "top" or len(record.triggers) == 1:
@@ -189,20 +192,17 @@ def search(
     verbose: Verbose = False,
 ) -> None:
     """Find memories by their triggers, by the tokens they promote (--in values), by their patterns or their name."""
-    from memlens.index.reader import Index
-    from memlens.index.search import SearchQuery
-    from memlens.index.search import search as search_index
-    from memlens.settings import parse_layers
+    from memlens.index import search as engine
 
     screen = Screen(as_json, quiet, verbose)
-    opened = Index(index)
+    opened = memlens.Index(index)
     for option, given in (("--class", kind), ("--agreement", agreement), ("--order", order)):
         if given is not None and given not in _CHOICES[option]:
             raise SettingError(f"{option} is '{given}'; choose one of: {', '.join(_CHOICES[option])}")
     if query and order is not None:
         raise SettingError("--order says how to sort where no QUERY is given, but there is one; leave --order out")
     chosen: dict[str, Any] = {"place": place, "kind": kind, "agreement": agreement, "order": order or "max"}
-    asked = SearchQuery(
+    asked = engine.SearchQuery(
         tuple(query or ()),
         layers=None if layers is None else parse_layers(layers),
         limit=limit,
@@ -212,16 +212,14 @@ def search(
         bottom=bottom,
         **chosen,
     )
-    result = search_index(opened, asked)
+    result = engine.search(opened, asked)
     if as_json:
         screen.json(result)
     else:
         _print(screen, opened, asked, result)
 
 
-def _print(screen: Screen, index: Index, query: SearchQuery, result: SearchResult) -> None:
-    from memlens.cli.tables import match_table
-
+def _print(screen: Screen, index: memlens.Index, query: SearchQuery, result: SearchResult) -> None:
     if result.note:
         screen.note(result.note)
     if not result.found:
@@ -235,7 +233,7 @@ def _print(screen: Screen, index: Index, query: SearchQuery, result: SearchResul
         screen.note(f"{len(result.found)} of {result.total:,} are listed; see more with --limit")
 
 
-def _nothing(index: Index, query: SearchQuery) -> str:
+def _nothing(index: memlens.Index, query: SearchQuery) -> str:
     texts = " or ".join(f"'{visible(text)}'" for text in query.texts)
     if query.texts and query.place == "values":
         end = "bottom" if query.bottom else "top"
@@ -247,9 +245,6 @@ def _nothing(index: Index, query: SearchQuery) -> str:
 
 def _table(screen: Screen, query: SearchQuery, found: Any) -> Any:
     """Memories found by value, pattern, name or statistic."""
-    from rich.text import Text
-
-    from memlens.cli.tables import plain_table
 
     wraps = screen.out.is_terminal
     if not query.texts or query.place == "name":

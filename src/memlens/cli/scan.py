@@ -1,19 +1,19 @@
 """`memlens scan`: the exact top triggers of every memory, in one pass; and `memlens merge`, which joins its shards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+import memlens
 from memlens.cli.options import Corpus, Device, Dtype, Json, Model, Out, Quiet, Resume, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings
 from memlens.text import visible
 
 if TYPE_CHECKING:
-    from memlens.index.reader import Index
     from memlens.index.shards import Shard
 
 
@@ -33,10 +33,9 @@ def scan(
     """Find the exact top triggers of every memory in a corpus, in one pass."""
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
-        from memlens import api
         from memlens.index.staging import can_continue
 
-        run: Any = api.scan  # an Index, or with --shard a Shard comes back
+        run: Any = memlens.scan  # an Index, or with --shard a Shard comes back
         try:
             result = run(
                 model, corpus, out=out, resume=resume, device=device, dtype=dtype, progress=progress, **options
@@ -67,13 +66,11 @@ def merge(
     """Join the shards of a scan, given in any order, into one index."""
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen, first="check") as progress:
-        from memlens import api
-
-        index = api.merge(shards, out=out, resume=resume, progress=progress)
+        index = memlens.merge(shards, out=out, resume=resume, progress=progress)
     _print_index(screen, index)
 
 
-def _print_index(screen: Screen, index: Index) -> None:
+def _print_index(screen: Screen, index: memlens.Index) -> None:
     from memlens.index.reader import summarize
 
     summary = summarize(index)
@@ -83,7 +80,7 @@ def _print_index(screen: Screen, index: Index) -> None:
         _print_summary(screen, summary)
 
 
-def _print_shard(screen: Screen, shard: Shard) -> None:
+def _print_shard(screen: Screen, shard: "Shard") -> None:
     if screen.as_json:
         counts = shard.content["counts"]
         screen.json({"folder": str(shard.folder), "shard": shard.id.number, "of": shard.id.of, **counts})
@@ -94,8 +91,6 @@ def _print_shard(screen: Screen, shard: Shard) -> None:
 
 
 def _print_summary(screen: Screen, summary: dict[str, Any]) -> None:
-    from rich.table import Table
-    from rich.text import Text
 
     table = Table.grid(padding=(0, 2))
     rows = {

@@ -4,8 +4,6 @@ Colour and the terminal's width are used on a terminal only; elsewhere lines are
 NO_COLOR is honoured.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -139,7 +137,7 @@ class ScanProgress:
         self._drawn = 0.0
         self._began, self._first = 0.0, 0  # when the stage began, and at which count
 
-    def __enter__(self) -> ScanProgress:
+    def __enter__(self) -> "ScanProgress":
         if self.screen.shows_progress:
             self._bar = _make_bar(self.screen)
             self._bar.start()
@@ -185,7 +183,7 @@ class ScanProgress:
         return f"{(done - self._first) / max(now - self._began, 1e-6):,.0f} tokens/s"
 
 
-def _make_bar(screen: Screen) -> Progress:
+def _make_bar(screen: Screen) -> "Progress":
     from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     return Progress(

@@ -1,20 +1,18 @@
 """Stages after a scan: `memlens values` and `memlens patterns`, with what the tables of patterns have to tell."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
+import memlens
 from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.settings import PatternSettings, RunSettings, ValueSettings
 from memlens.text import number, percent, quoted, visible
-
-if TYPE_CHECKING:
-    from memlens.index.reader import Index
 
 
 @with_settings(ValueSettings, RunSettings)
@@ -27,15 +25,13 @@ def values(
     **options: Any,
 ) -> None:
     """Find the tokens that every value promotes and pushes down."""
-    from memlens.index.reader import Index
 
     screen = Screen(as_json, quiet, verbose)
-    opened = Index(index)
+    opened = memlens.Index(index)
     with ScanProgress(screen) as progress:
-        from memlens import api
         from memlens.index.memory import summarize_values
 
-        api.values(opened, model=model, progress=progress, **options)
+        memlens.values(opened, model=model, progress=progress, **options)
     summary = summarize_values(opened)
     if as_json:
         screen.json(summary)
@@ -44,8 +40,6 @@ def values(
 
 
 def _print(screen: Screen, summary: dict[str, Any]) -> None:
-    from rich.table import Table
-    from rich.text import Text
 
     agree, compared = summary["agree"], summary["with_target"]
     facts = {
@@ -115,9 +109,8 @@ def patterns(
         raise SettingError("--related, --shared, --duplicates and --explainer exclude each other; choose one")
     if memory and explainer is None:
         raise SettingError("--memory names memories to explain; say whom to ask with --explainer URL")
-    from memlens.index.reader import Index
 
-    opened = Index(index)
+    opened = memlens.Index(index)
     if limit < 1:
         raise SettingError(f"--limit is {limit}; it must be 1 or more")
     if related is not None or shared or duplicates:
@@ -126,14 +119,13 @@ def patterns(
     if explainer is not None:
         _explain(screen, opened, explainer, explainer_model, memory or [], options.get("seed", 0))
         return
-    from memlens import api
 
     with ScanProgress(screen) as progress:
-        api.patterns(opened, progress=progress, **options)
+        memlens.patterns(opened, progress=progress, **options)
     _summarize(screen, opened)
 
 
-def _summarize(screen: Screen, index: Index) -> None:
+def _summarize(screen: Screen, index: memlens.Index) -> None:
     from memlens.experiments.patterns import compute
 
     rows = compute(index)
@@ -154,17 +146,15 @@ def _summarize(screen: Screen, index: Index) -> None:
     screen.note(f"expected share of chance among these patterns: at most {notes.rate:g} ({tested})")
 
 
-def _browse(screen: Screen, index: Index, related: str | None, shared: bool, limit: int) -> None:
-    if related is not None:
-        from memlens.pattern.related import related_memories
+def _browse(screen: Screen, index: memlens.Index, related: str | None, shared: bool, limit: int) -> None:
+    from memlens.pattern.related import related_memories, shared_patterns
 
+    if related is not None:
         memories = related_memories(index, related, limit)
         head = ["memory", "equal triggers", "equal tokens", "equal patterns"]
         rows = [[m.name, m.triggers, "" if m.tokens is None else m.tokens, ", ".join(m.patterns)] for m in memories]
         _list(screen, memories, head, rows)
     elif shared:
-        from memlens.pattern.related import shared_patterns
-
         patterns = shared_patterns(index, limit)
         rows = [[len(p.memories), p.description, p.kind, " ".join(map(str, p.memories[:8]))] for p in patterns]
         _list(screen, patterns, ["memories", "pattern", "kind", "which"], rows)
@@ -176,7 +166,7 @@ def _browse(screen: Screen, index: Index, related: str | None, shared: bool, lim
         _list(screen, pairs, ["memory", "other", "equal triggers", "Jaccard"], rows)
 
 
-def _explain(screen: Screen, index: Index, url: str, model: str, memories: list[str], seed: int) -> None:
+def _explain(screen: Screen, index: memlens.Index, url: str, model: str, memories: list[str], seed: int) -> None:
     from memlens.pattern.explainer import Explainer, propose
 
     if not memories:

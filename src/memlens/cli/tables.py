@@ -12,13 +12,13 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+import memlens
 from memlens.cli.screen import Screen
 from memlens.memory import MemoryId, Trigger
 from memlens.text import cut_left, cut_right, letter, number, quoted, visible
 
 if TYPE_CHECKING:
     from memlens.index.memory import MemoryRecord, MemoryValue, TokenNumber
-    from memlens.index.reader import Index
 
 _NEXT_WIDTH = 16
 _LEAST_WIDTH = 20  # of a prefix, on the narrowest terminal
@@ -173,7 +173,7 @@ def print_patterns(screen: Screen, record: MemoryRecord) -> None:
         screen.result(plain_table(heads, rows, last_wraps=screen.out.is_terminal))
 
 
-def print_related(screen: Screen, index: Index, memory: MemoryId) -> None:
+def print_related(screen: Screen, index: memlens.Index, memory: MemoryId) -> None:
     """The memories that have most in common with this one, and what."""
     from memlens.pattern.related import related_memories
 

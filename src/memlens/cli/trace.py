@@ -15,6 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+import memlens
 from memlens.cli.options import Device, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
@@ -23,7 +24,6 @@ from memlens.settings import RUN
 from memlens.text import cut_left, number, plain, quoted, visible
 
 if TYPE_CHECKING:
-    from memlens.index.reader import Index
     from memlens.models.memory_model import MemoryModel
     from memlens.tracer.intervene import Continuation
     from memlens.tracer.intervention import Intervention
@@ -322,7 +322,7 @@ def _intervention(sets: list[str], at: list[int] | None, file: Path | None) -> I
 
 
 def _look(
-    model: MemoryModel, index: Index | None, prompt: str, intervention: Intervention | None, **options: Any
+    model: MemoryModel, index: memlens.Index | None, prompt: str, intervention: Intervention | None, **options: Any
 ) -> Any:
     """A Trace, or an InterventionEffect where something is changed."""
     from memlens.tracer.intervene import intervene

@@ -4,8 +4,6 @@ For GELU, SiLU and gated blocks m > 0 is a matter of sign rather than of silence
 stands beside it: (sum a)^2 / sum a^2 with a_i = |m_i| ||v_i||.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +22,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
+def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """Quartiles over the prefixes, layer by layer."""
     rows = []
     for layer, columns in seen.by_layer():

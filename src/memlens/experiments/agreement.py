@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import draw as draw_sample
-from memlens.stats import generator, rate_interval, share_difference
+from memlens.stats import draw as draw_sample, generator, rate_interval, share_difference
 from memlens.text import percent
 
 BASELINES = {"shuffled": "this model, targets shuffled", "baseline": "a random token"}  # columns, as the chart says it

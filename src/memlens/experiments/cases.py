@@ -1,7 +1,5 @@
 """Cases (Figure 11): how often a layer's output has the token of the residual, of the block, of both, or of neither."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from memlens.experiments import experiment as ex
@@ -18,7 +16,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
+def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """Counts, layer by layer; the five cases sum to the prefixes."""
     from memlens.models.lens import split_cases
 

@@ -6,8 +6,6 @@ prefixes: the share whose target is a stop word and the share of prefixes shorte
 among all prefixes to compare with. Prefixes at the end of a sentence have no target and are left out of the first.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,7 +28,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
+def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """Counts and rates with intervals, layer by layer."""
     stops = seen.prefixes.column("stop_word").to_pylist()
     known = np.array([stop is not None for stop in stops])

@@ -3,8 +3,6 @@
 Beside the quartiles of the probability stands the median rank of the final token there (1 = top).
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
 SCHEMA = ex.schema("layer:int32 prefixes:int64 q1 median q3 low high median_rank")  # low and high of the median
 
 
-def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
+def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """Quartiles over the prefixes, layer by layer."""
     rows = []
     for layer, columns in seen.by_layer():

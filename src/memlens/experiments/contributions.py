@@ -7,8 +7,6 @@ last layer) add up to that; `*_share` is the sum over prefixes of a part over th
 it back. `ffn_logit` and `attention_logit` are the same parts of the plain logit. See models.decompose for the algebra.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,7 +29,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
+def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """Means over the prefixes, layer by layer."""
     whole = float(np.mean(seen.column("above_mean")))
     same = {

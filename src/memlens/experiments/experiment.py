@@ -5,8 +5,6 @@ The command line, the report and the workbench read everything about it from the
 something up, so that they import torch, numba and Altair only inside the functions that compute or draw.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +41,7 @@ class ModelShape:
     vocabulary: int
 
     @classmethod
-    def of(cls, index: Index) -> ModelShape:
+    def of(cls, index: Index) -> "ModelShape":
         return cls(len(index.manifest.model.memories), index.manifest.model.vocabulary)
 
 
@@ -119,7 +117,7 @@ class Picture:
     below: Callable[[Rows], list[Any]] | None = None  # what rich can print, from the other tables
 
     @classmethod
-    def plain(cls, rows: Sequence[Row]) -> Picture:
+    def plain(cls, rows: Sequence[Row]) -> "Picture":
         """For an experiment without one: its first numbers as they are."""
         numbers = [name for name in (rows[0] if rows else {}) if isinstance(rows[0][name], float)][:4]
         return cls(tuple(Column(visible(name), name, short) for name in numbers), {name: name for name in numbers[:1]})

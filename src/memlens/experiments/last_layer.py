@@ -5,8 +5,6 @@ less score of the residual's token), scores at the final norm's scale for the la
 words' output embeddings is a hint; how many people say related and how many distant stands beside it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,8 +20,7 @@ from memlens.experiments import experiment as ex
 from memlens.index.history import VERDICTS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.stats import draw as draw_sample
-from memlens.stats import generator
+from memlens.stats import draw as draw_sample, generator
 from memlens.text import curve, cut_left, quoted, visible
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
+def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """At most 100 rows, in the order of the prefixes, with people's verdicts."""
     layers = dict(seen.by_layer())
     if seen.last_layer not in layers:

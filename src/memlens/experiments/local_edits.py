@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import difference_of, generator, interval, mean_of
-from memlens.stats import draw as draw_sample
+from memlens.stats import difference_of, draw as draw_sample, generator, interval, mean_of
 from memlens.text import percent
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ from memlens.experiments import experiment as ex
 from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import RESAMPLES, generator, share_difference, wilson
-from memlens.stats import draw as draw_sample
+from memlens.stats import RESAMPLES, draw as draw_sample, generator, share_difference, wilson
 from memlens.text import cut_right, percent, visible
 
 KINDS = ("shallow", "semantic", "both", "not_covered")

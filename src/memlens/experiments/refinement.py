@@ -4,8 +4,6 @@
 interval resamples prefixes, not the two shares.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +21,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
+def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """Counts and rates with intervals, layer by layer."""
     final = seen.column("final_token")
     rows = []

@@ -5,8 +5,6 @@ here they are counted by memory: how often a memory was among the ten, how much 
 most often. Memories that veto many different tokens and those that always veto one are told apart by `token_times`.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +28,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: Aggregate, seed: int) -> list[ex.Row]:
+def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """One row a memory that vetoed at all; by layer, most often first, then by memory."""
     rows: list[ex.Row] = []
     for layer, columns in seen.by_layer():

@@ -11,8 +11,6 @@ A window is `settings.WINDOW` sentences that are cut into batches together. The 
 memory does not grow with the corpus.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import islice
@@ -62,7 +60,7 @@ class CorpusStore:
         return CorpusStore, (self.folder,)  # another process maps the files itself
 
     @classmethod
-    def verified(cls, folder: Path) -> CorpusStore:
+    def verified(cls, folder: Path) -> "CorpusStore":
         """The store in `folder`, every file read again: damage would be passed on to the index."""
         for name, facts in read_sealed(folder / "corpus.json")["files"].items():
             path = folder / name
@@ -79,7 +77,7 @@ class CorpusStore:
     @classmethod
     def create(
         cls, folder: Path, sentences: Iterable[Sentence], dedup: str, on_sentences: Callable[[int], None]
-    ) -> CorpusStore:
+    ) -> "CorpusStore":
         """Write all sentences; what was half written before is overwritten."""
         with explain_os_errors(folder / CORPUS):
             counts = _write_sentences(folder, sentences, on_sentences)

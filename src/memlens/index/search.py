@@ -10,8 +10,6 @@ Filters hold for all of them. Everything is asked of the tables with DuckDB; tex
 which a server keeps in memory (`TriggerText`): the same answer either way.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -153,7 +151,7 @@ class SearchResult:
 Rows = list[dict[str, Any]]
 
 
-def search(index: Index, query: SearchQuery, arrays: TriggerText | None = None) -> SearchResult:
+def search(index: Index, query: SearchQuery, arrays: "TriggerText | None" = None) -> SearchResult:
     """Memories that pass all filters, the best matches first."""
     if not 1 <= query.limit <= _MOST_HITS:
         raise SettingError(f"--limit is {query.limit}; it must be 1 or more, and at most {_MOST_HITS:,}")
@@ -355,7 +353,7 @@ FROM matching GROUP BY layer, memory, "end" ORDER BY matches DESC, rank, layer, 
 """
 
 
-def _search_triggers(index: Index, query: SearchQuery, arrays: TriggerText | None) -> SearchResult:
+def _search_triggers(index: Index, query: SearchQuery, arrays: "TriggerText | None") -> SearchResult:
     if len(query.texts) > 1:
         raise SettingError(f"{len(query.texts)} texts were given to look for in triggers; put one text in quotes")
     if not query.text:

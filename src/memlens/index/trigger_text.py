@@ -5,8 +5,6 @@ sentence is looked through once, and every trigger is then one comparison of two
 query in memlens.index.search (docs/decisions/2026-11-16-tables-at-hand.md).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +46,7 @@ class TriggerText:
     is_top: NDArray[np.bool_]  # [groups]
 
     @classmethod
-    def read(cls, index: Index) -> TriggerText | None:
+    def read(cls, index: Index) -> "TriggerText | None":
         """None where it would be too large."""
         if index.sql("SELECT count(*) AS n FROM {triggers}")[0]["n"] > _MOST_TRIGGERS:
             return None

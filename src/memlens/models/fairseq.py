@@ -5,8 +5,6 @@ k + 4; words that are not in the file are `<unk>`. The lens is the adaptive soft
 log-probabilities over all words, for states and for values, since there is no final norm and no bias.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -106,7 +104,7 @@ def read_dictionary(path: Path) -> list[str]:
 FAMILY = "fairseq-adaptive"
 
 
-def load_fairseq(folder: Path, device: torch.device, dtype: torch.dtype, *, name: str, source: str) -> AdaptiveModel:
+def load_fairseq(folder: Path, device: torch.device, dtype: torch.dtype, *, name: str, source: str) -> "AdaptiveModel":
     """The model of a folder with model.pt and dict.txt."""
     words = read_dictionary(folder / "dict.txt")
     settings, tensors = read_checkpoint(folder / "model.pt", name)

@@ -5,8 +5,6 @@ is gated). MemoryModel watches, records and edits coefficients through the modul
 runs the network (huggingface.py, fairseq.py).
 """
 
-from __future__ import annotations
-
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,7 +139,7 @@ class MemoryModel(ABC):
         family: str,
         network: nn.Module,
         layers: Sequence[FeedForward],
-        lens: Lens,
+        lens: "Lens",
         tokenizer: Tokenizer | None,
         context: int | None,
     ) -> None:
@@ -206,7 +204,7 @@ class MemoryModel(ABC):
     def fingerprint(self) -> str:
         """sha256 of configuration, tokenizer and every parameter; the same wherever the model's folder lies."""
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: "Path") -> None:
         """Write the weights as they are now, with configuration and tokenizer, as a safetensors checkpoint."""
         raise ModelError(
             f"{self.name} ({self.family}) cannot be saved as a safetensors checkpoint; use a Hugging Face checkpoint"

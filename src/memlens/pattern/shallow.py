@@ -16,8 +16,6 @@ Choice, for one memory, since features overlap ("free press" implies "press", -e
  4. A longer ending or n-gram that covers as much takes the place of the shorter one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -78,7 +76,7 @@ class Texts:
     background: Background
 
     @classmethod
-    def read(cls, index: Index, triggers: TriggerRows, settings: PatternSettings) -> Texts:
+    def read(cls, index: Index, triggers: TriggerRows, settings: PatternSettings) -> "Texts":
         words = Words()
         own = read_prefix_words(index, triggers.sentences, triggers.positions, words)
         sample = read_prefix_words(index, *sample_prefixes(index, settings.background, settings.seed), words)

@@ -13,8 +13,6 @@ Prefixes: the mean of the words' vectors, each word once and weighted by its rar
 says how noisy that is: the prefix's size class.
 """
 
-from __future__ import annotations
-
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -164,7 +162,7 @@ class VectorWords(NamedTuple):
     offsets: NDArray[np.int64]  # [prefixes + 1]
 
     @classmethod
-    def of(cls, prefixes: PrefixWords, vectors: WordVectors) -> VectorWords:
+    def of(cls, prefixes: PrefixWords, vectors: WordVectors) -> "VectorWords":
         return cls(*_vector_words(prefixes.words, prefixes.offsets, vectors.rows))
 
 

@@ -1,7 +1,5 @@
 """Sections of the report: each table of an experiment with its charts, numbers, words and recipe, and the claims."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -77,7 +75,7 @@ class Tables:
                 found.setdefault(settings, []).append(name)
         return [(f"{self.origin(names[0])}, stop words {settings[-1]}", names) for settings, names in found.items()]
 
-    def judge(self) -> list[JudgedClaim]:
+    def judge(self) -> "list[JudgedClaim]":
         """Every claim of the paper, with what the tables that are there say about it."""
         memories = {layer: self.index.memories(layer) for layer in self.index.layers}
         judged = []

@@ -9,8 +9,6 @@ one sentence), so that it runs at the speed of memory; only memories whose extre
 are looked at again.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,7 +34,7 @@ class Lists(NamedTuple):
     filled: IntArray  # [memories] int32: how many places are taken
 
     @classmethod
-    def empty(cls, memories: int, top: int) -> Lists:
+    def empty(cls, memories: int, top: int) -> "Lists":
         return cls(
             np.zeros((memories, top), np.uint64), np.zeros((memories, top), np.int32), np.zeros(memories, np.int32)
         )
@@ -192,7 +190,7 @@ class Sums(NamedTuple):
     lowest: FloatArray  # float32
 
     @classmethod
-    def empty(cls, memories: int) -> Sums:
+    def empty(cls, memories: int) -> "Sums":
         return cls(
             np.zeros(memories, np.float64),
             np.zeros(memories, np.int64),

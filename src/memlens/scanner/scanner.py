@@ -4,8 +4,6 @@ A batch is one forward pass without the LM head; nothing is stored but what the 
 batches window by window (`settings.WINDOW` sentences), before any worker is chosen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,7 +40,7 @@ class PackedSentences(NamedTuple):
     fresh_from: NDArray[np.int32]
 
     @classmethod
-    def pack(cls, sentences: Sequence[ScanSentence]) -> PackedSentences:
+    def pack(cls, sentences: Sequence[ScanSentence]) -> "PackedSentences":
         edges = np.concatenate([[0], np.cumsum([len(sentence.tokens) for sentence in sentences])]).astype(np.int64)
         tokens = np.concatenate([sentence.tokens for sentence in sentences]).astype(np.int32)
         ids = np.array([sentence.id for sentence in sentences], np.int64)

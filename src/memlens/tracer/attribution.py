@@ -19,8 +19,6 @@ The difference is measured and reported for every layer, as `gaps`. Behind a pos
 the path happens close to 0, since the norm undoes the scaling: where the gap is large, take many steps or silence_each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,7 +87,7 @@ class Question:
     @classmethod
     def ask(
         cls, model: MemoryModel, prompt: str, token: str | int | None, position: int, positions: Sequence[int] | None
-    ) -> Question:
+    ) -> "Question":
         read = read_prompt(model, prompt)
         place = read.place(position)
         chosen = None if token is None else read_token(model, token)

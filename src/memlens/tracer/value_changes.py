@@ -8,8 +8,6 @@
 The weights are written in place and put back bit by bit, whatever happens within, so no weight is in memory twice.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,7 +43,7 @@ class ValueChange:
         object.__setattr__(self, "value", at_least_float32(torch.as_tensor(self.value)))
 
     @classmethod
-    def towards(cls, model: Source, memory: str | MemoryId, token: str | int, amount: float) -> ValueChange:
+    def towards(cls, model: Source, memory: str | MemoryId, token: str | int, amount: float) -> "ValueChange":
         """The value with `amount` times the token's direction added: a vector of length 1, see `token_direction`."""
         loaded, _ = open_model(model)
         name = memories_of(memory)[0]
@@ -57,7 +55,7 @@ class ValueChange:
         return change
 
     @classmethod
-    def replaced(cls, model: Source, memory: str | MemoryId, value: Tensor | Sequence[float]) -> ValueChange:
+    def replaced(cls, model: Source, memory: str | MemoryId, value: Tensor | Sequence[float]) -> "ValueChange":
         """Another value altogether, [d]."""
         loaded, _ = open_model(model)
         change = cls(memories_of(memory)[0], torch.as_tensor(value).detach().clone())

@@ -10,8 +10,6 @@ read twice while it is in the cache:
 Order: higher score (at the bottom lower), then lower token id.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -57,7 +55,7 @@ class Ends(NamedTuple):
     bottom_scores: FloatArray  # [rows, k] float32
 
     @classmethod
-    def empty(cls, rows: int, k: int) -> Ends:
+    def empty(cls, rows: int, k: int) -> "Ends":
         shape = (rows, k)
         return cls(
             np.empty(shape, np.int32),

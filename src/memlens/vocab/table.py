@@ -9,8 +9,6 @@ Values are compared with the tokens after the top triggers. The last prefix of a
 memory that never fires has no trigger; both are -1 and take no part in what is computed from next tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -180,7 +178,7 @@ class MemoryCount:
 
 
 def _layer_tables(
-    items: Iterator[ValuesOfLayer | KeysOfLayer],
+    items: "Iterator[ValuesOfLayer | KeysOfLayer]",
     model: MemoryModel,
     count: MemoryCount,
     where: Mapper | None,
@@ -194,7 +192,7 @@ def _layer_tables(
         yield from tables
 
 
-def _run_layer(model: MemoryModel, item: ValuesOfLayer | KeysOfLayer) -> list[pa.Table]:
+def _run_layer(model: MemoryModel, item: "ValuesOfLayer | KeysOfLayer") -> list[pa.Table]:
     return list(item.tables(model, lambda more: None))
 
 

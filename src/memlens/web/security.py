@@ -9,8 +9,6 @@
 - Pages may run our own scripts only, load nothing from elsewhere, and be framed by nobody.
 """
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 import re
@@ -70,7 +68,7 @@ class Access:
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     @classmethod
-    def to(cls, host: str) -> Access:
+    def to(cls, host: str) -> "Access":
         """As it should be for an address to bind to."""
         return cls(host, None if is_local(host) else secrets.token_urlsafe(24))
 

@@ -5,8 +5,6 @@ is lent out: `with workbench.model() as model`. Requests wait for it outside of 
 there is a clear answer, and one that nobody waits for any longer, or that takes too long, ends at the next layer.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -93,7 +91,7 @@ class Workbench:
     def __init__(
         self,
         index: Index | str | Path,
-        model: MemoryModel | str | None = None,
+        model: "MemoryModel | str | None" = None,
         other: Index | str | Path | None = None,
         live: LiveSettings | None = None,
     ) -> None:
@@ -145,7 +143,7 @@ class Workbench:
         }[self.status]
 
     @contextmanager
-    def model(self) -> Iterator[MemoryModel]:
+    def model(self) -> "Iterator[MemoryModel]":
         """The model, lent to one thread at a time; refused with one line while there is none."""
         if self._model is None:
             raise ModelError(self.status_text)
