@@ -25,12 +25,13 @@ def states(model: MemoryModel) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return r, y, r + y
 
 
-def compare(model: MemoryModel, unembedding: Unembedding) -> None:
+def compare(model: MemoryModel, unembedding: Unembedding, reading: str | None = None) -> None:
     r, y, o = states(model)
     final = model.lens.state_logits(o).argmax(1).numpy().astype(np.int32)[::-1].copy()
-    tops = unembedding.layer(r, y, o, final, last=False)
-    for state, found in ((r, tops.residual), (y, tops.ffn), (o, tops.output)):
+    tops = unembedding.layer(1, r, y, o, final, last=False)
+    for state, found in ((r, tops.residual), (o, tops.output)):
         assert found.tolist() == model.lens.state_logits(state).argmax(1).tolist()
+    assert tops.ffn.tolist() == model.lens.addition_scores(y, 1, reading).argmax(1).tolist()
     p = model.lens.probabilities(model.lens.state_logits(r)).numpy()[np.arange(300), final]
     np.testing.assert_allclose(tops.final.p, p, rtol=1e-4)
     scores = model.lens.state_logits(r).numpy()
@@ -44,13 +45,16 @@ def test_scores_of_o_are_sums_but_of_an_adaptive_softmax_and_tops_are_exact(fami
     unembedding = Unembedding(model.lens)
     compare(model, unembedding)
     assert unembedding._adds_up == adds_up
+    raw = Unembedding(model.lens, reading="raw")  # a raw y and a normed o do not add up
+    compare(model, raw, "raw")
+    assert not raw._adds_up
 
 
 def test_a_coarse_dtype_is_read_directly() -> None:
     model = memlens.load(tiny_model("llama").to(torch.bfloat16), tokenizer=tiny_tokenizer(), dtype="bfloat16")
     unembedding = Unembedding(model.lens)
     r, y, o = states(model)
-    output = unembedding.layer(r, y, o, np.zeros(300, np.int32), last=False).output
+    output = unembedding.layer(0, r, y, o, np.zeros(300, np.int32), last=False).output
     assert output.tolist() == model.lens.state_logits(o).argmax(1).tolist()
     assert not unembedding._adds_up
 

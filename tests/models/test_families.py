@@ -134,6 +134,28 @@ def test_silencing_a_layer_leaves_only_its_bias(model):
     assert not torch.allclose(before, after)
 
 
+@pytest.mark.parametrize("reading", ["folded", "raw"])
+@pytest.mark.parametrize(("family", "changes"), CASES)
+def test_where_a_block_adds_one_value_its_top_token_is_that_of_the_value(family, changes, reading):
+    model = load(tiny_model(family, **changes))
+    if reading not in model.lens.readings:
+        assert changes == {"_remove_final_layer_norm": True}
+        return
+    for layer in model.layers:
+        if layer.value_bias is not None:
+            layer.value_bias.zero_()
+
+    def one_memory_each(m):  # the memory with the number of the position, a little stronger in the second sentence
+        return torch.stack([torch.eye(7, m.shape[-1]), 1.7 * torch.eye(7, m.shape[-1])]).to(m)
+
+    with model.edit(dict.fromkeys(range(LAYERS), one_memory_each)), model.record() as recording:
+        model.run_body(tokens())
+    for layer in model.layers:
+        expected = model.lens.value_scores(layer.values[:7], layer.layer, reading).argmax(-1).tolist()
+        for y in recording.y[layer.layer]:  # [pos, d]
+            assert model.lens.addition_scores(y, layer.layer, reading).argmax(-1).tolist() == expected
+
+
 def test_padding_on_the_right_does_not_reach_the_tokens_before_it(model):
     short = tokens(length=5)
     padded = torch.cat([short, torch.zeros(2, 4, dtype=torch.int64)], dim=1)

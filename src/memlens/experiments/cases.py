@@ -77,9 +77,10 @@ EXPERIMENT = ex.prefix_experiment(
         compute,
         question="Who decides, the residual or the layer?",
         lead="Bars add up to all sampled prefixes of a layer.",
-        how="By top tokens of residual r, layer output y and their sum o. Residual: o is r’s, not y’s. Ffn: o is y’s, "
-        "not r’s. Agreement: all three the same. Composition: o is neither’s. Reversal: r and y agree, and o is "
-        "another; impossible for linear logits, possible with a final norm, so it is counted and not hidden.",
+        how="By top tokens of residual r, layer output y and their sum o; r and o are read as predictions, y as the "
+        "values are that it is a sum of. Residual: o is r’s, not y’s. Ffn: o is y’s, not r’s. Agreement: all three "
+        "the same. Composition: o is neither’s. Reversal: r and y agree, and o is another; impossible where all logits "
+        "are linear, possible with a final norm’s bias, so it is counted and not hidden.",
         draw=draw,
         published=published,
         contract=("layer", *CASES),

@@ -1,7 +1,7 @@
 """Composition (Figure 8): how often a layer's prediction is none of its memories' predictions.
 
 A prefix has zero agreement where top(y) differs from the top token of every value of the layer (`zero`), or of every
-value whose memory is active, m > 0 (`zero_active`). Values are read as the values table reads them. Among the other
+value whose memory is active, m > 0 (`zero_active`). y is read as the values table reads values. Among the other
 prefixes: the share whose target is a stop word and the share of prefixes shorter than 5 tokens, with the same shares
 among all prefixes to compare with. Prefixes at the end of a sentence have no target and are left out of the first.
 """
@@ -111,9 +111,9 @@ EXPERIMENT = ex.prefix_experiment(
         question="Is a layer’s output the word of any one memory?",
         lead="The higher, the more often a layer’s prediction is a mixture that no single memory of it would make.",
         how="The share of sampled prefixes for which the top token of the layer’s output y differs from the top token "
-        "of the value of every memory in the layer. The table also counts against the active memories alone. The "
-        "paper’s bars are whole numbers over 4,096 although its text says 4,000 prefixes. Intervals: bootstrap over "
-        "prefixes, and Wilson’s where the share is 0 or 1.",
+        "of the value of every memory in the layer; both are read alike. The table also counts against the active "
+        "memories alone. The paper’s bars are whole numbers over 4,096 although its text says 4,000 prefixes. "
+        "Intervals: bootstrap over prefixes, and Wilson’s where the share is 0 or 1.",
         draw=draw,
         published=published,
         contract=("layer", "prefixes", "zero", "rate", "zero_active"),

@@ -1,11 +1,11 @@
 """Readings of one layer at sampled prefixes: top tokens of r, y and o, active memories, contributions to the logit.
 
-States are scored by the model's own lens; a block of scores is looked at while it is in the cache and then dropped.
-Since o = r + y, and the lens is linear but for the final norm's scale and its biases, the scores of o are a weighted
-sum of those of r and y: a third of the products need not be made. That this holds is tried on the first states (an
-adaptive softmax or a coarse dtype does not pass), and where two tokens are closer than rounding can tell, or r and y
-all but cancel, o is scored itself. Ties go to the lower token id. The token that a value promotes is looked up in the
-values table.
+r and o are scored by the model's own lens, y as the values table reads values; a block of scores is looked at while it
+is in the cache and then dropped. Since o = r + y, and the lens is linear but for the final norm's scale and its biases,
+the scores of o are a weighted sum of those of r and y: a third of the products need not be made. That this holds is
+tried on the first states (an adaptive softmax, a coarse dtype or raw values do not pass), and where two tokens are
+closer than rounding can tell, or r and y all but cancel, o is scored itself. Ties go to the lower token id. The token
+that a value promotes is looked up in the values table.
 """
 
 from collections.abc import Callable, Mapping
@@ -120,10 +120,13 @@ def rows_at_once(lens: Lens) -> int:
 
 
 class Unembedding:
-    """Reads states through a lens; `rows` of them at a time."""
+    """Reads states through a lens, `rows` of them at a time; y by the `reading` of values, None for the model's own."""
 
-    def __init__(self, lens: Lens, pool: ThreadPoolExecutor | None = None, threads: int = 1) -> None:
+    def __init__(
+        self, lens: Lens, pool: ThreadPoolExecutor | None = None, threads: int = 1, reading: str | None = None
+    ) -> None:
         self._lens, self._pool, self._threads = lens, pool, threads
+        self._reading = lens.checked_reading(reading)
         self.rows = rows_at_once(lens)
         self._constant = _constant_scores(lens)
         self._adds_up: bool | None = None  # not tried yet
@@ -136,27 +139,29 @@ class Unembedding:
         """top(h) of states [n, d]."""
         return np.concatenate([self._top(self._scores(states[part])) for part in self._parts(len(states))])
 
-    def layer(self, r: Tensor, y: Tensor, o: Tensor, final: NDArray[np.int32], last: bool) -> LayerTops:
+    def layer(self, layer: int, r: Tensor, y: Tensor, o: Tensor, final: NDArray[np.int32], last: bool) -> LayerTops:
         """Tops of r, y and o [n, d]; in the last layer top(o) is the final token [n], which is known."""
         if self._adds_up is None:
-            self._adds_up = self._try_sums(r[:TRIED], y[:TRIED], o[:TRIED])
-        parts = [self._layer_part(r[part], y[part], o[part], final[part], last) for part in self._parts(len(r))]
+            self._adds_up = self._try_sums(layer, r[:TRIED], y[:TRIED], o[:TRIED])
+        parts = [self._layer_part(layer, r[part], y[part], o[part], final[part], last) for part in self._parts(len(r))]
         residual, ffn, output = (np.concatenate([part[i] for part in parts]) for i in range(3))
         likelihood = (np.concatenate(column) for column in zip(*(part.final for part in parts), strict=True))
         return LayerTops(residual, ffn, output, Likelihood(*likelihood))
 
-    def _layer_part(self, r: Tensor, y: Tensor, o: Tensor, final: NDArray[np.int32], last: bool) -> LayerTops:
+    def _layer_part(
+        self, layer: int, r: Tensor, y: Tensor, o: Tensor, final: NDArray[np.int32], last: bool
+    ) -> LayerTops:
         residual_scores = self._scores(r)
         residual = self._top(residual_scores)
         likelihood = self._likelihood(residual_scores, residual, final)
-        ffn_scores = self._scores(y)
+        ffn_scores = self._scores_of_addition(layer, y)
         ffn = self._top(ffn_scores)
         if last:
             return LayerTops(residual, ffn, final, likelihood)
         if not self._adds_up:
             del residual_scores, ffn_scores
             return LayerTops(residual, ffn, self._top(self._scores(o)), likelihood)
-        output = self._top_of_sum(residual_scores, ffn_scores, self._weights(r, y, o))
+        output = self._top_of_sum(residual_scores, ffn_scores, self._weights(r, o))
         unsure = np.flatnonzero(output < 0)
         if len(unsure):
             output[unsure] = self._top(self._scores(o[torch.from_numpy(unsure).to(o.device)]))
@@ -169,6 +174,10 @@ class Unembedding:
         """[rows, vocabulary] float32, before soft-capping."""
         return self._lens.state_logits(states).to("cpu", torch.float32).contiguous()
 
+    def _scores_of_addition(self, layer: int, y: Tensor) -> Tensor:
+        """[rows, vocabulary] float32, as values are read."""
+        return self._lens.addition_scores(y, layer, self._reading).to("cpu", torch.float32).contiguous()
+
     def _top(self, scores: Tensor) -> NDArray[np.int32]:
         array = scores.numpy()
         tokens = np.empty(len(array), np.int32)
@@ -179,15 +188,15 @@ class Unembedding:
             )
         return tokens
 
-    def _weights(self, r: Tensor, y: Tensor, o: Tensor) -> NDArray[np.float32]:
+    def _weights(self, r: Tensor, o: Tensor) -> NDArray[np.float32]:
         """[n, 3]: scores(o) = scores(r) w0 + scores(y) w1 + constant w2."""
         norm = self._lens.final_norm
         if norm is None:
-            left = right = torch.ones(len(o), 1)
+            left, right = torch.ones(len(o), 1), torch.ones(len(o), 1)
         else:
-            scale = norm_scale(norm, o)
-            left, right = norm_scale(norm, r) / scale, norm_scale(norm, y) / scale
-        return torch.cat([left, right, 1 - left - right], dim=1).to("cpu", torch.float32).numpy()
+            right = 1 / norm_scale(norm, o)
+            left = norm_scale(norm, r) * right
+        return torch.cat([left, right, 1 - left], dim=1).to("cpu", torch.float32).numpy()
 
     def _top_of_sum(self, left: Tensor, right: Tensor, weights: NDArray[np.float32]) -> NDArray[np.int32]:
         """-1 where the sum is not exact enough to tell."""
@@ -196,15 +205,17 @@ class Unembedding:
         self._in_pieces(
             len(a), lambda first, last: find_top_of_sum_(a, b, constant, weights, first, last, _TOLERANCE, tokens)
         )
-        tokens[np.abs(weights).max(1) > _MOST_WEIGHT] = -1
+        tokens[weights[:, 0] > _MOST_WEIGHT] = -1
         return tokens
 
-    def _try_sums(self, r: Tensor, y: Tensor, o: Tensor) -> bool:
-        """Are sums of scores the scores of sums, for this lens?"""
-        weights = self._weights(r, y, o)[:, :, None]
-        left, right, direct = (self._scores(states).numpy() for states in (r, y, o))
+    def _try_sums(self, layer: int, r: Tensor, y: Tensor, o: Tensor) -> bool:
+        """Are sums of scores the scores of sums, for this lens and reading?"""
+        weights = self._weights(r, o)[:, :, None]
+        left, right, direct = (
+            scores.numpy() for scores in (self._scores(r), self._scores_of_addition(layer, y), self._scores(o))
+        )
         added = left * weights[:, 0] + right * weights[:, 1] + self._constant * weights[:, 2]
-        allowed = _TOLERANCE * np.abs(direct).max(1) * np.maximum(np.abs(weights).max((1, 2)), 1)
+        allowed = _TOLERANCE * np.abs(direct).max(1) * np.maximum(weights[:, 0, 0], 1)
         return bool((np.abs(added - direct).max(1) <= allowed).all())
 
     def _likelihood(self, scores: Tensor, tops: NDArray[np.int32], tokens: NDArray[np.int32]) -> Likelihood:
@@ -285,7 +296,7 @@ class LayerLook:
 
     def _read(self, layer: int, positions: PositionStates, final: NDArray[np.int32]) -> Columns:
         r, y, o = positions.r[layer], positions.y[layer], positions.o[layer]
-        tops = self.unembedding.layer(r, y, o, final, layer == self.last)
+        tops = self.unembedding.layer(layer, r, y, o, final, layer == self.last)
         return {
             "residual_token": tops.residual,
             "ffn_token": tops.ffn,

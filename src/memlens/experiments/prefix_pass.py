@@ -171,6 +171,8 @@ def aggregate(
         "validation": None if validation is None else corpus_fingerprint(validation),
         "stop_words": stop_words,
         "values": index.manifest.sha256("values"),
+        "reading": index.manifest.values.reading
+        or None,  # of values and y; a pass that read y otherwise has no such note
     }
     noted = dict(index.manifest.prefix_pass.content)
     if index.is_whole(PREFIXES) and index.is_whole(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
@@ -198,7 +200,9 @@ def look_at_prefixes(
     where: Mapper | None = None,
 ) -> Aggregate:
     """The pass over any prefixes, with the values of the index; nothing is written."""
-    whole, layers = run_pass(model, prefixes, _promoted_tokens(index), progress, where)
+    whole, layers = run_pass(
+        model, prefixes, _promoted_tokens(index), progress, where, index.manifest.values.reading or None
+    )
     return Aggregate(
         index,
         prefix_table(prefixes, stops, whole),
@@ -214,6 +218,7 @@ def run_pass(
     promoted: Mapping[int, NDArray[np.int32]],  # layer -> [memories], the top token of each value
     progress: Progress = no_progress,
     where: Mapper | None = None,
+    reading: str | None = None,  # of values, and so of y; None is the model's own
 ) -> tuple[Columns, dict[int, Columns]]:
     """The pass itself: columns with an entry a prefix, and the same for each layer."""
     whole: list[Columns] = []
@@ -221,7 +226,7 @@ def run_pass(
     order: list[NDArray[np.int64]] = []
     done = 0
     progress("prefixes", 0, len(prefixes))
-    for numbers, of_prefix, of_layers in _looks(model, prefixes, promoted, where):
+    for numbers, of_prefix, of_layers in _looks(model, prefixes, promoted, where, reading):
         whole.append(of_prefix)
         for layer, columns in of_layers.items():
             layers[layer].append(columns)
@@ -236,15 +241,19 @@ _Look = tuple[NDArray[np.int64], Columns, dict[int, Columns]]  # which prefixes,
 
 
 def _looks(
-    model: MemoryModel, prefixes: Prefixes, promoted: Mapping[int, NDArray[np.int32]], where: Mapper | None
+    model: MemoryModel,
+    prefixes: Prefixes,
+    promoted: Mapping[int, NDArray[np.int32]],
+    where: Mapper | None,
+    reading: str | None,
 ) -> Iterator[_Look]:
     """What was seen at the prefixes, chunk by chunk."""
     if where is not None:
-        work = ChunkWork(prefixes, dict(promoted))
+        work = ChunkWork(prefixes, dict(promoted), reading)
         yield from where.map(work, range(work.chunks(model)))
         return
     with torch.inference_mode(), thread_pool() as pool:
-        unembedding = Unembedding(model.lens, pool, torch.get_num_threads())
+        unembedding = Unembedding(model.lens, pool, torch.get_num_threads(), reading)
         look = LayerLook(model, promoted, unembedding)
         for numbers, positions in run_chunks(model, prefixes, set(promoted), chunk_rows(model, unembedding.rows)):
             yield numbers, *look.look(positions)
@@ -253,8 +262,8 @@ def _looks(
 class ChunkWork:
     """The pass over one chunk of prefixes by itself, wherever the model is. Can be pickled."""
 
-    def __init__(self, prefixes: Prefixes, promoted: dict[int, NDArray[np.int32]]) -> None:
-        self.prefixes, self.promoted = prefixes, promoted
+    def __init__(self, prefixes: Prefixes, promoted: dict[int, NDArray[np.int32]], reading: str | None = None) -> None:
+        self.prefixes, self.promoted, self.reading = prefixes, promoted, reading
         self._look: LayerLook | None = None  # made once a worker
 
     def chunks(self, model: MemoryModel) -> int:
@@ -264,7 +273,8 @@ class ChunkWork:
         rows, layers = self._rows(model), set(self.promoted)
         with torch.inference_mode(), thread_pool() as pool:
             if self._look is None:
-                self._look = LayerLook(model, self.promoted, Unembedding(model.lens, None, torch.get_num_threads()))
+                unembedding = Unembedding(model.lens, None, torch.get_num_threads(), self.reading)
+                self._look = LayerLook(model, self.promoted, unembedding)
                 # Whether sums stand for scores is tried on the first states, which must be the same for every worker.
                 self._look.look(run_chunk(model, self.prefixes, layers, min(rows, TRIED), 0)[1])
             self._look.unembedding.use_pool(pool)

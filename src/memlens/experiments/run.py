@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STOP_WORDS = "en"
 _ORIGIN = "origin"  # where the prefixes of an experiment come from, in words
+_READING_OF_Y = {"y": "as values"}  # what tables were made by beside other tables: those that read y as a state are old
 
 
 def run(
@@ -191,6 +192,7 @@ def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> 
 def _sources(index: Index, experiment: Experiment) -> dict[str, str]:
     """Checksums of the tables that an experiment is made from, and of what people have said."""
     used = {table: checksum for table in experiment.needs if (checksum := index.manifest.sha256(table))}
+    used |= _READING_OF_Y if experiment.on_prefixes else {}
     mark = history_mark(index, experiment.people) if experiment.people else None
     return used if mark is None else used | {OLD_TABLES[experiment.people]: mark}
 

@@ -1,8 +1,9 @@
 """Norms, the lens from states and values to vocabulary scores, and the cases of the paper's Fig 11.
 
-A state (r, y or o) is read as the model itself reads it: final norm, output embedding E, its bias. A value is a
-direction, not a state, so it is read through the linear part only: `folded` is (v * gain) E, v centred first where the
-final norm is a LayerNorm, and a post-norm's gain folded in before that; `raw` is v E. No bias in either.
+A state (r or o) is read as the model itself reads it: final norm, output embedding E, its bias. A value is a direction,
+not a state, so it is read through the linear part only: `folded` is (v * gain) E, v centred first where the final norm
+is a LayerNorm, and a post-norm's gain folded in before that; `raw` is v E. No bias in either. y, what a block adds to
+the stream, is a sum of values and is read as they are: where it is one value, its top token is that value's.
 """
 
 from collections.abc import Sequence
@@ -66,6 +67,11 @@ class Norm:
             vectors = vectors - vectors.mean(-1, keepdim=True)
         gain = self.gain
         return vectors if gain is None else vectors * gain.to(vectors.device)
+
+    def unfolded(self, vectors: Tensor) -> Tensor:
+        """`vectors` [n, d] with the gain taken out again; 0 where it was 0."""
+        gain = self.gain
+        return vectors if gain is None else torch.where(gain == 0, 0, vectors / gain)
 
     def by_formula(self, states: Tensor) -> Tensor:
         """The whole norm in plain arithmetic, at least float32."""
@@ -159,6 +165,16 @@ class Lens:
     def value_scores(self, values: Tensor, layer: int, reading: str | None = None, out: Tensor | None = None) -> Tensor:
         """Scores [n, vocabulary] of values [n, d] of a layer; into `out` where that can be."""
         return self.folded_scores(self.folded(values, layer, reading), out)
+
+    def addition_scores(self, additions: Tensor, layer: int, reading: str | None = None) -> Tensor:
+        """Scores [n, vocabulary] of y [n, d], what the block of a layer adds to the stream, read as its values are."""
+        reading = self.checked_reading(reading)
+        additions = at_least_float32(additions)
+        post_norm = self._post_norms[layer] if self._post_norms else None
+        if reading == "raw":
+            return self.folded_scores(additions if post_norm is None else post_norm.unfolded(additions))
+        # the post-norm's gain is in y already
+        return self.folded_scores(additions if self.final_norm is None else self.final_norm.folded(additions))
 
     def folded_scores(self, vectors: Tensor, out: Tensor | None = None) -> Tensor:
         """Scores [n, vocabulary] of what `folded` gave, [n, d], of any layers together; into `out` if given."""

@@ -199,7 +199,7 @@ class LayerTrace:
 
     layer: int
     residual: tuple[TokenShare, ...]  # top tokens of r
-    ffn: tuple[TokenShare, ...]  # of y
+    ffn: tuple[TokenShare, ...]  # of y, read as values are: a sum of them
     output: tuple[TokenShare, ...]  # of o
     p: float  # of the traced token in o
     case: str  # of Fig 11

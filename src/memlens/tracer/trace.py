@@ -33,9 +33,9 @@ from memlens.vocab.kernels import Ends, FloatArray, Softmax, find_ends, read_sof
 
 @dataclass(frozen=True, eq=False)
 class Readings:
-    """The distributions of n states."""
+    """The distributions of n states or additions to the stream."""
 
-    scores: NDArray[np.float32]  # [n, vocabulary], soft-capped where the model does that
+    scores: NDArray[np.float32]  # [n, vocabulary], of states soft-capped where the model does that
     ends: Ends
     softmax: Softmax
 
@@ -62,9 +62,13 @@ class Readings:
 
 def read_states(model: MemoryModel, states: Tensor, top: int) -> Readings:
     """The distributions of states [n, d], with the top tokens of each."""
-    logits = model.lens.capped(model.lens.state_logits(states)).to("cpu", torch.float32)
+    return _read_scores(model, model.lens.capped(model.lens.state_logits(states)), top)
+
+
+def _read_scores(model: MemoryModel, logits: Tensor, top: int) -> Readings:
+    """The distributions of scores [n, vocabulary]."""
+    scores = logits.to("cpu", torch.float32).contiguous().numpy()
     refuse_overflow(model, logits)
-    scores = logits.contiguous().numpy()
     with thread_pool() as pool:
         ends = find_ends(scores, min(top, scores.shape[1]), pool)
         return Readings(scores, ends, read_softmax(scores, ends, np.full(len(scores), -1), pool))
@@ -142,8 +146,12 @@ class _Tracer:
         text: Callable[[int], str] = model.tokenizer.token_text
         self.token = cache(lambda token: Token(token, text(token)))  # every token is looked up once
         self.count = len(model.layers)
-        states = [store[layer] for layer in range(self.count) for store in (positions.r, positions.y, positions.o)]
-        self.readings: Readings = read_states(model, torch.cat(states), top)
+        lens, layers = model.lens, range(self.count)
+        states = [store[layer] for layer in layers for store in (positions.r, positions.o)]
+        logits = lens.capped(lens.state_logits(torch.cat(states))).unflatten(0, (self.count, 2))
+        added = torch.stack([lens.addition_scores(positions.y[layer], layer) for layer in layers])  # as values are read
+        every = torch.cat([logits[:, :1], added, logits[:, 1:]], dim=1)  # [layers, r y o, vocabulary]
+        self.readings: Readings = _read_scores(model, every.flatten(0, 1), top)
         self.accounting = LogitDecomposition(model)
 
     def trace(self, token: int | None, index: Index | None) -> Trace:
