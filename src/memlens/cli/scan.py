@@ -70,7 +70,7 @@ def merge(
     _print_index(screen, index)
 
 
-def _print_index(screen: Screen, index: memlens.Index) -> None:
+def _print_index(screen: Screen, index: "memlens.Index") -> None:
     from memlens.index.reader import summarize
 
     summary = summarize(index)

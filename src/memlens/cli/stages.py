@@ -125,7 +125,7 @@ def patterns(
     _summarize(screen, opened)
 
 
-def _summarize(screen: Screen, index: memlens.Index) -> None:
+def _summarize(screen: Screen, index: "memlens.Index") -> None:
     from memlens.experiments.patterns import compute
 
     rows = compute(index)
@@ -146,7 +146,7 @@ def _summarize(screen: Screen, index: memlens.Index) -> None:
     screen.note(f"expected share of chance among these patterns: at most {notes.rate:g} ({tested})")
 
 
-def _browse(screen: Screen, index: memlens.Index, related: str | None, shared: bool, limit: int) -> None:
+def _browse(screen: Screen, index: "memlens.Index", related: str | None, shared: bool, limit: int) -> None:
     from memlens.pattern.related import related_memories, shared_patterns
 
     if related is not None:
@@ -166,7 +166,7 @@ def _browse(screen: Screen, index: memlens.Index, related: str | None, shared: b
         _list(screen, pairs, ["memory", "other", "equal triggers", "Jaccard"], rows)
 
 
-def _explain(screen: Screen, index: memlens.Index, url: str, model: str, memories: list[str], seed: int) -> None:
+def _explain(screen: Screen, index: "memlens.Index", url: str, model: str, memories: list[str], seed: int) -> None:
     from memlens.pattern.explainer import Explainer, propose
 
     if not memories:
