@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: demo test faults everywhere check format clean chromium
+.PHONY: demo test faults everywhere wheel check format clean chromium
 
 demo: $(INSTALLED)
 	$(BIN)/memlens demo
@@ -28,6 +28,11 @@ check: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The same bytes for the same commit; the time in the archive is the commit's.
+wheel: $(INSTALLED)
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -P -m hatchling build -t wheel -d dist
+	sha256sum dist/memlens-*.whl
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

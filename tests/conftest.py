@@ -6,6 +6,7 @@ Session fixtures are made once and only read; `copy_of(index)` gives a test one 
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 
 # waiting threads of torch sleep instead of spinning: several test runs on one machine do not slow each other down
 os.environ["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", "1000")
+# what the Hub's libraries keep is nothing of the person's who runs the tests, whose home may be read-only
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="memlens-tests-hub-")
 
 import memlens
 from memlens.index.reader import Index
@@ -37,6 +40,10 @@ FLAGS = [f"--{flag}" for flag in ("headless", "disable-gpu", "no-first-run", "di
 def pytest_configure() -> None:
     """Ctrl-C is tested: a job in the background is started with SIGINT ignored, and so would be all its children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["HF_HOME"], ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

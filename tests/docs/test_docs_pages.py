@@ -49,3 +49,9 @@ def test_every_file_that_a_page_names_is_there() -> None:
             if re.fullmatch(r"[\w/]+\.py|[a-z_]+/", name) and not any((place / name).exists() for place in places):
                 missing.append((str(page.relative_to(ROOT)), name))
     assert not missing
+
+
+def test_every_test_that_the_page_on_security_names_is_there() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text(encoding="utf-8")))
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 20 and not [name for name in named if f"def {name}(" not in tests]

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from memlens.errors import ModelError
+from memlens.models.info import sizes_before_loading
 from memlens.models.load import load
+from memlens.scanner.autotune import memory_before_loading
+from memlens.settings import ScanSettings
 from memlens.testing import CONTEXT, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -108,3 +111,25 @@ def test_an_unreadable_gguf_file_is_refused_in_one_line(tmp_path, network):
 def test_a_gguf_file_that_says_another_number_of_layers_than_it_has_is_refused(tmp_path, network, layers):
     with pytest.raises(ModelError, match=f"says that it has {layers:,} layers, but holds weights of 3"):
         load(write_gguf(tmp_path / "tiny.gguf", network, True, layers))
+
+
+@pytest.mark.parametrize("change", [{"embedding_length": 2**20}, {"feed_forward_length": 2**30}, {"vocab_size": 2**31}])
+def test_a_gguf_file_whose_settings_describe_a_larger_network_is_refused(tmp_path, network, monkeypatch, change):
+    ((name, size),) = change.items()
+    add = getattr(gguf.GGUFWriter, f"add_{name}")
+    monkeypatch.setattr(gguf.GGUFWriter, f"add_{name}", lambda writer, _: add(writer, size))
+    with pytest.raises(ModelError) as caught:
+        load(write_gguf(tmp_path / "tiny.gguf", network, True))
+    assert "tiny.gguf" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_the_sizes_of_a_gguf_file_are_those_of_the_unpacked_model(tmp_path, network):
+    path = write_gguf(tmp_path / "tiny.gguf", network, True)
+    sizes = sizes_before_loading(path)
+    loaded = load(path, prove=False)
+    assert sizes.parameters == sum(parameter.numel() for parameter in loaded.network.parameters())
+    assert sizes.memories == tuple(layer.memories for layer in loaded.layers) and sizes.gated
+    assert sizes.unpacked == 4 * sizes.parameters
+    needed = memory_before_loading(sizes, ScanSettings(top=1, batch_tokens=1), 2)
+    assert needed["weights"] == 2 * sizes.parameters
+    assert needed["unpacking"] == max(0, sizes.unpacked - needed["lists"] - needed["a batch"])

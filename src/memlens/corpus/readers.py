@@ -249,4 +249,6 @@ def _import_datasets(spec: HubSpec) -> ModuleType:
 def _refuse(spec: HubSpec, problem: Exception, place: str = "") -> CorpusError:
     reason = printable(str(problem).strip().split("\n")[0])[:300]
     what = f"corpus '{spec}'{place} cannot be read: {type(problem).__name__}: {reason}"
-    return CorpusError(f"{what}; check name, config, split and network")
+    at_the_cache = isinstance(problem, OSError) and problem.filename is not None  # what `datasets` itself keeps on disk
+    advice = "set HF_HOME to a folder where you may write" if at_the_cache else "check name, config, split and network"
+    return CorpusError(f"{what}; {advice}")

@@ -50,10 +50,13 @@ class CorpusStore:
     def __init__(self, folder: Path) -> None:
         saved = read_sealed(folder / "corpus.json")
         self.counts: dict[str, Any] = saved["counts"]
-        tokens = self.counts["tokens"]
-        self.tokens: NDArray[np.int32] = np.memmap(folder / "tokens.bin", np.int32, "r", shape=(tokens,))
-        self.offsets: NDArray[np.int64] = np.load(folder / "offsets.npy", mmap_mode="r")
-        self.fresh_from: NDArray[np.int32] = np.load(folder / "fresh_from.npy", mmap_mode="r")
+        tokens, sentences = self.counts["tokens"], self.counts["sentences"]
+        try:
+            self.tokens: NDArray[np.int32] = np.memmap(folder / "tokens.bin", np.int32, "r", shape=(tokens,))
+        except (OSError, ValueError) as error:
+            raise _damaged(folder / "tokens.bin") from error
+        self.offsets: NDArray[np.int64] = _mapped(folder / "offsets.npy", np.int64, sentences + 1)
+        self.fresh_from: NDArray[np.int32] = _mapped(folder / "fresh_from.npy", np.int32, sentences)
         self.folder = folder.absolute()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -134,6 +137,17 @@ def read_batches(path: Path) -> NDArray[np.int32]:
     except Exception as error:  # a damaged archive fails in many ways
         raise IndexFolderError(f"{path} is damaged; remove this one file and run the command again") from error
     return known
+
+
+def _mapped(path: Path, kind: type, length: int) -> NDArray[Any]:
+    """An array on disk, of numbers and as long as it should be."""
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise _damaged(path) from error
+    if array.dtype != kind or array.shape != (length,):
+        raise _damaged(path)
+    return array
 
 
 def _damaged(path: Path) -> IndexFolderError:

@@ -6,6 +6,7 @@ could not fit is refused before memory is taken for it.
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from memlens.models.huggingface import quiet_transformers
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers looks for them
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")  # parts of transformers itself
 _COUNTS_LAYERS = re.compile(r"(n|num)_(hidden_|decoder_)?layers?|attention_types")
 _MOST_LAYERS = 4096  # many times what any model has
 _CONFIG_LIMIT = 16 << 20  # bytes of a configuration or of the index of weight files
@@ -54,7 +56,7 @@ def read_config(place: str, name: str, **options: Any) -> Config:
     _refuse_many_layers(place, name)
     try:
         with quiet_transformers():
-            return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+            config = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
     except Exception as error:
         path = Path(place) / "config.json"
         if isinstance(error, ValueError) and path.is_file():
@@ -64,6 +66,12 @@ def read_config(place: str, name: str, **options: Any) -> Config:
                 f"{name} is of the model type '{model_type}', which cannot be loaded ({one_line(error)})"
             ) from error
         raise ModelError(f"the configuration of {name} cannot be read ({one_line(error)})") from error
+    for part in ("_attn_implementation", "_experts_implementation"):
+        if getattr(config, part, None) not in _IMPLEMENTATIONS:
+            setattr(
+                config, part, None
+            )  # a checkpoint may name a program on the Hub here, which would be fetched and run
+    return config
 
 
 def _refuse_many_layers(place: str, name: str) -> None:
@@ -84,9 +92,11 @@ def _refuse_many_layers(place: str, name: str) -> None:
             raise ModelError(f"{name}: {key} is {value} in config.json, more layers than a model has; mend it")
 
 
-def refuse_misfit(place: str, name: str, config: Config) -> None:
-    """Compare what config.json describes with what the headers of the weights say, before either takes memory."""
-    stored, size = _stored_tensors(place, name)
+def refuse_misfit(name: str, config: Config, stored: Mapping[str, torch.Tensor], size: int) -> None:
+    """Compare what the settings describe with the shapes of the stored tensors, before either takes memory.
+
+    `size` is the bytes that the numbers take in their files.
+    """
     if not stored:
         return  # reading them will say what is missing
     if config.num_hidden_layers > len(stored):
@@ -113,7 +123,7 @@ def refuse_misfit(place: str, name: str, config: Config) -> None:
                 )
 
 
-def _stored_tensors(place: str, name: str) -> tuple[dict[str, torch.Tensor], int]:
+def stored_tensors(place: str, name: str) -> tuple[dict[str, torch.Tensor], int]:
     """The tensors of a checkpoint by name, without their numbers, and the bytes of its files; none where none is."""
     from transformers.modeling_utils import load_state_dict
 

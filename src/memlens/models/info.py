@@ -1,16 +1,17 @@
 """Facts about a loaded model, and its sizes from the configuration alone, before anything is loaded.
 
 For the sizes the network is built without memory behind it (torch's meta device) by the code that would load it, so
-they are exact. Of a .gguf file or a fairseq checkpoint only the size of the file is known beforehand.
+they are exact. Of a fairseq checkpoint only the size of the file is known beforehand.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memlens.errors import MemlensError
 from memlens.models.checkpoint import network_without_numbers, read_config
 from memlens.models.families import family_of
+from memlens.models.gguf_file import read_head
 from memlens.models.huggingface import feed_forwards
 from memlens.models.load import bundled_folder
 from memlens.models.memory_model import MemoryModel
@@ -90,6 +91,7 @@ class ModelSizes:
     memories: tuple[int, ...] = ()  # by layer
     width: int = 0
     gated: bool = False
+    unpacked: int = 0  # bytes of float32 weights that are held beside the network's own while a .gguf file is read
 
 
 def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
@@ -99,17 +101,25 @@ def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
         place = bundled_folder() if name == "bundled" else Path(name).expanduser()
     except RuntimeError:  # "~somebody" who has no account here; loading will say so
         return None
-    if place.suffix.lower() == ".gguf" or (place / "model.pt").is_file():
-        file = place if place.is_file() else place / "model.pt"
-        return ModelSizes(file.stat().st_size // 4) if file.is_file() else None
+    if (place / "model.pt").is_file():
+        return ModelSizes((place / "model.pt").stat().st_size // 4)
     try:
+        if place.suffix.lower() == ".gguf":
+            return _from_gguf(place) if place.is_file() else None
         return _from_configuration(str(place) if place.is_dir() else name)
     except MemlensError:
         return None  # loading will say why
 
 
-def _from_configuration(place: str) -> ModelSizes:
-    config = read_config(place, place)
+def _from_gguf(path: Path) -> ModelSizes:
+    """As the model will be when it is unpacked; each tensor is float32 on its way there."""
+    head = read_head(path)
+    sizes = _from_configuration(str(path.resolve().parent), gguf_file=path.name)
+    return replace(sizes, unpacked=4 * sum(tensor.numel() for tensor in head.tensors.values()))
+
+
+def _from_configuration(place: str, **options: str) -> ModelSizes:
+    config = read_config(place, place, **options)
     family = family_of(config, place)
     network = network_without_numbers(config, place)
     layers = feed_forwards(network, family, config, place)

@@ -22,9 +22,11 @@ from memlens.models.checkpoint import (
     read_config,
     refuse_adapter,
     refuse_misfit,
+    stored_tensors,
     unreadable_weights,
 )
 from memlens.models.families import family_of
+from memlens.models.gguf_file import read_head
 from memlens.models.huggingface import HuggingFaceModel, quiet_transformers
 from memlens.models.memory_model import MemoryModel
 from memlens.models.tokenizer import Tokenizer
@@ -33,11 +35,9 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu")
 _BUNDLED = Path(__file__).parent.parent / "bundled" / "model"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "spiece.model", "vocab.txt")
-_GGUF_ADDS_BOS = "tokenizer.ggml.add_bos_token"
 _OLD_TABLES = re.compile(
     r"(attn|attention)\.(masked_)?bias$|\.(rotary_emb|maybe_rotary)\.inv_freq$"
 )  # once saved along
-_GGUF_LAYERS = ".block_count"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
     refuse_adapter(place, name)
     config = read_config(place, name)
     family_of(config, name)
-    refuse_misfit(place, name, config)
+    refuse_misfit(name, config, *stored_tensors(place, name))
     if options.device_map is None:
         network = _read_network(place, name, options.dtype, config=config).to(options.device)
     else:
@@ -144,15 +144,20 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
 def _load_gguf(path: Path, options: _Options) -> HuggingFaceModel:
     """The model and the tokenizer of one .gguf file; its own metadata say whether BOS goes before a text."""
     tokenizer = _tokenizer(options.tokenizer)
-    fields = _read_gguf_fields(path)
+    for package in ("gguf", "accelerate"):  # transformers reads .gguf files with them
+        try:
+            import_module(package)
+        except ModuleNotFoundError as error:
+            raise ModelError(f'{path} needs the package {package}: pip install "memlens[gguf]"') from error
+    head = read_head(path)
     folder, file = str(path.resolve().parent), path.name
-    family_of(read_config(folder, file, gguf_file=file), file)
+    config = read_config(folder, file, gguf_file=file)
+    family_of(config, file)
+    refuse_misfit(file, config, head.tensors, sum(4 * tensor.numel() for tensor in head.tensors.values()))
     with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting of transformers reaches
         network = _read_network(folder, file, options.dtype, gguf_file=file)
     if tokenizer is None:
-        adds_bos = fields.get(_GGUF_ADDS_BOS)
-        stated = None if adds_bos is None else bool(adds_bos.parts[adds_bos.data[0]][0])
-        tokenizer = _read_tokenizer(folder, stated, gguf_file=file)
+        tokenizer = _read_tokenizer(folder, head.adds_bos, gguf_file=file)
     return HuggingFaceModel(network.to(options.device), tokenizer, name=file, source=str(path.resolve()))
 
 
@@ -207,26 +212,6 @@ def _read_tokenizer(place: str, adds_bos: bool | None = None, **options: Any) ->
     except Exception as error:  # the reader raises whatever the broken file made it stumble over
         raise ModelError(f"the tokenizer of {place} cannot be read ({one_line(error)})") from error
     return Tokenizer(fast, adds_bos)
-
-
-def _read_gguf_fields(path: Path) -> dict[str, Any]:
-    try:
-        import_module("accelerate")  # transformers reads .gguf files with it
-        from gguf import GGUFReader
-    except ModuleNotFoundError as error:
-        raise ModelError(f'{path} needs the package {error.name}: pip install "memlens[gguf]"') from error
-    try:
-        reader = GGUFReader(path)
-        said = [
-            int(field.parts[field.data[0]][0]) for key, field in reader.fields.items() if key.endswith(_GGUF_LAYERS)
-        ]
-        numbers = [re.match(r"blk\.([0-9]+)\.", tensor.name) for tensor in reader.tensors]
-    except Exception as error:  # a damaged file makes the reader stumble over anything
-        raise ModelError(f"{path} is not a readable .gguf file ({one_line(error)}); get it again") from error
-    there = len({number[1] for number in numbers if number})
-    if said and said[0] != there:  # transformers would pass over the others, or make lists of any length
-        raise ModelError(f"{path} says that it has {said[0]:,} layers, but holds weights of {there:,}; get it again")
-    return dict(reader.fields)
 
 
 def _find_on_hub(name: str) -> None:

@@ -84,14 +84,16 @@ def refuse_large_lists(shapes: Mapping[int, LayerShape], settings: ScanSettings,
 
 
 def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_number: int) -> dict[str, int]:
-    """Bytes of weights, lists and one batch, from a model's sizes alone."""
+    """Bytes of weights, lists and one batch, and what a file to be unpacked takes beyond these, from sizes alone."""
     bottom = settings.bottom == "yes" or (settings.bottom == "auto" and sizes.gated)
     two, one = (sum(a.nbytes for a in LayerScan(0, n, bottom, settings).arrays().values()) for n in (2, 1))
     wide = (3 if sizes.gated else 2) * max(sizes.memories, default=0) + 8 * sizes.width
+    lists, batch = sum(sizes.memories) * (two - one), settings.batch_tokens * wide * bytes_a_number
     return {
         "weights": sizes.parameters * bytes_a_number,
-        "lists": sum(sizes.memories) * (two - one),
-        "a batch": settings.batch_tokens * wide * bytes_a_number,
+        "lists": lists,
+        "a batch": batch,
+        "unpacking": max(0, sizes.unpacked - lists - batch),  # over before there are lists
     }
 
 

@@ -234,7 +234,8 @@ class WorkerPool:
         name = self.job.parts.new_name()
         here, there = Pipe()
         with there, _signals_held_back():
-            command = [sys.executable, "-c", _PROGRAM, str(there.fileno()), json.dumps(sys.path)]
+            # -P: no module is taken from the current folder, which may be a checkpoint of somebody else's
+            command = [sys.executable, "-P", "-c", _PROGRAM, str(there.fileno()), json.dumps(sys.path)]
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[there.fileno()]
             )

@@ -1,0 +1,295 @@
+"""Files that want to run something when they are read: each is read as data or refused in one line, and nothing runs.
+
+docs/security.md lists what is read, and why it cannot run code; each row names the test of it.
+"""
+
+import json
+import os
+import pickle
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from gguf import GGUFWriter
+
+import memlens
+from memlens.annotations.store import Annotations, Label
+from memlens.errors import MemlensError
+from memlens.files import facts_of, read_sealed, write_sealed
+from memlens.index.corpus_store import CorpusStore, read_batches
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.models.load import load
+
+
+class Trap:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.mark),)
+
+
+@pytest.fixture
+def mark(tmp_path: Path) -> Path:
+    """What a trap makes when it runs."""
+    return tmp_path / "mark"
+
+
+def test_the_traps_of_these_tests_work(mark: Path) -> None:
+    pickle.loads(pickle.dumps(Trap(mark)))
+    assert mark.exists()
+    (mark.parent / "trap.py").write_text(program(mark.parent / "ran"))
+    subprocess.run([sys.executable, "-c", "import trap"], cwd=mark.parent, check=True)
+    assert (mark.parent / "ran").exists()
+
+
+def program(mark: Path) -> str:
+    """Python that leaves a mark when it is imported, and has whatever is looked for in it."""
+    return f"import os\nos.makedirs({str(mark)!r}, exist_ok=True)\nclass Own: pass\ndef generate(*a, **k): pass\n"
+
+
+def change(path: Path, **settings: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def own_network(folder: Path, mark: Path) -> None:
+    (folder / "own.py").write_text(program(mark))
+    change(folder / "config.json", auto_map={"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"})
+
+
+def own_tokenizer(folder: Path, mark: Path) -> None:
+    (folder / "own.py").write_text(program(mark))
+    change(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own.Own", "own.Own"]}, tokenizer_class="Own")
+
+
+def own_generation(folder: Path, mark: Path) -> None:
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(program(mark))
+    (folder / "generation_config.json").write_text(json.dumps({"custom_generate": str(folder)}))
+
+
+def modules_beside(folder: Path, mark: Path) -> None:
+    for name in ("json", "torch", "modeling_gpt2", "tokenization_gpt2", "setup", "sitecustomize", "__init__"):
+        (folder / f"{name}.py").write_text(program(mark))
+
+
+def template(folder: Path, mark: Path) -> None:
+    ran = f"{{{{ ''.__class__.__mro__[1].__subclasses__()[0].__init__.__globals__['os'].mkdir('{mark}') }}}}"
+    (folder / "chat_template.jinja").write_text(ran)
+    change(folder / "tokenizer_config.json", chat_template=ran)
+
+
+def pickled(file: str) -> Callable[[Path, Path], None]:
+    def trap(folder: Path, mark: Path) -> None:
+        (folder / file).write_bytes(pickle.dumps(Trap(mark)))
+
+    return trap
+
+
+def pickled_weights(write: Callable[[Any, Path], Any]) -> Callable[[Path, Path], None]:
+    def trap(folder: Path, mark: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        write({"transformer.wte.weight": Trap(mark)}, folder / "pytorch_model.bin")
+
+    return trap
+
+
+def shards_elsewhere(folder: Path, mark: Path) -> None:
+    """An index of weights that names a pickle outside of the folder."""
+    (folder / "model.safetensors").unlink()
+    torch.save({"transformer.wte.weight": Trap(mark)}, folder.parent / "elsewhere.bin")
+    listed = {"metadata": {}, "weight_map": {"transformer.wte.weight": "../elsewhere.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(listed))
+
+
+def header_without_end(folder: Path, mark: Path) -> None:
+    (folder / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}")
+
+
+IGNORED = (own_network, own_tokenizer, own_generation, modules_beside, template)
+REFUSED = {
+    "pickled config.json": pickled("config.json"),
+    "pickled tokenizer.json": pickled("tokenizer.json"),
+    "pickled safetensors": pickled("model.safetensors"),
+    "pickled .bin": pickled_weights(lambda content, path: path.write_bytes(pickle.dumps(content))),
+    "pickle in torch's archive": pickled_weights(torch.save),
+    "weights elsewhere": shards_elsewhere,
+    "safetensors header without end": header_without_end,
+}
+
+
+@pytest.mark.parametrize("trap", IGNORED, ids=lambda trap: trap.__name__)
+def test_code_beside_a_checkpoint_is_passed_over(
+    tiny_gpt2: Path, tmp_path: Path, mark: Path, trap: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
+    trap(folder, mark)
+    monkeypatch.chdir(folder)
+    model = load(folder)
+    assert torch.equal(model.logits(torch.tensor([[3, 1, 4]])), load(tiny_gpt2).logits(torch.tensor([[3, 1, 4]])))
+    model.tokenizer.encode(["The river"])
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("trap", REFUSED.values(), ids=REFUSED)
+def test_a_checkpoint_that_needs_code_or_objects_is_refused(
+    tiny_gpt2: Path, tmp_path: Path, mark: Path, trap: Callable[..., None]
+) -> None:
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
+    trap(folder, mark)
+    with pytest.raises(MemlensError) as caught:
+        load(folder)
+    assert not mark.exists() and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("setting", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+@pytest.mark.parametrize("wish", ["somebody/kernel", "kernels-community/flash-attn3", "flash_attention_2"])
+def test_attention_that_a_checkpoint_would_fetch_from_the_hub_is_not_fetched(
+    tiny_gpt2: Path, tmp_path: Path, setting: str, wish: str
+) -> None:
+    folder = shutil.copytree(tiny_gpt2, tmp_path / "model")
+    change(folder / "config.json", **{setting: wish})
+    network: Any = load(folder).network
+    assert network.config._attn_implementation == load(tiny_gpt2).network.config._attn_implementation  # type: ignore[union-attr]
+
+
+def test_workers_take_no_module_from_the_current_folder(
+    tiny_gpt2: Path, tiny_text: Path, tmp_path: Path, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules_beside(tmp_path, mark)
+    monkeypatch.chdir(tmp_path)
+    memlens.scan(tiny_gpt2, tiny_text, out=tmp_path / "index", top=3, threads=1, workers=2)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("lie", ["tensors", "entries", "array", "text"])
+def test_a_gguf_file_that_announces_more_than_it_holds_is_refused(tmp_path: Path, lie: str) -> None:
+    """Counts and lengths are the sender's word; none is trusted with memory."""
+    path = tmp_path / "model.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_array("some.numbers", [1, 2, 3])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    content = bytearray(path.read_bytes())
+    places = {"tensors": 8, "entries": 16, "text": 24, "array": content.index(b"some.numbers") + 12 + 4 + 4}
+    content[places[lie] : places[lie] + 8] = (2**60).to_bytes(8, "little")
+    path.write_bytes(content)
+    with pytest.raises(MemlensError) as caught:
+        load(path)
+    assert "model.gguf is not a readable .gguf file" in str(caught.value)
+
+
+def test_a_corpus_with_a_pickled_column_type_is_text_or_refused(
+    tiny_gpt2: Path, tmp_path: Path, mark: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    """pyarrow before 14.0.1 unpickled this type while it read a schema (CVE-2023-47248)."""
+    note = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": pickle.dumps(Trap(mark))}
+    schema = pa.schema([pa.field("text", pa.string(), metadata=note)])
+    pq.write_table(pa.table({"text": ["The river."]}, schema), tmp_path / "text.parquet")
+    code, _, err = run("scan", tiny_gpt2, tmp_path / "text.parquet", "-o", tmp_path / "index")
+    assert not mark.exists() and (code == 0 or (code == 2 and err.count("\n") == 1))
+    for name in ("text.jsonl", "text.txt", "text.txt.gz", "text.parquet"):
+        (tmp_path / name).write_bytes(pickle.dumps(Trap(mark)))
+        code, _, err = run("scan", tiny_gpt2, tmp_path / name, "-o", tmp_path / "other")
+        assert code == 2 and err.startswith(f"memlens: '{tmp_path / name}'") and not mark.exists()
+
+
+def test_an_unfinished_scan_with_objects_in_its_arrays_is_refused(
+    tiny_gpt2: Path, tiny_text: Path, tmp_path: Path, mark: Path
+) -> None:
+    out = tmp_path / "shard"
+    memlens.scan(tiny_gpt2, tiny_text, out=out, top=3, threads=1, shard="1/2")
+    partial = out / "partial"
+    objects = np.array([Trap(mark)], dtype=object)
+    for name in ("offsets.npy", "fresh_from.npy"):
+        np.save(partial / name, objects, allow_pickle=True)
+        noted = read_sealed(partial / "corpus.json")
+        files = {**noted["files"], name: facts_of(partial / name)}
+        write_sealed(partial / "corpus.json", {**noted, "files": files})  # a sender can seal it, too
+        with pytest.raises(MemlensError, match=r"missing or damaged"):
+            CorpusStore.verified(partial)
+    np.savez(partial / "batches.npz", batches=objects)
+    with pytest.raises(MemlensError, match="damaged"):
+        read_batches(partial / "batches.npz")
+    (part,) = (partial / "parts").glob("*.npz")
+    np.savez(part, **{"done": objects})
+    (partial / "shard.json").unlink()
+    with pytest.raises(MemlensError):
+        memlens.scan(tiny_gpt2, tiny_text, out=out, top=3, threads=1, shard="1/2")
+    assert not mark.exists()
+
+
+def test_an_index_whose_tables_are_pickles_is_refused(
+    tiny_gpt2_index: Index, copy_of: Callable[..., Index], mark: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    folder = copy_of(tiny_gpt2_index).folder
+    for name in ("triggers.parquet", "memories.parquet", "corpus.parquet", "manifest.json"):
+        (folder / name).write_bytes(pickle.dumps(Trap(mark)))
+        for command in (("show", folder, "L0N0"), ("search", folder, "river"), ("check", folder)):
+            code, _, err = run(*command)
+            assert code == 2 and "Traceback" not in err
+    assert not mark.exists()
+
+
+TRIGGERS = (
+    "CREATE TRIGGER own AFTER INSERT ON history BEGIN DELETE FROM history; END",
+    "CREATE TRIGGER own AFTER INSERT ON history BEGIN UPDATE head SET events = 0; END",
+    "CREATE TRIGGER own AFTER UPDATE ON head BEGIN INSERT INTO history SELECT * FROM history; END",
+    "CREATE TRIGGER own AFTER INSERT ON history BEGIN SELECT load_extension('own'); END",
+)
+
+
+@pytest.mark.parametrize("statement", TRIGGERS)
+def test_programs_inside_a_file_of_labels_change_nothing(
+    tiny_gpt2_index: Index, copy_of: Callable[..., Index], statement: str
+) -> None:
+    index = copy_of(tiny_gpt2_index)
+    with Annotations(index) as notes:
+        notes.save(Label("ann", MemoryId(0, 0), ()))
+        before = notes.history()
+    with closing(sqlite3.connect(index.folder / "annotations.sqlite")) as database:
+        database.execute("DROP TRIGGER never_delete_history")
+        database.execute(statement)
+        database.commit()
+    saved = 0
+    with Annotations(index) as notes, suppress(MemlensError):
+        notes.save(Label("bob", MemoryId(0, 1), ()))
+        saved = 1
+    with Annotations(index) as notes:
+        after = notes.history()
+    assert after[: len(before)] == before and len(after) == len(before) + saved
+    assert saved == ("UPDATE head" in statement)  # memlens' own update comes later; what it cannot undo is refused
+
+
+def test_documents_of_people_are_read_as_text_only(
+    tiny_gpt2_index: Index, tmp_path: Path, mark: Path, run: Callable[..., tuple[int, str, str]], tiny_gpt2: Path
+) -> None:
+    code = f"__import__('os').mkdir({str(mark)!r})"
+    contents = (
+        pickle.dumps(Trap(mark)),
+        code.encode(),
+        json.dumps({"kind": "memlens intervention", "edits": code}).encode(),
+    )
+    for number, content in enumerate(contents):
+        (tmp_path / f"{number}.json").write_bytes(content)
+        for command in (
+            ("trace", tiny_gpt2, "The river", "--edits", tmp_path / f"{number}.json"),
+            ("annotate", tiny_gpt2_index.folder, "import", tmp_path / f"{number}.json"),
+        ):
+            ended, out, err = run(*command)
+            assert (ended, out) == (2, "") and err.count("\n") == 1, err
+    assert not mark.exists()
