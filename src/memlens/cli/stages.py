@@ -143,7 +143,11 @@ def _summarize(screen: Screen, index: "memlens.Index") -> None:
     ]
     screen.table(["layer", "memories", "with a pattern", "shallow", "semantic", "both", "not covered"], table)
     tested = f"{notes.hypotheses:,} hypotheses"
-    screen.note(f"expected share of chance among these patterns: at most {notes.rate:g} ({tested})")
+    swapped = notes.content.get("swapped", {}).values()
+    screen.note(f"shallow: at most {notes.rate:g} expected in random prefixes ({tested})")
+    if swapped:
+        share = percent(sum(swapped) / len(swapped))
+        screen.note(f"semantic: beyond the last token; {share} of memories pass with swapped triggers")
 
 
 def _browse(screen: Screen, index: "memlens.Index", related: str | None, shared: bool, limit: int) -> None:

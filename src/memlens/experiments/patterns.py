@@ -192,13 +192,17 @@ def false_discoveries(index: Index, rows: list[ex.Row]) -> tuple[str, str] | Non
     if noted is None:
         return None
     tested = f" over the {noted.hypotheses:,} hypotheses of the whole model" if noted.hypotheses else ""
-    expected = f"at most {100 * noted.rate:.2g}% are expected to be chance{tested}"
-    return "false discoveries", f"Of all patterns that are reported, {expected}."
+    said = f"Of shallow patterns at most {100 * noted.rate:.2g}% are expected in random prefixes{tested}. "
+    said += "A topic is one that prefixes of other documents with the same last tokens do not have"
+    swapped = noted.content.get("swapped", {}).values()
+    if swapped:
+        said += f": with every trigger swapped for one, {percent(sum(swapped) / len(swapped))} of memories pass"
+    return "false discoveries", f"{said}."
 
 
 def rate_of_chance(index: Index) -> str:
     noted = index.manifest.patterns
-    return f"at most {noted.rate:.2g} of all patterns by chance" if noted else ""
+    return f"shallow: at most {noted.rate:.2g} by chance; semantic: beyond the last token" if noted else ""
 
 
 def shallow_below_semantic_above(evidence: ex.Evidence) -> ex.Judgement:
@@ -230,7 +234,9 @@ EXPERIMENT = ex.Experiment(
             "shallow if it is a recurring wording, semantic if it is a recurring subject. A prefix counts as shallow, "
             "semantic, both or not covered, by the patterns it contains. The paper’s people labelled ten memories a "
             "layer; memlens finds patterns by machine, for every memory, so the two are alike in kind but not in "
-            "procedure. Intervals: bootstrap over memories, since the prefixes of one memory belong together. Which "
+            "procedure. A subject counts only beyond what the last tokens imply: triggers are compared with prefixes "
+            "of other documents that have the same last tokens. Intervals: bootstrap over memories, since the prefixes "
+            "of one memory belong together. Which "
             "patterns are believed is decided once for the whole model (Benjamini and Hochberg).",
             draw=draw,
             published=published,

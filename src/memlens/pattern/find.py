@@ -3,7 +3,8 @@
  1. Read triggers and a sample of all prefixes as words (words).
  2. Find features that three triggers share, with one cut for all memories (features, shallow).
  3. Choose the few of them that a person would name (shallow).
- 4. Find memories that are coherent beyond their words, with a cut of its own, and their topics (word_vectors, topics).
+ 4. Find memories that are coherent beyond their words and last tokens, with a cut of its own, and their topics
+    (word_vectors, matched, coherence, topics). The share of memories that pass with swapped triggers is noted.
  5. Add content words that no topic accounts for (shallow).
  6. A next token is typical if it follows at least three triggers, more often than its share of the corpus allows: again
     a binomial tail and a cut over all memories and all tokens.
@@ -15,6 +16,7 @@ triggers, not with the corpus. No model is needed.
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -61,7 +63,7 @@ class PatternResult:
 
     triggers: TriggerRows
     patterns: list[list[Pattern]]
-    notes: dict[str, float | int]
+    notes: dict[str, Any]
 
 
 def find_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternResult:
@@ -80,7 +82,7 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
         choose(own, filled[m], last[m], content, significant.cutoff) if own else ShallowChoice((), ())
         for m, own in enumerate(candidates)
     ]
-    topics = find_topics(texts, triggers, chosen, vectors, settings, progress)
+    topics, swapped = find_topics(texts, triggers, chosen, vectors, settings, progress)
     patterns = []
     for m, own in enumerate(candidates):
         topic, q = topics.get(m, (None, 1.0))
@@ -89,19 +91,20 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
         named = [_shallow_pattern(candidate, texts) for candidate in kept]
         named += [_semantic_pattern(topic, texts, vectors, q)] if topic else []
         patterns.append(sorted(named, key=lambda pattern: (-pattern.confidence(filled[m]), pattern.name)))
-    notes: dict[str, float | int] = {
+    notes: dict[str, Any] = {
         "hypotheses": significant.hypotheses + len(triggers.rows),
         "background": len(texts.sample),
         "highest_p": significant.cutoff,
         "word_vectors": len(vectors.vectors),
+        "swapped": {str(layer): float(swapped[triggers.layer == layer].mean()) for layer in np.unique(triggers.layer)},
     }
     return PatternResult(triggers, patterns, notes)
 
 
 def _last_words(texts: Texts, triggers: TriggerRows) -> list[list[int]]:
     """The last word of every trigger, by memory and rank; 0 where there is none."""
-    words = texts.triggers
-    ends = words.words[words.offsets[1:] - 1] if len(words.words) else words.last
+    words = texts.prefixes
+    ends = words.words[np.maximum(words.offsets[1:] - 1, 0)] if len(words.words) else words.last
     last = (ends * (words.lengths > 0))[triggers.rows] * (triggers.rows >= 0)
     found: list[list[int]] = last.tolist()
     return found

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from memlens.index.reader import Index
 from memlens.parallel import Progress
 from memlens.pattern.features import OPENING_QUOTE, Background, Feature, SpellingFeatures, read_key, shared_keys
+from memlens.pattern.matched import MatchedPlaces, draw_matched
 from memlens.pattern.words import GROUNDED, PrefixWords, TriggerRows, Words, read_prefix_words, sample_prefixes
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values
@@ -70,7 +71,8 @@ class Texts:
     """Triggers and random prefixes as words, and what random ones share."""
 
     words: Words
-    triggers: PrefixWords
+    prefixes: PrefixWords  # those of TriggerRows, then those of `matched`
+    matched: MatchedPlaces
     sample: PrefixWords
     spelled: SpellingFeatures
     background: Background
@@ -79,9 +81,11 @@ class Texts:
     def read(cls, index: Index, triggers: TriggerRows, settings: PatternSettings) -> "Texts":
         words = Words()
         own = read_prefix_words(index, triggers.sentences, triggers.positions, words)
+        matched = draw_matched(index, _multiplicity(triggers.rows, own.tokens, index), settings.seed)
+        own = own.join(read_prefix_words(index, matched.sentences, matched.positions, words))
         sample = read_prefix_words(index, *sample_prefixes(index, settings.background, settings.seed), words)
         spelled = SpellingFeatures.of(words, np.concatenate([own.last, sample.last]))
-        return cls(words, own, sample, spelled, Background.of(sample, spelled))
+        return cls(words, own, matched, sample, spelled, Background.of(sample, spelled))
 
     def content_words(self) -> set[int]:
         """Words that are not among the most frequent ones of the corpus."""
@@ -90,6 +94,16 @@ class Texts:
         function = set(np.flatnonzero(shares > _FREQUENT).tolist())
         letters = {number for number, text in enumerate(self.words.texts) if any(map(str.isalpha, text))}
         return letters - function
+
+
+def _multiplicity(rows: NDArray[np.int64], tokens: NDArray[np.int32], index: Index) -> NDArray[np.int64]:
+    """How many triggers of one memory end with each token, at most. [vocabulary]"""
+    memory, rank = np.nonzero(rows >= 0)
+    last = tokens[rows[memory, rank]].astype(np.int64)
+    pairs, times = np.unique(memory[last >= 0] << 32 | last[last >= 0], return_counts=True)
+    found = np.zeros(index.manifest.model.vocabulary, np.int64)
+    np.maximum.at(found, pairs & 0xFFFFFFFF, times)
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,8 +137,8 @@ def find_significant(
     for first in range(0, memories, _AT_ONCE):
         progress("shallow", first, memories)
         rows = triggers.rows[first : first + _AT_ONCE]
-        memory, keys, sets, sizes = shared_keys(rows, texts.triggers, texts.spelled, GROUNDED)
-        lengths = np.where(rows >= 0, texts.triggers.lengths[np.maximum(rows, 0)], -1)
+        memory, keys, sets, sizes = shared_keys(rows, texts.prefixes, texts.spelled, GROUNDED)
+        lengths = np.where(rows >= 0, texts.prefixes.lengths[np.maximum(rows, 0)], -1)
         shares = texts.background.shares(keys, lengths[memory])
         p = binomial_tail(sizes, (rows >= 0).sum(1)[memory], shares)
         kept = p <= settings.rate  # no higher p-value can survive

@@ -1,12 +1,7 @@
 """Topics: prefixes of a memory that speak of the same thing beyond the words they share, and the words that name it.
 
-Coherence, one hypothesis per memory (words of its shallow patterns are left out):
-
- 1. S = sum over pairs of prefixes a < b of cos(a, b) less what equal words of a and b contribute to it.
- 2. z = (S - sum mu_ab) / sqrt(sum sigma2_ab), with mean and variance of pairs of random prefixes with as many words as
-    a and b have: short prefixes are noisier. Pairs of independent prefixes are uncorrelated, so variances add.
- 3. p from z of NULL_SETS sets of random prefixes; beyond their 99th percentile the tail is continued as an exponential.
- 4. A cut of its own at the rate of false discoveries (Benjamini and Hochberg, 1995).
+Whether a memory has a topic is one hypothesis: its triggers are more coherent than swapped ones (coherence; words of
+its shallow patterns are left out), with a cut of its own at the rate of false discoveries (Benjamini and Hochberg, 1995).
 
 Topic of a coherent memory:
 
@@ -14,185 +9,33 @@ Topic of a coherent memory:
     above their median by BAR times the distance from the median to the 84th percentile. Repeated _ROUNDS times.
  2. Its words are over-represented in these prefixes (z-score of the log-odds with an informative Dirichlet prior;
     Monroe et al., 2008) and lie in the topic's direction.
- 3. Fewer than three prefixes or three such words make no topic.
+ 3. Prefixes of fewer than three documents or fewer than three such words make no topic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.parallel import Progress, compiled
+from memlens.parallel import Progress
+from memlens.pattern.coherence import Coherence, ExcludedWords, LastTokens
 from memlens.pattern.shallow import ShallowChoice, Texts
 from memlens.pattern.word_vectors import SIZES, VectorWords, WordVectors, prefix_vector_, size_class
-from memlens.pattern.words import GROUNDED, TriggerRows
+from memlens.pattern.words import GROUNDED, TriggerRows, one_per_document
 from memlens.settings import PatternSettings
 from memlens.stats import q_values
 
-NULL_SETS = 20_000
 BAR = 1.65
 POOL = 400  # random prefixes of each size class
 SHOWN = 5
-_PAIRS = 200_000
-_TAIL = 0.99
 _ROUNDS = 3
 _PRIOR = 200.0  # words that the prior counts for
 _SURE = 1.96
 _NEAR = 0.15  # cosine of a word with the topic
-
-
-class ExcludedWords(NamedTuple):
-    """Words of shallow patterns, by memory; a tuple, so that compiled code takes it."""
-
-    words: NDArray[np.int32]  # rows of WordVectors
-    offsets: NDArray[np.int64]  # [memories + 1]
-    last: NDArray[np.uint64]  # [memories]: prefixes whose last word is left out, a bit each
-
-    @classmethod
-    def none(cls, memories: int) -> ExcludedWords:
-        return cls(np.zeros(0, np.int32), np.zeros(memories + 1, np.int64), np.zeros(memories, np.uint64))
-
-
-@compiled
-def _coherence(
-    sets: Any, prefixes: VectorWords, excluded: ExcludedWords, vectors: WordVectors, means: Any, variances: Any
-) -> tuple[Any, Any]:
-    """z, and the number of prefixes that have a vector, of each set of prefixes (-1: none)."""
-    memories, triggers = sets.shape
-    z, filled = np.zeros(memories), np.zeros(memories, np.int64)
-    dimensions = vectors.vectors.shape[1]
-    vector, total = np.empty(dimensions, np.float32), np.empty(dimensions)
-    used, parts = np.empty(64, np.int32), np.empty(64, np.float32)
-    all_words, all_parts = np.empty(64 * triggers, np.int32), np.empty(64 * triggers)
-    for m in range(memories):
-        own = excluded.words[excluded.offsets[m] : excluded.offsets[m + 1]]
-        total[:] = 0
-        in_class = np.zeros(len(SIZES))
-        words = 0
-        for i in range(triggers):
-            if sets[m, i] < 0:
-                continue
-            drop_last = (excluded.last[m] >> np.uint64(i)) & np.uint64(1) == np.uint64(1)
-            count = prefix_vector_(prefixes, sets[m, i], own, drop_last, vectors, vector, used, parts)
-            if count == 0:
-                continue
-            filled[m] += 1
-            in_class[size_class(count)] += 1
-            total += vector
-            all_words[words : words + count] = used[:count]
-            all_parts[words : words + count] = parts[:count]
-            words += count
-        same = _equal_words(all_words[:words], all_parts[:words])
-        pairs_sum = ((total * total).sum() - filled[m] - same) / 2
-        expected, variance = 0.0, 1e-12
-        for a in range(len(SIZES)):
-            for b in range(a, len(SIZES)):
-                pairs = in_class[a] * in_class[b] if a != b else in_class[a] * (in_class[a] - 1) / 2
-                expected += pairs * means[a, b]
-                variance += pairs * variances[a, b]
-        z[m] = (pairs_sum - expected) / np.sqrt(variance)
-    return z, filled
-
-
-@compiled
-def _equal_words(words: Any, parts: Any) -> float:
-    """Twice what equal words of different prefixes contribute to the sum of cosines."""
-    same, order, begin = 0.0, np.argsort(words), 0
-    while begin < len(words):
-        end, whole, squares = begin, 0.0, 0.0
-        while end < len(words) and words[order[end]] == words[order[begin]]:
-            part = parts[order[end]]
-            whole, squares, end = whole + part, squares + part * part, end + 1
-        same += whole * whole - squares
-        begin = end
-    return same
-
-
-@dataclass(frozen=True, eq=False)
-class Coherence:
-    """The statistic and its null distribution for one corpus."""
-
-    vectors: WordVectors
-    means: NDArray[np.float64]  # [size classes, size classes]
-    variances: NDArray[np.float64]
-    null: dict[int, tuple[NDArray[np.float64], float]]  # by triggers: sorted null statistics, mean excess in the tail
-
-    @classmethod
-    def calibrate(cls, background: VectorWords, vectors: WordVectors, triggers: int, seed: int) -> Coherence:
-        random = np.random.default_rng([seed, 8])
-        usable = np.flatnonzero(np.diff(background.offsets) > 0)
-        if len(usable) < 2:
-            return cls(vectors, np.zeros((len(SIZES),) * 2), np.ones((len(SIZES),) * 2), {})
-        means, variances = _pair_moments(background, vectors, random.choice(usable, (_PAIRS, 2)))
-        calibrated = cls(vectors, means, variances, {})
-        for size in sorted({size for size in (3, 4, 6, 9, 14, 20, 25, 35, 50, 64) if size < triggers} | {triggers}):
-            z, _ = calibrated.z_scores(
-                background, random.choice(usable, (NULL_SETS, size)), ExcludedWords.none(NULL_SETS)
-            )
-            z.sort()
-            bar = z[int(_TAIL * NULL_SETS)]
-            calibrated.null[size] = (z, float((z[z > bar] - bar).mean()) if (z > bar).any() else 1.0)
-        return calibrated
-
-    def z_scores(
-        self, prefixes: VectorWords, sets: NDArray[np.int64], excluded: ExcludedWords
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """z and the number of prefixes with a vector, for each set of prefixes [sets, triggers]."""
-        z, filled = _coherence(sets, prefixes, excluded, self.vectors, self.means, self.variances)
-        return z, filled
-
-    def p_values(self, z: NDArray[np.float64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Chance that random prefixes are as coherent; 1 where fewer than three have a vector."""
-        p = np.ones(len(z))
-        sizes = sorted(self.null)
-        for size, following in zip(sizes, [*sizes[1:], np.iinfo(np.int64).max], strict=True):
-            own = (filled >= size) & (filled < following)
-            null, excess = self.null[size]
-            above = len(null) - np.searchsorted(null, z[own], side="left")
-            bar = null[int(_TAIL * len(null))]
-            far = (1 - _TAIL) * np.exp(-np.maximum(z[own] - bar, 0) / excess)
-            p[own] = np.where(z[own] > bar, far, (above + 1) / (len(null) + 1))
-        return p
-
-
-@compiled
-def _pair_cosines(pairs: Any, prefixes: VectorWords, vectors: WordVectors) -> tuple[Any, Any]:
-    found, classes = np.empty(len(pairs)), np.empty((len(pairs), 2), np.int64)
-    dimensions = vectors.vectors.shape[1]
-    one, other = np.empty(dimensions, np.float32), np.empty(dimensions, np.float32)
-    used, parts = np.empty((2, 64), np.int32), np.empty((2, 64), np.float32)
-    nothing = np.empty(0, np.int32)
-    for n in range(len(pairs)):
-        a = prefix_vector_(prefixes, pairs[n, 0], nothing, False, vectors, one, used[0], parts[0])
-        b = prefix_vector_(prefixes, pairs[n, 1], nothing, False, vectors, other, used[1], parts[1])
-        same = 0.0
-        for i in range(a):
-            for j in range(b):
-                if used[0, i] == used[1, j]:
-                    same += parts[0, i] * parts[1, j]
-        found[n] = (one * other).sum() - same
-        classes[n] = size_class(a), size_class(b)
-    return found, classes
-
-
-def _pair_moments(
-    background: VectorWords, vectors: WordVectors, pairs: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean and variance of a pair's cosine by the size classes of its two prefixes, in either order."""
-    pairs = pairs[pairs[:, 0] != pairs[:, 1]]
-    cosines, classes = _pair_cosines(pairs, background, vectors)
-    kinds = len(SIZES)
-    flat = classes.min(1) * kinds + classes.max(1)
-    counts = np.bincount(flat, minlength=kinds**2)
-    sums, squares = (np.bincount(flat, cosines**power, minlength=kinds**2) for power in (1, 2))
-    enough = counts >= 30
-    means = np.where(enough, sums / np.maximum(counts, 1), cosines.mean())
-    variances = np.where(enough, squares / np.maximum(counts, 1) - means**2, cosines.var())
-    return means.reshape(kinds, kinds), np.maximum(variances, 1e-6).reshape(kinds, kinds)
 
 
 @dataclass(frozen=True)
@@ -301,25 +144,31 @@ def find_topics(
     vectors: WordVectors,
     settings: PatternSettings,
     progress: Progress,
-) -> dict[int, tuple[SemanticTopic, float]]:
-    """Topic and q-value by row of TriggerRows."""
+) -> tuple[dict[int, tuple[SemanticTopic, float]], NDArray[np.bool_]]:
+    """Topic and q-value by row of TriggerRows; and which memories would be coherent with swapped triggers."""
     if len(vectors.vectors) == 0:
-        return {}
+        return {}, np.zeros(len(triggers.rows), np.bool_)
     sample = VectorWords.of(texts.sample, vectors)
-    own = VectorWords.of(texts.triggers, vectors)
-    coherence = Coherence.calibrate(sample, vectors, triggers.rows.shape[1], settings.seed)
+    own = VectorWords.of(texts.prefixes, vectors)
     excluded = _words_of_patterns(chosen, vectors)
-    z, filled = coherence.z_scores(own, triggers.one_per_sentence(), excluded)
-    q = q_values(coherence.p_values(z, filled), len(z))
+    rows = one_per_document(triggers.rows, texts.prefixes.documents)
+    tokens = LastTokens.of(texts.prefixes, own, texts.matched, vectors)
+    coherence = Coherence.calibrate(rows, own, tokens, excluded, vectors, settings.seed)
+    z, filled = coherence.z_scores(rows, np.arange(len(rows)))
+    p = coherence.p_values(z, filled)
+    q = q_values(p, len(z))
+    random = np.random.default_rng([settings.seed, 10])
+    swapped = coherence.p_values(*coherence.z_scores(coherence.swap(rows, random), np.arange(len(rows))))
     pool = Pool.draw(sample, vectors, settings.seed)
     found: dict[int, tuple[SemanticTopic, float]] = {}
     coherent = np.flatnonzero(q <= settings.rate).tolist()
     for done, m in enumerate(coherent):
         progress("topics", done, len(coherent))
         topic = _find_topic(own, vectors, triggers.rows[m], excluded, m, pool)
-        if topic:
+        alone = rows[m] >= 0  # the first of its document
+        if topic and sum(topic.members >> int(rank) & 1 for rank in np.flatnonzero(alone)) >= GROUNDED:
             found[m] = (topic, float(q[m]))
-    return found
+    return found, swapped <= p[coherent].max(initial=-1.0)
 
 
 def _words_of_patterns(chosen: Sequence[ShallowChoice], vectors: WordVectors) -> ExcludedWords:

@@ -2,7 +2,7 @@
 
 Words (latent semantic analysis; Deerwester et al., 1990):
 
- 1. Count words in stretches of text: a few sentences of one paragraph, more of one file; at most TOKENS of the corpus.
+ 1. Count words in stretches of text: a few sentences of one paragraph, more of one file; at most words.TOKENS.
  2. Each cell of [stretches, words] is max(0, log(n_sw N / (n_s n_w))) / sqrt(n_s): positive pointwise mutual
     information, damped for long stretches, which say less about each of their words.
  3. Reduce to DIMENSIONS with a randomised singular value decomposition; centre; unit length.
@@ -24,14 +24,12 @@ from scipy.sparse import csr_matrix
 
 from memlens.index.reader import Index
 from memlens.parallel import compiled
-from memlens.pattern.words import WORD, PrefixWords, Words, sentence_lengths
+from memlens.pattern.words import RUN, WORD, PrefixWords, Words, sampled_runs
 
 DIMENSIONS = 96
 LEAST = 3
-TOKENS = 3_000_000
 NEAR, WIDE = 4, 16  # sentences in a stretch of a paragraph, and of a file
 MOST_WORDS = 40_000
-_RUN = 64  # sentences in a row that are drawn together, so that paragraphs stay whole
 _FREQUENT = 1e-3  # of all words: weighs half (smooth inverse frequency)
 _POWERS = 3
 SIZES = np.array([1, 2, 3, 5, 9, 17])  # words with a vector: a prefix is in the last class whose bound it reaches
@@ -75,14 +73,12 @@ class _Cells:
 
 
 def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
-    _, lengths = sentence_lengths(index)
-    every = max(1, -(-int(lengths.sum()) // TOKENS))
-    which = int(np.random.default_rng([seed, 6]).integers(every))
+    every, which = sampled_runs(index, seed)
     near, wide = _Cutter(NEAR), _Cutter(WIDE)
     found = [np.zeros(0, np.int64)]
     path = str(index.path("corpus"))
     with closing(duckdb.connect(config={"threads": 1})) as database:
-        parameters = {"word": WORD, "path": path, "run": _RUN, "every": every, "which": which}
+        parameters = {"word": WORD, "path": path, "run": RUN, "every": every, "which": which}
         for batch in database.sql(_QUERY, params=parameters).to_arrow_reader(8192):
             lists = batch.column("words")
             flat = lists.flatten().dictionary_encode()

@@ -6,9 +6,12 @@ inside a word. Words are compared without capitals; the spelling of the last one
 the last WINDOW words count.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -23,6 +26,8 @@ GROUNDED = 3  # prefixes that a pattern needs, as in the paper
 WINDOW = 64
 UNKNOWN = 0  # a word beyond the room of the vocabulary; part of no pattern
 ROOM = 1 << 20  # words that can be told apart: three of them fit one 60-bit key
+TOKENS = 3_000_000  # of a larger corpus so many are looked at, in runs of RUN sentences
+RUN = 64
 _ROWS_AT_ONCE = 32_768
 _CHARACTERS = 16 * WINDOW  # of a long prefix, enough for its last words
 
@@ -44,14 +49,15 @@ class TriggerRows:
         counts: NDArray[np.int64] = (self.rows >= 0).sum(1)
         return counts
 
-    def one_per_sentence(self) -> NDArray[np.int64]:
-        """`rows` with only the best prefix of a sentence: two of one sentence are alike by nature."""
-        sentences = np.where(self.rows >= 0, self.sentences[np.maximum(self.rows, 0)], -1)
-        found = self.rows.copy()
-        for rank in range(1, found.shape[1]):
-            repeats = (sentences[:, :rank] == sentences[:, rank, None]).any(1)
-            found[repeats, rank] = -1
-        return found
+
+def one_per_document(rows: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`rows` [memories, t] with only the best prefix of a document: two of one document are alike by nature."""
+    own = np.where(rows >= 0, documents[np.maximum(rows, 0)], -1)
+    found = rows.copy()
+    for rank in range(1, found.shape[1]):
+        repeats = (own[:, :rank] == own[:, rank, None]).any(1)
+        found[repeats, rank] = -1
+    return found
 
 
 def read_trigger_rows(index: Index, top: int) -> TriggerRows:
@@ -95,6 +101,13 @@ def sample_prefixes(index: Index, size: int, seed: int) -> tuple[NDArray[np.int6
     return sentences[place].astype(np.int64), (drawn - edges[place]).astype(np.int64)
 
 
+def sampled_runs(index: Index, seed: int) -> tuple[int, int]:
+    """(every, which): runs of sentences whose number modulo `every` is `which` hold about TOKENS."""
+    _, lengths = sentence_lengths(index)
+    every = max(1, -(-int(lengths.sum()) // TOKENS))
+    return every, int(np.random.default_rng([seed, 6]).integers(every))
+
+
 def sentence_lengths(index: Index) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Number and tokens of every sentence; the tokens themselves are not loaded."""
     query = "SELECT sentence, len(ends)::BIGINT AS tokens FROM read_parquet($1) ORDER BY sentence"
@@ -115,11 +128,13 @@ _OPENING = r"(?:^|[\s(\[])[\x{22}\x{27}\x{60}\x{2018}\x{201C}\x{201E}\x{AB}]$"
 
 _QUERY = f"""
 WITH cut AS (
-    SELECT p.row, right(left(c.text, c.ends[p.position + 1]), {_CHARACTERS}) AS text
+    SELECT p.row, right(left(c.text, c.ends[p.position + 1]), {_CHARACTERS}) AS text,
+           coalesce(c.tokens[p.position + 1], -1) AS token, hash(c.source) // 2 AS document
     FROM prefixes p JOIN read_parquet($path) c ON p.sentence = c.sentence
     WHERE c.sentence BETWEEN $first AND $last
 )
-SELECT row, regexp_extract_all(text, $word)[-{WINDOW}:] AS words, regexp_matches(rtrim(text), $opening) AS opens
+SELECT row, regexp_extract_all(text, $word)[-{WINDOW}:] AS words, regexp_matches(rtrim(text), $opening) AS opens,
+       token, document::BIGINT AS document
 FROM cut ORDER BY row
 """
 
@@ -167,6 +182,8 @@ class PrefixWords:
     offsets: NDArray[np.int64]  # [prefixes + 1]
     last: NDArray[np.int32]  # [prefixes]: the last word's spelling
     opens: NDArray[np.bool_]  # [prefixes]: ends with an opening quotation mark
+    tokens: NDArray[np.int32]  # [prefixes]: the last token; -1 for BOS alone
+    documents: NDArray[np.int64]  # [prefixes]: equal for sentences of one paragraph (.txt) or record
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -175,6 +192,13 @@ class PrefixWords:
     def __len__(self) -> int:
         return len(self.last)
 
+    def join(self, other: PrefixWords) -> PrefixWords:
+        """Those of `other` after one's own."""
+        offsets = np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]])
+        names = ("last", "opens", "tokens", "documents")
+        each = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in names)
+        return PrefixWords(np.concatenate([self.words, other.words]), offsets, *each)
+
 
 def read_prefix_words(
     index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
@@ -182,21 +206,21 @@ def read_prefix_words(
     """Words of the given prefixes, in their order; position -1 (BOS alone) has none."""
     order = np.lexsort((positions, sentences))
     parts = list(_read_sorted(index, sentences[order], positions[order], words))
-    lengths, numbers, last, opens = (np.concatenate(column) for column in zip(*parts, strict=True))
+    lengths, numbers, *each = (np.concatenate(column) for column in zip(*parts, strict=True))
     begins = np.concatenate([[0], np.cumsum(lengths)])
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     offsets = np.concatenate([[0], np.cumsum(lengths[back])]).astype(np.int64)
     # where each word of the result stands among those read
     source = np.repeat(begins[:-1][back] - offsets[:-1], lengths[back]) + np.arange(offsets[-1])
-    return PrefixWords(numbers[source], offsets, last[back], opens[back])
+    return PrefixWords(numbers[source], offsets, *(column[back] for column in each))
 
 
 def _read_sorted(
     index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]]:
-    """Lengths, words, last spellings and quotes of sorted prefixes, chunk by chunk."""
-    yield (np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.bool_))
+) -> Iterator[tuple[NDArray[Any], ...]]:
+    """Lengths, words, last spellings, quotes, tokens and documents of sorted prefixes, chunk by chunk."""
+    yield tuple(np.zeros(0, kind) for kind in (np.int64, np.int32, np.int32, np.bool_, np.int32, np.int64))
     with closing(duckdb.connect()) as database:
         for first in range(0, len(sentences), _ROWS_AT_ONCE):
             own = slice(first, first + _ROWS_AT_ONCE)
@@ -214,9 +238,7 @@ def _read_sorted(
             yield _number_words(found, words)
 
 
-def _number_words(
-    found: pa.Table, words: Words
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+def _number_words(found: pa.Table, words: Words) -> tuple[NDArray[Any], ...]:
     lists = found.column("words").combine_chunks()
     flat = lists.flatten().dictionary_encode()
     spelling = words.add(flat.dictionary.to_pylist())[flat.indices.to_numpy(zero_copy_only=False).astype(np.int64)]
@@ -224,5 +246,6 @@ def _number_words(
     ends = np.cumsum(lengths)
     last = np.zeros(len(lengths), np.int32)
     last[lengths > 0] = spelling[ends[lengths > 0] - 1]
-    opens = found.column("opens").fill_null(False).to_numpy(zero_copy_only=False)
-    return lengths, np.asarray(words.plain, np.int32)[spelling], last, opens.astype(np.bool_)
+    opens = found.column("opens").fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    places = (found.column(name).to_numpy() for name in ("token", "document"))
+    return lengths, np.asarray(words.plain, np.int32)[spelling], last, opens, *places
