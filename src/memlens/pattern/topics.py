@@ -1,7 +1,7 @@
 """Topics: prefixes of a memory that speak of the same thing beyond the words they share, and the words that name it.
 
 Whether a memory has a topic is one hypothesis: its triggers are more coherent than swapped ones (coherence; words of
-its shallow patterns are left out), with a cut of its own at the rate of false discoveries (Benjamini and Hochberg, 1995).
+its shallow patterns are left out), with a cut of its own at the rate of false discoveries (Benjamini, Hochberg 1995).
 
 Topic of a coherent memory:
 
