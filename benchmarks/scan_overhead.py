@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import memlens
 from memlens.corpus.sentences import Batch, cut_batches
+from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.state import BatchRange
@@ -78,9 +79,9 @@ class ConcatenateAndTopk:
         keep = torch.arange(tokens.shape[1])[None, :] < torch.from_numpy(batch.lengths)[:, None]
         rows = keep.flatten().nonzero()[:, 0]
 
-        def take(layer: int, m: torch.Tensor) -> None:
-            everything = torch.cat([self.best[layer], m.flatten(0, 1)[rows]])
-            labels = torch.cat([self.where[layer], rows[:, None].expand(-1, m.shape[-1])])
+        def take(layer: int, block: CoefficientBlock) -> None:
+            everything = torch.cat([self.best[layer], block.coefficients[rows]])
+            labels = torch.cat([self.where[layer], rows[:, None].expand(-1, block.coefficients.shape[-1])])
             self.best[layer], chosen = everything.topk(TOP, dim=0)
             self.where[layer] = labels.gather(0, chosen)
 

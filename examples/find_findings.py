@@ -30,6 +30,7 @@ from torch import Tensor
 import memlens
 from memlens.corpus.sentences import read_units
 from memlens.memory import MemoryId
+from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
 from memlens.settings import CorpusSettings
 
@@ -194,9 +195,10 @@ def highest_places(
         fed = torch.tensor([[*bos, *tokens, *[0] * (longest - len(tokens))] for tokens in own])
         is_own = torch.tensor([[at < len(tokens) for at in range(longest)] for tokens in own])
 
-        def keep(layer: int, m: Tensor, batch: list[int] = batch, is_own: Tensor = is_own) -> None:
-            for memory in (one for one in memories if one.layer == layer):
-                column = m[:, len(bos) :, memory.memory].float().cpu().masked_fill(~is_own, -math.inf)
+        def keep(layer: int, block: CoefficientBlock, batch: list[int] = batch, is_own: Tensor = is_own) -> None:
+            for memory in (one for one in memories if one.layer == layer and block.group.holds(one)):
+                m = block.everywhere()[:, len(bos) :, memory.memory]
+                column = m.float().cpu().masked_fill(~is_own, -math.inf)
                 best, places = column.max(1)
                 found[memory].extend(zip(best.tolist(), batch, places.tolist(), strict=True))
 

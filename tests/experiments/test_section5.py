@@ -111,7 +111,7 @@ def test_contributions_add_up_to_the_logit_and_shares_to_one(fresh: Fresh) -> No
     share = sum(row["ffn_share"] + row["attention_share"] for row in rows)
     assert share + rows[0]["embedding_share"] + rows[0]["constant_share"] == pytest.approx(1, abs=1e-4)
     assert all(0 < row["top1"] < row["top10"] < row["top100"] for row in rows)
-    assert all(row["top100"] >= row["ffn"] - 1e-4 for row in rows if model.layers[0].value_bias is None)
+    assert all(row["top100"] >= row["ffn"] - 1e-4 for row in rows if model.layers[0].groups[0].value_bias is None)
 
 
 def places(prefixes: Prefixes) -> tuple[list[list[int]], list[int]]:
@@ -124,7 +124,8 @@ def naive_pushes(model: MemoryModel, layer: int, m: torch.Tensor, o: torch.Tenso
     memories, norm = model.layers[layer], model.lens.final_norm
     parts = m[:, None] * memories.values  # [memories, d]
     if memories.post_norm is not None:
-        output = parts.sum(0) + (0 if memories.value_bias is None else memories.value_bias)
+        bias = memories.groups[0].value_bias
+        output = parts.sum(0) + (0 if bias is None else bias)
         parts = parts * memories.post_norm.gain / (output.square().mean() + memories.post_norm.epsilon).sqrt()
     assert norm is not None
     centre = (lambda x: x - x.mean(-1, keepdim=True)) if norm.centres else (lambda x: x)

@@ -32,8 +32,8 @@ def test_parts_sum_to_the_logit_of_the_model_itself_and_memories_and_biases_to_t
     assert account.attention.abs().min() > 0 and account.ffn.abs().min() > 0
     direction = accounting.direction(tokens, positions.o[2])
     for layer in range(3):
-        m = positions.coefficients[layer]
-        summed = accounting.memories(layer, m, direction).sum(1) + accounting.block_bias(layer, m, direction)
+        used = positions.used(layer)
+        summed = accounting.memories(layer, used, direction).sum(1) + accounting.block_bias(layer, used, direction)
         assert torch.allclose(summed, account.ffn[layer], rtol=1e-4, atol=1e-4)
 
 

@@ -178,18 +178,21 @@ def test_it_is_a_memory_model_like_any_other(model):
     assert model.proof is not None and model.proof.coefficients < 1e-5
     assert [layer.memories for layer in model.layers] == [MEMORIES] * LAYERS
     seen = {}
-    with model.watch(lambda layer, m: seen.__setitem__(layer, m.clone())), model.record() as recording:
+    with (
+        model.watch(lambda layer, block: seen.__setitem__(layer, block.everywhere().clone())),
+        model.record() as recording,
+    ):
         last = model.run_body(TOKENS)
     for layer, memories in enumerate(model.layers):
         m = recording.coefficients[layer]
         assert torch.equal(seen[layer], m) and (m >= 0).all() and (m > 0).any()
-        y = m @ memories.values + memories.value_bias
+        y = m @ memories.values + memories.groups[0].value_bias
         torch.testing.assert_close(recording.y[layer], y, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(recording.o[layer], recording.r[layer] + y, atol=1e-5, rtol=1e-5)
     assert torch.equal(recording.o[LAYERS - 1], last)
-    with model.edit({1: torch.zeros_like}), model.record() as silent:
+    with model.edit({1: lambda m, _: torch.zeros_like(m)}), model.record() as silent:
         model.run_body(TOKENS)
-    torch.testing.assert_close(silent.y[1], model.layers[1].value_bias.expand_as(silent.y[1]))
+    torch.testing.assert_close(silent.y[1], model.layers[1].groups[0].value_bias.expand_as(silent.y[1]))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.network.modules())
 
 
@@ -245,7 +248,7 @@ def test_gelu_is_the_checkpoints_own_variant(tmp_path, activation):
     with model.record() as recording:
         model.run_body(TOKENS)
     x = torch.nn.functional.layer_norm(recording.r[0], (WIDTH,), *model.layers[0].input_norm.module.parameters())
-    raw = x @ model.layers[0].keys.T + model.layers[0].key_bias
+    raw = x @ model.layers[0].keys.T + model.layers[0].groups[0].key_bias
     approximate = "none" if activation == "gelu" else "tanh"
     expected = torch.nn.functional.gelu(raw, approximate=approximate)
     torch.testing.assert_close(recording.coefficients[0], expected, atol=1e-5, rtol=1e-5)

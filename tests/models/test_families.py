@@ -61,15 +61,15 @@ def test_there_is_a_tiny_model_for_every_family_that_memlens_knows():
 def test_the_facts_of_a_layer_are_those_of_the_architecture(case):
     family, changes, model = case
     memories = 4 * WIDTH if family == "bloom" else MEMORIES
-    assert [layer.layer for layer in model.layers] == list(range(LAYERS))
+    assert [layer.number for layer in model.layers] == list(range(LAYERS))
     assert model.family == family
     assert (model.width, model.vocabulary) == (WIDTH, VOCABULARY)
     for layer in model.layers:
         assert layer.gated == layer.signed == (family in GATED)
         assert layer.keys.shape == layer.values.shape == (layer.memories, WIDTH) == (memories, WIDTH)
-        assert (layer.up is None) == (family not in GATED)
+        assert (layer.groups[0].up is None) == (family not in GATED)
         without_bias = family in WITHOUT_BIAS or changes.keys() & {"enable_bias", "bias", "mlp_bias", "use_bias"}
-        assert (layer.key_bias is None) == (layer.value_bias is None) == bool(without_bias)
+        assert (layer.groups[0].key_bias is None) == (layer.groups[0].value_bias is None) == bool(without_bias)
         assert (layer.post_norm is not None) == (family in POST_NORM)
     unlimited = family == "bloom" or changes.get("alibi")
     assert model.context == (None if unlimited else CONTEXT)
@@ -93,13 +93,13 @@ def test_a_recording_agrees_with_a_naive_computation_and_with_what_the_model_rep
         own = model.network(tokens(), output_hidden_states=True, use_cache=False)
     assert set(recording.coefficients) == set(recording.y) == set(recording.o) == set(recording.r) == set(range(LAYERS))
     for layer in model.layers:
-        m = recording.coefficients[layer.layer]
+        m = recording.coefficients[layer.number]
         assert m.shape == (2, 7, layer.memories)
         y = torch.einsum("bpm,md->bpd", m, layer.values)
-        y = y if layer.value_bias is None else y + layer.value_bias
+        y = y if layer.groups[0].value_bias is None else y + layer.groups[0].value_bias
         y = y if layer.post_norm is None else layer.post_norm.module(y)
-        close(recording.y[layer.layer], y)
-        close(recording.o[layer.layer], recording.r[layer.layer] + recording.y[layer.layer])
+        close(recording.y[layer.number], y)
+        close(recording.o[layer.number], recording.r[layer.number] + recording.y[layer.number])
     close(recording.embedding, own.hidden_states[0])
     for layer in range(LAYERS - 1):
         close(recording.o[layer], own.hidden_states[layer + 1])
@@ -112,20 +112,21 @@ def test_a_recording_agrees_with_a_naive_computation_and_with_what_the_model_rep
 
 def test_watching_shows_what_recording_does_and_an_edit_that_changes_nothing_changes_no_bit(model):
     seen, before = [], model.logits(tokens())
-    with model.record(states=False) as recording, model.watch(lambda layer, m: seen.append((layer, m.clone()))):
+    keep = lambda layer, block: seen.append((layer, block.everywhere().clone()))  # noqa: E731
+    with model.record(states=False) as recording, model.watch(keep):
         model.run_body(tokens())
     assert [layer for layer, _ in seen] == list(range(LAYERS))
     assert all(torch.equal(m, recording.coefficients[layer]) for layer, m in seen)
-    with model.edit({layer: lambda m: m for layer in range(LAYERS)}):
+    with model.edit({layer: lambda m, _: m.clone() for layer in range(LAYERS)}):
         assert torch.equal(model.logits(tokens()), before)
 
 
 def test_silencing_a_layer_leaves_only_its_bias(model):
     before = model.logits(tokens())
-    memories = model.layers[1]
+    memories = model.layers[1].groups[0]
     outputs = []
     handle = memories.down.register_forward_hook(lambda module, given, output: outputs.append(output.clone()))
-    with model.edit({1: torch.zeros_like}), model.record() as recording:
+    with model.edit({1: lambda m, _: torch.zeros_like(m)}), model.record() as recording:
         after = model.logits(tokens())
     handle.remove()
     bias = torch.zeros(WIDTH) if memories.value_bias is None else memories.value_bias
@@ -167,7 +168,7 @@ def test_no_hook_outlives_its_context_even_after_an_error(family):
     model = load(tiny_model(family))  # a new one: asked for its hidden states, transformers leaves hooks of its own
     counts = [hook_count(model.network)]
     stumbling = model.watch(lambda layer, m: 1 / 0)
-    with pytest.raises(ZeroDivisionError), model.record(), model.edit({0: lambda m: m}), stumbling:
+    with pytest.raises(ZeroDivisionError), model.record(), model.edit({0: lambda m, _: m}), stumbling:
         model.run_body(tokens())
     counts.append(hook_count(model.network))
     model.logits(tokens())

@@ -55,20 +55,20 @@ def test_a_layer_that_does_not_exist_is_refused(model):
 
 def test_watchers_see_edited_coefficients_in_any_order_and_nested_edits_run_outer_first(model):
     plain = recorded(model)
-    with model.record() as outside, model.edit({1: lambda m: m * 2}), model.record() as inside:
+    with model.record() as outside, model.edit({1: lambda m, _: m * 2}), model.record() as inside:
         model.run_body(TOKENS)
     for recording in (outside, inside):
         assert torch.equal(recording.coefficients[1], plain.coefficients[1] * 2)
         assert torch.equal(recording.coefficients[0], plain.coefficients[0])
-    with model.edit({0: lambda m: m + 1}):
-        recording = recorded(model, edits={0: lambda m: m * 3})
+    with model.edit({0: lambda m, _: m + 1}):
+        recording = recorded(model, edits={0: lambda m, _: m * 3})
     assert torch.equal(recording.coefficients[0], (plain.coefficients[0] + 1) * 3)
 
 
 def test_an_edit_of_one_memory_changes_the_output_by_that_memory_times_its_value(model):
     seventh = torch.arange(model.layers[2].memories) == 7
     before = recorded(model)
-    after = recorded(model, edits={2: lambda m: torch.where(seventh, 5.0, m)})
+    after = recorded(model, edits={2: lambda m, _: torch.where(seventh, 5.0, m)})
     change = (5.0 - before.coefficients[2][..., 7, None]) * model.layers[2].values[7]
     torch.testing.assert_close(after.o[2] - before.o[2], change, rtol=1e-4, atol=1e-5)
 
@@ -79,7 +79,7 @@ def test_recorded_states_are_copies_that_later_changes_do_not_reach():
     with model.record() as recording:
         last = model.run_body(TOKENS)
     memories = model.layers[0]
-    expected = recording.coefficients[0] @ memories.values + memories.value_bias
+    expected = recording.coefficients[0] @ memories.values + memories.groups[0].value_bias
     torch.testing.assert_close(recording.y[0], expected)
     kept = recording.o[LAYERS - 1].clone()
     last.zero_()

@@ -16,7 +16,8 @@ from memlens.testing import FAMILIES, tiny_model
 def refused_with(model, layer, *words, **changes):
     """A model whose layer is described another way is refused by its proof."""
     if changes:
-        model.layers[layer] = dataclasses.replace(model.layers[layer], **changes)
+        group = dataclasses.replace(model.layers[layer].groups[0], **changes)
+        model.layers[layer] = dataclasses.replace(model.layers[layer], groups=(group,), outputs=(group.down,))
     with pytest.raises(UnsupportedModel) as caught:
         prove(model)
     message = str(caught.value)
@@ -41,7 +42,7 @@ class Perturbed(torch.nn.Module):
 @pytest.mark.parametrize("family", ["gpt_neox", "llama", "olmo2", "falcon"])
 def test_values_that_are_slightly_off_are_refused(family):
     model = load(tiny_model(family), prove=False)
-    down = model.layers[1].down
+    down = model.layers[1].groups[0].down
     weight = down.weight.detach().clone()
     weight[3, 5] += 0.01
     refused_with(model, 1, "layer 1", "output", "off by", down=Perturbed(down, weight))
@@ -49,10 +50,10 @@ def test_values_that_are_slightly_off_are_refused(family):
 
 def test_values_in_another_order_and_keys_that_are_slightly_off_are_refused():
     model = load(tiny_model("llama"), prove=False)
-    down = model.layers[2].down
+    down = model.layers[2].groups[0].down
     refused_with(model, 2, "layer 2", "output", down=Perturbed(down, down.weight.detach().flip(1)))
     model = load(tiny_model("phi"), prove=False)
-    keys = model.layers[0].key_projection
+    keys = model.layers[0].groups[0].key_projection
     changed = Perturbed(keys, keys.weight.detach() * 1.01)
     refused_with(model, 0, "layer 0", "coefficients", key_projection=changed)
 

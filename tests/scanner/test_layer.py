@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from memlens.models.groups import CoefficientBlock, LinearGroup
 from memlens.scanner.layer import LayerScan, make_candidates
 from memlens.settings import ScanSettings
+
+GROUP = LinearGroup(key_projection=torch.nn.Linear(4, 33), down=torch.nn.Linear(33, 4))
+
+
+def as_block(coefficients: torch.Tensor) -> CoefficientBlock:
+    return CoefficientBlock(GROUP, (8, 6), None, coefficients, None)
 
 
 def batches(seed: int) -> list[tuple[torch.Tensor, np.ndarray, np.ndarray]]:
@@ -24,8 +31,8 @@ def test_filtering_on_the_device_keeps_the_same_as_the_compiled_pass(per_sentenc
     here, there = (LayerScan(0, 33, bottom=True, settings=settings) for _ in range(2))
     for block, sentences, positions in batches(1):
         candidates = make_candidates(np.arange(48), sentences, positions)
-        here.update(block, candidates)
-        there._update_on_device(block, candidates)  # the tensors lie here, the path is the one of other devices
+        here.update(as_block(block), candidates)
+        there._update_on_device(GROUP, block, candidates)  # the tensors lie here, the path is the one of other devices
     for name, array in here.arrays().items():
         if name == "total":
             np.testing.assert_allclose(array, there.arrays()[name], atol=40)  # units of 2^-20; last bits differ
@@ -43,7 +50,7 @@ def test_merging_in_any_order_gives_the_same_bits() -> None:
         for number in order:
             block, sentences, positions = batches(2)[number]
             part = LayerScan(0, 33, bottom=True, settings=settings)
-            part.update(block, make_candidates(np.arange(48), sentences, positions))
+            part.update(as_block(block), make_candidates(np.arange(48), sentences, positions))
             whole.merge(part)
         return whole.arrays()
 

@@ -34,7 +34,8 @@ def test_silencing_a_layer_leaves_its_bias_alone_and_scaling_by_one_everything(n
     with apply_edits(model, Intervention.parse("L1=0"), prompt), model.record() as recording:
         model.run_body(prompt.fed())
     block = model.layers[1]
-    expected = torch.zeros(model.width) if block.value_bias is None else block.value_bias
+    bias = block.groups[0].value_bias
+    expected = torch.zeros(model.width) if bias is None else bias
     if block.post_norm is not None:
         expected = block.post_norm(expected)
     assert torch.equal(recording.y[1], expected.expand_as(recording.y[1]))
@@ -143,7 +144,7 @@ def test_a_group_is_every_memory_that_promotes_one_of_the_tokens(tiny_gpt2_value
 def naive_greedy(model: MemoryModel, count: int, change: Callable[[torch.Tensor], torch.Tensor]) -> list[int]:
     tokens = read_prompt(model, PROMPT).fed()
     for _ in range(count):
-        with model.edit({1: change}):
+        with model.edit({1: lambda m, _: change(m)}):
             best = model.logits(tokens)[0, -1].argmax()
         tokens = torch.cat([tokens, best.reshape(1, 1)], dim=1)
     return tokens[0, -count:].tolist()

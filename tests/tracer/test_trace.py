@@ -10,6 +10,7 @@ import torch
 
 import memlens
 from memlens.errors import MemlensError, ModelError
+from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
 from memlens.tracer.trace import trace
@@ -312,7 +313,7 @@ def test_a_rare_words_direction_leads_to_its_band_as_well(words: MemoryModel) ->
     softmax = words.network.output
     word = softmax.ends[0] + 5
     own = softmax.tails[0].words[5] @ softmax.tails[0].projection.T + softmax.classes[0]
-    assert torch.allclose(token_direction(words, 1, word), own / own.norm(), atol=1e-6)
+    assert torch.allclose(token_direction(words, MemoryId(1, 0), word), own / own.norm(), atol=1e-6)
     top = trace(words, WORDS_PROMPT, token=word).layers[-1].by_size[0].memory
     change = ValueChange.towards(words, top, word, 20.0)
     before = trace(words, WORDS_PROMPT, token=word)

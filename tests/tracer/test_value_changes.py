@@ -8,6 +8,7 @@ import torch
 
 import memlens
 from memlens.errors import ModelError, SettingError, UnknownName
+from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import save_tiny
 from memlens.tracer.trace import trace
@@ -40,7 +41,7 @@ def test_what_is_tried_is_undone_bit_by_bit(name: str, family: Family) -> None:
 def test_a_tokens_direction_is_the_one_in_which_its_score_rises_fastest(name: str, family: Family) -> None:
     model = family(name)
     rises = model.lens.value_scores(torch.eye(24), 1)[:, 42]  # along each axis: the reading of values is linear
-    assert torch.allclose(token_direction(model, 1, 42), rises / rises.norm(), atol=1e-6)
+    assert torch.allclose(token_direction(model, MemoryId(1, 0), 42), rises / rises.norm(), atol=1e-6)
 
 
 def test_the_planted_value_adds_what_algebra_says(planted: MemoryModel) -> None:

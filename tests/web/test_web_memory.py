@@ -124,7 +124,7 @@ def test_live_coefficients_are_those_of_a_bare_forward_pass(
         sentence = index.sentences([trigger.prefix.sentence])[trigger.prefix.sentence]
         tokens = sentence["tokens"][: trigger.prefix.position + 2]
         seen: list[torch.Tensor] = []
-        with model.watch(lambda _, m, seen=seen: seen.append(m), [2]):
+        with model.watch(lambda _, block, seen=seen: seen.append(block.everywhere()), [2]):
             model.run_body(torch.tensor([tokens]))
         assert one["coefficients"] == pytest.approx(seen[0][0, :, 11].tolist(), abs=1e-5)
         assert one["coefficients"][one["position"]] == pytest.approx(trigger.coefficient, abs=1e-5)

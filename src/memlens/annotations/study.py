@@ -97,7 +97,7 @@ def draw_sample(index: Index, per_layer: int = 10, top: int = 25, seed: int = 0)
         alive = [row["memory"] for row in rows if row["layer"] == layer]
         random = np.random.default_rng([seed, 10, layer])
         drawn: list[int] = random.permutation(alive)[:per_layer].tolist() if alive else []
-        chosen += [MemoryId(layer, memory) for memory in sorted(drawn)]
+        chosen += [index.names.name(layer, memory) for memory in sorted(drawn)]
     if not chosen:
         raise SettingError(f"no memory of {index.folder} has triggers; there is nothing to label")
     return Sample(tuple(chosen), top, seed)

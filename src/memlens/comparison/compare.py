@@ -136,7 +136,7 @@ def compare_indexes(
         memories=sum(layer.memories for layer in summaries),
         matched=sum(layer.matched for layer in summaries),
         layers=summaries,
-        changes=tuple(_look_closer(a, b, _first_pairs(parts, top, alike), queries)),
+        changes=tuple(_look_closer(a, b, _first_pairs(a, b, parts, top, alike), queries)),
     )
 
 
@@ -173,7 +173,8 @@ def _queries(a: Index, b: Index, by: str) -> dict[str, ListQuery]:
 
 def _refuse_other_shapes(a: Index, b: Index) -> None:
     shapes = [{layer: index.memories(layer) for layer in index.layers} for index in (a, b)]
-    if shapes[0] != shapes[1]:
+    groups = [[index.names.layers[layer] for layer in index.layers] for index in (a, b)]
+    if shapes[0] != shapes[1] or groups[0] != groups[1]:
         sizes = [f"{len(shape)} layers with {sum(shape.values()):,} memories" for shape in shapes]
         raise SettingError(
             f"{a.folder} has {sizes[0]}, {b.folder} {sizes[1]}, and not the same ones; compare a layer of each by "
@@ -222,7 +223,9 @@ def _pairs_by_counterpart(a: Index, b: Index, query: ListQuery, layer: int, othe
     return _Pairs(layer, other, matched, partner[matched], 1 - jaccard[matched], jaccard[matched], counts[0])
 
 
-def _first_pairs(parts: list[_Pairs], top: int, alike: bool) -> list[tuple[MemoryId, MemoryId, float]]:
+def _first_pairs(
+    a: Index, b: Index, parts: list[_Pairs], top: int, alike: bool
+) -> list[tuple[MemoryId, MemoryId, float]]:
     """Both memories and their change: most changed first, then less weight shared, then by name."""
     if not parts:
         return []
@@ -238,7 +241,7 @@ def _first_pairs(parts: list[_Pairs], top: int, alike: bool) -> list[tuple[Memor
         change,
     ]
     rows = zip(*(column[order].tolist() for column in columns), strict=True)
-    return [(MemoryId(layer, memory), MemoryId(other, partner), share) for layer, memory, other, partner, share in rows]
+    return [(a.names.name(row[0], row[1]), b.names.name(row[2], row[3]), row[4]) for row in rows]
 
 
 def _summaries(parts: list[_Pairs]) -> Iterator[LayerChange]:

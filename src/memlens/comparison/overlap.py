@@ -92,10 +92,11 @@ class ListQuery:
 
     def read_texts(self, index: Index, memories: Iterable[MemoryId]) -> dict[MemoryId, dict[Any, float]]:
         """memory -> key -> weight of a few memories, with the keys themselves."""
-        wanted = ", ".join(f"({memory.layer}, {memory.memory})" for memory in sorted(set(memories)))
+        names = index.names
+        wanted = ", ".join(f"({memory.layer}, {names.number(memory)})" for memory in sorted(set(memories)))
         lists: dict[MemoryId, dict[Any, float]] = {}
         for row in index.sql(self._sql("concat_ws(' ', ", "key", f"(t.layer, t.memory) IN (VALUES {wanted})")):
-            lists.setdefault(MemoryId(row["layer"], row["memory"]), {}).setdefault(row["key"], row["weight"])
+            lists.setdefault(names.name(row["layer"], row["memory"]), {}).setdefault(row["key"], row["weight"])
         return lists
 
     def _sql(self, joined: str, key: str, where: str) -> str:

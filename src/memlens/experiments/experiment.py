@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from memlens.errors import IndexFolderError
 from memlens.index.reader import Index
+from memlens.memory import MemoryNames
 from memlens.parallel import Progress
 from memlens.text import number, percent, visible
 
@@ -39,10 +40,11 @@ class ModelShape:
 
     layers: int
     vocabulary: int
+    names: MemoryNames
 
     @classmethod
     def of(cls, index: Index) -> "ModelShape":
-        return cls(len(index.manifest.model.memories), index.manifest.model.vocabulary)
+        return cls(len(index.manifest.model.memories), index.manifest.model.vocabulary, index.names)
 
 
 @dataclass(frozen=True)

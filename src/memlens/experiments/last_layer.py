@@ -19,7 +19,6 @@ from memlens.errors import IndexFolderError
 from memlens.experiments import experiment as ex
 from memlens.index.history import VERDICTS
 from memlens.index.reader import Index
-from memlens.memory import MemoryId
 from memlens.stats import draw as draw_sample, generator
 from memlens.text import curve, cut_left, quoted, visible
 
@@ -152,7 +151,7 @@ def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tup
             Text(quoted(row["output_text"], 12), "cyan"),
             f"{row['cosine']:.2f}",
             *([said or "–"] if summary else []),
-            Text(" ".join(str(MemoryId(row["layer"], memory)) for memory in row["memories"][:2]), "bold"),
+            Text(" ".join(str(index.names.name(row["layer"], memory)) for memory in row["memories"][:2]), "bold"),
         )
     return words, [*shown, table]
 

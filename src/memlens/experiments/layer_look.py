@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlens.errors import ModelError
-from memlens.models.decompose import LogitDecomposition, PositionStates, norm_scale
+from memlens.models.decompose import LayerUse, LogitDecomposition, PositionStates, norm_scale
 from memlens.models.lens import Lens, at_least_float32
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import compiled
@@ -257,7 +257,7 @@ class LayerLook:
         self.model, self.promoted, self.unembedding = model, promoted, unembedding
         self.accounting = LogitDecomposition(model)
         self.last = len(model.layers) - 1
-        self.norms = {layer: at_least_float32(model.layers[layer].values).norm(dim=1) for layer in promoted}
+        self.norms = {layer: model.layers[layer].lengths() for layer in promoted}
         # a yes or no for every token, so that most prefixes need no look at single memories
         self.promotes = {layer: np.zeros(model.vocabulary, bool) for layer in promoted}
         for layer, tokens in promoted.items():
@@ -289,7 +289,7 @@ class LayerLook:
                 "ffn_above": _numbers(relative.ffn[layer]),
                 "attention_above": _numbers(relative.attention[layer]),
             }
-            columns |= self._strongest(layer, positions.coefficients[layer], direction)
+            columns |= self._strongest(layer, positions.used(layer), direction)
             columns |= self._name_memories(layer, positions, columns)
             layers[layer] = columns
         return whole, layers
@@ -323,9 +323,9 @@ class LayerLook:
             "promoted_active": found_active,
         }
 
-    def _strongest(self, layer: int, coefficients: Tensor, direction: Tensor) -> Columns:
+    def _strongest(self, layer: int, used: LayerUse, direction: Tensor) -> Columns:
         """What the 1, 10 and 100 memories that added most to the final token added; fewer where fewer added at all."""
-        added = self.accounting.memories(layer, coefficients, direction)  # [n, memories]
+        added = self.accounting.memories(layer, used, direction)  # [n, memories]
         most = min(TOP_MEMORIES[-1], added.shape[1])
         running = added.topk(most, dim=1).values.clamp_min(0).double().cumsum(1)
         return {f"top{count}": _numbers(running[:, min(count, most) - 1]) for count in TOP_MEMORIES}
@@ -344,13 +344,13 @@ class LayerLook:
         if not len(rows):
             return named
         where = self._tensor(rows)
-        states, coefficients = positions.o[layer][where], positions.coefficients[layer][where]
+        states, used = positions.o[layer][where], positions.used(layer).at(where)
         before, after = self._tensor(residual[rows]), self._tensor(output[rows])
         down = self.accounting.direction(before, states, relative=True)
-        _list_(named, ("vetoes", "veto_pushes"), rows, self.accounting.memories(layer, coefficients, down), -1)
+        _list_(named, ("vetoes", "veto_pushes"), rows, self.accounting.memories(layer, used, down), -1)
         if layer == self.last:
             up = self.accounting.direction(after, states) - self.accounting.direction(before, states)
-            _list_(named, ("pushers", "pushes"), rows, self.accounting.memories(layer, coefficients, up), 1)
+            _list_(named, ("pushers", "pushes"), rows, self.accounting.memories(layer, used, up), 1)
             for row, cosine in zip(rows, self.accounting.cosine(before, after).tolist(), strict=True):
                 named["cosine"][row] = cosine
         return named

@@ -24,9 +24,8 @@ from memlens.stats import difference_of, draw as draw_sample, generator, interva
 from memlens.text import percent
 
 if TYPE_CHECKING:
-    import torch
-
     from memlens.corpus.sentences import Batch
+    from memlens.models.groups import CoefficientBlock
     from memlens.models.memory_model import MemoryModel
 
 TRIGGERS = 50
@@ -73,17 +72,22 @@ class EditedPrefixes:
 
         batches = cut_batches(list(enumerate(self._prefixes)), batch_tokens, bos)
         places = _Places(batches, len(self), bos)
-        found = {layer: np.empty(len(memories), np.float64) for layer, (memories, _) in wanted.items()}
+        found = {layer: np.zeros(len(memories), np.float64) for layer, (memories, _) in wanted.items()}
         by_batch = {layer: places.by_batch(prefixes, len(batches)) for layer, (_, prefixes) in wanted.items()}
         done = 0
         progress("local-edits", 0, len(self))
         for number, batch in enumerate(batches):
 
-            def take(layer: int, block: torch.Tensor, number: int = number) -> None:  # [batch, pos, memories]
+            def take(layer: int, block: CoefficientBlock, number: int = number) -> None:
+                first, size = block.group.start, block.group.size
                 chosen = by_batch[layer][number]
+                chosen = chosen[(wanted[layer][0][chosen] >= first) & (wanted[layer][0][chosen] < first + size)]
+                if not len(chosen):
+                    return
                 memories, prefixes = (column[chosen] for column in wanted[layer])
-                where = (places.row[prefixes], places.last[prefixes], memories)
-                found[layer][chosen] = block[tuple(torch.from_numpy(i) for i in where)].double().cpu().numpy()
+                where = (places.row[prefixes], places.last[prefixes], memories - first)
+                own = block.everywhere()[tuple(torch.from_numpy(i) for i in where)]
+                found[layer][chosen] = own.double().cpu().numpy()
 
             with torch.inference_mode(), model.watch(take, list(wanted)):
                 model.run_body(torch.from_numpy(batch.tokens))

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex
 from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
-from memlens.memory import MemoryId
 from memlens.parallel import Progress, no_progress
 from memlens.stats import generator, rate_interval, wilson
 from memlens.text import curve, number, percent, quoted
@@ -180,7 +179,7 @@ def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     table = ex.plain_table("memory", "token", ">p", ">precision", ">triggers", "agrees")
     for row in rows[:_SHOWN]:
         table.add_row(
-            Text(str(MemoryId(row["layer"], row["memory"])), "bold"),
+            Text(str(index.names.name(row["layer"], row["memory"])), "bold"),
             Text(quoted(index.vocabulary[row["token"]], 20), "cyan"),
             number(row["max_p"]),
             percent(row["precision"]),

@@ -242,7 +242,7 @@ class _PrefixDraw:
 
     def offer(self, sentences: NDArray[np.int64], lengths: NDArray[np.integer[Any]]) -> None:
         """All prefixes of sentences [n] with so many tokens each [n]."""
-        from memlens.scanner.layer import prefix_hashes
+        from memlens.scanner.sample import prefix_hashes
 
         ids = np.repeat(sentences, lengths)
         positions = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -13,7 +13,7 @@ import numpy as np
 
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
-from memlens.memory import MemoryId
+from memlens.memory import MemoryNames
 from memlens.text import curve, number, quoted
 
 if TYPE_CHECKING:
@@ -61,9 +61,9 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     return rows
 
 
-def _most_often(rows: Sequence[ex.Row], most: int) -> list[ex.Row]:
+def _most_often(rows: Sequence[ex.Row], most: int, names: MemoryNames) -> list[ex.Row]:
     chosen = sorted(rows, key=lambda row: (-row["times"], row["layer"], row["memory"]))[:most]
-    return [row | {"name": str(MemoryId(row["layer"], row["memory"]))} for row in chosen]
+    return [row | {"name": str(names.name(row["layer"], row["memory"]))} for row in chosen]
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
@@ -72,7 +72,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
     from memlens.experiments import charts
 
-    shown = _most_often(rows, _DRAWN)
+    shown = _most_often(rows, _DRAWN, model.names)
     chart = (
         alt.Chart(alt.Data(values=shown))
         .mark_bar()
@@ -95,7 +95,7 @@ def print_vetoes(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     counts = [float(compositions.get(layer, 0)) for layer in index.layers]
     line = Text.assemble("compositions  ", (curve(counts), "cyan"), (f"  {max(counts):,.0f} at most", "dim"))
     table = ex.plain_table("memory", ">times", ">of", ">mean push", "mostly against", ">times")
-    for row in _most_often(rows, _PRINTED):
+    for row in _most_often(rows, _PRINTED, index.names):
         table.add_row(
             Text(row["name"], "bold"),
             f"{row['times']:,}",

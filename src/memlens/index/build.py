@@ -25,7 +25,7 @@ from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
 from memlens.scanner.autotune import refuse_large_lists
 from memlens.scanner.executors import SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
-from memlens.scanner.layer import bin_edges
+from memlens.scanner.sample import bin_edges
 from memlens.scanner.scanner import bos_to_feed, plan_batches
 from memlens.scanner.state import LayerShape, PartFolder, ShardNumber, ranges_left, shapes_of, wait_for_orphans
 from memlens.settings import WINDOW, CorpusSettings, ScanSettings, choose_layers
@@ -182,7 +182,13 @@ def publish(
 
 def model_facts(model: MemoryModel, plan: dict[str, Any]) -> dict[str, Any]:
     """What a manifest says about the model."""
-    first = model.layers[0]
+    first = model.first
+    dense = [tuple(group.kind for group in block.groups) == ("dense",) for block in model.layers]
+    groups = {
+        str(block.number): [[group.kind, group.count, group.size] for group in block.shape]
+        for block, is_dense in zip(model.layers, dense, strict=True)
+        if not is_dense
+    }
     return {
         "name": model.name,
         "source": model.source,
@@ -193,8 +199,9 @@ def model_facts(model: MemoryModel, plan: dict[str, Any]) -> dict[str, Any]:
         "vocabulary": model.vocabulary,
         "activation": first.activation,
         "gated": first.gated,
-        "memories": {str(block.layer): block.memories for block in model.layers},
+        "memories": {str(block.number): block.memories for block in model.layers},
         "bos": bos_to_feed(model, ScanSettings(bos=plan["settings"]["bos"])),
+        **({"groups": groups} if groups else {}),
     }
 
 

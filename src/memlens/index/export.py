@@ -66,7 +66,7 @@ WITH own AS (
            list(trigger ORDER BY rank) FILTER ("end" = 'bottom') AS bottom FROM own GROUP BY memory
 )
 SELECT to_json(struct_pack(
-    name := 'L' || m.layer || 'N' || m.memory, layer := m.layer, memory := m.memory, max := m.max, min := m.min,
+    name := NAME_OF(m), layer := m.layer, memory := m.memory, max := m.max, min := m.min,
     mean := m.mean, frequency := m.frequency, dead := m.dead, histogram := m.histogram,
     triggers := struct_pack(top := coalesce(top, []), bottom := coalesce(bottom, []))))::VARCHAR AS line
 FROM {{memories}} m LEFT JOIN lists USING (memory)
@@ -77,7 +77,7 @@ CSV_COLUMNS = (
     *("token", "text"),
 )
 _ROWS = f"""
-SELECT 'L' || t.layer || 'N' || t.memory AS name, t.layer, t.memory, t."end", t.rank, t.coefficient, t.sentence,
+SELECT NAME_OF(t) AS name, t.layer, t.memory, t."end", t.rank, t.coefficient, t.sentence,
        t.position, t.next_token, v.text AS next_text, substr(c.text, {_BEGIN} + 1, {_STOP} - {_BEGIN}) AS token,
        left(c.text, {_STOP}) AS text {_SOURCES} ORDER BY t.memory, t."end" DESC, t.rank
 """
@@ -116,12 +116,19 @@ def _parts(index: Index) -> Iterator[list[int]]:
             yield [layer, first, min(first + _MEMORIES_AT_ONCE, count)]
 
 
+def _named(index: Index, query: str, layer: int) -> str:
+    """A query about one layer, with the names of its memories."""
+    for table in ("m", "t"):
+        query = query.replace(f"NAME_OF({table})", index.names.sql(layer, f"{table}.memory"))
+    return query
+
+
 def export_jsonl(index: Index, sink: TextSink) -> int:
     """One JSON object per memory, dead ones included; the number of lines comes back."""
     # Every text is of the corpus, so one look at it saves looking at each line.
     query = f"SELECT 1 AS found FROM {{corpus}} WHERE regexp_matches(text, '{_CONTROLS.pattern}') LIMIT 1"
     has_controls = bool(index.sql(query))
-    lines = (row["line"] for part in _parts(index) for row in index.stream(_RECORDS, part))
+    lines = (row["line"] for part in _parts(index) for row in index.stream(_named(index, _RECORDS, part[0]), part))
     return _write_lines(map(_escaped, lines) if has_controls else lines, sink)
 
 
@@ -150,7 +157,7 @@ def export_csv(index: Index, sink: TextSink) -> int:
     writer.writerow(CSV_COLUMNS)
     rows = 0
     for part in _parts(index):
-        for row in index.stream(_ROWS, part):
+        for row in index.stream(_named(index, _ROWS, part[0]), part):
             writer.writerow(map(harmless_cell, row.values()))
             rows += 1
     return rows
@@ -158,7 +165,7 @@ def export_csv(index: Index, sink: TextSink) -> int:
 
 # How a file of each format begins: what is told from it is replaced by a new export, all else is somebody's own.
 _BEGINNINGS = (
-    re.compile(rb'\{"name":"L\d+N\d+","layer":\d+,"memory":\d+,"max":'),
+    re.compile(rb'\{"name":"L\d+(?:[SE]\d+)?N\d+","layer":\d+,"memory":\d+,"max":'),
     re.compile(rb'\{"modelId": "(?:[^"\\]|\\.)*", "layer": "\d+-memlens", "index": "\d+", '),
     re.compile(re.escape(",".join(f'"{name}"' for name in CSV_COLUMNS).encode())),
 )

@@ -37,6 +37,7 @@ import pyarrow as pa
 from memlens import __version__
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.files import FileFacts, has_seal, is_sealed, read_json, write_sealed
+from memlens.memory import KINDS, GroupShape, MemoryNames
 from memlens.settings import ScanSettings
 
 SCHEMA_VERSION = 1
@@ -150,6 +151,12 @@ class ScannedModel:
     activation: str | None = None
     gated: bool = False
     bos: int | None = None  # the token that was fed in front of every sentence
+    groups: Mapping[int, tuple[GroupShape, ...]] = field(default_factory=dict)  # of layers that are not one dense block
+
+    @cached_property
+    def names(self) -> MemoryNames:
+        dense = {layer: (GroupShape("dense", 1, count),) for layer, count in self.memories.items()}
+        return MemoryNames({**dense, **self.groups})
 
 
 @dataclass(frozen=True)
@@ -243,7 +250,9 @@ class Manifest:
     @cached_property
     def model(self) -> ScannedModel:
         noted = self.content["model"]
-        return _known(ScannedModel, noted, memories={int(n): count for n, count in noted["memories"].items()})
+        groups = {int(n): tuple(GroupShape(*group) for group in own) for n, own in noted.get("groups", {}).items()}
+        memories = {int(n): count for n, count in noted["memories"].items()}
+        return _known(ScannedModel, noted, memories=memories, groups=groups)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -352,6 +361,8 @@ def _wrong_part(content: Mapping[str, Any]) -> str:
         return "model"
     if not all(name.isdecimal() and _is(count, int) for name, count in memories.items()):
         return "model"
+    if not _are_groups(model.get("groups", {}), memories):
+        return "model"
     if not isinstance(model.get("name"), str) or not _is(model.get("vocabulary", 0), int):
         return "model"
     if not all(_is(counts.get(name), int) for name in _COUNTED):
@@ -366,6 +377,20 @@ def _wrong_part(content: Mapping[str, Any]) -> str:
     except (SettingError, TypeError, ValueError, KeyError, AttributeError):
         return "plan"
     return ""
+
+
+def _are_groups(groups: Any, memories: Mapping[str, int]) -> bool:
+    """Layer -> [kind, count, size] of its groups, which together are as many memories as the layer has."""
+    if not _is(groups, dict) or not groups.keys() <= memories.keys():
+        return False
+    for layer, own in groups.items():
+        if not _is(own, list) or not all(_is(group, list) and len(group) == 3 for group in own):
+            return False
+        if not all(kind in KINDS and _is(count, int) and _is(size, int) for kind, count, size in own):
+            return False
+        if sum(count * size for _, count, size in own) != memories[layer]:
+            return False
+    return True
 
 
 def _is(value: Any, kind: type) -> bool:

@@ -105,7 +105,7 @@ def read_memory(
     return MemoryRecord(
         name,
         name.layer,
-        name.memory,
+        index.names.number(name),
         index.manifest.model.name,
         facts.max,
         facts.min,
@@ -156,7 +156,9 @@ def read_patterns(index: Index, memory: str | MemoryId) -> tuple[MemoryPattern, 
     if not (index.has("patterns") and index.has("names")):
         return None
     query = "SELECT * FROM {patterns} WHERE layer = $1 AND memory = $2 ORDER BY confidence DESC, pattern"
-    return tuple(MemoryPattern(**_without_name(row)) for row in index.sql(query, [name.layer, name.memory]))
+    return tuple(
+        MemoryPattern(**_without_name(row)) for row in index.sql(query, [name.layer, index.names.number(name)])
+    )
 
 
 def read_summaries(index: Index, memories: Sequence[MemoryId]) -> dict[MemoryId, str]:
@@ -211,7 +213,7 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
         **whole,
         "most_confident": [
             {
-                "name": str(MemoryId(row["layer"], row["memory"])),
+                "name": str(index.names.name(row["layer"], row["memory"])),
                 "layer": row["layer"],
                 "memory": row["memory"],
                 "token": row["argmax"],

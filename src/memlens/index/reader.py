@@ -32,7 +32,7 @@ from memlens.files import (
     replacing,
 )
 from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD, Manifest, made_with
-from memlens.memory import MemoryId, Prefix, Trigger, TriggerList
+from memlens.memory import MemoryId, MemoryNames, Prefix, Trigger, TriggerList
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,10 +102,14 @@ class Index:
     def check(self, memory: str | MemoryId) -> MemoryId:
         """The memory of that name, refused if it is not in the index."""
         name = MemoryId.parse(memory) if isinstance(memory, str) else memory
-        count = self.memories(name.layer)
-        if not 0 <= name.memory < count:
-            raise UnknownName(f"{name} does not exist: layer {name.layer} has memories 0 to {count - 1}")
+        self.memories(name.layer)  # refuses a layer that is not there
+        self.names.number(name)
         return name
+
+    @property
+    def names(self) -> MemoryNames:
+        """The names of memories, from and to the numbers in the tables."""
+        return self.manifest.model.names
 
     def path(self, table: str) -> Path:
         """The Parquet file of a table (`triggers`, `values`, `experiments/agreement`); refused if it is not there."""
@@ -297,13 +301,14 @@ class Index:
         found: dict[MemoryId, list[dict[str, Any]]] = {memory: [] for memory in memories}
         if not found:
             return found
-        wanted = "(layer, memory) IN (VALUES " + ", ".join(f"({m.layer}, {m.memory})" for m in found) + ")"
+        places = {(memory.layer, self.names.number(memory)): own for memory, own in found.items()}
+        wanted = "(layer, memory) IN (VALUES " + ", ".join(f"({layer}, {number})" for layer, number in places) + ")"
         if len(found) == 1:  # by equality, with which DuckDB passes over the row groups that cannot hold it
-            wanted = " AND ".join(f"layer = {m.layer} AND memory = {m.memory}" for m in found)
+            wanted = " AND ".join(f"layer = {layer} AND memory = {number}" for layer, number in places)
         chosen = columns if columns == "*" else f"layer, memory, {columns}"
         query = f"SELECT {chosen} FROM {{{table}}} WHERE {wanted} AND {where}"
         for row in self.stream(f"{query} ORDER BY {order}" if order else query):
-            found[MemoryId(row["layer"], row["memory"])].append(row)
+            places[row["layer"], row["memory"]].append(row)
         return found
 
     def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:

@@ -178,7 +178,7 @@ def _result(
     index: Index, query: SearchQuery, rows: Rows, make: Callable[..., Any], note: str | None = None
 ) -> SearchResult:
     """Hits of rows with layer, memory and total; `make` gets a row, the memory's name and its summary."""
-    names = [MemoryId(row["layer"], row["memory"]) for row in rows]
+    names = [index.names.name(row["layer"], row["memory"]) for row in rows]
     summaries = read_summaries(index, names)
     found = tuple(make(row, name, summaries.get(name)) for row, name in zip(rows, names, strict=True))
     return SearchResult(query.texts, query.place, rows[0]["total"] if rows else 0, found, note)

@@ -25,7 +25,9 @@ from memlens.index.layout import (
     VOCABULARY_SCHEMA,
 )
 from memlens.models.tokenizer import Tokenizer
-from memlens.scanner.layer import EXAMPLES, UNIT, LayerScan
+from memlens.scanner.layer import LayerScan
+from memlens.scanner.routing import UNIT
+from memlens.scanner.sample import EXAMPLES
 from memlens.scanner.state import DoneBatches, LayerShape, PartFolder, read_part, restore_layer_
 from memlens.settings import ScanSettings
 
@@ -68,9 +70,9 @@ class JoinedParts:
             yield self._layer(layer)
 
     def _layer(self, layer: int) -> LayerScan:
-        joined = LayerScan(layer, *self.shapes[layer], self.settings)
+        joined = LayerScan(layer, *self.shapes[layer], settings=self.settings)
         for path in self._paths[layer]:
-            part = LayerScan(layer, *self.shapes[layer], self.settings)
+            part = LayerScan(layer, *self.shapes[layer], settings=self.settings)
             names = [f"{layer}.{name}" for name in part.arrays()]
             try:
                 restore_layer_(part, read_part(path, names))

@@ -5,7 +5,7 @@ model.layers[3].values            # [memories, d]
 with model.watch(use): model.run_body(tokens)
 
 load           names, folders and files to a MemoryModel
-memory_model   MemoryModel and FeedForward; hooks watch and edit coefficients
+memory_model   MemoryModel; groups its layers of memories; hooks watch and edit coefficients; experts runs experts
 families       where each architecture keeps keys, values and norms; huggingface runs them
 fairseq        the paper's checkpoint: network, files and words
 lens           states and values to scores over the vocabulary

@@ -15,14 +15,26 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from memlens.models import hooks
+from memlens.models.groups import CoefficientBlock, MemoryLayer, scaled
 from memlens.models.lens import Lens, Norm, at_least_float32
-from memlens.models.memory_model import FeedForward, MemoryModel
+from memlens.models.memory_model import MemoryModel
+
+
+class LayerUse(NamedTuple):
+    """How much of each memory and group of one layer was used at n positions."""
+
+    coefficients: Tensor  # [n, memories]
+    weights: Tensor  # [n, groups]: what m and the biases of a group were multiplied by; 0 where it was not used
+
+    def at(self, rows: Tensor) -> LayerUse:
+        return LayerUse(self.coefficients[rows], self.weights[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +46,13 @@ class PositionStates:
     y: dict[int, Tensor]  # [n, d]
     o: dict[int, Tensor]  # [n, d]
     coefficients: dict[int, Tensor]  # [n, memories], of the layers asked for
+    weights: dict[int, Tensor]  # [n, groups], of the same layers
 
     def __len__(self) -> int:
         return len(self.embedding)
+
+    def used(self, layer: int) -> LayerUse:
+        return LayerUse(self.coefficients[layer], self.weights[layer])
 
     def attention(self, layer: int) -> Tensor:
         """The rest of a layer's update of the stream, besides its memories, [n, d]."""
@@ -47,7 +63,8 @@ class PositionStates:
         def cut(store: dict[int, Tensor]) -> dict[int, Tensor]:
             return {layer: tensor[part] for layer, tensor in store.items()}
 
-        return PositionStates(self.embedding[part], cut(self.r), cut(self.y), cut(self.o), cut(self.coefficients))
+        stores = (self.r, self.y, self.o, self.coefficients, self.weights)
+        return PositionStates(self.embedding[part], *map(cut, stores))
 
     def copy(self) -> PositionStates:
         """The same numbers, so that a small part need not keep the whole in memory."""
@@ -66,6 +83,7 @@ class PositionStates:
             joined([part.y for part in parts]),
             joined([part.o for part in parts]),
             joined([part.coefficients for part in parts]),
+            joined([part.weights for part in parts]),
         )
 
 
@@ -81,6 +99,7 @@ def record_positions(
     y: dict[int, Tensor] = {}
     o: dict[int, Tensor] = {}
     coefficients: dict[int, Tensor] = {}
+    weights: dict[int, Tensor] = {}
 
     def keep(store: dict[int, Tensor], layer: int) -> Callable[[Tensor], None]:
         def pick(states: Tensor) -> None:  # [batch, pos, ...]
@@ -89,15 +108,25 @@ def record_positions(
 
         return pick
 
+    def begin(layer: MemoryLayer, states: Tensor) -> None:
+        coefficients[layer.number] = at_least_float32(states.new_zeros(len(rows), layer.memories))
+        weights[layer.number] = at_least_float32(states.new_zeros(len(rows), len(layer.groups)))
+
+    def take(layer: MemoryLayer, block: CoefficientBlock) -> None:
+        own, scale = block.at(rows)
+        coefficients[layer.number][:, block.group.columns] = own.detach()
+        weights[layer.number][:, layer.groups.index(block.group)] = scale.detach()
+
     with ExitStack() as stack:
         stack.enter_context(hooks.on_input(model.layers[0].block, keep(embedding, 0)))
         for layer, memories in enumerate(model.layers):
             if layers is None or layer in layers:
-                stack.enter_context(hooks.watch_coefficients(memories, keep(coefficients, layer)))
+                stack.enter_context(hooks.on_input(memories.block, partial(begin, memories)))
+                stack.enter_context(hooks.watch_coefficients(memories, partial(take, memories)))
             stack.enter_context(hooks.watch_addition(memories, keep(y, layer)))
             stack.enter_context(hooks.on_output(memories.block, keep(o, layer)))
         model.run_body(tokens)
-    return PositionStates(embedding[0], {layer: o[layer] - y[layer] for layer in o}, y, o, coefficients)
+    return PositionStates(embedding[0], {layer: o[layer] - y[layer] for layer in o}, y, o, coefficients, weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,21 +185,26 @@ class LogitDecomposition:
             constant = constant + bias[tokens] - (bias.mean() if relative else 0)
         return constant
 
-    def memories(self, layer: int, coefficients: Tensor, direction: Tensor) -> Tensor:
-        """[n, memories]: what each memory added along the direction [n, d]; m [n, memories] of that layer."""
+    def memories(self, layer: int, used: LayerUse, direction: Tensor) -> Tensor:
+        """[n, memories]: what each memory of that layer added along the direction [n, d]."""
         block = self._model.layers[layer]
-        inward = self._before_post_norm(block, coefficients, direction)
-        return (inward @ at_least_float32(block.values).T).mul_(coefficients)
+        inward = self._before_post_norm(block, used, direction)
+        effects = torch.empty_like(used.coefficients)
+        for group in block.groups:
+            values = at_least_float32(group.values)
+            torch.matmul(scaled(inward, group.scale), values.T, out=effects[:, group.columns])
+        return effects.mul_(used.coefficients)
 
-    def block_bias(self, layer: int, coefficients: Tensor, direction: Tensor) -> Tensor:
+    def block_bias(self, layer: int, used: LayerUse, direction: Tensor) -> Tensor:
         """[n]: what the block's own biases added; with all memories it is what the block added."""
         block = self._model.layers[layer]
         total = direction.new_zeros(len(direction))
-        if block.value_bias is not None:
-            inward = self._before_post_norm(block, coefficients, direction)
-            total = total + inward @ at_least_float32(block.value_bias)
+        biases = _biases(block, used.weights)
+        if biases is not None:
+            inward = self._before_post_norm(block, used, direction)
+            total = total + (inward * biases).sum(-1)
         if block.post_norm is not None and block.post_norm.bias is not None:
-            total = total + direction @ block.post_norm.bias
+            total = total + scaled(direction, block.scale) @ block.post_norm.bias
         return total
 
     def cosine(self, tokens: Tensor, others: Tensor) -> Tensor:
@@ -189,14 +223,27 @@ class LogitDecomposition:
         )
 
     @staticmethod
-    def _before_post_norm(block: FeedForward, coefficients: Tensor, direction: Tensor) -> Tensor:
-        """The direction as it is met before the block's post-norm, frozen at what the block put out."""
+    def _before_post_norm(block: MemoryLayer, used: LayerUse, direction: Tensor) -> Tensor:
+        """The direction as it is met before the block's post-norm and scale, frozen at what the block put out."""
+        direction = scaled(direction, block.scale)
         if block.post_norm is None:
             return direction
-        output = coefficients @ at_least_float32(block.values)
-        if block.value_bias is not None:
-            output = output + at_least_float32(block.value_bias)
-        return _backwards(block.post_norm, direction, output)
+        output = torch.zeros_like(direction)
+        for group in block.groups:
+            own = used.coefficients[:, group.columns] @ at_least_float32(group.values)
+            output = output + scaled(own, group.scale)
+        biases = _biases(block, used.weights)
+        return _backwards(block.post_norm, direction, output if biases is None else output + biases)
+
+
+def _biases(block: MemoryLayer, weights: Tensor) -> Tensor | None:
+    """[n, d]: the biases in a block's output, each times what its group is multiplied by; None where there are none."""
+    parts = [
+        weights[:, place, None] * scaled(at_least_float32(group.value_bias), group.scale)
+        for place, group in enumerate(block.groups)
+        if group.value_bias is not None
+    ]
+    return torch.stack(parts).sum(0) if parts else None
 
 
 def norm_scale(norm: Norm, states: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ from memlens.errors import ModelError, UnknownName
 from memlens.memory import EncodedText
 from memlens.models.fairseq_checkpoint import Settings, build_network, read_checkpoint, read_shape
 from memlens.models.fairseq_network import ACTIVATIONS, AdaptiveBlock, AdaptiveTransformer, Shape
+from memlens.models.groups import LinearGroup, MemoryLayer
 from memlens.models.lens import Lens, Norm, at_least_float32
-from memlens.models.memory_model import FeedForward, MemoryModel, fingerprint_of
+from memlens.models.memory_model import MemoryModel, fingerprint_of
 from memlens.models.tokenizer import Tokenizer
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -132,7 +133,7 @@ class AdaptiveModel(MemoryModel):
             source=source,
             family=FAMILY,
             network=network,
-            layers=[_feed_forward(layer, block, shape.activation) for layer, block in enumerate(network.blocks)],
+            layers=[_memory_layer(layer, block, shape.activation) for layer, block in enumerate(network.blocks)],
             lens=AdaptiveLens(network),
             tokenizer=tokenizer,
             context=context,
@@ -211,18 +212,17 @@ class AdaptiveLens(Lens):
             return scores
 
 
-def _feed_forward(layer: int, block: Any, activation: str) -> FeedForward:
+def _memory_layer(number: int, block: Any, activation: str) -> MemoryLayer:
     assert isinstance(block, AdaptiveBlock)
-    return FeedForward(
-        layer=layer,
+    group = LinearGroup(
         activation=activation,
-        block=block,
-        key_projection=block.keys,
-        up_projection=None,
-        down=block.values,
-        input_norm=Norm(block.memory_norm, "layer"),
-        post_norm=None,
         activate=ACTIVATIONS[activation],
+        key_projection=block.keys,
+        down=block.values,
+    )
+    norm = Norm(block.memory_norm, "layer")
+    return MemoryLayer.of(
+        number=number, block=block, groups=[group], outputs=(block.values,), input_norm=norm, post_norm=None
     )
 
 

@@ -1,7 +1,8 @@
 """Hooks on a feed-forward block, as context managers: they are gone after the `with`, whatever happened inside.
 
 Coefficients are read after the down projection ran, from the input it really got; edits are made before it runs. So a
-watcher sees the coefficients that were used, in whichever order watching and editing were entered.
+watcher sees the coefficients that were used, in whichever order watching and editing were entered. Experts behind a
+router are watched in the function that runs them (experts.py).
 One model serves one thread at a time: a hook sees every pass through its model.
 """
 
@@ -9,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from memlens.models.memory_model import FeedForward
+from memlens.models.experts import stacked_experts
+from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryGroup, MemoryLayer, scaled
 
 
 def first_tensor(output: Tensor | tuple[Any, ...]) -> Tensor:
@@ -70,16 +72,48 @@ class BatchShape:
         return tensor.reshape(self.batch, self.positions, tensor.shape[-1])
 
 
+Change = Callable[[Tensor, "MemoryGroup"], Tensor]  # (coefficients [batch, pos, size], group) -> what is used instead
+
+
 @contextmanager
-def watch_coefficients(feed_forward: FeedForward, use: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call `use` with m [batch, pos, memories] whenever the block has used it."""
+def watch_coefficients(layer: MemoryLayer, use: Callable[[CoefficientBlock], None]) -> Iterator[None]:
+    """Call `use` with the coefficients of each group of the layer whenever they have been used."""
     shape = BatchShape()
+    with ExitStack() as stack:
+        stack.enter_context(on_input(layer.block, shape.note))
+        for group in layer.groups:
+            if isinstance(group, LinearGroup):
+                stack.enter_context(_watch_group(group, shape, use))
+        for experts in stacked_experts(layer):
+            stack.enter_context(experts.watch(shape, use))
+        yield
 
+
+@contextmanager
+def edit_coefficients(layer: MemoryLayer, change: Change) -> Iterator[None]:
+    """Let each group use `change(c, group)` instead of its coefficients c; the same tensor leaves it as it is."""
+    shape = BatchShape()
+    with ExitStack() as stack:
+        stack.enter_context(on_input(layer.block, shape.note))
+        for group in layer.groups:
+            if isinstance(group, LinearGroup):
+                stack.enter_context(_edit_group(group, shape, change))
+        for experts in stacked_experts(layer):
+            stack.enter_context(experts.edit(shape, change))
+        yield
+
+
+@contextmanager
+def _watch_group(group: LinearGroup, shape: BatchShape, use: Callable[[CoefficientBlock], None]) -> Iterator[None]:
     def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _output: Tensor) -> None:
-        use(shape.unflatten(first_argument(arguments, named)))
+        m = first_argument(arguments, named).reshape(shape.batch * shape.positions, -1)
+        if scale.latest is not None:
+            m = m * scale.latest
+        weights = None if scale.latest is None else scale.latest[:, 0]
+        use(CoefficientBlock(group, (shape.batch, shape.positions), None, m, weights))
 
-    with on_input(feed_forward.block, shape.note):
-        handle = feed_forward.down.register_forward_hook(hook, with_kwargs=True)
+    with _TokenScale(group).followed() as scale:
+        handle = group.down.register_forward_hook(hook, with_kwargs=True)
         try:
             yield
         finally:
@@ -87,29 +121,67 @@ def watch_coefficients(feed_forward: FeedForward, use: Callable[[Tensor], None])
 
 
 @contextmanager
-def edit_coefficients(feed_forward: FeedForward, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Let the block use `change(m)` instead of m, [batch, pos, memories]."""
-    shape = BatchShape()
-
+def _edit_group(group: LinearGroup, shape: BatchShape, change: Change) -> Iterator[None]:
     def hook(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         given: Tensor = arguments[0]
-        changed = change(shape.unflatten(given))
+        m = shape.unflatten(given)
+        factor = None if scale.latest is None else shape.unflatten(scale.latest)
+        before = m if factor is None else m * factor
+        after = change(before, group)
+        if after is before:
+            return arguments
+        changed = after if factor is None else after / factor
         return (changed.reshape(given.shape).to(given.dtype), *arguments[1:])
 
-    with on_input(feed_forward.block, shape.note):
-        handle = feed_forward.down.register_forward_pre_hook(hook)
+    with _TokenScale(group).followed() as scale:
+        handle = group.down.register_forward_pre_hook(hook)
         try:
             yield
         finally:
             handle.remove()
 
 
+class _TokenScale:
+    """s [batch * pos, 1] of a group in the running pass; None where it is 1 for every token."""
+
+    def __init__(self, group: LinearGroup) -> None:
+        self.group = group
+        self.latest: Tensor | None = None
+
+    @contextmanager
+    def followed(self) -> Iterator[_TokenScale]:
+        """Within, `latest` is computed from what the key projection is given, which is before s itself is used."""
+        compute = self.group.token_scale
+        if compute is None:
+            yield self
+            return
+
+        def note(inputs: Tensor) -> None:
+            self.latest = compute(inputs).reshape(-1, 1)
+
+        with on_input(self.group.key_projection, note):
+            yield self
+
+
 @contextmanager
-def watch_addition(feed_forward: FeedForward, use: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call `use` with y [batch, pos, d], what the block adds to the stream: after the post-norm where there is one."""
-    shape = BatchShape()
-    last = feed_forward.down if feed_forward.post_norm is None else feed_forward.post_norm.module
-    with ExitStack() as hooks:
-        hooks.enter_context(on_input(feed_forward.block, shape.note))
-        hooks.enter_context(on_output(last, lambda addition: use(shape.unflatten(addition))))
+def watch_addition(layer: MemoryLayer, use: Callable[[Tensor], None]) -> Iterator[None]:
+    """Call `use` with y [batch, pos, d], what the block adds to the stream: through post-norm and scale."""
+    shape, parts = BatchShape(), list[Tensor]()
+    modules = layer.outputs if layer.post_norm is None else (layer.post_norm.module,)
+
+    def begin(states: Tensor) -> None:
+        shape.note(states)
+        parts.clear()
+        if not modules:  # no memories add anything
+            use(states.new_zeros(()).expand_as(states))
+
+    def add(addition: Tensor) -> None:
+        parts.append(shape.unflatten(addition))
+        if len(parts) == len(modules):
+            use(scaled(parts[0] if len(parts) == 1 else torch.stack(parts).sum(0), layer.scale))
+
+    with ExitStack() as stack:
+        stack.enter_context(on_input(layer.block, begin))
+        for module in modules:
+            stack.enter_context(on_output(module, add))
         yield

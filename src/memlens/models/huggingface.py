@@ -4,7 +4,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
+from memlens.models.experts import own_experts
 from memlens.models.families import Config, Family, family_of
+from memlens.models.groups import LinearGroup, MemoryLayer
 from memlens.models.lens import Lens, Norm
-from memlens.models.memory_model import FeedForward, MemoryModel, fingerprint_of
+from memlens.models.memory_model import MemoryModel, fingerprint_of
 from memlens.models.tokenizer import Tokenizer
 
 
@@ -62,7 +64,7 @@ class HuggingFaceModel(MemoryModel):
         family = family_of(self.config, name)
         _refuse_unreadable_weights(network, name)
         network.eval()
-        layers = feed_forwards(network, family, self.config, name)
+        layers = memory_layers(network, family, self.config, name)
         if not layers:
             raise UnsupportedModel(f"{name} has no layers, so it has no memories")
         final_norm = _optional_part(network, family.final_norm)
@@ -70,7 +72,7 @@ class HuggingFaceModel(MemoryModel):
             output=network.get_output_embeddings(),
             input_embedding=network.get_input_embeddings(),
             final_norm=None if final_norm is None else Norm(final_norm, family.norm),
-            post_norms=[feed_forward.post_norm for feed_forward in layers],
+            post_norms=[layer.post_norm for layer in layers],
             soft_cap=getattr(self.config, "final_logit_softcapping", None),
         )
         super().__init__(
@@ -87,13 +89,18 @@ class HuggingFaceModel(MemoryModel):
 
     def _run_body(self, tokens: Tensor) -> Tensor:
         last: list[Tensor] = []
-        with hooks.on_output(self.layers[-1].block, last.append):
+        with self._running(), hooks.on_output(self.layers[-1].block, last.append):
             self.network.base_model(tokens, attention_mask=self._mask(tokens), use_cache=False)  # type: ignore[operator]
         return last[-1]
 
     def _logits(self, tokens: Tensor) -> Tensor:
-        output: Tensor = self.network(tokens, attention_mask=self._mask(tokens), use_cache=False).logits
+        with self._running():
+            output: Tensor = self.network(tokens, attention_mask=self._mask(tokens), use_cache=False).logits
         return output
+
+    def _running(self) -> AbstractContextManager[None]:
+        """Experts are run by our own function in every pass, watched or not, so that all passes give the same bits."""
+        return own_experts(self.network) if any(layer.is_mixture for layer in self.layers) else nullcontext()
 
     def _mask(self, tokens: Tensor) -> Tensor | None:
         """None, unless a padding token is named: then all ones, since transformers warns of padding without a mask."""
@@ -123,30 +130,34 @@ class HuggingFaceModel(MemoryModel):
             )
 
 
-def feed_forwards(network: Any, family: Family, config: Config, name: str) -> list[FeedForward]:
-    """The feed-forward block of every layer."""
+def memory_layers(network: Any, family: Family, config: Config, name: str) -> list[MemoryLayer]:
+    """The memories of every layer."""
     blocks: Any = _part(network, family.blocks, name)
-    return [_feed_forward(family, config, layer, block, name) for layer, block in enumerate(blocks)]
+    return [_memory_layer(family, config, number, block, name) for number, block in enumerate(blocks)]
 
 
-def _feed_forward(family: Family, config: Config, layer: int, block: nn.Module, name: str) -> FeedForward:
+def _memory_layer(family: Family, config: Config, number: int, block: nn.Module, name: str) -> MemoryLayer:
     norms = [_optional_part(block, path) for path in family.input_norms]
     input_norm = next((norm for norm in norms if norm is not None), None)
     if family.input_norms and input_norm is None:
-        raise UnsupportedModel(f"{name} ({family.title}) has no {' or '.join(family.input_norms)} in layer {layer}")
+        raise UnsupportedModel(f"{name} ({family.title}) has no {' or '.join(family.input_norms)} in layer {number}")
     post_norm = None if family.post_norm is None else _part(block, family.post_norm, name)
-    activation = family.activation(config)
-    return FeedForward(
-        layer=layer,
+    activation, down = family.activation(config), _part(block, family.down, name)
+    group = LinearGroup(
         activation=activation,
-        block=block,
+        activate=activation_function(activation),
         key_projection=_part(block, family.keys, name),
         up_projection=None if family.up is None else _part(block, family.up, name),
-        down=_part(block, family.down, name),
+        down=down,
+    )
+    return MemoryLayer.of(
+        number=number,
+        block=block,
+        groups=[group],
+        outputs=(down,),
         input_norm=None if input_norm is None else Norm(input_norm, family.norm),
         post_norm=None if post_norm is None else Norm(post_norm, family.norm),
         parallel=bool(family.parallel(config)),
-        activate=activation_function(activation),
     )
 
 

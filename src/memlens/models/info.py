@@ -12,7 +12,7 @@ from memlens.errors import MemlensError
 from memlens.models.checkpoint import network_without_numbers, read_config
 from memlens.models.families import family_of
 from memlens.models.gguf_file import read_head
-from memlens.models.huggingface import feed_forwards
+from memlens.models.huggingface import memory_layers
 from memlens.models.load import bundled_folder
 from memlens.models.memory_model import MemoryModel
 from memlens.models.proof import Proof
@@ -53,7 +53,7 @@ class ModelInfo:
 
 def describe(model: MemoryModel) -> ModelInfo:
     """The facts about a loaded model."""
-    first, lens = model.layers[0], model.lens
+    first, lens = model.first, model.lens
     tokenizer = model.tokenizer if model.has_tokenizer else None
     has_bos = tokenizer is not None and tokenizer.bos is not None
     return ModelInfo(
@@ -122,7 +122,7 @@ def _from_configuration(place: str, **options: str) -> ModelSizes:
     config = read_config(place, place, **options)
     family = family_of(config, place)
     network = network_without_numbers(config, place)
-    layers = feed_forwards(network, family, config, place)
+    layers = memory_layers(network, family, config, place)
     return ModelSizes(
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         memories=tuple(layer.memories for layer in layers),

@@ -1,8 +1,6 @@
-"""MemoryModel, a language model seen as memories, and FeedForward, the memories of one of its layers.
+"""MemoryModel, a language model seen as layers of memories: runs, watches, records and edits them.
 
-A memory is one hidden unit of a feed-forward block: row i of `keys` with row i of `values` (and of `up` where the block
-is gated). MemoryModel watches, records and edits coefficients through the modules that FeedForward names; a subclass
-runs the network (huggingface.py, fairseq.py).
+The memories of a layer are its MemoryLayer (groups.py); a subclass runs the network (huggingface.py, fairseq.py).
 """
 
 import hashlib
@@ -10,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from memlens.errors import ModelError, SettingError, UnknownName
+from memlens.memory import MemoryNames
 from memlens.models import hooks
-from memlens.models.lens import Norm, at_least_float32
+from memlens.models.groups import CoefficientBlock, MemoryLayer
+from memlens.models.lens import at_least_float32
 from memlens.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -27,90 +27,6 @@ if TYPE_CHECKING:
 
     from memlens.models.lens import Lens
     from memlens.models.proof import Proof
-
-
-@dataclass(frozen=True, eq=False)
-class FeedForward:
-    """The memories of one layer, and the modules through which they are watched and edited.
-
-    plain: m = f(x K^T + b_K);  gated: m = f(x G^T + b_G) * (x U^T + b_U), with G in `keys` and U in `up`.
-    The block adds y = m V + b_V to the residual stream, through `post_norm` where there is one.
-    """
-
-    layer: int
-    activation: str  # the checkpoint's own name, such as "gelu_new"
-    block: nn.Module = field(repr=False)  # its output (or that output's first element) is o, [batch, pos, d]
-    key_projection: nn.Module = field(repr=False)  # x -> x K^T + b_K; the gate of a gated block
-    up_projection: nn.Module | None = field(repr=False)
-    down: nn.Module = field(repr=False)  # its input is m, its output m V + b_V
-    input_norm: Norm | None = field(repr=False)  # the norm whose output is x; None where x is the stream itself
-    post_norm: Norm | None = field(repr=False)  # the norm between m V + b_V and the stream
-    parallel: bool = False  # does the block read the stream from before the attention of its layer?
-    activate: Callable[[Tensor], Tensor] = field(default=torch.relu, repr=False)  # f, found by the activation's name
-
-    @property
-    def memories(self) -> int:
-        return self.values.shape[0]
-
-    @property
-    def gated(self) -> bool:
-        return self.up_projection is not None
-
-    @property
-    def signed(self) -> bool:
-        """Do negative coefficients mean something? Then bottom triggers are kept by default."""
-        return self.gated
-
-    @property
-    def keys(self) -> Tensor:
-        """[memories, d]; the gate's rows where the block is gated."""
-        return _input_rows(self.key_projection)
-
-    @property
-    def key_bias(self) -> Tensor | None:
-        return _bias(self.key_projection)
-
-    @property
-    def up(self) -> Tensor | None:
-        """[memories, d]; None where the block is not gated."""
-        return None if self.up_projection is None else _input_rows(self.up_projection)
-
-    @property
-    def up_bias(self) -> Tensor | None:
-        return None if self.up_projection is None else _bias(self.up_projection)
-
-    @property
-    def values(self) -> Tensor:
-        """[memories, d]"""
-        return _input_rows(self.down).T
-
-    @property
-    def value_bias(self) -> Tensor | None:
-        return _bias(self.down)
-
-    def coefficients(self, inputs: Tensor) -> Tensor:
-        """m [..., memories] for block inputs x [..., d], by the formula above and not by the model's own modules.
-
-        Computed in the dtype of `inputs`, whatever the model's is.
-        """
-        coefficients = self.activate(_affine(inputs, self.keys, self.key_bias))
-        return coefficients if self.up is None else coefficients * _affine(inputs, self.up, self.up_bias)
-
-
-def _affine(inputs: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
-    return nn.functional.linear(inputs, rows.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype))
-
-
-def _input_rows(projection: Any) -> Tensor:
-    """The matrix of a projection with one row per output, [outputs, inputs], whichever way round it is stored."""
-    weight: Tensor = projection.weight.detach()
-    # transformers' Conv1D (GPT-2) stores [inputs, outputs]; known by its name, so that this file needs torch only
-    return weight.T if type(projection).__name__ == "Conv1D" else weight
-
-
-def _bias(projection: nn.Module) -> Tensor | None:
-    bias: Tensor | None = getattr(projection, "bias", None)
-    return None if bias is None else bias.detach()
 
 
 @dataclass
@@ -138,7 +54,7 @@ class MemoryModel(ABC):
         source: str,
         family: str,
         network: nn.Module,
-        layers: Sequence[FeedForward],
+        layers: Sequence[MemoryLayer],
         lens: "Lens",
         tokenizer: Tokenizer | None,
         context: int | None,
@@ -163,9 +79,19 @@ class MemoryModel(ABC):
     def has_tokenizer(self) -> bool:
         return self._tokenizer is not None
 
+    @cached_property
+    def names(self) -> MemoryNames:
+        """The names of all memories, from and to their numbers."""
+        return MemoryNames({layer.number: layer.shape for layer in self.layers}, self.name)
+
+    @property
+    def first(self) -> MemoryLayer:
+        """The first layer that has memories."""
+        return next(layer for layer in self.layers if layer.groups)
+
     @property
     def width(self) -> int:
-        return self.layers[0].values.shape[1]
+        return self.first.groups[0].values.shape[1]
 
     @property
     def vocabulary(self) -> int:
@@ -174,11 +100,11 @@ class MemoryModel(ABC):
 
     @property
     def device(self) -> torch.device:
-        return self.layers[0].values.device
+        return self.first.groups[0].values.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.layers[0].values.dtype
+        return self.first.groups[0].values.dtype
 
     def run_body(self, tokens: Tensor, gradients: bool = False) -> Tensor:
         """The state after the last block and before the final norm, [batch, pos, d], for tokens [batch, pos] int64.
@@ -212,11 +138,12 @@ class MemoryModel(ABC):
 
     @contextmanager
     def watch(
-        self, on_coefficients: Callable[[int, Tensor], None], layers: Sequence[int] | None = None
+        self, on_coefficients: Callable[[int, CoefficientBlock], None], layers: Sequence[int] | None = None
     ) -> Iterator[None]:
-        """Within, each forward pass calls on_coefficients(layer, m [batch, pos, memories]) as a layer is reached.
+        """Within, each forward pass calls on_coefficients(layer, block) with every group of memories that was used.
 
-        Nothing is stored or copied: what is to outlive the call, the callee copies.
+        Of experts behind a router a block has the tokens that were sent to one of them. Nothing is stored or copied:
+        what is to outlive the call, the callee copies.
         """
         with ExitStack() as stack:
             for layer in self._layer_numbers(layers):
@@ -239,7 +166,9 @@ class MemoryModel(ABC):
             for layer in self._layer_numbers(layers):
                 memories = self.layers[layer]
                 if coefficients:
-                    keep = partial(_keep_coefficients, recording.coefficients, layer)
+                    begin = partial(_begin_coefficients, recording.coefficients, memories)
+                    stack.enter_context(hooks.on_input(memories.block, begin))
+                    keep = partial(_keep_coefficients, recording.coefficients, memories)
                     stack.enter_context(hooks.watch_coefficients(memories, keep))
                 if states:
                     stack.enter_context(hooks.watch_addition(memories, partial(_keep_state, recording.y, layer)))
@@ -247,8 +176,11 @@ class MemoryModel(ABC):
             yield recording
 
     @contextmanager
-    def edit(self, edits: Mapping[int, Callable[[Tensor], Tensor]]) -> Iterator[None]:
-        """Within, each layer named uses its function of m [batch, pos, memories]; nested edits run outer first."""
+    def edit(self, edits: Mapping[int, hooks.Change]) -> Iterator[None]:
+        """Within, each group of a layer named uses change(c [batch, pos, size], group); nested edits run outer first.
+
+        Experts behind a router are asked about every token, with zeros where they were not chosen.
+        """
         with ExitStack() as stack:
             for layer in self._layer_numbers(list(edits)):
                 stack.enter_context(hooks.edit_coefficients(self.layers[layer], edits[layer]))
@@ -272,14 +204,14 @@ class MemoryModel(ABC):
         return tokens.to(self.device)
 
     def __repr__(self) -> str:
-        first = self.layers[0]
+        first = self.first
         kind = f"gated {first.activation}" if first.gated else first.activation
         return (
             f"<MemoryModel {self.name}: {self.family}, {len(self.layers)} layers x {first.memories} memories, {kind}>"
         )
 
     def _repr_html_(self) -> str:
-        first = self.layers[0]
+        first = self.first
         facts = {
             "family": self.family,
             "layers": str(len(self.layers)),
@@ -301,8 +233,17 @@ def _keep_output(recording: Recording, layer: int, output: Tensor) -> None:
     recording.r[layer] = recording.o[layer] - recording.y[layer]  # a block adds y before it is done
 
 
-def _keep_coefficients(store: dict[int, Tensor], layer: int, coefficients: Tensor) -> None:
-    store[layer] = coefficients.detach().clone()
+def _begin_coefficients(store: dict[int, Tensor], layer: MemoryLayer, states: Tensor) -> None:
+    if len(layer.groups) != 1:  # zeros for experts that are not chosen
+        store[layer.number] = at_least_float32(states.new_zeros(*states.shape[:2], layer.memories))
+
+
+def _keep_coefficients(store: dict[int, Tensor], layer: MemoryLayer, block: CoefficientBlock) -> None:
+    own = block.everywhere().detach()
+    if len(layer.groups) == 1:
+        store[layer.number] = own.clone()
+    else:
+        store[layer.number][..., block.group.columns] = own
 
 
 def _copy(states: Tensor) -> Tensor:

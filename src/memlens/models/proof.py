@@ -1,7 +1,7 @@
 """Proof, at load time, that what memlens calls coefficients, keys, values and stream is what the network computes.
 
 On a few random tokens every layer is computed twice: by the network's own modules, and by the formulas of the paper
-from the tensors that `FeedForward` and `Lens` hand out. Where the two part, the model is refused with the layer, the
+from the tensors that `MemoryLayer` and `Lens` hand out. Where the two part, the model is refused with the layer, the
 check and the size of the deviation.
 """
 
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
+from memlens.models.groups import LinearGroup, MemoryLayer
 from memlens.models.lens import at_least_float32
-from memlens.models.memory_model import FeedForward, MemoryModel
+from memlens.models.memory_model import MemoryModel
 
 _SEQUENCES, _LENGTH, _SEED = 2, 7, 2021
 # deviation allowed, as a share of the largest number at the same position
@@ -86,8 +87,11 @@ class _Worst:
 class _Probe:
     """One layer's tensors in one pass, each as [batch, pos, ...] at least float32."""
 
-    def __init__(self, feed_forward: FeedForward) -> None:
-        self.feed_forward = feed_forward
+    def __init__(self, layer: MemoryLayer) -> None:
+        self.layer = layer
+        (group,) = layer.groups
+        assert isinstance(group, LinearGroup)
+        self.group: LinearGroup = group
         self.arguments: tuple[Any, ...] = ()
         self.named: dict[str, Any] = {}
         self.shape = hooks.BatchShape()
@@ -103,32 +107,32 @@ class _Probe:
         return keep
 
     def attach(self, stack: ExitStack) -> None:
-        memories = self.feed_forward
+        layer, memories = self.layer, self.group
 
         def note_call(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
             self.arguments, self.named = arguments, named
             self.shape.note(hooks.first_argument(arguments, named))
             self.keep("block_input")(hooks.first_argument(arguments, named))
 
-        handle = memories.block.register_forward_pre_hook(note_call, with_kwargs=True)
+        handle = layer.block.register_forward_pre_hook(note_call, with_kwargs=True)
         stack.callback(handle.remove)
-        stack.enter_context(hooks.on_output(memories.block, self.keep("o")))
+        stack.enter_context(hooks.on_output(layer.block, self.keep("o")))
         stack.enter_context(hooks.on_input(memories.key_projection, self.keep("x")))
         stack.enter_context(hooks.on_input(memories.down, self.keep("m")))
         stack.enter_context(hooks.on_output(memories.down, self.keep("down_output")))
-        if memories.input_norm is not None:
-            stack.enter_context(hooks.on_input(memories.input_norm.module, self.keep("norm_input")))
-        stack.enter_context(hooks.watch_addition(memories, self.keep("y")))
+        if layer.input_norm is not None:
+            stack.enter_context(hooks.on_input(layer.input_norm.module, self.keep("norm_input")))
+        stack.enter_context(hooks.watch_addition(layer, self.keep("y")))
 
     def silent_output(self) -> Tensor:
         """o of the same block on the same input with every coefficient at zero."""
-        with hooks.edit_coefficients(self.feed_forward, torch.zeros_like):
-            output = self.feed_forward.block(*self.arguments, **self.named)
+        with hooks.edit_coefficients(self.layer, lambda m, _group: torch.zeros_like(m)):
+            output = self.layer.block(*self.arguments, **self.named)
         return at_least_float32(hooks.first_tensor(output))
 
 
 def _run(model: MemoryModel, tokens: Tensor) -> tuple[list[_Probe], Tensor]:
-    probes = [_Probe(feed_forward) for feed_forward in model.layers]
+    probes = [_Probe(layer) for layer in model.layers]
     with ExitStack() as stack:
         for probe in probes:
             probe.attach(stack)
@@ -136,7 +140,7 @@ def _run(model: MemoryModel, tokens: Tensor) -> tuple[list[_Probe], Tensor]:
     for probe in probes:
         for part, name in (("x", "key projection"), ("m", "down projection"), ("y", "last part")):
             if part not in probe.seen:
-                layer = probe.feed_forward.layer
+                layer = probe.layer.number
                 raise UnsupportedModel(
                     f"{model.name}: the {name} of layer {layer} is never run; it does not fit its family"
                 )
@@ -144,10 +148,10 @@ def _run(model: MemoryModel, tokens: Tensor) -> tuple[list[_Probe], Tensor]:
 
 
 def _prove_layer(probe: _Probe, worst: _Worst) -> None:
-    memories = probe.feed_forward
-    where = f"layer {memories.layer}"
-    if probe.m.shape[-1] != memories.memories:
-        worst.compare("coefficients", where, probe.m, probe.m.new_zeros(*probe.m.shape[:-1], memories.memories))
+    layer, memories = probe.layer, probe.group
+    where = f"layer {layer.number}"
+    if probe.m.shape[-1] != memories.size:
+        worst.compare("coefficients", where, probe.m, probe.m.new_zeros(*probe.m.shape[:-1], memories.size))
     worst.compare("coefficients", where, probe.m, memories.coefficients(probe.x))
 
     bias = 0 if memories.value_bias is None else memories.value_bias.to(probe.m.dtype)
@@ -155,19 +159,19 @@ def _prove_layer(probe: _Probe, worst: _Worst) -> None:
     worst.compare("output", where, probe.down_output, output)
 
     silent = torch.zeros_like(output) + bias  # what the down projection gives when every coefficient is zero
-    if memories.post_norm is None:
+    if layer.post_norm is None:
         addition = output
     else:
-        addition, silent = memories.post_norm.by_formula(output), memories.post_norm.by_formula(silent)
+        addition, silent = layer.post_norm.by_formula(output), layer.post_norm.by_formula(silent)
         worst.compare("norms", f"{where} (after the block)", probe.y, addition)
     stream = probe.o - addition
     worst.compare("addition", where, probe.silent_output() - silent, stream, scale=probe.o.abs() + addition.abs())
 
-    reads = probe.x if memories.input_norm is None else probe.norm_input
-    said = probe.block_input if memories.parallel else stream
+    reads = probe.x if layer.input_norm is None else probe.norm_input
+    said = probe.block_input if layer.parallel else stream
     worst.compare("stream", where, reads, said, scale=probe.o.abs() + addition.abs())
-    if memories.input_norm is not None:
-        worst.compare("norms", f"{where} (before the block)", probe.x, memories.input_norm.by_formula(reads))
+    if layer.input_norm is not None:
+        worst.compare("norms", f"{where} (before the block)", probe.x, layer.input_norm.by_formula(reads))
 
 
 def _prove_prediction(model: MemoryModel, last: Tensor, logits: Tensor, worst: _Worst) -> None:

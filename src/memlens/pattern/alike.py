@@ -96,7 +96,7 @@ def duplicate_groups(named: NamedSets, least: float) -> list[DuplicateGroup]:
 def trigger_sets(index: Index, top: int = TOP) -> NamedSets:
     """The triggers of every memory that has any, as numbers of prefixes."""
     triggers = read_trigger_rows(index, top)
-    names = map(MemoryId, triggers.layer.tolist(), triggers.memory.tolist())
+    names = map(index.names.name, triggers.layer.tolist(), triggers.memory.tolist())
     rows = triggers.rows.tolist()
     return {name: frozenset(row for row in own if row >= 0) for name, own in zip(names, rows, strict=True)}
 
@@ -105,7 +105,8 @@ def token_sets(index: Index, top: int = TOKENS) -> NamedSets:
     """The tokens that every value promotes most."""
     table = index.table("values", ["layer", "memory", "tokens"])
     columns = (table.column(name).to_pylist() for name in ("layer", "memory", "tokens"))
-    return {MemoryId(layer, memory): frozenset(tokens[:top]) for layer, memory, tokens in zip(*columns, strict=True)}
+    name = index.names.name
+    return {name(layer, memory): frozenset(tokens[:top]) for layer, memory, tokens in zip(*columns, strict=True)}
 
 
 def _check(least: float) -> None:

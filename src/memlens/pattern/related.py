@@ -59,8 +59,8 @@ def related_memories(index: Index, memory: str | MemoryId, limit: int = 20) -> l
     name = index.check(memory)
     parts = {}
     for table, query in (("triggers", _TRIGGERS), ("values", _VALUES), ("patterns", _PATTERNS)):
-        rows = index.sql(query, [name.layer, name.memory]) if index.has(table) else []
-        parts[table] = {MemoryId(row["layer"], row["memory"]): row["n"] for row in rows}
+        rows = index.sql(query, [name.layer, index.names.number(name)]) if index.has(table) else []
+        parts[table] = {index.names.name(row["layer"], row["memory"]): row["n"] for row in rows}
     tokens = parts["values"]
     others = parts["triggers"].keys() | parts["patterns"].keys() | {m for m, n in tokens.items() if n > 1}
     shared = {
@@ -90,7 +90,7 @@ def shared_patterns(index: Index, limit: int = 20) -> list[SharedPattern]:
             row["pattern"],
             row["kind"],
             row["description"],
-            tuple(MemoryId(own["layer"], own["memory"]) for own in row["memories"]),
+            tuple(index.names.name(own["layer"], own["memory"]) for own in row["memories"]),
         )
         for row in rows
     ]

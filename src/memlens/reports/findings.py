@@ -213,8 +213,8 @@ def _quoted(text: str) -> str:
     return f"'{visible(text)}'"
 
 
-def _name(row: Row) -> MemoryId:
-    return MemoryId(row["layer"], row["memory"])
+def _name(material: Material, row: Row) -> MemoryId:
+    return material.index.names.name(row["layer"], row["memory"])
 
 
 def _trigger_lines(triggers: Sequence[Trigger]) -> list[str]:
@@ -261,7 +261,7 @@ def memory(material: Material) -> Insight | None:
     for row in rows:
         row["said"] = [token for token in row["tokens"] if token in row["said"] and material.is_word(token)]
     row = max(rows, key=lambda row: (row["is_subject"], row["is_common"], row["is_phrase"], len(row["said"])))
-    name, ranks = _name(row), set(row["prefixes"])
+    name, ranks = _name(material, row), set(row["prefixes"])
     listed = index.triggers(name)
     triggers = [trigger for trigger in listed if trigger.rank in ranks]
     looked_at = min(len(listed), index.manifest.patterns.top) if index.manifest.patterns else len(listed)
@@ -290,7 +290,7 @@ def right(material: Material) -> Insight | None:
     row = material.first_word(rows, lambda row: row["argmax"])
     if row is None:
         return None
-    name, token = _name(row), row["argmax"]
+    name, token = _name(material, row), row["argmax"]
     listed = index.triggers(name)
     triggers = [trigger for trigger in listed if trigger.next_token == token]
     word = _quoted(index.vocabulary[token])
@@ -311,7 +311,7 @@ def rarest(material: Material) -> Insight | None:
     )
     if not rows:
         return None
-    name = _name(rows[0])
+    name = _name(material, rows[0])
     title = f"{name} waits: it fires on {rows[0]['frequency']:.2%} of prefixes"
     lines = (*_trigger_lines(index.triggers(name)), f"no memory with {_LEAST} triggers or more fires on fewer")
     return Insight("rarest", title, lines, material.command("show", str(name)))
@@ -344,7 +344,7 @@ def changed(material: Material) -> Insight | None:
     row = material.first_word(sorted(rows, key=lambda row: -row["pushes"][0]), lambda row: row["output"])
     if row is None:
         return None
-    name = MemoryId(row["layer"], row["memories"][0])
+    name = material.index.names.name(row["layer"], row["memories"][0])
     before, after = _quoted(row["residual_text"]), _quoted(row["output_text"])
     lines = (
         f"  {tail(row['text'], _ROOM)}",
@@ -361,7 +361,7 @@ def forbids(material: Material) -> Insight | None:
     if not rows:
         return None
     row = min(rows, key=lambda row: (-row["times"] / row["compositions"], row["layer"], row["memory"]))
-    name, token = _name(row), _quoted(row["token_text"])
+    name, token = _name(material, row), _quoted(row["token_text"])
     title = f"{name} says no: it is among the ten strongest vetoes of {row['times']} of {row['compositions']} changes"
     line = f"most often against {token} ({row['token_times']} times); it takes {-row['push']:.2f} logits on average"
     return Insight("forbids", title, (line,), material.command_of("vetoes"))
@@ -393,7 +393,7 @@ def below(material: Material) -> Insight | None:
     )
     if not rows or rows[0]["min"] >= 0:
         return None
-    name = _name(rows[0])
+    name = _name(material, rows[0])
     title = f"{name} speaks loudest when it is negative: {rows[0]['min']:.3g} against {rows[0]['max']:.3g} at its top"
     lines = _trigger_lines(index.triggers(name, "bottom"))
     return Insight("below", title, tuple(lines), material.command("show", str(name), "--bottom"))

@@ -88,11 +88,11 @@ def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
         return None
     rows = [row for row in rows if row["precision"]]
     rows = sorted(rows, key=lambda row: (-row["precision"], -row["max_p"], row["layer"], row["memory"]))[:SHOWN]
-    names = _names(rows)
+    names = _names(index, rows)
     promoted, triggers = _promoted(index, names, _TOKENS), index.triggers_of(names)
     cards = []
     for row in rows:
-        name = MemoryId(row["layer"], row["memory"])
+        name = index.names.name(row["layer"], row["memory"])
         # triggers that the value predicts first, so that a card shows what its precision means
         ordered = sorted(triggers[name], key=lambda trigger: trigger.next_token != row["token"])
         examples = [example_of(index, trigger, row["token"]) for trigger in ordered[:_TRIGGERS]]
@@ -110,8 +110,8 @@ def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
     return cards
 
 
-def _names(rows: list[Row]) -> list[MemoryId]:
-    return [MemoryId(row["layer"], row["memory"]) for row in rows]
+def _names(index: Index, rows: list[Row]) -> list[MemoryId]:
+    return [index.names.name(row["layer"], row["memory"]) for row in rows]
 
 
 def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[MemoryId, list[tuple[str, float]]]:
@@ -129,7 +129,7 @@ def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[Memory
     }
 
 
-def last_layer_changes(tables: Tables) -> list[ChangeCard]:
+def last_layer_changes(index: Index, tables: Tables) -> list[ChangeCard]:
     """The first few of the sampled compositions of the last layer; empty where there is no table of them."""
     needed = ("layer", "text", "residual_text", "output_text", "cosine", "memories")
     table = tables.table("last-layer")
@@ -141,7 +141,7 @@ def last_layer_changes(tables: Tables) -> list[ChangeCard]:
             token(row["residual_text"]),
             token(row["output_text"]),
             row["cosine"],
-            [str(MemoryId(row["layer"], memory)) for memory in (row["memories"] or [])[:_PUSHERS]],
+            [str(index.names.name(row["layer"], memory)) for memory in (row["memories"] or [])[:_PUSHERS]],
             ", ".join(f"{row[choice]} {choice}" for choice in CHOICES if row.get(choice)),
         )
         for row in table.slice(0, _CHANGES).to_pylist()
@@ -153,9 +153,9 @@ def clearest_patterns(index: Index) -> list[PatternCard] | None:
     if not index.has("patterns"):
         return None
     rows = _chosen_patterns(index)
-    cards, triggers = [], index.triggers_of(_names(rows))
+    cards, triggers = [], index.triggers_of(_names(index, rows))
     for row in rows:
-        name = MemoryId(row["layer"], row["memory"])
+        name = index.names.name(row["layer"], row["memory"])
         ranks = set(row["prefixes"] or ())
         examples = [example_of(index, trigger, None) for trigger in triggers[name] if trigger.rank in ranks]
         cards.append(
@@ -212,7 +212,7 @@ def dead_memories(index: Index) -> list[DeadLayer]:
             row["layer"],
             row["memories"],
             row["dead"],
-            [str(MemoryId(row["layer"], memory)) for memory in row["names"] or []],
+            [str(index.names.name(row["layer"], memory)) for memory in row["names"] or []],
         )
         for row in rows
     ]

@@ -105,7 +105,7 @@ def gather(index: Index) -> Report:
         tables.judge(),
         galleries.predictive_values(index, tables),
         galleries.clearest_patterns(index),
-        galleries.last_layer_changes(tables),
+        galleries.last_layer_changes(index, tables),
         {"triggers": galleries.same_triggers(index), "values": galleries.same_values(index)},
         dead,
         _draw_dead(dead, tables.layers),

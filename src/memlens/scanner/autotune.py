@@ -86,7 +86,7 @@ def refuse_large_lists(shapes: Mapping[int, LayerShape], settings: ScanSettings,
 def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_number: int) -> dict[str, int]:
     """Bytes of weights, lists and one batch, and what a file to be unpacked takes beyond these, from sizes alone."""
     bottom = settings.bottom == "yes" or (settings.bottom == "auto" and sizes.gated)
-    two, one = (sum(a.nbytes for a in LayerScan(0, n, bottom, settings).arrays().values()) for n in (2, 1))
+    two, one = (sum(a.nbytes for a in LayerScan(0, n, bottom, settings=settings).arrays().values()) for n in (2, 1))
     wide = (3 if sizes.gated else 2) * max(sizes.memories, default=0) + 8 * sizes.width
     lists, batch = sum(sizes.memories) * (two - one), settings.batch_tokens * wide * bytes_a_number
     return {
@@ -129,9 +129,9 @@ def _scan_all(worker: Worker, number: int, sentences: list[ScanSentence]) -> Non
 
 def _batch_bytes(model: MemoryModel, settings: ScanSettings) -> int:
     """Coefficients before and after the activation (and the gate), and some states, of one layer at a time."""
-    widest = max(layer.memories for layer in model.layers)
-    wide = 3 if model.layers[0].gated else 2
-    return settings.batch_tokens * (wide * widest + 8 * model.width) * model.layers[0].values.element_size()
+    widest = max(group.size for layer in model.layers for group in layer.groups)
+    wide = 3 if model.first.gated else 2
+    return settings.batch_tokens * (wide * widest + 8 * model.width) * model.dtype.itemsize
 
 
 WORTH_SECONDS = 120.0  # a scan that one process does faster than this has no workers by default

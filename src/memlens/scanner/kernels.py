@@ -39,6 +39,10 @@ class Lists(NamedTuple):
             np.zeros((memories, top), np.uint64), np.zeros((memories, top), np.int32), np.zeros(memories, np.int32)
         )
 
+    def part(self, memories: slice) -> "Lists":
+        """The lists of some memories, as views."""
+        return Lists(self.keys[memories], self.positions[memories], self.filled[memories])
+
     def scores(self) -> NDArray[np.float32]:
         """[memories, top]; 0 in empty places."""
         return (self.keys >> np.uint64(32)).astype(np.uint32).view(np.float32)

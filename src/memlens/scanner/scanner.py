@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from memlens.corpus.sentences import Batch, cut_batches
+from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.kernels import Candidates
 from memlens.scanner.layer import make_candidates
@@ -93,8 +94,8 @@ class Worker:
     def _scan_batch(self, batch: Batch, pool: ThreadPoolExecutor | None) -> None:
         candidates = self._candidates(batch)
 
-        def take(layer: int, coefficients: torch.Tensor) -> None:  # [batch, pos, memories]
-            self.state.layers[layer].update(coefficients.flatten(0, 1), candidates, pool)
+        def take(layer: int, block: CoefficientBlock) -> None:
+            self.state.layers[layer].update(block, candidates, pool)
 
         tokens = torch.from_numpy(batch.tokens).to(self.model.device)
         with self.model.watch(take, list(self.state.layers)):

@@ -144,6 +144,8 @@ class LayerShape(NamedTuple):
 
     memories: int
     bottom: bool  # are the most negative triggers kept, too?
+    experts: int = 0  # behind a router: the last `experts * size` memories are theirs
+    size: int = 0
 
 
 def shapes_of(model: MemoryModel, layers: Sequence[int], settings: ScanSettings) -> dict[int, LayerShape]:
@@ -152,7 +154,8 @@ def shapes_of(model: MemoryModel, layers: Sequence[int], settings: ScanSettings)
     for layer in layers:
         block = model.layers[layer]
         bottom = block.signed if settings.bottom == "auto" else settings.bottom == "yes"
-        shapes[layer] = LayerShape(block.memories, bottom)
+        routed = [group.size for group in block.groups if group.kind == "routed"]
+        shapes[layer] = LayerShape(block.memories, bottom, len(routed), max(routed, default=0))
     return shapes
 
 
@@ -173,7 +176,7 @@ class ScanState:
     @classmethod
     def empty(cls, shapes: Mapping[int, LayerShape], settings: ScanSettings) -> ScanState:
         """An empty state for layers of these shapes; needs no model."""
-        return cls({layer: LayerScan(layer, *shape, settings) for layer, shape in shapes.items()})
+        return cls({layer: LayerScan(layer, *shape, settings=settings) for layer, shape in shapes.items()})
 
     def merge(self, other: ScanState) -> None:
         """Take in the state of other batches; refused, and nothing changed, where the two overlap."""

@@ -19,8 +19,9 @@ The difference is measured and reported for every layer, as `gaps`. Behind a pos
 the path happens close to 0, since the norm undoes the scaling: where the gap is large, take many steps or silence_each.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from torch import Tensor
 
 from memlens.errors import SettingError
 from memlens.memory import MemoryId
+from memlens.models.groups import MemoryGroup
+from memlens.models.hooks import Change
 from memlens.models.memory_model import MemoryModel
 from memlens.text import plain
 from memlens.tracer.intervention import check_layer, check_memory, memories_of
@@ -167,7 +170,7 @@ def _chosen_memories(
 ) -> list[MemoryId]:
     if memories is None:
         chosen = _layers_of(model, layers)
-        return [MemoryId(layer, memory) for layer in chosen for memory in range(model.layers[layer].memories)]
+        return [model.names.name(layer, number) for layer in chosen for number in range(model.layers[layer].memories)]
     if layers is not None:
         raise SettingError("memories and layers are both given; name either the memories or whole layers")
     named = sorted(set(memories_of(memories)))
@@ -178,22 +181,19 @@ def _chosen_memories(
     return named
 
 
-def _each_by_itself(memories: list[MemoryId], rows: Tensor) -> dict[int, Callable[[Tensor], Tensor]]:
+def _each_by_itself(memories: list[MemoryId], rows: Tensor) -> dict[int, Change]:
     """Silence memory i in line i of the batch."""
 
-    def silence(layer: int) -> Callable[[Tensor], Tensor]:
-        lines = [line for line, memory in enumerate(memories) if memory.layer == layer]
-        columns = [memories[line].memory for line in lines]
-
-        def change(m: Tensor) -> Tensor:  # [batch, pos, memories]
-            m = m.clone()
-            of_lines = torch.tensor(lines, device=m.device)[:, None]
-            m[of_lines, rows, torch.tensor(columns, device=m.device)[:, None]] = 0
+    def change(m: Tensor, group: MemoryGroup, layer: int) -> Tensor:  # [batch, pos, size]
+        lines = [line for line, one in enumerate(memories) if one.layer == layer and group.holds(one)]
+        if not lines:
             return m
+        m = m.clone()
+        columns = torch.tensor([memories[line].memory for line in lines], device=m.device)
+        m[torch.tensor(lines, device=m.device)[:, None], rows, columns[:, None]] = 0
+        return m
 
-        return change
-
-    return {layer: silence(layer) for layer in {memory.layer for memory in memories}}
+    return {layer: partial(change, layer=layer) for layer in {memory.layer for memory in memories}}
 
 
 _MOST_STEPS = 1000  # finding the points of n steps takes n x n numbers
@@ -229,7 +229,7 @@ def integrate(
     gaps: dict[int, float] = {}
     for layer in chosen:
         amounts = _integrate_layer(question, layer, recording.coefficients[layer], steps, batch_tokens)
-        effects.update((MemoryId(layer, memory), amount) for memory, amount in enumerate(amounts.tolist()))
+        effects.update((loaded.names.name(layer, number), amount) for number, amount in enumerate(amounts.tolist()))
         gaps[layer] = float(amounts.sum()) - _effect_of_layer(question, layer)
     return question.attribution("integrated", effects, gaps)
 
@@ -237,7 +237,7 @@ def integrate(
 def _effect_of_layer(question: Question, layer: int) -> float:
     """p - p with the layer's memories silenced at the chosen positions: what its effects must add up to."""
 
-    def silence(m: Tensor) -> Tensor:  # [1, pos, memories]
+    def silence(m: Tensor, _group: MemoryGroup) -> Tensor:  # [1, pos, size]
         m = m.clone()
         m[:, question.rows] = 0
         return m
@@ -265,7 +265,7 @@ def _gradient(question: Question, layer: int, m: Tensor, shares: Tensor) -> Tens
     path = m.repeat(len(shares), 1, 1)
     path[:, question.rows] = m[:, question.rows] * shares[:, None, None]
     path.requires_grad_()
-    with question.model.edit({layer: lambda _own: path}):
+    with question.model.edit({layer: lambda _own, group: path[..., group.columns]}):
         p = probabilities(question.model, question.fed.expand(len(shares), -1), gradients=True)
     # only the path is differentiated: the model's parameters get no gradients
     (gradient,) = torch.autograd.grad(p[:, question.token].sum(), path)

@@ -4,9 +4,10 @@ Positions of an intervention are those of one prompt; in what is fed they lie be
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ from torch import Tensor
 from memlens.errors import SettingError, UnknownName
 from memlens.index.reader import Index
 from memlens.index.search import SearchQuery, ValueHit, search_values
-from memlens.memory import MemoryId
+from memlens.memory import ExpertId, MemoryId
+from memlens.models.groups import MemoryGroup
 from memlens.models.memory_model import MemoryModel
 from memlens.text import plain
 from memlens.tracer.intervention import Edit, Intervention
@@ -37,16 +39,16 @@ _LARGEST_SEED = 2**63 - 1
 
 
 @dataclass(frozen=True, eq=False)
-class _LayerEdit:
-    """One edit in one layer."""
+class _GroupEdit:
+    """One edit in one group of memories."""
 
-    memories: Tensor | None  # [k]; None for all
+    memories: Tensor | None  # [k], counted within the group; None for all
     rows: tuple[int, ...] | None  # positions in what is fed; None for all
     coefficient: float | None
     factor: float | None
 
     def apply_(self, m: Tensor) -> None:
-        """Change m [batch, pos, memories] in place."""
+        """Change m [batch, pos, size] in place."""
         fed = m.shape[1]
         # a pass may end before a position: causal attention makes the two the same
         places = range(fed) if self.rows is None else [row for row in self.rows if row < fed]
@@ -61,32 +63,35 @@ class _LayerEdit:
 def apply_edits(model: MemoryModel, intervention: Intervention, prompt: Prompt) -> AbstractContextManager[None]:
     """Within, the model runs with these edits; what it cannot do is refused before."""
     intervention.check(model)
-    layers: dict[int, list[_LayerEdit]] = {}
+    edits: dict[ExpertId, list[_GroupEdit]] = {}
     for edit in intervention.edits:
         _refuse_too_large(model, edit)
         rows = None if edit.positions is None else tuple(prompt.place(at) + prompt.shift for at in edit.positions)
-        for layer, memories in _by_layer(edit):
+        for owner, memories in _by_group(edit, model):
             columns = None if memories is None else torch.tensor(memories, device=model.device)
-            layers.setdefault(layer, []).append(_LayerEdit(columns, rows, edit.coefficient, edit.factor))
-    return model.edit({layer: _change(edits) for layer, edits in layers.items()})
+            edits.setdefault(owner, []).append(_GroupEdit(columns, rows, edit.coefficient, edit.factor))
 
-
-def _by_layer(edit: Edit) -> list[tuple[int, list[int] | None]]:
-    if edit.layer is not None:
-        return [(edit.layer, None)]
-    layers = sorted({memory.layer for memory in edit.memories})
-    # a memory named twice is still edited once: it is scaled once
-    return [(layer, sorted({one.memory for one in edit.memories if one.layer == layer})) for layer in layers]
-
-
-def _change(edits: list[_LayerEdit]) -> Callable[[Tensor], Tensor]:
-    def change(m: Tensor) -> Tensor:
+    def change(m: Tensor, group: MemoryGroup, layer: int) -> Tensor:
+        own = edits.get(ExpertId(layer, group.kind, group.expert), [])
+        if not own:
+            return m
         m = m.clone()
-        for edit in edits:
-            edit.apply_(m)
+        for one in own:
+            one.apply_(m)
         return m
 
-    return change
+    return model.edit({layer: partial(change, layer=layer) for layer in {owner.layer for owner in edits}})
+
+
+def _by_group(edit: Edit, model: MemoryModel) -> list[tuple[ExpertId, list[int] | None]]:
+    if edit.expert is not None:
+        return [(edit.expert, None)]
+    if edit.layer is not None:
+        groups = model.layers[edit.layer].groups
+        return [(ExpertId(edit.layer, group.kind, group.expert), None) for group in groups]
+    owners = sorted({memory.owner for memory in edit.memories})
+    # a memory named twice is still edited once: it is scaled once
+    return [(owner, sorted({one.memory for one in edit.memories if one.owner == owner})) for owner in owners]
 
 
 def _refuse_too_large(model: MemoryModel, edit: Edit) -> None:

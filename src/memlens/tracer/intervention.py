@@ -4,7 +4,8 @@
      "model": {"name": ..., "fingerprint": ..., "dtype": "float32"},
      "edits": [{"action": "set", "coefficient": 3.5, "memories": ["L3N512"], "positions": "all"},
                {"action": "scale", "factor": 2.0, "memories": ["L3N7", "L4N9"], "positions": [0, -1]},
-               {"action": "silence", "layer": 3, "positions": "all"}]}
+               {"action": "silence", "layer": 3, "positions": "all"},
+               {"action": "silence", "expert": "L3E5", "positions": "all"}]}
 
 Numbers are coefficients m, the factors of the values; pre-activations are never written. `"model": null` is for any
 model that has such memories. Edits are done in their order.
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlens.errors import FilesError, ModelError, SettingError, UnknownName
 from memlens.files import read_limited, refuse_output, replacing
-from memlens.memory import MemoryId
+from memlens.memory import ExpertId, MemoryId
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
@@ -40,11 +41,12 @@ _HOW = "write L3N512=3.5 to set, =x2 to scale, =0 to silence"
 
 @dataclass(frozen=True)
 class Edit:
-    """One change to the coefficients of some memories, or of a whole layer.
+    """One change to the coefficients of some memories, of a whole layer or of a whole expert.
 
         Edit("L3N512")                          silenced
         Edit(["L3N7", "L4N9"], factor=2.0)      scaled
         Edit(layer=3, coefficient=0.5)          a whole layer, set
+        Edit(expert="L3E5")                     an expert, silenced
 
     Give `coefficient` to set them, `factor` to scale them, neither to silence them. `positions` count the prompt's own
     tokens from 0, or from its end if negative; None means every position that is fed, BOS and continuation included.
@@ -55,6 +57,7 @@ class Edit:
     coefficient: float | None = None
     factor: float | None = None
     positions: tuple[int, ...] | None = None  # also taken: one position
+    expert: ExpertId | None = None  # a whole expert, instead of memories; also taken: its name
 
     def __post_init__(self) -> None:
         at: Any = self.positions
@@ -64,6 +67,7 @@ class Edit:
             "coefficient": None if self.coefficient is None else float(self.coefficient),
             "factor": None if self.factor is None else float(self.factor),
             "positions": None if at is None else (int(at),) if is_whole(at) else tuple(int(one) for one in at),
+            "expert": _expert_of(self.expert),
         }
         for name, value in given.items():
             object.__setattr__(self, name, value)  # frozen for everybody else
@@ -71,8 +75,8 @@ class Edit:
             raise SettingError(problem)
 
     def _problems(self) -> Iterator[str]:
-        if bool(self.memories) == (self.layer is not None):
-            yield "an edit names no memory, or memories and a layer; give either memories or one layer"
+        if [bool(self.memories), self.layer is not None, self.expert is not None].count(True) != 1:
+            yield "an edit names no memory, or memories and a layer; give either memories or one layer (or expert)"
         if self.positions == ():
             yield "an edit's positions must be 'all' or a list of whole numbers, not []"
         if self.coefficient is not None and self.factor is not None:
@@ -90,8 +94,8 @@ class Edit:
     @property
     def target(self) -> str:
         """The memories' names, or the layer's, in short."""
-        if self.layer is not None:
-            return f"L{self.layer}"
+        if self.layer is not None or self.expert is not None:
+            return str(self.expert or ExpertId(self.layer or 0))
         more = f" and {len(self.memories) - 3} more" if len(self.memories) > 3 else ""
         return ", ".join(str(memory) for memory in self.memories[:3]) + more
 
@@ -103,12 +107,13 @@ class Edit:
 
     @classmethod
     def parse(cls, text: str, positions: Iterable[int] | None = None) -> Edit:
-        """`L3N512=0` silences, `L3N512=3.5` sets, `L3N512=x2` scales; `L3=...` means a whole layer."""
+        """`L3N512=0` silences, `=3.5` sets, `=x2` scales; `L3=...` means a whole layer, `L3E5=...` an expert."""
         target, equals, amount = text.partition("=")
         if not equals:
             raise SettingError(f"'{text}' changes nothing; {_HOW}")
-        whole = _LAYER.fullmatch(target.strip())
-        named: dict[str, Any] = {"layer": int(whole[1])} if whole else {"memories": (MemoryId.parse(target),)}
+        whole, expert = _LAYER.fullmatch(target.strip()), ExpertId.find(target)
+        named: dict[str, Any] = {"layer": int(whole[1])} if whole else {"expert": expert} if expert else {}
+        named = named or {"memories": (MemoryId.parse(target),)}
         amount = amount.strip()
         scales = amount[:1] in ("x", "X")
         try:
@@ -126,6 +131,9 @@ class Edit:
         """Refuse layers and memories that the model does not have."""
         if self.layer is not None:
             check_layer(model, self.layer)
+        if self.expert is not None:
+            check_layer(model, self.expert.layer, str(self.expert))
+            model.names.span(self.expert)
         for memory in self.memories:
             check_memory(model, memory)
 
@@ -135,10 +143,12 @@ class Edit:
         unit = _ACTIONS[self.action]
         if unit is not None:
             content[unit] = getattr(self, unit)
-        if self.layer is None:
-            content["memories"] = [str(memory) for memory in self.memories]
-        else:
+        if self.layer is not None:
             content["layer"] = self.layer
+        elif self.expert is not None:
+            content["expert"] = str(self.expert)
+        else:
+            content["memories"] = [str(memory) for memory in self.memories]
         return content | {"positions": "all" if self.positions is None else list(self.positions)}
 
     @classmethod
@@ -149,6 +159,7 @@ class Edit:
         return cls(
             memories=tuple(MemoryId.parse(name) for name in content.get("memories", [])),
             layer=content.get("layer"),
+            expert=content.get("expert"),
             positions=None if positions == "all" else positions,
             **({} if unit is None else {unit: _as_float(content[unit])}),
         )
@@ -296,16 +307,23 @@ def check_layer(model: MemoryModel, layer: int, name: str = "") -> None:
 def check_memory(model: MemoryModel, memory: MemoryId) -> None:
     """Refuse a memory that the model does not have."""
     check_layer(model, memory.layer, str(memory))
-    count = model.layers[memory.layer].memories
-    if not 0 <= memory.memory < count:
-        where = f"layer {memory.layer} of {model.name}"
-        raise UnknownName(f"{memory} does not exist: {where} has memories 0 to {count - 1}")
+    model.names.number(memory)
 
 
 def memories_of(given: str | MemoryId | Iterable[str | MemoryId]) -> tuple[MemoryId, ...]:
     """One memory or several, by name or not."""
     several = [given] if isinstance(given, (str, MemoryId)) else given
     return tuple(MemoryId.parse(memory) if isinstance(memory, str) else memory for memory in several)
+
+
+def _expert_of(given: Any) -> ExpertId | None:
+    """An expert, by name or not."""
+    if given is None or isinstance(given, ExpertId):
+        return given
+    found = ExpertId.find(given)
+    if found is None:
+        raise UnknownName(f"'{given}' is not an expert's name; write layer and expert like L3E5, both from 0")
+    return found
 
 
 def is_whole(given: Any) -> bool:
@@ -351,7 +369,7 @@ def _edit_problems(content: Any) -> Iterator[str]:
         yield f"an edit must have the action {', '.join(_ACTIONS)}, not {short(content)}"
         return
     unit = _ACTIONS[action]
-    unknown = set(content) - {"action", "memories", "layer", "positions", unit}
+    unknown = set(content) - {"action", "memories", "layer", "expert", "positions", unit}
     if unknown:
         yield f"a {action} edit cannot have {short(min(unknown))}"
     number = 0 if unit is None else content.get(unit)
@@ -362,6 +380,8 @@ def _edit_problems(content: Any) -> Iterator[str]:
     names, layer, positions = content.get("memories", []), content.get("layer"), content.get("positions", "all")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         yield f"an edit's memories must be a list of names like L3N512, not {short(names)}"
+    if not isinstance(content.get("expert"), (str, type(None))):
+        yield f"an edit's expert must be a name like L3E5, not {short(content['expert'])}"
     if layer is not None and not is_whole(layer):
         yield f"an edit's layer must be a whole number, not {short(layer)}"
     if positions != "all" and not (isinstance(positions, list) and all(map(is_whole, positions))):

@@ -60,7 +60,7 @@ def _differences(model: MemoryModel, index: Index) -> Iterator[str]:
         if noted is not None and noted != own:
             yield f"{name} {noted}, not {own}"
     for layer in index.layers:
-        if layer >= len(model.layers) or model.layers[layer].memories != index.memories(layer):
+        if layer >= len(model.layers) or model.layers[layer].shape != index.names.layers[layer]:
             yield f"layer {layer} differs"
     if index.has("values") and not _has_values_of(index, model):
         yield "its values are others"
@@ -70,8 +70,8 @@ def _has_values_of(index: Index, model: MemoryModel) -> bool:
     """Do most of the first few values have the norms that the index lists, whatever dtype they were read in?"""
     layer = index.layers[0]
     rows = index.sql("SELECT memory, norm FROM {values} WHERE layer = $1 AND memory < $2", [layer, _COMPARED])
-    values = model.layers[layer].values
-    alike = [_has_norm(values[row["memory"]], row["norm"], 0.02) for row in rows]
+    values = model.layers[layer].values_of([row["memory"] for row in rows])
+    alike = [_has_norm(value, row["norm"], 0.02) for value, row in zip(values, rows, strict=True)]
     return 2 * sum(alike) >= len(alike)
 
 
@@ -103,8 +103,8 @@ def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: i
     parts, order = [], []
     for layer in sorted({memory.layer for memory in memories}):
         own = [memory for memory in memories if memory.layer == layer]
-        rows = torch.tensor([memory.memory for memory in own], device=model.device)
-        parts.append(model.lens.folded(model.layers[layer].values[rows], layer))
+        rows = [model.names.number(memory) for memory in own]
+        parts.append(model.lens.folded(model.layers[layer].values_of(rows), layer))
         order.extend(own)
     vectors = torch.cat(parts)
     with thread_pool() as pool:
@@ -139,7 +139,7 @@ def _is_read_from(row: dict[str, Any], model: MemoryModel, memory: MemoryId) -> 
     """Does the value have the norm in the table, and score the table's first token at least as high as the last?"""
     import torch
 
-    value = model.layers[memory.layer].values[memory.memory]
+    value = model.layers[memory.layer].values_of([model.names.number(memory)])[0]
     if not _has_norm(value, row["norm"], _SAME_NORM):
         return False
     ends = torch.tensor([row["tokens"][0], row["bottom_tokens"][0]], device=model.device)

@@ -24,7 +24,7 @@ from memlens.errors import ModelError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.models.decompose import LogitDecomposition, PositionStates, record_positions
-from memlens.models.lens import at_least_float32, case_of
+from memlens.models.lens import case_of
 from memlens.models.memory_model import MemoryModel
 from memlens.tracer.prompt import Prompt, Source, check_top, open_model, read_prompt, read_token
 from memlens.tracer.result import LayerTrace, Names, Token, TokenShare, Trace, TracedMemory, name_memories
@@ -198,15 +198,17 @@ class _Tracer:
 
     def _pick(self, layer: int, direction: Tensor) -> _LayerMemories:
         m = self.positions.coefficients[layer]  # [1, memories]
-        effects = self.accounting.memories(layer, m, direction)[0]
-        sizes = m[0].abs() * _lengths(at_least_float32(self.model.layers[layer].values))
+        if not m.shape[1]:
+            return _LayerMemories([], [], 0.0)
+        effects = self.accounting.memories(layer, self.positions.used(layer), direction)[0]
+        sizes = m[0].abs() * self.model.layers[layer].lengths()
         count = min(self.top, len(effects))
 
         def strongest_by(strengths: Tensor) -> list[TracedMemory]:
             strongest = strengths.topk(count).indices
             columns = (strongest, m[0][strongest], effects[strongest], sizes[strongest])
             return [
-                TracedMemory(MemoryId(layer, memory), coefficient, effect, size, (), ())
+                TracedMemory(self.model.names.name(layer, memory), coefficient, effect, size, (), ())
                 for memory, coefficient, effect, size in zip(*(column.tolist() for column in columns), strict=True)
                 if coefficient != 0
             ]
@@ -233,7 +235,7 @@ class _Tracer:
             by_size=tuple(named[one.memory] for one in picked.by_size),
             attention=_dot(self.positions.attention(layer), direction),
             memories=picked.total,
-            bias=float(self.accounting.block_bias(layer, self.positions.coefficients[layer], direction)[0]),
+            bias=float(self.accounting.block_bias(layer, self.positions.used(layer), direction)[0]),
         )
 
     def _with_names(self, one: TracedMemory, names: Names) -> TracedMemory:
@@ -245,12 +247,6 @@ class _Tracer:
             trigger=own.triggers.get("top"),
             patterns=own.patterns,
         )
-
-
-def _lengths(values: Tensor) -> Tensor:
-    """||v|| of every row, [memories]."""
-    # most families store values as columns, over which torch's norm is five times slower than a product
-    return values.norm(dim=1) if values.is_contiguous() else torch.linalg.vecdot(values, values).sqrt()
 
 
 def _dot(part: Tensor, direction: Tensor) -> float:

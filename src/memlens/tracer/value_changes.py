@@ -20,6 +20,7 @@ from torch import Tensor
 from memlens.errors import SettingError
 from memlens.files import refuse_place
 from memlens.memory import MemoryId
+from memlens.models.groups import scaled
 from memlens.models.lens import Norm, at_least_float32
 from memlens.models.memory_model import MemoryModel
 from memlens.tracer.intervention import check_memory, memories_of, short
@@ -49,8 +50,8 @@ class ValueChange:
         name = memories_of(memory)[0]
         check_memory(loaded, name)
         check_number(amount, f"the amount of a token's direction that is added to {name}")
-        direction = token_direction(loaded, name.layer, read_token(loaded, token))
-        change = cls(name, at_least_float32(loaded.layers[name.layer].values[name.memory]) + amount * direction)
+        direction = token_direction(loaded, name, read_token(loaded, token))
+        change = cls(name, at_least_float32(_own_value(loaded, name)) + amount * direction)
         change.check(loaded)
         return change
 
@@ -73,12 +74,12 @@ class ValueChange:
             raise SettingError(f"the new value of {self.memory} is not finite in {kind}; use smaller numbers")
 
 
-def token_direction(model: MemoryModel, layer: int, token: int) -> Tensor:
+def token_direction(model: MemoryModel, memory: MemoryId, token: int) -> Tensor:
     """[d], of length 1: the direction of a value in which the token's score rises fastest, norms' gains counted in."""
+    layer = model.layers[memory.layer]
     direction = model.lens.logit_rows(torch.tensor([token], device=model.device))[0]
-    for norm in (model.lens.final_norm, model.layers[layer].post_norm):
-        if norm is not None:
-            direction = _through(norm, direction)
+    for norm, scale in ((model.lens.final_norm, layer.scale), (layer.post_norm, layer.group_named(memory.owner).scale)):
+        direction = scaled(direction if norm is None else _through(norm, direction), scale)
     length = direction.norm()
     if not length > 0:
         raise SettingError(f"token {token} has an output embedding of length 0, so it has no direction")
@@ -94,7 +95,7 @@ def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> 
     if not isinstance(model, MemoryModel):
         raise SettingError(f"{short(model)} is not loaded, so nothing can be tried on it; use memlens.load() first")
     several = _checked_changes(model, changes)
-    originals = {one.memory: model.layers[one.memory.layer].values[one.memory.memory].clone() for one in several}
+    originals = {one.memory: _own_value(model, one.memory).clone() for one in several}
     try:
         for change in several:
             _write_(model, change.memory, change.value)
@@ -188,10 +189,14 @@ def _through(norm: Norm, direction: Tensor) -> Tensor:
     return direction - direction.mean() if norm.centres else direction
 
 
+def _own_value(model: MemoryModel, memory: MemoryId) -> Tensor:
+    """[d], a view of the checkpoint's own parameter: what is written into it is what the network runs with."""
+    return model.layers[memory.layer].group_named(memory.owner).values[memory.memory]
+
+
 def _write_(model: MemoryModel, memory: MemoryId, value: Tensor) -> None:
     with torch.no_grad():
-        # `values` is a view of the checkpoint's own parameter, so this is what the network runs with
-        model.layers[memory.layer].values[memory.memory].copy_(value)
+        _own_value(model, memory).copy_(value)
 
 
 def _checked_changes(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> list[ValueChange]:

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from memlens.errors import ModelError, SettingError
 from memlens.index.reader import Index
+from memlens.models.groups import MemoryLayer
 from memlens.models.lens import at_least_float32
-from memlens.models.memory_model import FeedForward, MemoryModel
+from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Mapper, Progress, SerialMapper, no_progress
 from memlens.vocab.kernels import find_ends, read_softmax, score_blocks, thread_pool
 
@@ -220,7 +221,7 @@ class ValuesOfLayer:
                 count(rows_done)
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
-        _refuse_not_finite(columns, layer)
+        _refuse_not_finite(columns, layer, model)
         yield from _value_rows(layer, columns, self.following)
 
 
@@ -243,11 +244,12 @@ def _look_at(
     }
 
 
-def _refuse_not_finite(columns: dict[str, NDArray[Any]], layer: int) -> None:
+def _refuse_not_finite(columns: dict[str, NDArray[Any]], layer: int, model: MemoryModel) -> None:
     damaged = ~(np.isfinite(columns["entropy"]) & np.isfinite(columns["norm"]))
     if damaged.any():
+        name = model.names.name(layer, int(np.flatnonzero(damaged)[0]))
         raise ModelError(
-            f"the value of memory L{layer}N{int(np.flatnonzero(damaged)[0])} has scores that are NaN or infinite; "
+            f"the value of memory {name} has scores that are NaN or infinite; "
             "the weights are damaged or the dtype is too small: try --dtype float32"
         )
 
@@ -300,7 +302,7 @@ class KeysOfLayer:
             yield pa.table(head | {"tokens": _lists(tokens[part]), "scores": _lists(best[part])}, KEYS_SCHEMA)
 
 
-def folded_keys(memories: FeedForward) -> torch.Tensor:
+def folded_keys(memories: MemoryLayer) -> torch.Tensor:
     """[memories, d]: what a raw embedding is multiplied with to meet the keys through the norm's linear part."""
     keys = at_least_float32(memories.keys)
     norm = memories.input_norm

@@ -22,7 +22,7 @@ from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import file_stamp, reader_of
 from memlens.index.layout import MANIFEST
 from memlens.index.reader import Index
-from memlens.memory import MemoryId
+from memlens.memory import MemoryId, MemoryNames
 
 T = TypeVar("T")
 Stamp = tuple[int, int, int]
@@ -142,6 +142,7 @@ class Statistics:
     """Memories by layer and memory; every column is [memories]."""
 
     layers: tuple[int, ...]
+    names: MemoryNames
     starts: NDArray[np.int64]  # [layers + 1]: a layer's first row
     numbers: dict[str, NDArray[Any]] = field(default_factory=dict)  # max, mean, frequency, max_p
     categories: dict[str, NDArray[np.uint8]] = field(default_factory=dict)  # dead, agreement, class
@@ -150,7 +151,7 @@ class Statistics:
         return int(self.starts[-1])
 
     def row_of(self, memory: MemoryId) -> int:
-        return int(self.starts[self.layers.index(memory.layer)]) + memory.memory
+        return int(self.starts[self.layers.index(memory.layer)]) + self.names.number(memory)
 
     def rows_of_layer(self, layer: int) -> slice:
         place = self.layers.index(layer)
@@ -173,7 +174,7 @@ def read_statistics(index: ServedIndex) -> Statistics:
 def _read(index: Index) -> Statistics:
     layers = tuple(index.layers)
     counts = [index.memories(layer) for layer in layers]
-    found = Statistics(layers, np.concatenate([[0], np.cumsum(counts)]))
+    found = Statistics(layers, index.names, np.concatenate([[0], np.cumsum(counts)]))
     table = index.table("memories", ["layer", "memory", "max", "mean", "frequency", "dead"])
     rows = found.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
     for name in ("max", "mean", "frequency"):
@@ -257,8 +258,8 @@ def _layer(statistics: Statistics, layer: int) -> LayerStatistics:
         if agreement is None or not known
         else float((agreement == AGREEMENTS.index("yes")).sum()) / known,
         with_pattern=float((kinds["class"] > 0).mean()) if "class" in kinds else None,
-        strongest=str(MemoryId(layer, int(highest.argmax()))),
-        dead_memories=[str(MemoryId(layer, int(memory))) for memory in dead[:_DEAD_NAMED]],
+        strongest=str(statistics.names.name(layer, int(highest.argmax()))),
+        dead_memories=[str(statistics.names.name(layer, int(memory))) for memory in dead[:_DEAD_NAMED]],
     )
 
 

@@ -27,6 +27,7 @@ from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, IndexRoute, Li
 from memlens.web.served_index import ServedIndex
 
 if TYPE_CHECKING:
+    from memlens.models.groups import CoefficientBlock
     from memlens.models.memory_model import MemoryModel
 
 _BATCH_TOKENS = 4096
@@ -60,15 +61,16 @@ def shade_triggers(index: Index, model: MemoryModel, name: MemoryId, end: str) -
     shift = 0 if bos is None else 1
     coefficients: dict[int, list[float]] = {}
     for batch in cut_batches([one for one in fed if len(one[1])], _BATCH_TOKENS, bos):
-        seen: list[torch.Tensor] = []
+        seen = torch.zeros(batch.tokens.shape[0], batch.tokens.shape[1] - shift)  # zeros where no router sends a token
 
-        def take(_layer: int, m: torch.Tensor, seen: list[torch.Tensor] = seen) -> None:  # [batch, pos, memories]
-            seen.append(m[:, shift:, name.memory].float().cpu())
+        def take(_layer: int, block: CoefficientBlock, seen: torch.Tensor = seen) -> None:
+            if block.group.holds(name):
+                seen.copy_(block.everywhere()[:, shift:, name.memory])
 
         with torch.inference_mode(), model.watch(take, [name.layer]):
             model.run_body(torch.from_numpy(batch.tokens))
         for row, (number, length) in enumerate(zip(batch.sentences.tolist(), batch.lengths.tolist(), strict=True)):
-            coefficients[number] = seen[0][row, :length].tolist()
+            coefficients[number] = seen[row, :length].tolist()
     return [
         TriggerCoefficients(
             trigger.rank,
@@ -215,17 +217,17 @@ router.include_router(live)
 
 def _neighbours(index: ServedIndex, memory: MemoryId) -> tuple[MemoryId | None, MemoryId | None]:
     """The memory before and after in the index's order, over the edges of layers."""
-    place = index.layers.index(memory.layer)
+    place, number, name = index.layers.index(memory.layer), index.names.number(memory), index.names.name
     before = after = None
-    if memory.memory > 0:
-        before = MemoryId(memory.layer, memory.memory - 1)
+    if number > 0:
+        before = name(memory.layer, number - 1)
     elif place > 0:
         layer = index.layers[place - 1]
-        before = MemoryId(layer, index.memories(layer) - 1)
-    if memory.memory + 1 < index.memories(memory.layer):
-        after = MemoryId(memory.layer, memory.memory + 1)
+        before = name(layer, index.memories(layer) - 1)
+    if number + 1 < index.memories(memory.layer):
+        after = name(memory.layer, number + 1)
     elif place + 1 < len(index.layers):
-        after = MemoryId(index.layers[place + 1], 0)
+        after = name(index.layers[place + 1], 0)
     return before, after
 
 

@@ -1,0 +1,148 @@
+"""A sample of ordinary prefixes: the histogram of every memory's coefficients, and a few prefixes that it fires on.
+
+Whether a prefix is in the sample depends on seed, sentence and position only, so samples of disjoint batches merge in
+any order to the same sample.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import uint64
+from numpy.typing import NDArray
+
+from memlens.parallel import compiled
+from memlens.scanner.kernels import Candidates, FloatArray, IntArray, KeyArray
+
+EXAMPLES = 8  # drawn per memory; those that turn out to be triggers are left out when the index is written
+SMALLEST, LARGEST = -10, 5  # exponents of two: |m| below 2^-10 is the middle bin, from 2^5 on the outermost
+SIDE = LARGEST - SMALLEST + 1
+BINS = 2 * SIDE + 1
+_COLUMNS = 16  # one cache line of a row
+
+
+def bin_edges() -> list[float]:
+    """The finite edges between the bins, from the most negative to the most positive."""
+    magnitudes = [2.0**e for e in range(SMALLEST, LARGEST + 1)]
+    return [-x for x in reversed(magnitudes)] + magnitudes
+
+
+@compiled
+def _mix(x: int) -> int:
+    """A 64-bit finaliser (splitmix64): equal inputs give equal, well spread outputs on every machine."""
+    x = uint64(x) + uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return x ^ (x >> uint64(31))
+
+
+@compiled
+def prefix_hashes(seed: int, sentences: IntArray, positions: IntArray) -> KeyArray:
+    """One hash per prefix, [n]."""
+    hashes = np.empty(sentences.shape[0], np.uint64)
+    for i in range(sentences.shape[0]):
+        hashes[i] = _mix(_mix(_mix(uint64(seed)) ^ uint64(sentences[i])) ^ uint64(positions[i] + 1))
+    return hashes
+
+
+class Examples(NamedTuple):
+    """For every memory the prefixes with the lowest hashes among those it fires on."""
+
+    hashes: KeyArray  # [memories, EXAMPLES]; all ones in empty places
+    coefficients: FloatArray
+    sentences: IntArray
+    positions: IntArray
+
+
+@compiled
+def _keep_(examples: Examples, m: int, hash_: int, coefficient: np.float32, sentence: int, position: int) -> None:
+    place = EXAMPLES
+    while place > 0 and hash_ < examples.hashes[m, place - 1]:
+        if place < EXAMPLES:
+            examples.hashes[m, place] = examples.hashes[m, place - 1]
+            examples.coefficients[m, place] = examples.coefficients[m, place - 1]
+            examples.sentences[m, place] = examples.sentences[m, place - 1]
+            examples.positions[m, place] = examples.positions[m, place - 1]
+        place -= 1
+    if place < EXAMPLES:
+        examples.hashes[m, place] = hash_
+        examples.coefficients[m, place] = coefficient
+        examples.sentences[m, place] = sentence
+        examples.positions[m, place] = position
+
+
+@compiled
+def _draw_(
+    block: FloatArray, rows: IntArray, hashes: KeyArray, sentences: IntArray, positions: IntArray, counts: IntArray,
+    examples: Examples, start: int,
+) -> None:  # fmt: skip
+    bits, highest = block.view(np.int32), examples.hashes
+    memories = block.shape[1]
+    for tile in range(0, memories, _COLUMNS):  # so that the counts of a few memories stay close while all rows pass
+        for i in range(rows.shape[0]):
+            for m in range(tile, min(tile + _COLUMNS, memories)):
+                value = block[rows[i], m]
+                # The exponent field is floor(log2 |value|) + 127, exactly; zero and denormals lie far below.
+                exponent = ((bits[rows[i], m] >> 23) & 0xFF) - 127
+                away = min(max(exponent - SMALLEST + 1, 0), SIDE)
+                counts[m, SIDE + (away if value > 0 else -away)] += 1
+                hash_ = _mix(hashes[i] ^ uint64(start + m))
+                if value > 0 and hash_ < highest[m, EXAMPLES - 1]:
+                    _keep_(examples, m, hash_, value, sentences[i], positions[i])
+
+
+@compiled
+def _merge_(examples: Examples, others: Examples) -> None:
+    empty = uint64(0xFFFFFFFFFFFFFFFF)
+    for m in range(others.hashes.shape[0]):
+        for i in range(EXAMPLES):
+            if others.hashes[m, i] != empty:
+                _keep_(
+                    examples, m, others.hashes[m, i], others.coefficients[m, i], others.sentences[m, i],
+                    others.positions[m, i],
+                )  # fmt: skip
+
+
+class OrdinarySample:
+    """Histogram and example prefixes of one layer's memories."""
+
+    def __init__(self, memories: int, seed: int, every: int) -> None:
+        self.seed = seed
+        self.limit = np.uint64((2**64 - 1) // every)
+        self.counts = np.zeros((memories, BINS), np.int64)
+        shape = (memories, EXAMPLES)
+        self.examples = Examples(
+            np.full(shape, 2**64 - 1, np.uint64),
+            np.zeros(shape, np.float32),
+            np.zeros(shape, np.int64),
+            np.zeros(shape, np.int32),
+        )
+
+    def drawn(self, candidates: Candidates) -> IntArray:
+        """Which of the candidates are in the sample, as indices."""
+        hashes = prefix_hashes(self.seed, candidates.sentences, candidates.positions)
+        return np.flatnonzero(hashes <= self.limit)
+
+    def update(self, block: FloatArray, candidates: Candidates, start: int = 0) -> None:
+        """Draw from a block [rows, size] of the memories from number `start` on."""
+        drawn = self.drawn(candidates)
+        if len(drawn):
+            rows, sentences = candidates.rows[drawn], candidates.sentences[drawn]
+            positions = candidates.positions[drawn]
+            hashes = prefix_hashes(self.seed, sentences, positions)
+            own = slice(start, start + block.shape[1])
+            of = self.examples
+            examples = Examples(of.hashes[own], of.coefficients[own], of.sentences[own], of.positions[own])
+            _draw_(block, rows, hashes, sentences, positions, self.counts[own], examples, start)
+
+    def merge(self, other: OrdinarySample) -> None:
+        self.counts += other.counts
+        _merge_(self.examples, other.examples)
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        return {"sample.counts": self.counts} | {f"sample.{n}": a for n, a in self.examples._asdict().items()}
+
+    def restore_(self, saved: dict[str, NDArray[Any]]) -> None:
+        for name, array in self.arrays().items():
+            array[:] = saved[name]
