@@ -18,7 +18,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, format signs (also those t
 _JOINERS = "\u200c\u200d"  # parts of words and emoji, not of tricks
 _BARS = "▁▂▃▄▅▆▇█"
 MISSING = "–"
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a cell begins that a spreadsheet computes instead of showing
+FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a cell begins that a spreadsheet computes instead of showing
 
 
 def plain(record: Any) -> dict[str, Any]:
@@ -143,12 +143,12 @@ def cell(value: Any) -> str:
 
 def harmless_cell(value: Any) -> Any:
     """A cell of a CSV file: text that a spreadsheet would take for a formula gets a ' before it; numbers stay."""
-    return f"'{value}" if isinstance(value, str) and _FORMULA.match(value) else value
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def cell_text(text: str) -> str:
     """The text that `harmless_cell` has written."""
-    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
+    return text[1:] if text.startswith("'") and FORMULA.match(text) else text
 
 
 def percent(share: float | None, digits: int = 1) -> str:

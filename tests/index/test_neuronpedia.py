@@ -27,7 +27,7 @@ def index(tiny_llama_index: Index, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def exported(index: Index) -> list[dict[str, Any]]:
-    sink = io.StringIO()
+    sink = io.BytesIO()
     count = FORMATS["neuronpedia"](index, sink)
     lines = [json.loads(line) for line in sink.getvalue().splitlines()]
     assert len(lines) == count
@@ -76,7 +76,7 @@ def test_statistics_and_both_ends_of_the_value_are_the_indexs(index: Index) -> N
 
 def test_a_long_sentence_is_cut_around_the_trigger(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = exported(index)
-    shorter = neuronpedia._TRIGGERS.replace("t.position - 64", "t.position - 2").replace("+ 1 + 16", "+ 1 + 1")
+    shorter = neuronpedia._TRIGGERS.replace("position - 64", "position - 2").replace("+ 1 + 16", "+ 1 + 1")
     assert shorter.count("- 2,") == 1 and shorter.count("+ 1 + 1]") == 1
     monkeypatch.setattr(neuronpedia, "_TRIGGERS", shorter)
     for line, before in zip(exported(index), whole, strict=True):
@@ -88,7 +88,7 @@ def test_a_long_sentence_is_cut_around_the_trigger(index: Index, monkeypatch: py
 
 def test_any_number_at_once_gives_the_same(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = exported(index)
-    monkeypatch.setattr(neuronpedia, "_MEMORIES_AT_ONCE", 7)
+    monkeypatch.setattr(neuronpedia, "_BYTES_AT_ONCE", 1)
     assert exported(index) == whole
 
 

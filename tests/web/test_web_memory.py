@@ -36,7 +36,7 @@ def test_json_is_the_record_of_the_library_with_what_people_say_and_show_prints_
 
 
 def test_an_exported_line_has_the_statistics_and_triggers_of_the_record(index: Index) -> None:
-    sink = io.StringIO()
+    sink = io.BytesIO()
     export_jsonl(index, sink)
     for line in map(json.loads, sink.getvalue().splitlines()[::13]):
         record = plain(read_memory(index, line["name"]))

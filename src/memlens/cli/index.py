@@ -118,21 +118,24 @@ def export(
     else:
         path = Path(out)
         refuse_output(path, is_export, force=force)
-        with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="") as handle:
+        with replacing(path) as beside, beside.open("wb") as handle:
             count = FORMATS[format_](opened, handle)
     screen.note(f"{count:,} {_UNITS[format_]} written{'' if out is None else ' to ' + visible(out)}")
 
 
 class _Stdout:
-    """Stdout as UTF-8; on a terminal every control character but the end of a line is made visible."""
+    """Stdout for UTF-8; on a terminal every control character but the end of a line is made visible."""
 
     def __init__(self, stream: IO[str]) -> None:
-        self.stream, self.is_terminal = stream, stream.isatty()
+        self.stream, self.is_text = stream, stream.isatty() or not hasattr(stream, "buffer")
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", newline="")
 
-    def write(self, text: str) -> None:
-        self.stream.write("\n".join(visible(line) for line in text.split("\n")) if self.is_terminal else text)
+    def write(self, data: Any) -> None:
+        if self.is_text:
+            self.stream.write("\n".join(map(visible, bytes(data).decode().split("\n"))))
+        else:
+            self.stream.buffer.write(data)
 
 
 def report(

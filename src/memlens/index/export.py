@@ -23,19 +23,20 @@ bottom triggers have no place in the layout. neuron_alignment_*, correlated_*, t
 decoder_weights_dist and vector speak of sparse autoencoders or of things not in an index: they are empty lists.
 """
 
-import csv
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, Protocol
 
-from memlens.index.reader import Index
-from memlens.text import harmless_cell
+import pyarrow as pa
 
-_MEMORIES_AT_ONCE = 1024
+from memlens.index.reader import Index
+from memlens.text import FORMULA
+
+_BYTES_AT_ONCE = 1 << 26  # of the sentences of all triggers, about
 _CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029]")
 _BEFORE, _AFTER = 64, 16  # tokens kept around a trigger
 _TOKENS = 10  # at each end of a value, as the site shows
@@ -48,94 +49,127 @@ _UNKNOWN = (
     *("logits_hist_data_bar_heights", "logits_hist_data_bar_values"),
 )
 
-# Records are made by the database: in Python each trigger would cost more than reading it.
-_BEGIN = "CASE WHEN t.position > 0 THEN c.ends[t.position] ELSE 0 END"  # position -1 is BOS alone, which has no text
-_STOP = "CASE WHEN t.position >= 0 THEN c.ends[t.position + 1] ELSE 0 END"
-_SOURCES = """
-FROM {triggers} t JOIN {corpus} c ON c.sentence = t.sentence LEFT JOIN {vocabulary} v ON v.token = t.next_token
-WHERE t.layer = $1 AND t.memory >= $2 AND t.memory < $3"""
+# Lines are made by the database: in Python each trigger would cost more than reading it. A prefix triggers several
+# memories, so what is written of it is made once; a line is the texts of its pieces in order.
+_PART = "layer BETWEEN $1 AND $2 AND memory >= $3 AND memory < $4"
+_PREFIXES = f"""
+prefixes AS (
+    SELECT t.sentence, t.position, t.next_token, v.text AS next_text, c.text AS whole,
+           CASE WHEN t.position > 0 THEN c.ends[t.position] ELSE 0 END AS begins,  -- BOS alone, at -1, has no text
+           CASE WHEN t.position >= 0 THEN c.ends[t.position + 1] ELSE 0 END AS stops
+    FROM (SELECT sentence, position, any_value(next_token) AS next_token FROM {{triggers}} WHERE {_PART}
+          GROUP BY sentence, position) t
+    JOIN {{corpus}} c USING (sentence) LEFT JOIN {{vocabulary}} v ON v.token = t.next_token
+)"""
 _RECORDS = f"""
-WITH own AS (
-    SELECT t.memory, t."end", t.rank, struct_pack(
-        rank := t.rank, coefficient := t.coefficient::DOUBLE,
-        prefix := struct_pack(sentence := t.sentence, position := t.position),
-        before := left(c.text, {_BEGIN}), token := substr(c.text, {_BEGIN} + 1, {_STOP} - {_BEGIN}),
-        after := substr(c.text, {_STOP} + 1), next_token := t.next_token, next_text := v.text) AS trigger {_SOURCES}
-), lists AS (
-    SELECT memory, list(trigger ORDER BY rank) FILTER ("end" = 'top') AS top,
-           list(trigger ORDER BY rank) FILTER ("end" = 'bottom') AS bottom FROM own GROUP BY memory
+WITH {_PREFIXES}, shown AS (
+    SELECT sentence, position, substr(to_json(struct_pack(
+        prefix := struct_pack(sentence := sentence, position := position),
+        before := left(whole, begins), token := substr(whole, begins + 1, stops - begins),
+        after := substr(whole, stops + 1), next_token := next_token, next_text := next_text))::VARCHAR, 2) AS prefix
+    FROM prefixes
+), pieces AS (
+    SELECT layer, memory, 0 AS place, 0 AS rank, left(to_json(struct_pack(
+        name := NAME, layer := layer, memory := memory, max := max, min := min,
+        mean := mean, frequency := frequency, dead := dead, histogram := histogram,
+        triggers := struct_pack(top := [])))::VARCHAR, -3) AS text
+    FROM {{memories}} WHERE {_PART}
+    UNION ALL
+    SELECT layer, memory, CASE "end" WHEN 'top' THEN 1 ELSE 3 END, rank,
+           concat(CASE WHEN rank > 0 THEN ',' END, left(to_json(struct_pack(rank := rank,
+           coefficient := coefficient::DOUBLE))::VARCHAR, -1), ',', prefix)
+    FROM {{triggers}} JOIN shown USING (sentence, position) WHERE {_PART}
+    UNION ALL SELECT layer, memory, 2, 0, '],"bottom":[' FROM {{memories}} WHERE {_PART}
+    UNION ALL SELECT layer, memory, 4, 0, ']}}}}}}}}' || chr(10) FROM {{memories}} WHERE {_PART}
 )
-SELECT to_json(struct_pack(
-    name := NAME_OF(m), layer := m.layer, memory := m.memory, max := m.max, min := m.min,
-    mean := m.mean, frequency := m.frequency, dead := m.dead, histogram := m.histogram,
-    triggers := struct_pack(top := coalesce(top, []), bottom := coalesce(bottom, []))))::VARCHAR AS line
-FROM {{memories}} m LEFT JOIN lists USING (memory)
-WHERE m.layer = $1 AND m.memory >= $2 AND m.memory < $3 ORDER BY m.memory
+SELECT text FROM pieces ORDER BY layer, memory, place, rank
 """
 CSV_COLUMNS = (
     *("name", "layer", "memory", "end", "rank", "coefficient", "sentence", "position", "next_token", "next_text"),
     *("token", "text"),
 )
+
+
+def _cell(text: str) -> str:
+    """SQL for a text as a cell, by the rule of text.harmless_cell."""
+    formula = f"regexp_matches({text}, '^(?:{FORMULA.pattern.replace(chr(39), chr(39) * 2)})')"
+    harmless = f"CASE WHEN {formula} THEN chr(39) ELSE '' END || {text}"
+    return f"""concat('"', replace({harmless}, '"', '""'), '"')"""
+
+
 _ROWS = f"""
-SELECT NAME_OF(t) AS name, t.layer, t.memory, t."end", t.rank, t.coefficient, t.sentence,
-       t.position, t.next_token, v.text AS next_text, substr(c.text, {_BEGIN} + 1, {_STOP} - {_BEGIN}) AS token,
-       left(c.text, {_STOP}) AS text {_SOURCES} ORDER BY t.memory, t."end" DESC, t.rank
+WITH {_PREFIXES}, shown AS (
+    SELECT sentence, position, concat_ws(',', coalesce(next_token::VARCHAR, '""'), {_cell("next_text")},
+           {_cell("substr(whole, begins + 1, stops - begins)")}, {_cell("left(whole, stops)")}) AS prefix
+    FROM prefixes
+)
+SELECT concat('"', NAME, '",', layer, ',', memory, ',"', "end", '",', rank, ',', coefficient::DOUBLE,
+              ',', sentence, ',', position, ',', prefix, chr(10)) AS text
+FROM {{triggers}} JOIN shown USING (sentence, position) WHERE {_PART} ORDER BY layer, memory, "end" DESC, rank
 """
 
 _TRIGGERS = f"""
 WITH own AS (
-    SELECT t.memory, t.rank, t.coefficient, t.position, greatest(t.position - {_BEFORE}, 0) AS first, c.text, c.ends
-    FROM {{triggers}} t JOIN {{corpus}} c ON c.sentence = t.sentence
-    WHERE t.layer = $1 AND t.memory >= $2 AND t.memory < $3 AND t."end" = 'top'
+    SELECT layer, memory, rank, coefficient, position, greatest(position - {_BEFORE}, 0) AS first, text, ends
+    FROM {{triggers}} JOIN {{corpus}} USING (sentence) WHERE {_PART} AND "end" = 'top'
 ), cut AS (
-    SELECT memory, rank, coefficient, position, first, text, ends[first + 1 : position + 1 + {_AFTER}] AS ends,
-           CASE WHEN first > 0 THEN ends[first] ELSE 0 END AS begins
+    SELECT * EXCLUDE ends, ends[first + 1 : position + 1 + {_AFTER}] AS ends,
+           CASE WHEN first > 0 THEN own.ends[first] ELSE 0 END AS begins
     FROM own
 )
-SELECT memory, rank, coefficient, position, first, begins, ends,
-       substr(text, begins + 1, coalesce(ends[len(ends)], begins) - begins) AS text
-FROM cut ORDER BY memory, rank
+SELECT * EXCLUDE text, substr(text, begins + 1, coalesce(ends[len(ends)], begins) - begins) AS text
+FROM cut ORDER BY layer, memory, rank
 """
-_PART = "FROM {{{table}}} WHERE layer = $1 AND memory >= $2 AND memory < $3"
-_FACTS = f"SELECT memory, max, min, frequency, histogram {_PART.format(table='memories')} ORDER BY memory"
-_VALUES = f"SELECT memory, tokens, p, bottom_tokens, bottom_p {_PART.format(table='values')}"
-_NAMES = f"SELECT memory, name {_PART.format(table='names')}"
+_FACTS = f"SELECT layer, memory, max, min, frequency, histogram FROM {{memories}} WHERE {_PART} ORDER BY layer, memory"
+_VALUES = f"SELECT layer, memory, tokens, p, bottom_tokens, bottom_p FROM {{values}} WHERE {_PART}"
+_NAMES = f"SELECT layer, memory, name FROM {{names}} WHERE {_PART}"
+_MEMORY = itemgetter("layer", "memory")
 
 
-class TextSink(Protocol):
-    """Anything with a write method that takes text."""
+class Sink(Protocol):
+    """Anything with a write method that takes bytes."""
 
-    def write(self, text: str, /) -> Any: ...
+    def write(self, data: Any, /) -> Any: ...
 
 
 def _parts(index: Index) -> Iterator[list[int]]:
-    """Layer, first memory and the one after the last, in the order of the index."""
-    for layer in index.layers:
-        count = index.memories(layer)
-        for first in range(0, count, _MEMORIES_AT_ONCE):
-            yield [layer, first, min(first + _MEMORIES_AT_ONCE, count)]
+    """First and last layer, first memory and the one after the last: some layers, or some memories of one."""
+    memories = [index.memories(layer) for layer in index.layers]
+    size = index.sql("SELECT (SELECT count(*) FROM {triggers}) * avg(strlen(text)) AS bytes FROM {corpus}")[0]["bytes"]
+    most = max(int(_BYTES_AT_ONCE * sum(memories) / max(size or 0, 1)), 1)
+    at_once = max(most // max(memories), 1)
+    for place in range(0, len(memories), at_once):
+        layers = index.layers[place : place + at_once]
+        for first in range(0, max(memories), most):
+            yield [layers[0], layers[-1], first, first + most]
 
 
-def _named(index: Index, query: str, layer: int) -> str:
-    """A query about one layer, with the names of its memories."""
-    for table in ("m", "t"):
-        query = query.replace(f"NAME_OF({table})", index.names.sql(layer, f"{table}.memory"))
-    return query
+def _texts(index: Index, query: str) -> Iterator[pa.Array]:
+    """The texts of a query in pieces, in the order of the index; NAME in it is that of a memory."""
+    names = " ".join(f"WHEN {layer} THEN {index.names.sql(layer, 'memory')}" for layer in index.layers)
+    query = query.replace("NAME", f"CASE layer {names} END")
+    return (batch.column(0) for part in _parts(index) for batch in index.batches(query, part) if len(batch))
 
 
-def export_jsonl(index: Index, sink: TextSink) -> int:
+def export_jsonl(index: Index, sink: Sink) -> int:
     """One JSON object per memory, dead ones included; the number of lines comes back."""
     # Every text is of the corpus, so one look at it saves looking at each line.
     query = f"SELECT 1 AS found FROM {{corpus}} WHERE regexp_matches(text, '{_CONTROLS.pattern}') LIMIT 1"
     has_controls = bool(index.sql(query))
-    lines = (row["line"] for part in _parts(index) for row in index.stream(_named(index, _RECORDS, part[0]), part))
-    return _write_lines(map(_escaped, lines) if has_controls else lines, sink)
+    for piece in _texts(index, _RECORDS):
+        data = piece.buffers()[2]
+        sink.write(_escaped(data.to_pybytes().decode()).encode() if has_controls else data)
+    return sum(map(index.memories, index.layers))
 
 
-def export_neuronpedia(index: Index, sink: TextSink) -> int:
+def export_neuronpedia(index: Index, sink: Sink) -> int:
     """The same in the layout of Neuronpedia's features."""
-    features = (feature for part in _parts(index) for feature in _features(index, part))
-    return _write_lines((_escaped(json.dumps(own, ensure_ascii=False, allow_nan=False)) for own in features), sink)
+    count = 0
+    for feature in (feature for part in _parts(index) for feature in _features(index, part)):
+        line = _escaped(json.dumps(feature, ensure_ascii=False, allow_nan=False))
+        sink.write(f"{line}\n".encode())
+        count += 1
+    return count
 
 
 def _escaped(line: str) -> str:
@@ -143,23 +177,13 @@ def _escaped(line: str) -> str:
     return _CONTROLS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", line)
 
 
-def _write_lines(lines: Iterable[str], sink: TextSink) -> int:
-    count = 0
-    for line in lines:
-        sink.write(line + "\n")
-        count += 1
-    return count
-
-
-def export_csv(index: Index, sink: TextSink) -> int:
+def export_csv(index: Index, sink: Sink) -> int:
     """One row per trigger below a row of column names; the number of triggers comes back."""
-    writer = csv.writer(sink, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
+    sink.write(",".join(f'"{name}"' for name in CSV_COLUMNS).encode() + b"\n")
     rows = 0
-    for part in _parts(index):
-        for row in index.stream(_named(index, _ROWS, part[0]), part):
-            writer.writerow(map(harmless_cell, row.values()))
-            rows += 1
+    for piece in _texts(index, _ROWS):
+        sink.write(piece.buffers()[2])
+        rows += len(piece)
     return rows
 
 
@@ -176,7 +200,7 @@ def is_export(head: bytes) -> bool:
     return any(beginning.match(head) for beginning in _BEGINNINGS)
 
 
-FORMATS: dict[str, Callable[[Index, TextSink], int]] = {
+FORMATS: dict[str, Callable[[Index, Sink], int]] = {
     "jsonl": export_jsonl,
     "csv": export_csv,
     "neuronpedia": export_neuronpedia,
@@ -184,18 +208,16 @@ FORMATS: dict[str, Callable[[Index, TextSink], int]] = {
 
 
 def _features(index: Index, part: list[int]) -> Iterator[dict[str, Any]]:
-    layer = part[0]
-    groups = groupby(index.stream(_TRIGGERS, part), key=itemgetter("memory"))
+    groups = groupby(index.stream(_TRIGGERS, part), key=_MEMORY)
     waiting = next(groups, None)
-    values = {row["memory"]: row for row in index.sql(_VALUES, part)} if index.has("values") else {}
-    names = {row["memory"]: row["name"] for row in index.sql(_NAMES, part)} if index.has("names") else {}
-    whose = {"modelId": index.manifest.model.name, "layer": f"{layer}-memlens"}
+    values = {_MEMORY(row): row for row in index.sql(_VALUES, part)} if index.has("values") else {}
+    names = {_MEMORY(row): row["name"] for row in index.sql(_NAMES, part)} if index.has("names") else {}
     for facts in index.sql(_FACTS, part):
-        memory, triggers = facts["memory"], []
+        memory, triggers = _MEMORY(facts), []
         if waiting is not None and waiting[0] == memory:  # a dead memory has no group
             triggers = list(waiting[1])
             waiting = next(groups, None)
-        name = whose | {"index": str(memory)}
+        name = {"modelId": index.manifest.model.name, "layer": f"{memory[0]}-memlens", "index": str(memory[1])}
         yield {
             **name,
             "maxActApprox": facts["max"],

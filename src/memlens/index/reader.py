@@ -51,7 +51,7 @@ def trigger_of(row: dict[str, Any], sentence: dict[str, Any], vocabulary: Sequen
     return Trigger(row["rank"], row["coefficient"], prefix, *parts, following, next_text)
 
 
-_ROWS_AT_ONCE = 1024
+_ROWS_AT_ONCE = 8192
 _MADE_BY = {
     "values": "memlens values",
     "keys": "memlens values",
@@ -221,13 +221,13 @@ class Index:
             self._refuse_exchanged(names.read)
             return columns
 
-    def arrow(self, query: str) -> pa.Table:
-        """The result of a DuckDB query as Arrow columns, for texts and lists that are computed with."""
+    def batches(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
+        """The result of a DuckDB query as Arrow columns, piece by piece, for texts and lists that are computed with."""
         names = TableNames(self)
         with self._explaining_damage(), self._connect() as database:
-            table = database.sql(query.format_map(names)).to_arrow_table()
+            reader = database.sql(query.format_map(names), params=list(parameters)).to_arrow_reader(_ROWS_AT_ONCE)
             self._refuse_exchanged(names.read)
-            return table
+            yield from reader
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         """A cursor for one query, to be closed after it."""

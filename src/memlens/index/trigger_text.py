@@ -50,9 +50,8 @@ class TriggerText:
         """None where it would be too large."""
         if index.sql("SELECT count(*) AS n FROM {triggers}")[0]["n"] > _MOST_TRIGGERS:
             return None
-        corpus = index.arrow(
-            f"SELECT sentence, text, lower(text) AS lowered, {_STOPS} FROM {{corpus}} ORDER BY sentence"
-        )
+        query = f"SELECT sentence, text, lower(text) AS lowered, {_STOPS} FROM {{corpus}} ORDER BY sentence"
+        corpus = pa.Table.from_batches(index.batches(query))
         text, lowered = (corpus.column(name).combine_chunks() for name in ("text", "lowered"))
         number = corpus.column("sentence").to_numpy()
         columns = _ordered_columns(index)
