@@ -4,7 +4,7 @@ import sys
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from rich.table import Table
@@ -126,7 +126,7 @@ def export(
 class _Stdout:
     """Stdout for UTF-8; on a terminal every control character but the end of a line is made visible."""
 
-    def __init__(self, stream: IO[str]) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self.stream, self.is_text = stream, stream.isatty() or not hasattr(stream, "buffer")
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8", newline="")

@@ -25,7 +25,7 @@ from memlens.comparison.overlap import (
     overlap_of,
 )
 from memlens.errors import SettingError
-from memlens.index.layout import CORPUS, VOCABULARY
+from memlens.index.layout import CORPUS, TRIGGERS, VOCABULARY
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.text import plain
@@ -196,9 +196,11 @@ class _Pairs:
 
 
 def _pairs_by_name(a: Index, b: Index, query: ListQuery) -> Iterator[_Pairs]:
+    same = query.name == "prefixes" and _same_file(a, b, TRIGGERS)  # of the same corpus
     for layers, memories in _blocks(a):
-        lists = query.read(a, layers, memories), query.read(b, layers, memories)
-        jaccard, weighted = memory_by_memory(*lists, len(layers) * len(memories))
+        ours = query.read(a, layers, memories)
+        theirs = ours if same else query.read(b, layers, memories)
+        jaccard, weighted = memory_by_memory(ours, theirs, len(layers) * len(memories))
         names = np.arange(memories.start, memories.stop, dtype=np.int64)
         for number, layer in enumerate(layers):
             own = slice(number * len(names), (number + 1) * len(names))

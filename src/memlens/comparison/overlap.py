@@ -36,18 +36,26 @@ _PREFIX = "left(c.text, CASE WHEN t.position < 0 THEN 0 ELSE c.ends[t.position +
 _TOKEN = f"substr({_PREFIX}, 1 + CASE WHEN t.position > 0 THEN c.ends[t.position] ELSE 0 END)"
 _TRIGGERS = """
 SELECT t.layer, t.memory, t."end" AS part, t.rank AS place, abs(t.coefficient) AS weight, KEY({parts}) AS key
-FROM {{triggers}} t JOIN {{corpus}} c ON c.sentence = t.sentence WHERE {{where}}
+FROM {{triggers}} t JOIN {texts} c USING (sentence{also}) WHERE {{where}}
 """
+# a prefix triggers several memories: its text is made, or hashed, once
+_PREFIXES = f"""(
+    SELECT t.sentence, t.position, TEXT({_PREFIX}) AS prefix
+    FROM (SELECT DISTINCT t.sentence, t.position FROM {{triggers}} t WHERE {{where}}) t
+    JOIN {{corpus}} c USING (sentence)
+)"""
 _TOKENS = """
 SELECT t.layer, t.memory, '' AS part, unnest(range(least(len(t.tokens), {depth}))) AS place,
        unnest(t.p[:{depth}]) AS weight, unnest(t.tokens[:{depth}]) AS key
 FROM {values} t WHERE {where}
 """
 _ENTRIES = {
-    "prefixes": _TRIGGERS.format(parts=f't."end", t.position, {_PREFIX}'),
+    "prefixes": _TRIGGERS.format(parts='t."end", t.position, c.prefix', texts=_PREFIXES, also=", position"),
     "endings": _TRIGGERS.format(
         parts=f'row_number() OVER (PARTITION BY t.layer, t.memory, t."end", {_TOKEN} ORDER BY t.rank), '
-        f't."end", {_TOKEN}'
+        f't."end", {_TOKEN}',
+        texts="{corpus}",
+        also="",
     ),
     "tokens": _TOKENS,
     "texts": f"SELECT e.* EXCLUDE key, v.text AS key FROM ({_TOKENS}) e JOIN {{vocabulary}} v ON v.token = e.key",
@@ -102,7 +110,7 @@ class ListQuery:
     def _sql(self, joined: str, key: str, where: str) -> str:
         """The query; `joined` is how the parts of a trigger's key become one."""
         entries = _ENTRIES[self.name].replace("{where}", where).replace("{depth}", str(self.depth))
-        entries = entries.replace("KEY(", joined)
+        entries = entries.replace("KEY(", joined).replace("TEXT(", "hash(" if joined == "hash(" else "(")
         return _IN_ORDER.replace("{key}", key).replace("{entries}", entries)
 
 
