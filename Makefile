@@ -2,12 +2,15 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet
+RUNS := $(VENV)/.runs
 INSTALLED := $(VENV)/.installed
+CPU_TORCH ?= https://download.pytorch.org/whl/cpu
 JOBS ?= 2
 
-.PHONY: demo test faults everywhere wheel check format clean chromium
+.PHONY: demo test faults everywhere dist check format clean chromium
 
-demo: $(INSTALLED)
+demo: $(RUNS)
 	$(BIN)/memlens demo
 
 test: $(INSTALLED) chromium
@@ -29,18 +32,28 @@ check: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The same bytes for the same commit; the time in the archive is the commit's.
-wheel: $(INSTALLED)
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -P -m hatchling build -t wheel -d dist
-	sha256sum dist/memlens-*.whl
-
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-$(INSTALLED): pyproject.toml constraints.txt
+# The source distribution and the wheel: the same bytes for the same commit, whose time is the one in the archives.
+dist: $(INSTALLED)
+	rm -rf dist
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -P -m build --no-isolation
+	sha256sum dist/*
+
+# What the demo and the workbench it leads to need. PyPI's torch for Linux brings 3 GB for GPUs with it: where pip does not
+# find a CPU build by itself, it is taken from PyTorch's own index.
+$(RUNS): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	index=; torch=`sed -n '/^torch==/p' constraints.txt`; \
+	  if [ `uname -s` = Linux ] && ! $(BIN)/python -m pip install --dry-run --no-deps $$torch | grep -q +cpu; \
+	  then index="--extra-index-url $(CPU_TORCH)"; fi; \
+	  $(PIP) install --constraint constraints.txt $$index --editable '.[serve]'
+	touch $@
+
+$(INSTALLED): $(RUNS)
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
 # The browser tests drive Debian's chromium; elsewhere install it (or Chrome) yourself.

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memlens.api import check, compare, experiment, merge, open_index, patterns, report, scan, values
+    from memlens.api import check, compare, experiment, merge, open_index, patterns, pull, push, report, scan, values
     from memlens.errors import MemlensError
     from memlens.index.reader import Index
     from memlens.memory import MemoryId, Prefix, Trigger
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
-    "memlens.api": ("check", "compare", "experiment", "merge", "open_index", "patterns", "report", "scan", "values"),
+    "memlens.api": (
+        *("check", "compare", "experiment", "merge", "open_index", "patterns", "pull", "push", "report", "scan"),
+        "values",
+    ),
     "memlens.errors": ("MemlensError",),
     "memlens.index.reader": ("Index",),
     "memlens.memory": ("MemoryId", "Prefix", "Trigger"),
@@ -67,6 +70,8 @@ __all__ = [
     "open_index",
     "patterns",
     "promoting",
+    "pull",
+    "push",
     "repair",
     "report",
     "save_changed",

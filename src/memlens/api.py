@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from memlens.errors import SettingError
 from memlens.files import refuse_inside_others
-from memlens.index.layout import REPORT, is_complete
+from memlens.index.layout import REPORT, is_complete, located
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.settings import (
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from memlens.comparison.compare import IndexComparison
     from memlens.index.check import Check
+    from memlens.index.hub import Pushed
     from memlens.index.shards import Shard
     from memlens.models.memory_model import MemoryModel
 
@@ -135,12 +136,30 @@ def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
     """Is every file of an index whole and of one piece? Reads all of it, changes nothing."""
     from memlens.index.check import check_index
 
-    return check_index(index.folder if isinstance(index, Index) else Path(index), progress)
+    return check_index(index.folder if isinstance(index, Index) else located(index), progress)
 
 
 def open_index(folder: Source) -> Index:
     """An index that a scan has completed."""
     return Index(Path(folder))
+
+
+def push(index: Index | Source, repo: str, *, private: bool = False, progress: Progress = no_progress) -> Pushed:
+    """Put an index into a dataset repository of the Hugging Face Hub, in one commit, with a card."""
+    from memlens.index.hub import push
+
+    return push(_opened(index), repo, private=private, progress=progress)
+
+
+def pull(repo: str, *, out: Source | None = None, resume: bool = True, progress: Progress = no_progress) -> Index:
+    """Copy an index from the Hub, `OWNER/NAME` or `OWNER/NAME@REVISION`; every file is compared with its checksum.
+
+    `out` None is a folder of the repository's name. `resume` False replaces another index that is there.
+    """
+    from memlens.index.hub import Repository, pull
+
+    folder = folder_of(Repository.parse(repo).name.partition("/")[2] if out is None else out)
+    return Index(pull(repo, folder, resume=resume, progress=progress))
 
 
 def values(

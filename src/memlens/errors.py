@@ -7,6 +7,7 @@
     ├── CorpusError         the text cannot be found, read or cut into sentences
     ├── IndexFolderError    the index folder is missing, incomplete, damaged, or belongs to something else
     ├── FilesError          a file cannot be read or written, is damaged, or another process writes to its folder
+    ├── HubError            the Hub cannot be reached, refuses, or holds something that is not a whole index
     ├── OutputError         a file or folder to write to holds something that must not be replaced
     ├── SettingError        an option has a value that cannot work
     ├── WorkerError         worker processes or nodes were lost too often
@@ -15,6 +16,9 @@
 
 A message states what was given, what is wrong with it, and what to do. It is one line.
 """
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class MemlensError(Exception):
@@ -45,6 +49,10 @@ class FilesError(MemlensError):
     """A file cannot be read or written, is damaged, or another process writes to its folder."""
 
 
+class HubError(MemlensError):
+    """The Hub cannot be reached, refuses something, or holds something that is not a whole index."""
+
+
 class OutputError(MemlensError):
     """A file or folder to write to is a place where something of a person's would be lost."""
 
@@ -63,3 +71,14 @@ class BusyError(MemlensError):
 
 class UnknownName(MemlensError):  # noqa: N818
     """A memory, layer, token or experiment that does not exist."""
+
+
+@contextmanager
+def needing(extra: str, what: str, kind: type[MemlensError] = SettingError) -> Iterator[None]:
+    """For imports of packages that only some commands need: one that is missing is a line that names the extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "memlens").split(".")[0] == "memlens":
+            raise
+        raise kind(f'{what} needs the package {error.name}: pip install "memlens[{extra}]"') from error

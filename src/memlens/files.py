@@ -66,13 +66,17 @@ def replacing(path: Path) -> Iterator[Path]:
     with explain_os_errors(path):
         try:
             yield beside
-            with beside.open("rb") as handle:
-                os.fsync(handle.fileno())
+            sync_file(beside)
             beside.replace(path)
             sync_folder(path.parent)
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
+
+
+def sync_file(path: Path) -> None:
+    with path.open("rb") as handle:
+        os.fsync(handle.fileno())
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from nursery import Nursery
 
+from hub_stand_in import Hub, running
 from memlens.testing import save_tiny
 
 SENTENCES = (
@@ -29,9 +30,20 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def nursery(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def hub() -> Iterator[Hub]:
+    with running() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def nursery(inputs: Path, hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     warm = tmp_path_factory.mktemp("warm") / "index"
-    started = Nursery([["analyze", inputs / "model", inputs / "one.txt", "-o", warm, "--threads", "1", "--quiet"]])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", hub.address)
+        patch.setenv("HF_TOKEN", "hf_of_the_tests")
+        patch.setenv("HF_HUB_DISABLE_XET", "1")
+        patch.setenv("HF_HOME", str(warm.parent / "home"))
+        started = Nursery([["analyze", inputs / "model", inputs / "one.txt", "-o", warm, "--threads", "1", "--quiet"]])
     yield started
     started.close()
     shutil.rmtree(warm)

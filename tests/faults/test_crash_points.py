@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from nursery import KILL, Nursery, contents, places
 
-VERBS = ("scan", "values", "patterns", "experiment", "report", "merge")
-SAMPLE = {"scan": 8, "values": 6, "patterns": 5, "experiment": 5, "report": 3, "merge": 6}
+VERBS = ("scan", "values", "patterns", "experiment", "report", "merge", "pull")
+SAMPLE = {"scan": 8, "values": 6, "patterns": 5, "experiment": 5, "report": 3, "merge": 6, "pull": 8}
 
 
 class Sweep:
@@ -26,7 +26,11 @@ class Sweep:
         self.before.mkdir()
         scan = ["scan", inputs / "model", "--threads", "1", "--top", "5"]
         texts = [inputs / "one.txt", inputs / "two.txt"]
-        if verb == "merge":
+        if verb == "pull":
+            self.must(*scan, *texts, "-o", work / "pushed")
+            self.must("values", work / "pushed", "--threads", "1")
+            self.must("push", work / "pushed", "me/index")
+        elif verb == "merge":
             for i in (1, 2):
                 self.must(*scan, *texts, "-o", self.before / f"part{i}", "--shard", f"{i}/2")
         elif verb != "scan":
@@ -44,6 +48,7 @@ class Sweep:
             "experiment": ["experiment", "{}/index", "agreement", "refinement", "--threads", "1"],
             "report": ["report", "{}/index"],
             "merge": ["merge", "{}/part1", "{}/part2", "-o", "{}/index"],
+            "pull": ["pull", "me/index", "-o", "{}/index"],
         }
 
     def must(self, *arguments: Any) -> None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 import memlens
+from memlens.cli.index import refuse_without_workbench, serve as open_workbench
 from memlens.cli.options import (
     Corpus,
     Device,
@@ -104,6 +105,8 @@ def demo(
         raise SettingError("--port says where --serve listens, but there is no --serve; add it or leave --port out")
     if port is not None and not 0 <= port <= 65535:
         raise SettingError(f"--port is {port}; choose 1 to 65535, or 0 for any that is free")
+    if serve:
+        refuse_without_workbench()
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
         shown = memlens.demo(out=out, resume=resume, progress=progress, watcher=_watcher(screen, progress))
@@ -112,8 +115,6 @@ def demo(
     else:
         _print_demo(screen, shown)
     if serve:
-        from memlens.cli.index import serve as open_workbench
-
         where = 8000 if port is None else port
         open_workbench(index=str(shown.index.folder), model="bundled", port=where, quiet=quiet, verbose=verbose)
 

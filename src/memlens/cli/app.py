@@ -118,6 +118,8 @@ VERBS = {  # verb -> module of memlens.cli
     "annotate": "annotate",
     "compare": "compare",
     "serve": "index",
+    "push": "hub",
+    "pull": "hub",
 }
 
 # The base of everything typer says about a wrong command line; typer exports this one member of the family.

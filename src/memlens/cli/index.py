@@ -3,6 +3,7 @@
 import sys
 from contextlib import suppress
 from dataclasses import asdict
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -13,7 +14,7 @@ from rich.text import Text
 import memlens
 from memlens.cli.options import Force, IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
-from memlens.errors import FilesError, IndexFolderError, SettingError
+from memlens.errors import FilesError, IndexFolderError, SettingError, needing
 from memlens.settings import LiveSettings
 from memlens.text import size, visible
 
@@ -174,6 +175,12 @@ def report(
         screen.note(f"{len(missing)} of {len(EXPERIMENTS)} experiments are not in it yet; next: {command}")
 
 
+def refuse_without_workbench() -> None:
+    """The packages of the workbench are an extra."""
+    with needing("serve", "the workbench"):
+        import_module("memlens.web.app")
+
+
 @with_settings(LiveSettings)
 def serve(
     index: IndexFolder,
@@ -189,6 +196,7 @@ def serve(
     **options: Any,
 ) -> None:
     """Browse, search and trace in the browser, on this machine."""
+    refuse_without_workbench()
     from memlens.web.app import serve as serve_workbench
     from memlens.web.workbench import Workbench
 

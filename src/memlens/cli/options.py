@@ -32,7 +32,9 @@ Corpus = Annotated[
     list[str],
     typer.Argument(metavar="CORPUS", help="Files or folders of .txt, .jsonl, .parquet; hf:NAME; or bundled."),
 ]
-IndexFolder = Annotated[str, typer.Argument(metavar="INDEX", help="The folder that `memlens scan -o` has made.")]
+IndexFolder = Annotated[
+    str, typer.Argument(metavar="INDEX", help="The folder that `memlens scan -o` has made, or hf:OWNER/NAME.")
+]
 Out = Annotated[str, typer.Option("--out", "-o", metavar="INDEX", help="The folder to write the index to.")]
 Resume = Annotated[
     bool,

@@ -24,7 +24,7 @@ from memlens.corpus.files import (
     read_lines,
     too_long,
 )
-from memlens.errors import CorpusError
+from memlens.errors import CorpusError, needing
 from memlens.settings import HubSpec
 
 DOCUMENT_LIMIT = 64 << 20  # characters of a .txt file that is read as one document
@@ -236,12 +236,8 @@ def hub_fingerprint(spec: HubSpec) -> str:
 
 
 def _import_datasets(spec: HubSpec) -> ModuleType:
-    try:
+    with needing("datasets", f"corpus '{spec}'", CorpusError):
         import datasets
-    except ImportError:
-        raise CorpusError(
-            f"corpus '{spec}' needs the package datasets, which is not installed; pip install \"memlens[datasets]\""
-        ) from None
     module: ModuleType = datasets
     return module
 

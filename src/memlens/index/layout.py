@@ -48,6 +48,9 @@ ANNOTATIONS = "annotations.sqlite"
 LOCK = ".lock"
 PARTS = "parts"  # in partial/
 SHARD = "shard.json"  # in partial/: this is a finished shard
+PULL = "pull.json"  # in partial/: what is being copied from the Hub
+
+HUB = "hf:"  # before the name of a repository
 
 CORPUS = "corpus.parquet"
 VOCABULARY = "vocabulary.parquet"
@@ -108,6 +111,16 @@ def foreign_entries(folder: Path) -> list[str]:
         return names
     beside = {f"{name}.part" for name in _ENTRIES}
     return [name for name in names if name not in _ENTRIES | beside and not name.startswith(ANNOTATIONS)]
+
+
+def located(index: str | os.PathLike[str]) -> Path:
+    """The folder of an index: the one that is named, or for hf:REPO a copy of what is on the Hub now."""
+    name = os.fspath(index)
+    if not name.startswith(HUB):
+        return Path(name)
+    from memlens.index.hub import copy_of
+
+    return copy_of(name)
 
 
 def is_complete(folder: Path) -> bool:

@@ -31,7 +31,7 @@ from memlens.files import (
     reader_of,
     replacing,
 )
-from memlens.index.layout import LOCK, MANIFEST, PARTIAL, SHARD, Manifest, made_with
+from memlens.index.layout import LOCK, MANIFEST, PARTIAL, PULL, SHARD, Manifest, located, made_with
 from memlens.memory import MemoryId, MemoryNames, Prefix, Trigger, TriggerList
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Index:
     _advice_if_replaced = "run the command again"
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
+        self.folder = located(folder)
         self._opening = Lock()
         if not (self.folder / MANIFEST).is_file():
             raise IndexFolderError(_why_not_an_index(self.folder))
@@ -417,6 +417,8 @@ def _why_not_an_index(folder: Path) -> str:
         return f"there is no index folder {folder}; make one with `memlens scan MODEL CORPUS -o {folder}`"
     if (folder / PARTIAL / SHARD).is_file():
         return f"{folder} is one shard of a scan; join all shards with `memlens merge SHARD... -o INDEX`"
+    if (folder / PARTIAL / PULL).is_file():
+        return f"{folder} is an unfinished copy from the Hub; repeat its `memlens pull` command to finish it"
     if (folder / PARTIAL).is_dir():
         return f"{folder} is an unfinished scan; repeat its `memlens scan` command to finish it"
     return f"{folder} is not an index (it has no {MANIFEST}); make one with `memlens scan MODEL CORPUS -o FOLDER`"

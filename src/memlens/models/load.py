@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memlens.errors import MemlensError, ModelError, ModelNotFound, SettingError, UnsupportedModel
+from memlens.errors import MemlensError, ModelError, ModelNotFound, SettingError, UnsupportedModel, needing
 from memlens.models.checkpoint import (
     check_config_file,
     one_line,
@@ -144,11 +144,9 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
 def _load_gguf(path: Path, options: _Options) -> HuggingFaceModel:
     """The model and the tokenizer of one .gguf file; its own metadata say whether BOS goes before a text."""
     tokenizer = _tokenizer(options.tokenizer)
-    for package in ("gguf", "accelerate"):  # transformers reads .gguf files with them
-        try:
-            import_module(package)
-        except ModuleNotFoundError as error:
-            raise ModelError(f'{path} needs the package {package}: pip install "memlens[gguf]"') from error
+    with needing("gguf", str(path), ModelError):  # transformers reads .gguf files with them
+        import_module("gguf")
+        import_module("accelerate")
     head = read_head(path)
     folder, file = str(path.resolve().parent), path.name
     config = read_config(folder, file, gguf_file=file)
@@ -276,10 +274,8 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
 def _device_map(device_map: Any) -> Any:
     if isinstance(device_map, str) and device_map not in DEVICE_MAPS:
         raise SettingError(f"--device-map is '{device_map}'; choose one of: {', '.join(DEVICE_MAPS)}")
-    try:
+    with needing("gguf", "--device-map"):
         import_module("accelerate")
-    except ModuleNotFoundError as error:
-        raise SettingError('--device-map needs the package accelerate: pip install "memlens[gguf]"') from error
     return device_map
 
 

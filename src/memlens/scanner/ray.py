@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from memlens import __version__
-from memlens.errors import MemlensError, SettingError, WorkerError
+from memlens.errors import MemlensError, SettingError, WorkerError, needing
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.executors import ModelRecipe, Saver, ScanJob, WorkQueue
 from memlens.scanner.scanner import PackedSentences, Worker
@@ -98,10 +98,8 @@ class RayExecutor:
 
 
 def _ray() -> Any:
-    try:
+    with needing("ray", "--executor ray"):
         import ray
-    except ModuleNotFoundError as error:
-        raise SettingError('--executor ray needs the package ray: pip install "memlens[ray]"') from error
     return ray
 
 

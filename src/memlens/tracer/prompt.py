@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memlens.errors import CorpusError, ModelError, ModelNotFound, SettingError, UnknownName
-from memlens.index.layout import MANIFEST, PARTIAL
+from memlens.index.layout import HUB, MANIFEST, PARTIAL
 from memlens.index.reader import Index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
@@ -148,10 +148,10 @@ def _as_index(model: Any) -> Index | None:
         return None
     folder = Path(model)
     try:
-        is_index = bool(os.fspath(model)) and ((folder / MANIFEST).is_file() or (folder / PARTIAL).is_dir())
+        is_here = bool(os.fspath(model)) and ((folder / MANIFEST).is_file() or (folder / PARTIAL).is_dir())
     except OSError as error:
         raise ModelNotFound(f"{short(os.fspath(model))} cannot be a model or an index ({error.strerror})") from error
-    return Index(folder) if is_index else None
+    return Index(folder) if is_here or os.fspath(model).startswith(HUB) else None
 
 
 def _refuse_other_dtype(index: Index, dtype: str | None) -> None:

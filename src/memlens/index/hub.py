@@ -1,0 +1,307 @@
+"""The Hub: an index pushed to a dataset repository of Hugging Face, pulled from one, or used in place as hf:REPO.
+
+A push is one commit: whoever pulls gets all of an index, or all of what was there before. A pull takes every file from
+one commit into INDEX/partial, compares it with its size and checksum in the manifest, moves all of them up and writes
+the manifest last, byte for byte; killed at any moment, the same command continues. hf:REPO and hf:REPO@REVISION stand
+for a folder below HF_HOME, one for each commit, that is pulled when it is first used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memlens import __version__
+from memlens.errors import HubError, IndexFolderError, MemlensError, SettingError
+from memlens.files import (
+    explain_os_errors,
+    is_as_noted,
+    only_writer,
+    read_json,
+    replacing,
+    sync_file,
+    sync_folder,
+    write_json,
+)
+from memlens.index.layout import (
+    DERIVED_TABLES,
+    EXPERIMENTS,
+    HUB,
+    LOCK,
+    MANIFEST,
+    PARTIAL,
+    PULL,
+    REPORT,
+    Manifest,
+    is_complete,
+)
+from memlens.index.staging import can_continue, refuse_annotations, refuse_foreign, throw_partial_away
+from memlens.parallel import Progress, no_progress
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+    from memlens.index.reader import Index
+
+CARD = "README.md"
+_KIND = "dataset"
+_ARRIVED = "hub"  # in partial/: what was downloaded and not yet compared with the manifest
+_TABLE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)?\.parquet")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_OWN = {CARD, ".gitattributes"}  # what a repository may hold besides an index
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A dataset repository of the Hub, and the branch, tag or commit that is meant."""
+
+    name: str
+    revision: str = "main"
+
+    @classmethod
+    def parse(cls, text: str) -> Repository:
+        """REPO or REPO@REVISION, with or without the hf: before it."""
+        name, at, revision = text.removeprefix(HUB).partition("@")
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) or (at and not revision):
+            raise SettingError(f"'{text}' is not a repository of the Hub; write OWNER/NAME or OWNER/NAME@REVISION")
+        return cls(name, revision or "main")
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a push has left on the Hub."""
+
+    repository: str
+    commit: str
+    address: str
+    files: int
+    bytes: int
+
+
+def push(index: Index, repo: str, *, private: bool = False, progress: Progress = no_progress) -> Pushed:
+    """Put an index into a dataset repository, which is made if there is none, with a card that says what it is."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    from memlens.index.card import write_card
+
+    where, files = Repository.parse(repo), index.manifest.files
+    index.take_up()
+    for name in files:
+        index.path(name.removesuffix(".parquet"))  # refuses one that is damaged
+    sent: dict[str, Path | bytes] = {name: index.folder / name for name in sorted(files)}
+    sent |= {MANIFEST: (index.folder / MANIFEST).read_bytes(), CARD: write_card(index, where.name).encode()}
+    if (index.folder / REPORT).is_file():
+        sent[REPORT] = index.folder / REPORT
+    progress("push", 0, None)
+    with _hub(where) as api:
+        api.create_repo(where.name, repo_type=_KIND, private=private, exist_ok=True)
+        before = api.dataset_info(where.name, revision=where.revision)
+        there = {one.rfilename for one in before.siblings or []}
+        if MANIFEST not in there and there - _OWN:
+            raise HubError(f"{where.name} holds '{min(there - _OWN)}', which is no index; name another repository")
+        old = [name for name in sorted(there) if name not in sent and (_TABLE.fullmatch(name) or name == REPORT)]
+        done = api.create_commit(
+            where.name,
+            [
+                *(CommitOperationAdd(name, one if isinstance(one, bytes) else str(one)) for name, one in sent.items()),
+                *(CommitOperationDelete(name) for name in old),
+            ],
+            commit_message=f"Index of {index.manifest.model.name}, by memlens {__version__}",
+            repo_type=_KIND,
+            revision=where.revision,
+            parent_commit=before.sha,  # refused if somebody else has pushed meanwhile
+        )
+    if (index.folder / MANIFEST).read_bytes() != sent[MANIFEST]:
+        raise IndexFolderError(f"{index.folder} was changed while it was pushed; push it again")
+    total = sum(facts.bytes for facts in files.values())
+    return Pushed(where.name, done.oid, f"{api.endpoint}/datasets/{where.name}", len(files), total)
+
+
+def pull(repo: str, out: Path, *, resume: bool = True, progress: Progress = no_progress) -> Path:
+    """Copy an index from the Hub into a folder, which comes back; every file is as its manifest says, or refused.
+
+    `resume` False puts it in the place of another index that is there.
+    """
+    where = Repository.parse(repo)
+    with _hub(where) as api:
+        commit = _commit_of(api, where)
+    with explain_os_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+        with only_writer(out / LOCK):
+            _pull(where, commit, out, resume, progress)
+    return out
+
+
+def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Progress) -> None:
+    refuse_foreign(out)
+    if can_continue(out):
+        raise IndexFolderError(f"{out} holds an unfinished scan; finish it, or choose another folder with -o")
+    partial = out / PARTIAL
+    wanted = {"repository": where.name, "commit": commit}
+    if not (partial / PULL).is_file() or read_json(partial / PULL) != wanted:
+        throw_partial_away(out)
+        partial.mkdir()
+        write_json(partial / PULL, wanted)
+    with _hub(where) as api:
+        manifest = _read_manifest(where, _download(api, where, commit, MANIFEST, partial))
+        if is_complete(out) and _is_the_same(out, partial / _ARRIVED, manifest):
+            throw_partial_away(out)
+            return
+        if is_complete(out) and resume:
+            throw_partial_away(out)
+            raise IndexFolderError(
+                f"{out} holds another index than {where.name}; choose another folder with -o, or replace that one with "
+                "--fresh"
+            )
+        total, done = sum(facts.bytes for facts in manifest.files.values()), 0
+        for name, facts in manifest.files.items():
+            progress("pull", done, total)
+            moved_up = not is_complete(out) and is_as_noted(out / name, facts)
+            if not moved_up and not is_as_noted(partial / name, facts):
+                arrived = _download(api, where, commit, name, partial)
+                if not is_as_noted(arrived, facts):
+                    arrived.unlink()
+                    raise HubError(
+                        f"{name} of {where.name} is not what its manifest says: it was damaged or changed; "
+                        "ask who pushed it to push again"
+                    )
+                sync_file(arrived)
+                (partial / name).parent.mkdir(exist_ok=True)
+                arrived.replace(partial / name)
+            done += facts.bytes
+        progress("pull", done, total)
+    _publish(out, (partial / _ARRIVED / MANIFEST).read_bytes(), manifest)
+
+
+def _publish(out: Path, content: bytes, manifest: Manifest) -> None:
+    """Move the tables up; from here until the manifest is written this is no index."""
+    if is_complete(out):
+        refuse_annotations(out)
+        (out / MANIFEST).unlink()
+        sync_folder(out)
+    old = [*(out / name for name in (*DERIVED_TABLES, REPORT)), *(out / EXPERIMENTS).glob("*.parquet")]
+    for path in old:
+        if path.relative_to(out).as_posix() not in manifest.files:
+            path.unlink(missing_ok=True)
+    for name in manifest.files:
+        (out / name).parent.mkdir(exist_ok=True)
+        if (out / PARTIAL / name).exists():  # else a call that was killed here has moved it already
+            (out / PARTIAL / name).replace(out / name)
+    for folder in {(out / name).parent for name in manifest.files}:
+        sync_folder(folder)
+    with replacing(out / MANIFEST) as beside:
+        beside.write_bytes(content)
+    throw_partial_away(out)
+
+
+def _download(api: HfApi, where: Repository, commit: str, name: str, partial: Path) -> Path:
+    return Path(api.hf_hub_download(where.name, name, repo_type=_KIND, revision=commit, local_dir=partial / _ARRIVED))
+
+
+def _read_manifest(where: Repository, path: Path) -> Manifest:
+    """The manifest that has arrived; one that is not as it was written, or that names odd files, is refused."""
+    try:
+        manifest = Manifest.read(path.parent)
+    except IndexFolderError as error:
+        path.unlink()  # else the next pull would look at the same one
+        raise HubError(f"the index in {where.name} cannot be read: {error}") from error
+    for name in manifest.files:
+        if not _TABLE.fullmatch(name):
+            raise HubError(f"the index in {where.name} names the file '{name}', which no index has; do not use it")
+    return manifest
+
+
+def _is_the_same(out: Path, arrived: Path, manifest: Manifest) -> bool:
+    is_known = (out / MANIFEST).read_bytes() == (arrived / MANIFEST).read_bytes()
+    return is_known and all(is_as_noted(out / name, facts) for name, facts in manifest.files.items())
+
+
+def copy_of(repo: str) -> Path:
+    """The folder that hf:REPO stands for, pulled if need be; without a connection the commit that was used last."""
+    from huggingface_hub import constants
+
+    where = Repository.parse(repo)
+    home = Path(constants.HF_HOME) / "memlens" / where.name.replace("/", "--")
+    latest = home / "latest.json"
+    known = read_json(latest) if latest.is_file() else {}
+    try:
+        with _hub(where) as api:
+            commit = where.revision if _COMMIT.fullmatch(where.revision) else _commit_of(api, where)
+    except HubError as error:
+        last = known.get(where.revision)
+        if not (isinstance(last, str) and _is_unreachable(error.__cause__) and is_complete(home / last)):
+            raise
+        return home / last
+    if not is_complete(home / commit):
+        pull(f"{where.name}@{commit}", home / commit)
+    if known.get(where.revision) != commit:
+        write_json(latest, known | {where.revision: commit})
+    return home / commit
+
+
+def _commit_of(api: HfApi, where: Repository) -> str:
+    return str(api.dataset_info(where.name, revision=where.revision).sha)
+
+
+@contextmanager
+def _hub(where: Repository) -> Iterator[HfApi]:
+    """The Hub's API; its errors become one line each."""
+    from huggingface_hub import HfApi, errors
+
+    try:
+        with _quiet():
+            yield HfApi(library_name="memlens", library_version=__version__)
+    except MemlensError:
+        raise
+    except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
+        raise HubError(
+            f"there is no dataset repository {where.name} that you may read; check its name, or log in with "
+            "`hf auth login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise HubError(
+            f"{where.name} has no branch, tag or commit '{where.revision}'; leave it out for main"
+        ) from error
+    except errors.RemoteEntryNotFoundError as error:
+        raise HubError(f"{where.name} does not hold a whole index; ask who pushed it to push again") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        advice = "log in with `hf auth login`" if status in (401, 403) else "try again in a moment"
+        raise HubError(f"the Hub refused this for {where.name} ({status}); {advice}") from error
+    except Exception as error:
+        if not _is_unreachable(error):
+            raise
+        raise HubError(f"the Hub cannot be reached for {where.name}; check the network and run it again") from error
+
+
+def _is_unreachable(error: BaseException | None) -> bool:
+    """Is it the connection? The library that the Hub's client talks with has errors of its own."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    while error is not None:
+        library = type(error).__module__.partition(".")[0]
+        is_connection = isinstance(error, (ConnectionError, TimeoutError, LocalEntryNotFoundError))
+        if is_connection or library in ("httpx", "httpx2", "requests"):
+            return True
+        error = error.__cause__  # an upload of one file of many is reported as something else
+    return False
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the client's own bars and warnings: what happens is told by memlens."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
+
+    level, were_disabled = logging.get_verbosity(), are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if not were_disabled:
+            enable_progress_bars()

@@ -1,0 +1,149 @@
+"""What people install: the wheel and the source distribution have every file, and run with the packages they name."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from contextlib import suppress
+from email.parser import Parser
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+
+from memlens.index.reader import Index
+
+ROOT = Path(__file__).parent.parent
+MOST_BYTES = 25_000_000
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel and the source distribution, built as `make dist` does."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT]
+    subprocess.run(command, check=True, capture_output=True)
+    (wheel,), (source,) = out.glob("*.whl"), out.glob("*.tar.gz")
+    return wheel, source
+
+
+def tracked(folder: str = ".") -> set[str]:
+    files = subprocess.run(
+        ["git", "ls-files", "-zco", "--exclude-standard", folder], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    return {name for name in files.stdout.split("\0") if name and (ROOT / name).is_file()}
+
+
+def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built: tuple[Path, Path]) -> None:
+    with zipfile.ZipFile(built[0]) as wheel:
+        inside = {name: wheel.read(name) for name in wheel.namelist() if ".dist-info/" not in name}
+    expected = {name.removeprefix("src/"): (ROOT / name).read_bytes() for name in tracked("src/memlens")}
+    assert inside == expected
+    assert {"memlens/bundled/model/model.safetensors", "memlens/web/templates/base.html"} <= inside.keys()
+    assert built[0].stat().st_size <= MOST_BYTES
+
+
+def test_the_source_distribution_builds_what_the_repository_does(built: tuple[Path, Path], tmp_path: Path) -> None:
+    with tarfile.open(built[1]) as source:
+        inside = {name.partition("/")[2] for name in source.getnames()}
+        source.extractall(tmp_path, filter="data")
+    hidden = {name for name in tracked() if name.startswith((".ci/", ".github/"))}
+    assert inside == (tracked() - hidden) | {"PKG-INFO"}
+    (folder,) = tmp_path.iterdir()
+    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path / "again", folder]
+    subprocess.run(command, check=True, capture_output=True)
+    (again,) = (tmp_path / "again").glob("*.whl")
+    with zipfile.ZipFile(again) as one, zipfile.ZipFile(built[0]) as other:
+        assert {name: one.read(name) for name in one.namelist()} == {
+            name: other.read(name) for name in other.namelist()
+        }
+
+
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def needs(wheel: Path) -> list[str]:
+    """The lines of the wheel's metadata that name packages."""
+    with zipfile.ZipFile(wheel) as content:
+        (name,) = [name for name in content.namelist() if name.endswith("/METADATA")]
+        return Parser().parsestr(content.read(name).decode()).get_all("Requires-Dist", [])
+
+
+def environment(wheel: Path, folder: Path) -> Path:
+    """Packages as in an empty environment into which the wheel was installed: it, what it names, what that names."""
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(folder)
+    come: set[str] = set()
+    waiting = needs(wheel)
+    while waiting:
+        line = waiting.pop()
+        own = re.match(r"[\w.-]+", line)
+        if own is None or "extra ==" in line or plain(own[0]) in come:
+            continue
+        come.add(plain(own[0]))
+        try:
+            found = distribution(own[0])
+        except PackageNotFoundError:  # for another system
+            continue
+        waiting += found.requires or []
+        for entry in {path.parts[0] for path in found.files or [] if ".." not in path.parts}:
+            with suppress(FileExistsError):
+                (folder / entry).symlink_to(found.locate_file(entry))
+    return folder
+
+
+def run_in(packages: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Python with these packages and no others."""
+    command = [sys.executable, "-S", *map(str, arguments)]
+    own = os.environ | {"PYTHONPATH": str(packages), "PYTHONSAFEPATH": "1", "NO_COLOR": "1"}
+    return subprocess.run(command, cwd=packages.parent, env=own, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def packages(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(built[0], tmp_path_factory.mktemp("environment") / "packages")
+
+
+IMPORTS = """
+import importlib, pkgutil, memlens
+for module in pkgutil.walk_packages(memlens.__path__, "memlens."):
+    if not module.name.startswith(("memlens.web.", "memlens.__main__")):
+        importlib.import_module(module.name)
+print(memlens.__file__)
+"""
+
+
+def test_the_wheel_runs_with_the_packages_it_names(packages: Path, tiny_gpt2_values: Index) -> None:
+    """The bundled model and its proof, every module but the workbench's, and a report from its template."""
+    assert not {"fastapi", "uvicorn", "ray", "pytest", "playwright", "pandas"} & {
+        one.name for one in packages.iterdir()
+    }
+    imported = run_in(packages, "-c", IMPORTS)
+    assert imported.stdout.strip() == str(packages / "memlens" / "__init__.py"), imported.stderr
+    told = run_in(packages, "-m", "memlens", "info", "bundled", "--json")
+    assert told.returncode == 0 and json.loads(told.stdout), told.stderr
+    made = run_in(packages, "-m", "memlens", "report", tiny_gpt2_values.folder, "-o", "report.html")
+    assert made.returncode == 0 and (packages.parent / "report.html").is_file(), made.stderr
+
+
+EXTRAS = {  # the extra that a refusal names, and the command line that is refused without it
+    "serve": ("serve", "index"),
+    "gguf": ("info", "model.gguf", "--quiet"),
+    "ray": ("scan", "bundled", "bundled", "-o", "new", "--executor", "ray"),
+    "datasets": ("scan", "bundled", "hf:wikitext", "-o", "new"),
+}
+
+
+def test_a_package_that_only_some_commands_need_is_named_with_its_extra(
+    built: tuple[Path, Path], packages: Path
+) -> None:
+    (packages.parent / "model.gguf").write_bytes(b"GGUF\x03\0\0\0")
+    for extra, arguments in EXTRAS.items():
+        ran = run_in(packages, "-m", "memlens", *arguments)
+        assert ran.returncode == 2 and ran.stderr.count("\n") == 1, ran.stderr
+        assert f'pip install "memlens[{extra}]"' in ran.stderr
+        assert any(line.endswith(f"extra == '{extra}'") for line in needs(built[0]))
