@@ -18,7 +18,7 @@ test: $(INSTALLED) chromium
 
 # All places at which a command can be killed, refused by the system or find a damaged file; `make test` tries a sample.
 faults: $(INSTALLED)
-	MEMLENS_FAULTS=all $(BIN)/python -m pytest tests/faults
+	MEMLENS_FAULTS=all $(BIN)/python -m pytest tests/faults tests/index/test_ray_lost.py
 
 # Tests whose numbers could hang on a processor's vector units, threads, language, time zone or home folder.
 everywhere: $(INSTALLED)

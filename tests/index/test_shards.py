@@ -53,6 +53,36 @@ def test_an_interrupted_part_is_continued(parts: list[Path], scans: Scans, tmp_p
     assert tables_of(tmp_path / "index") == tables_of(scans.alone)
 
 
+def test_parts_of_another_kind_of_processor_are_joined_and_told(
+    parts: list[Path], scans: Scans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    """ATEN_CPU_CAPABILITY is what torch looks at; here it changes the note only, since torch is loaded already."""
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "other")
+    scans.run(tmp_path / "part", shard="2/3")
+    code, _, err = run("merge", parts[0], tmp_path / "part", parts[2], "-o", tmp_path / "index")
+    assert code == 0 and err.count("parts of this scan are of torch") == 1 and " other; last bits may differ" in err
+    hands = memlens.open_index(tmp_path / "index").manifest.scanned_with
+    assert [hand["processor"].endswith("other") for hand in hands] == [False, True]
+    assert tables_of(tmp_path / "index") == tables_of(scans.alone)
+    assert "parts of this scan" not in run("merge", *parts, "-o", tmp_path / "same")[2]
+
+
+def test_a_scan_that_is_continued_on_another_kind_of_processor_says_so(
+    scans: Scans, small_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run
+) -> None:
+    command = ["scan", small_checkpoint, *TEXTS, "-o", tmp_path, "--threads", 1, "--top", 5, "--batch-tokens", 64]
+    scans.stop(tmp_path, 4)
+    shutil.copytree(tmp_path, tmp_path.with_name("again"))
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "other")
+    code, _, err = run(*command)
+    assert code == 0 and err.count("parts of this scan are of torch") == 1
+    assert len(memlens.open_index(tmp_path).manifest.scanned_with) == 2
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY")
+    command[-7] = tmp_path.with_name("again")
+    code, _, err = run(*command)
+    assert code == 0 and "parts of this scan" not in err
+
+
 def test_missing_doubled_and_foreign_parts_are_refused(parts: list[Path], scans: Scans, tmp_path: Path) -> None:
     out = tmp_path / "index"
     with pytest.raises(SettingError, match="is one of the shards"):

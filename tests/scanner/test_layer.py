@@ -1,8 +1,11 @@
-"""A layer's share of a scan: the path for other devices, and sums that do not depend on order."""
+"""A layer's share of a scan: the path for other devices, and statistics that do not depend on order."""
+
+from random import Random
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from memlens.models.groups import CoefficientBlock, LinearGroup
 from memlens.scanner.layer import LayerScan, make_candidates
@@ -57,3 +60,41 @@ def test_merging_in_any_order_gives_the_same_bits() -> None:
     forward, shuffled = merged(list(range(12))), merged([7, 3, 11, 0, 5, 1, 10, 2, 8, 4, 9, 6])
     for name, array in forward.items():
         np.testing.assert_array_equal(array, shuffled[name], err_msg=name)
+
+
+TINY = np.float32(1e-45)  # the smallest number of all, a denormal one
+ODD = np.array([0.0, -0.0, TINY, -TINY, 1e-40, -1e-40, 1.1754944e-38, 0.5, -0.5, 0.5 + 2**-24, 3.0, 1e9], np.float32)
+
+
+@pytest.mark.parametrize("per_sentence", ["best", "all"])
+@hypothesis_settings(max_examples=40, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_every_statistic_merges_to_the_same_bits_in_any_tree(per_sentence: str, random: Random) -> None:
+    """Zeros of both signs, denormal numbers and ties, in parts that are joined by any brackets in any order."""
+    options = ScanSettings(top=3, per_sentence=per_sentence, sample_every=2)
+    width, rows, count = 5, 6, 7
+    draw = np.random.default_rng(random.getrandbits(32))
+    group = LinearGroup(key_projection=torch.nn.Linear(1, width), down=torch.nn.Linear(width, 1))
+    blocks = [draw.choice(ODD[: draw.integers(1, len(ODD) + 1)], (rows, width)) for _ in range(count)]
+
+    def scanned(numbers: list[int]) -> LayerScan:
+        layer = LayerScan(0, width, bottom=True, settings=options)
+        for number in numbers:
+            sentences = np.arange(rows) // 2 + 3 * number
+            candidates = make_candidates(np.arange(rows), sentences, np.arange(rows) % 2)
+            block = CoefficientBlock(group, (rows // 2, 2), None, torch.from_numpy(blocks[number]), None)
+            layer.update(block, candidates)
+        return layer
+
+    whole = scanned(list(range(count))).arrays()
+    parts = [scanned([number]) for number in random.sample(range(count), count)]
+    while len(parts) > 1:
+        one, other = (parts.pop(random.randrange(len(parts))) for _ in range(2))
+        one.merge(other)
+        parts.append(one)
+    for name, array in parts[0].arrays().items():
+        assert array.tobytes() == whole[name].tobytes(), name
+    together = np.concatenate(blocks)
+    assert (whole["highest"] == together.max(0)).all() and not np.signbit(whole["highest"][whole["highest"] == 0]).any()
+    assert (whole["lowest"] == together.min(0)).all() and not np.signbit(whole["lowest"][whole["lowest"] == 0]).any()
+    assert (whole["positive"] == (together > 0).sum(0)).all()

@@ -33,8 +33,10 @@ def scan(
     """Find the exact top triggers of every memory in a corpus, in one pass."""
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
-        from memlens.index.staging import can_continue
+        from memlens.index.staging import can_continue, continued_elsewhere
 
+        if resume and (line := continued_elsewhere(Path(out))):
+            screen.note(line)
         run: Any = memlens.scan  # an Index, or with --shard a Shard comes back
         try:
             result = run(
@@ -67,6 +69,10 @@ def merge(
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen, first="check") as progress:
         index = memlens.merge(shards, out=out, resume=resume, progress=progress)
+    from memlens.index.staging import differing_hands
+
+    if line := differing_hands(index.manifest.scanned_with):
+        screen.note(line)
     _print_index(screen, index)
 
 

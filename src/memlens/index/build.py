@@ -165,18 +165,24 @@ def build_index(
             write_vocabulary(folder / PARTIAL, model.tokenizer, model.vocabulary)
             facts = model_facts(model, plan)
             if shard is None:
-                publish(folder, scanned, store, facts, plan)
+                publish(folder, scanned, store, facts, plan, staging.scanned_with(folder))
             else:
                 shards.finish(folder, facts, plan, shapes, store)
 
 
 def publish(
-    folder: Path, scanned: JoinedParts, store: CorpusStore, model: dict[str, Any], plan: dict[str, Any]
+    folder: Path,
+    scanned: JoinedParts,
+    store: CorpusStore,
+    model: dict[str, Any],
+    plan: dict[str, Any],
+    scanned_with: Sequence[dict[str, str]],
 ) -> None:
     """From a finished scan in partial/, with corpus and vocabulary there, to an index."""
     write_scan_tables(folder / PARTIAL, scanned, store)
     staging.replace_tables(folder)
-    Manifest(make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, folder)).write(folder)
+    content = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, folder)
+    Manifest({**content, "scanned_with": list(scanned_with)}).write(folder)
     staging.throw_partial_away(folder)
 
 

@@ -282,6 +282,11 @@ class Manifest:
         return _settings(self.content)
 
     @property
+    def scanned_with(self) -> list[dict[str, str]]:
+        """The versions and kinds of processor that the scan was worked on with; several where it was continued."""
+        return list(self.content.get("scanned_with", []))
+
+    @property
     def histogram_edges(self) -> list[float]:
         return list(self.content["histogram_edges"])
 

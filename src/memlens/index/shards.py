@@ -90,6 +90,7 @@ def finish(
         "shapes": {str(layer): list(shape) for layer, shape in shapes.items()},
         "counts": store.counts,
         "tokens": checksum(partial / "tokens.bin"),
+        "scanned_with": staging.scanned_with(folder),
         "files": {name: facts_of(partial / name) for name in names},
     }
     write_sealed(partial / SHARD, content)
@@ -145,7 +146,9 @@ def merge_shards(
             for name in (CORPUS, VOCABULARY):
                 with replacing(folder / PARTIAL / name) as beside:
                     shutil.copyfile(first.partial / name, beside)
-            publish(folder, scanned, CorpusStore(first.partial), first.content["model"], first.plan)
+            hands = [one for shard in shards for one in shard.content.get("scanned_with", [])]
+            apart = [one for number, one in enumerate(hands) if one not in hands[:number]]
+            publish(folder, scanned, CorpusStore(first.partial), first.content["model"], first.plan, apart)
 
 
 def _refuse_other_plans(shards: Sequence[Shard]) -> None:

@@ -6,6 +6,7 @@ corpus stage, and the first to go when partial/ is thrown away. Nothing that mem
 """
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from memlens.index.layout import (
     Manifest,
     foreign_entries,
     is_complete,
+    made_with,
     recorded_plan,
 )
+
+_MACHINES = "made_with.json"  # in partial/: the versions and kinds of processor that the scan was worked on with
 
 
 def recorded_threads(folder: Path) -> int | None:
@@ -101,12 +105,41 @@ def begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
                 f"{folder} holds an unfinished scan of {other}; repeat that command to continue it, "
                 "or start over with --fresh"
             )
+        _note_machine(folder)
         return
     refuse_annotations(folder)
     with explain_os_errors(folder):
         throw_partial_away(folder)
         (folder / PARTIAL).mkdir()
     write_json(folder / PARTIAL / "plan.json", plan)
+    _note_machine(folder)
+
+
+def _note_machine(folder: Path) -> None:
+    known, ours = scanned_with(folder), made_with()
+    if ours not in known:
+        write_json(folder / PARTIAL / _MACHINES, {"made_with": [*known, ours]})
+
+
+def scanned_with(folder: Path) -> list[dict[str, str]]:
+    """With what an unfinished scan was worked on, in that order; more than one where it was continued elsewhere."""
+    path = folder / PARTIAL / _MACHINES
+    noted = read_json(path).get("made_with") if path.is_file() else None
+    return [one for one in noted if isinstance(one, dict)] if isinstance(noted, list) else []
+
+
+def continued_elsewhere(folder: Path) -> str:
+    """One line where the unfinished scan in `folder` was begun with another torch or processor; else empty."""
+    known = scanned_with(folder) if can_continue(folder) else []
+    return differing_hands([*known, made_with()]) if known else ""
+
+
+def differing_hands(hands: Sequence[dict[str, str]]) -> str:
+    """One line about parts of one scan that round differently; empty where all were made alike."""
+    kinds = list(dict.fromkeys(f"torch {one.get('torch')} on {one.get('processor')}" for one in hands))
+    if len(kinds) < 2:
+        return ""
+    return f"parts of this scan are of {' and of '.join(kinds)}; last bits may differ, so that ties may swap"
 
 
 def refuse_annotations(folder: Path) -> None:

@@ -209,8 +209,9 @@ class LayerScan:
         own = group.columns
         self.total[own] += np.rint(sums.total / UNIT).astype(np.int64)
         self.positive[own] += sums.positive
-        np.maximum(self.highest[own], sums.highest, out=self.highest[own])
-        np.minimum(self.lowest[own], sums.lowest, out=self.lowest[own])
+        # adding 0.0 makes -0.0 the other zero: which of the two a maximum keeps would depend on the order
+        np.maximum(self.highest[own], sums.highest + np.float32(0.0), out=self.highest[own])
+        np.minimum(self.lowest[own], sums.lowest + np.float32(0.0), out=self.lowest[own])
 
     def merge(self, other: LayerScan) -> None:
         self.triggers.merge(other.triggers)

@@ -1,4 +1,4 @@
-"""RayExecutor and RayMapper: the same work on the nodes of a Ray cluster; the only file that imports ray.
+"""RayExecutor and RayMapper: the same work on the nodes of a Ray cluster.
 
 The model is loaded once per worker, from where it was loaded here, or as a copy through the object store where a node
 does not have it. Sentences travel through the object store, so nodes share no file system. At intervals all workers
@@ -10,7 +10,6 @@ lost worker had not handed over goes to others; none of Ray's own retries is rel
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,9 +18,19 @@ import torch
 from numpy.typing import NDArray
 
 from memlens import __version__
-from memlens.errors import MemlensError, SettingError, WorkerError, needing
+from memlens.errors import WorkerError
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.executors import ModelRecipe, Saver, ScanJob, WorkQueue
+from memlens.scanner.ray_cluster import (
+    AGENT_SECONDS,
+    actor_class,
+    connected,
+    end_all,
+    import_ray,
+    refuse_lost_agent,
+    room_for,
+    worker_error,
+)
 from memlens.scanner.scanner import PackedSentences, Worker
 from memlens.scanner.state import BatchRange, LayerShape, ScanState, shapes_of
 from memlens.settings import ScanSettings
@@ -86,7 +95,7 @@ class RayExecutor:
 
     def __init__(self, workers: int, address: str | None, gpus_per_worker: float) -> None:
         self.workers, self.address, self.gpus = workers, address, gpus_per_worker
-        _ray()  # a missing package is said before anything is read
+        import_ray()  # a missing package is said before anything is read
 
     def run(self, job: ScanJob) -> None:
         with connected(self.address) as ray:
@@ -95,32 +104,6 @@ class RayExecutor:
                 pool.work()
             finally:
                 pool.end()
-
-
-def _ray() -> Any:
-    with needing("ray", "--executor ray"):
-        import ray
-    return ray
-
-
-@contextmanager
-def connected(address: str | None) -> Iterator[Any]:
-    """Ray, connected to the cluster; a connection that was there before is used and left as it is."""
-    ray = _ray()
-    if ray.is_initialized():
-        yield ray
-        return
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise WorkerError(
-            f"the Ray cluster {address or ''} cannot be reached ({reason}); check --ray-address"
-        ) from error
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
 
 
 @dataclass(eq=False)
@@ -158,9 +141,10 @@ class RayPool:
         self.recipe = ray.put(replace(job.recipe(), device="cuda" if gpus else "cpu"))
         threads = job.settings.threads
         self.size = size or room_for(ray, threads, gpus)
-        self.make = _actor_class(ray, RayWorker, threads, gpus)
+        self.make = actor_class(ray, RayWorker, threads, gpus)
         self.merge = ray.remote(num_cpus=0, max_retries=3)(merge_states)
         self.last_sign = time.monotonic()  # when a worker last gave one
+        self.last_look = time.monotonic()  # at Ray's agents
 
     def work(self) -> None:
         """Until every batch is saved."""
@@ -207,6 +191,9 @@ class RayPool:
         if not by_call:
             return
         ready, _ = self.ray.wait(list(by_call), num_returns=len(by_call), timeout=_LOOK)
+        if time.monotonic() - self.last_look > AGENT_SECONDS:
+            refuse_lost_agent(self.ray)
+            self.last_look = time.monotonic()
         for call in ready:
             actor = by_call[call]
             if actor is None:
@@ -226,8 +213,9 @@ class RayPool:
         try:
             answer = self.ray.get(call)
         except self.ray.exceptions.RayTaskError as error:
-            raise _worker_error(error) from error
+            raise worker_error(error) from error
         except self.ray.exceptions.RayError as error:
+            refuse_lost_agent(self.ray)
             self._lose(actor, f"a Ray worker was lost ({type(error).__name__})")
             return
         if call is actor.starting:
@@ -295,7 +283,7 @@ class RayPool:
         except self.ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, (self.ray.exceptions.RayError, type(None))):
                 return False
-            raise _worker_error(error) from error
+            raise worker_error(error) from error
         except self.ray.exceptions.RayError:
             return False
         self.state.merge(part)
@@ -315,33 +303,8 @@ class RayPool:
 
     def end(self) -> None:
         """End whoever is left, at once."""
-        for actor in self.actors:
-            self.ray.kill(actor.handle)
+        end_all(self.ray, [actor.handle for actor in self.actors])
         self.actors = []
-
-
-def _actor_class(ray: Any, kind: type, threads: int, gpus: float) -> Any:
-    cpus = 0 if gpus else threads
-    return ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(kind)
-
-
-def room_for(ray: Any, threads: int, gpus: float) -> int:
-    """How many workers the cluster has room for, one at least."""
-    resources = ray.cluster_resources()
-    room = resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1) / threads
-    if gpus and room < 1:
-        raise SettingError(f"--gpus-per-worker is {gpus}, but the Ray cluster has {resources.get('GPU', 0):g} GPUs")
-    return max(1, int(room))
-
-
-def _worker_error(error: Any) -> Exception:
-    """What a worker refused, as the same error; anything else is a bug."""
-    cause = error.cause
-    if isinstance(cause, MemlensError):
-        return type(cause)(str(cause))
-    if isinstance(cause, MemoryError):
-        return WorkerError("a Ray worker has not enough memory; try fewer workers a node or smaller --batch-tokens")
-    return RuntimeError(f"a Ray worker failed:\n{error}")
 
 
 class MapWorker:
@@ -384,7 +347,7 @@ class RayMapPool:
         self.recipe = replace(recipe, device="cuda" if mapper.gpus else "cpu")
         self.work = ray.put(work)
         self.copy: Any = None
-        self.make = _actor_class(ray, MapWorker, mapper.threads, mapper.gpus)
+        self.make = actor_class(ray, MapWorker, mapper.threads, mapper.gpus)
         self.size = room_for(ray, mapper.threads, mapper.gpus)
         self.actors: deque[Any] = deque()
         self.queue = WorkQueue(())  # counts lost workers, as for a scan
@@ -408,10 +371,13 @@ class RayMapPool:
         actor, call = asked
         while True:
             try:
+                while not self.ray.wait([call], timeout=AGENT_SECONDS)[0]:
+                    refuse_lost_agent(self.ray)
                 return self.ray.get(call)
             except self.ray.exceptions.RayTaskError as error:
-                raise _worker_error(error) from error
+                raise worker_error(error) from error
             except self.ray.exceptions.RayError as error:
+                refuse_lost_agent(self.ray)
                 self.queue.fail_start(f"a Ray worker was lost ({type(error).__name__})")
                 if actor in self.actors:
                     self.ray.kill(actor)
@@ -435,11 +401,10 @@ class RayMapPool:
         try:
             answers: list[Any] = self.ray.get(calls, timeout=START_SECONDS)
         except self.ray.exceptions.RayTaskError as error:
-            raise _worker_error(error) from error
+            raise worker_error(error) from error
         except self.ray.exceptions.RayError as error:
             raise WorkerError(f"Ray workers did not start ({type(error).__name__}); look at the cluster") from error
         return answers
 
     def end(self) -> None:
-        for actor in self.actors:
-            self.ray.kill(actor)
+        end_all(self.ray, self.actors)

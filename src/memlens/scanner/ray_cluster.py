@@ -1,0 +1,97 @@
+"""A Ray cluster: connecting, room for workers, lost agents, errors of workers; the only file that imports ray."""
+
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from memlens.errors import MemlensError, SettingError, WorkerError, needing
+
+AGENT_SECONDS = 2.0  # between two looks whether Ray's agents are there, and for one look
+
+
+def import_ray() -> Any:
+    with needing("ray", "--executor ray"):
+        import ray
+    return ray
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """Ray, connected to the cluster; a connection that was there before is used and left as it is."""
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise WorkerError(
+            f"the Ray cluster {address or ''} cannot be reached ({reason}); check --ray-address"
+        ) from error
+    try:
+        yield ray
+    finally:
+        if not _lost_agent(ray):  # else it would wait for what is gone, and Ray would end this process meanwhile
+            ray.shutdown()
+
+
+def refuse_lost_agent(ray: Any) -> None:
+    """Ray ends a process whose agents are gone, within seconds and without a word: say it before."""
+    if lost := _lost_agent(ray):
+        raise WorkerError(
+            f"Ray's {lost} has ended; what was handed over is kept: start the cluster again, then the same command"
+        )
+
+
+def _lost_agent(ray: Any) -> str:
+    """Which of Ray's agents that this process talks to does not listen any more; empty if all do."""
+    node = getattr(ray._private.worker, "_global_node", None)
+    if node is None:  # not connected, or by Ray's client, which has no agent here
+        return ""
+    host, _, port = str(node.gcs_address).rpartition(":")
+    for name, family, address in (
+        ("agent on this machine (raylet)", socket.AF_UNIX, node.raylet_socket_name),
+        ("head (gcs_server)", socket.AF_INET6 if ":" in host else socket.AF_INET, (host.strip("[]"), int(port))),
+    ):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.settimeout(AGENT_SECONDS)
+            try:
+                probe.connect(address)
+            except (ConnectionRefusedError, FileNotFoundError):
+                return name
+            except OSError:
+                continue  # busy or far away: not known to be gone
+    return ""
+
+
+def end_all(ray: Any, handles: Iterable[Any]) -> None:
+    """End actors; those of a lost agent end by themselves."""
+    if not _lost_agent(ray):
+        for handle in handles:
+            ray.kill(handle)
+
+
+def actor_class(ray: Any, kind: type, threads: int, gpus: float) -> Any:
+    cpus = 0 if gpus else threads
+    return ray.remote(num_cpus=cpus, num_gpus=gpus, max_restarts=0, scheduling_strategy="SPREAD")(kind)
+
+
+def room_for(ray: Any, threads: int, gpus: float) -> int:
+    """How many workers the cluster has room for, one at least."""
+    resources = ray.cluster_resources()
+    room = resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1) / threads
+    if gpus and room < 1:
+        raise SettingError(f"--gpus-per-worker is {gpus}, but the Ray cluster has {resources.get('GPU', 0):g} GPUs")
+    return max(1, int(room))
+
+
+def worker_error(error: Any) -> Exception:
+    """What a worker refused, as the same error; anything else is a bug."""
+    cause = error.cause
+    if isinstance(cause, MemlensError):
+        return type(cause)(str(cause))
+    if isinstance(cause, MemoryError):
+        return WorkerError("a Ray worker has not enough memory; try fewer workers a node or smaller --batch-tokens")
+    return RuntimeError(f"a Ray worker failed:\n{error}")

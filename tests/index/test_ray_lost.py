@@ -1,0 +1,90 @@
+"""A Ray driver that is killed leaves no worker; an agent of Ray that is killed costs one line; the work is kept."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from scale_helpers import TEXTS, Scans, is_alive
+
+# The command line with a cluster of its own, which hands over and saves all the time.
+PROGRAM = """
+import sys
+from memlens.cli import main
+from memlens.index.build import build_index
+from memlens.scanner import executors
+build_index.__kwdefaults__["save_seconds"] = 0.0
+executors._SAVE_RATIO = 0
+sys.exit(main(sys.argv[1:]))
+"""
+AGENTS = ("raylet/raylet", "gcs/gcs_server") if os.environ.get("MEMLENS_FAULTS") == "all" else ("raylet/raylet",)
+PATIENCE = 180  # seconds; an idle machine needs about ten
+
+
+def descendants(process: int) -> dict[int, str]:
+    """The processes that a process has started, and those that these have, with their command lines."""
+    children: dict[int, list[int]] = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended
+        children.setdefault(parent, []).append(int(status.parent.name))
+    found: dict[int, str] = {}
+    left = [process]
+    while left:
+        for child in children.get(left.pop(), []):
+            left.append(child)
+            try:
+                found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+    return found
+
+
+def started(checkpoint: Path, out: Path) -> tuple[subprocess.Popen[str], dict[int, str]]:
+    """A driver that has saved something and is not done, and all its processes."""
+    options = ["--executor", "ray", "--workers", "1", "--threads", "1", "--top", "5", "--batch-tokens", "64"]
+    command = [sys.executable, "-c", PROGRAM, "scan", str(checkpoint), *TEXTS, "-o", str(out), *options]
+    environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+    driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    until = time.monotonic() + PATIENCE
+    while not list((out / "partial" / "parts").glob("*.npz")):
+        assert driver.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    processes = descendants(driver.pid)
+    assert any("RayWorker" in command for command in processes.values())
+    return driver, processes
+
+
+def gone(processes: dict[int, str]) -> bool:
+    """Ray's own helpers are left out: they end by themselves, up to a minute later."""
+    numbers = [number for number, command in processes.items() if "Agent" not in command]
+    until = time.monotonic() + PATIENCE
+    while any(map(is_alive, numbers)) and time.monotonic() < until:
+        time.sleep(0.1)
+    return not any(map(is_alive, numbers))
+
+
+def test_a_driver_that_is_killed_leaves_nobody(small_checkpoint: Path, scans: Scans, tmp_path: Path) -> None:
+    driver, processes = started(small_checkpoint, tmp_path)
+    driver.kill()
+    driver.communicate()
+    assert gone(processes)
+    scans.go_on(tmp_path)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agent_that_is_killed_is_one_line(small_checkpoint: Path, scans: Scans, tmp_path: Path, agent: str) -> None:
+    driver, processes = started(small_checkpoint, tmp_path)
+    (lost,) = [number for number, command in processes.items() if agent in command.split(" ")[0]]
+    os.kill(lost, signal.SIGKILL)
+    _, err = driver.communicate(timeout=PATIENCE)
+    assert driver.returncode == 2, err
+    said = [line for line in err.splitlines() if line.startswith("memlens: ")]
+    assert len(said) == 1 and "has ended; what was handed over is kept" in said[0]
+    assert gone(processes)
+    scans.go_on(tmp_path)
