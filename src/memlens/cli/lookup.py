@@ -122,70 +122,74 @@ _TOKENS_SHOWN = 12
 _TRIGGERS, _VALUES, _FILTERS = "In triggers", "In values or patterns", "Among which memories"
 
 
+_Query = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[QUERY]...",
+        help="The text to look for; in values, one token or several. Without one, memories by --order.",
+        show_default=False,
+    ),
+]
+_Place = Annotated[
+    str,
+    typer.Option(
+        "--in",
+        metavar="|".join(_PLACES),
+        help="In the prefixes that trigger a memory, in what it promotes, in words of its patterns, or in names.",
+    ),
+]
+_Ends = Annotated[bool, typer.Option("--ends", help="The prefix must end with the text.", rich_help_panel=_TRIGGERS)]
+_IgnoreCase = Annotated[
+    bool | None,
+    typer.Option(
+        "--ignore-case/--match-case",
+        "-i",
+        help="Do capitals equal small letters? Default: unless the text has capitals.",
+        show_default=False,
+        rich_help_panel=_TRIGGERS,
+    ),
+]
+_Substring = Annotated[
+    bool,
+    typer.Option(
+        "--substring", help="Whatever contains the text; in patterns also within words.", rich_help_panel=_VALUES
+    ),
+]
+_Bottom = Annotated[bool, typer.Option("--bottom", help="Memories that push the token down.", rich_help_panel=_VALUES)]
+_Layers = Annotated[str | None, typer.Option(metavar="LAYERS", help="Layers like 0-5,11.", rich_help_panel=_FILTERS)]
+_Kind = Annotated[
+    str | None,
+    typer.Option(
+        "--class",
+        metavar="|".join(_CHOICES["--class"]),
+        help="What kind of pattern the triggers share.",
+        rich_help_panel=_FILTERS,
+    ),
+]
+_Agreement = Annotated[
+    str | None,
+    typer.Option(
+        metavar="yes|no", help="Does the value promote what follows the top trigger?", rich_help_panel=_FILTERS
+    ),
+]
+_Order = Annotated[
+    str | None,
+    typer.Option(metavar="|".join(_CHOICES["--order"]), help="By what to sort where no QUERY is given. Default: max."),
+]
+
+
 def search(
     index: IndexFolder,
-    query: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[QUERY]...",
-            help="The text to look for; in values, one token or several. Without one, memories by --order.",
-            show_default=False,
-        ),
-    ] = None,
-    place: Annotated[
-        str,
-        typer.Option(
-            "--in",
-            metavar="|".join(_PLACES),
-            help="In the prefixes that trigger a memory, in what it promotes, in words of its patterns, or in names.",
-        ),
-    ] = "triggers",
-    ends: Annotated[
-        bool, typer.Option("--ends", help="The prefix must end with the text.", rich_help_panel=_TRIGGERS)
-    ] = False,
-    ignore_case: Annotated[
-        bool | None,
-        typer.Option(
-            "--ignore-case/--match-case",
-            "-i",
-            help="Do capitals equal small letters? Default: unless the text has capitals.",
-            show_default=False,
-            rich_help_panel=_TRIGGERS,
-        ),
-    ] = None,
-    substring: Annotated[
-        bool,
-        typer.Option(
-            "--substring", help="Whatever contains the text; in patterns also within words.", rich_help_panel=_VALUES
-        ),
-    ] = False,
-    bottom: Annotated[
-        bool, typer.Option("--bottom", help="Memories that push the token down.", rich_help_panel=_VALUES)
-    ] = False,
-    layers: Annotated[
-        str | None, typer.Option(metavar="LAYERS", help="Layers like 0-5,11.", rich_help_panel=_FILTERS)
-    ] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(
-            "--class",
-            metavar="|".join(_CHOICES["--class"]),
-            help="What kind of pattern the triggers share.",
-            rich_help_panel=_FILTERS,
-        ),
-    ] = None,
-    agreement: Annotated[
-        str | None,
-        typer.Option(
-            metavar="yes|no", help="Does the value promote what follows the top trigger?", rich_help_panel=_FILTERS
-        ),
-    ] = None,
-    order: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(_CHOICES["--order"]), help="By what to sort where no QUERY is given. Default: max."
-        ),
-    ] = None,
+    query: _Query = None,
+    place: _Place = "triggers",
+    ends: _Ends = False,
+    ignore_case: _IgnoreCase = None,
+    substring: _Substring = False,
+    bottom: _Bottom = False,
+    layers: _Layers = None,
+    kind: _Kind = None,
+    agreement: _Agreement = None,
+    order: _Order = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
     as_json: Json = False,
     quiet: Quiet = False,

@@ -223,52 +223,61 @@ def _quoted(token: Token, width: int = _TOKEN_WIDTH) -> str:
 _EDITS, _TEXT = "Changing memories", "Going on with the text"
 
 
+_Model = Annotated[str, typer.Argument(metavar="MODEL|INDEX", help="A model, or an index folder: its model is loaded.")]
+_Position = Annotated[int, typer.Option(metavar="N", help="The prompt's token to trace at, from 0; -1 is the last.")]
+_Token = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Whose logit to explain. Default: what the model predicts.")
+]
+_Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="L3N512=0",
+        help="Silence (=0), set (=3.5) or scale (=x2) a memory, or a layer (L3=0). Repeatable.",
+        rich_help_panel=_EDITS,
+    ),
+]
+_At = Annotated[
+    list[int] | None,
+    typer.Option("--at", metavar="N", help="Where --set holds. Default: everywhere.", rich_help_panel=_EDITS),
+]
+_File = Annotated[Path | None, typer.Option(metavar="FILE", help="An intervention to replay.", rich_help_panel=_EDITS)]
+_Save = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Save the intervention as JSON.", rich_help_panel=_EDITS)
+]
+_Force = Annotated[
+    bool, typer.Option("--force", help="Save over a file that memlens did not make.", rich_help_panel=_EDITS)
+]
+_Generate = Annotated[int, typer.Option(metavar="N", min=0, help="Tokens to go on with.", rich_help_panel=_TEXT)]
+_Temperature = Annotated[
+    float, typer.Option(metavar="T", help="0: the most likely token; above: drawn.", rich_help_panel=_TEXT)
+]
+_Seed = Annotated[int, typer.Option(metavar="N", help="For drawn tokens.", rich_help_panel=_TEXT)]
+_Where = Annotated[
+    str | None, typer.Option("--model", metavar="MODEL", help="Where an index's model is now.", rich_help_panel=RUN)
+]
+_Dtype = Annotated[
+    str | None, typer.Option(help="Numbers of the model. Default: float32, or the index's.", rich_help_panel=RUN)
+]
+
+
 def trace(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL|INDEX", help="A model, or an index folder: its model is loaded.")
-    ],
+    model: _Model,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to trace.")],
-    position: Annotated[
-        int, typer.Option(metavar="N", help="The prompt's token to trace at, from 0; -1 is the last.")
-    ] = -1,
-    token: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Whose logit to explain. Default: what the model predicts.")
-    ] = None,
+    position: _Position = -1,
+    token: _Token = None,
     top: Annotated[int, typer.Option(metavar="K", help="Tokens and memories to list.")] = 3,
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="L3N512=0",
-            help="Silence (=0), set (=3.5) or scale (=x2) a memory, or a layer (L3=0). Repeatable.",
-            rich_help_panel=_EDITS,
-        ),
-    ] = None,
-    at: Annotated[
-        list[int] | None,
-        typer.Option("--at", metavar="N", help="Where --set holds. Default: everywhere.", rich_help_panel=_EDITS),
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="An intervention to replay.", rich_help_panel=_EDITS)
-    ] = None,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Save the intervention as JSON.", rich_help_panel=_EDITS)
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Save over a file that memlens did not make.", rich_help_panel=_EDITS)
-    ] = False,
-    generate: Annotated[int, typer.Option(metavar="N", min=0, help="Tokens to go on with.", rich_help_panel=_TEXT)] = 0,
-    temperature: Annotated[
-        float, typer.Option(metavar="T", help="0: the most likely token; above: drawn.", rich_help_panel=_TEXT)
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="For drawn tokens.", rich_help_panel=_TEXT)] = 0,
-    where: Annotated[
-        str | None, typer.Option("--model", metavar="MODEL", help="Where an index's model is now.", rich_help_panel=RUN)
-    ] = None,
+    sets: _Sets = None,
+    at: _At = None,
+    file: _File = None,
+    save: _Save = None,
+    force: _Force = False,
+    generate: _Generate = 0,
+    temperature: _Temperature = 0.0,
+    seed: _Seed = 0,
+    where: _Where = None,
     device: Device = "auto",
-    dtype: Annotated[
-        str | None, typer.Option(help="Numbers of the model. Default: float32, or the index's.", rich_help_panel=RUN)
-    ] = None,
+    dtype: _Dtype = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
