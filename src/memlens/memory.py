@@ -16,6 +16,7 @@ from typing import Any
 from memlens.errors import UnknownName
 
 _NAME = re.compile(r"[Ll]([0-9]{1,9})(?:([SsEe])([0-9]{1,9}))?[NnDd]([0-9]{1,9})")
+_BEGINNING = re.compile(r"[Ll]([0-9]{1,9})(?:([SsEe])([0-9]{1,9}))?(?:[NnDd]([0-9]{0,9}))?")
 _EXPERT = re.compile(r"[Ll]([0-9]{1,9})([SsEe])([0-9]{1,9})")
 _LETTERS = {"dense": "", "shared": "S", "routed": "E"}
 KINDS = tuple(_LETTERS)  # in the order in which a layer counts its memories
@@ -103,6 +104,18 @@ class MemoryId:
         from pydantic_core import core_schema
 
         return core_schema.is_instance_schema(cls, serialization=core_schema.to_string_ser_schema())
+
+
+def name_beginning(text: str) -> tuple[int, str] | None:
+    """The layer, and how names begin, of the beginning of a name that was typed: L3, L3N51, L3E5, L3E5N2."""
+    match = _BEGINNING.fullmatch(text.strip())
+    if match is None:
+        return None
+    layer, owner = int(match[1]), f"{match[2].upper()}{int(match[3])}N" if match[2] else ""
+    number = match[4]
+    if number is None:
+        return layer, f"L{layer}{owner}"
+    return layer, f"L{layer}{owner or 'N'}{int(number) if number else ''}"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Small real models for tests: every supported family with random weights, built in memory, without network.
+"""Small real models for tests: families and mixtures of experts with random weights, built in memory, without network.
 
     network = tiny_model("llama")                 # a transformers LlamaForCausalLM
     memlens.models.load(network, tokenizer=tiny_tokenizer())
@@ -60,11 +60,53 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 
 FAMILIES: tuple[str, ...] = tuple(_SETTINGS)
 
+_EXPERTS = _GROUPED | {"num_experts_per_tok": 2, "num_local_experts": 5, "num_experts": 5}
+_MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": _EXPERTS | {"intermediate_size": 20},
+    "qwen2_moe": _EXPERTS
+    | {"moe_intermediate_size": 20, "shared_expert_intermediate_size": 12, "mlp_only_layers": [1]},  # dense in layer 1
+    "qwen3_moe": _EXPERTS | {"moe_intermediate_size": 20},
+    "olmoe": _EXPERTS | {"intermediate_size": 20},
+    "gpt_oss": _EXPERTS | {"intermediate_size": 20, "sliding_window": 5, "rope_parameters": {"rope_type": "default"}},
+    "deepseek_v3": _HEADS
+    | {
+        "intermediate_size": MEMORIES,
+        "moe_intermediate_size": 20,
+        "max_position_embeddings": CONTEXT,
+        "n_routed_experts": 6,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "num_key_value_heads": 3,
+        "q_lora_rank": None,
+        "kv_lora_rank": 10,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 6,
+        "v_head_dim": 8,
+    },
+    "granitemoe": _EXPERTS | {"intermediate_size": 20, "residual_multiplier": 0.3, "logits_scaling": 2.0},
+    "jamba": _EXPERTS
+    | {
+        "intermediate_size": 20,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "mamba_d_state": 4,
+        "mamba_d_conv": 2,
+        "mamba_dt_rank": 4,
+        "use_mamba_kernels": False,
+    },
+}
+MIXTURES: tuple[str, ...] = tuple(_MIXTURES)
+
 
 def tiny_model(family: str, seed: int = 0, **overrides: Any) -> Any:
     """A small transformers causal LM of a family (its model_type), in evaluation mode; overrides go to its config."""
     settings = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": None}
-    config = AutoConfig.for_model(family, **(settings | _SETTINGS[family] | overrides))
+    config = AutoConfig.for_model(family, **(settings | (_SETTINGS | _MIXTURES)[family] | overrides))
     network = AutoModelForCausalLM.from_config(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -37,7 +37,8 @@ build_index(load(model, prove=False), CorpusSettings(tuple(texts)), settings, Pa
 
 
 def tables_of(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / f"{name}.parquet").read_bytes() for name in TABLES}
+    mixture = [name for name in ("experts", "routing") if (folder / f"{name}.parquet").exists()]
+    return {name: (folder / f"{name}.parquet").read_bytes() for name in (*TABLES, *mixture)}
 
 
 @dataclass(frozen=True)

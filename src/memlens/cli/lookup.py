@@ -14,6 +14,7 @@ from memlens.cli.tables import (
     match_table,
     pattern_letters,
     plain_table,
+    print_expert,
     print_patterns,
     print_related,
     print_value,
@@ -32,7 +33,7 @@ _SHOWN = 10
 
 def show(
     index: IndexFolder,
-    memory: Annotated[str, typer.Argument(metavar="MEMORY", help="Layer and memory from 0, like L3N512.")],
+    memory: Annotated[str, typer.Argument(metavar="MEMORY", help="Layer and memory from 0, like L3N512; or L3E5.")],
     top: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Triggers and tokens to show. Default: 10; as JSON all.")
     ] = None,
@@ -41,12 +42,18 @@ def show(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show one memory: what triggers it, what that has in common, and what it promotes."""
+    """Show one memory: what triggers it, what that has in common, and what it promotes. Or one expert, like L3E5."""
+    from memlens.index.expert import read_expert
     from memlens.index.memory import ENDS, read_memory
+    from memlens.memory import ExpertId
     from memlens.pattern.related import related_memories
 
     screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
+    if ExpertId.find(memory) is not None:
+        expert = read_expert(opened, memory, top if as_json else top or _SHOWN)
+        screen.json(plain(expert)) if as_json else print_expert(screen, expert)
+        return
     ends = ENDS[1:] if bottom else ENDS
     record = read_memory(opened, memory, ends, top if as_json else None)
     if as_json:
@@ -77,6 +84,10 @@ def _print_header(screen: Screen, record: MemoryRecord) -> None:
     line.append_text(Text.assemble(("   mean ", "dim"), number(record.mean)))
     line.append_text(Text.assemble(("   min ", "dim"), number(record.min)))
     line.append_text(Text.assemble(("   fires on ", "dim"), percent(record.frequency), (" of prefixes", "dim")))
+    if record.name.kind == "routed":
+        line.append_text(Text.assemble((" among the ", "dim"), f"{record.seen:,}", (" that reach its expert", "dim")))
+    if record.seen == 0:
+        line.append_text(Text("   never reached: its expert is never chosen", "bold red"))
     if record.dead:
         line.append_text(Text("   dead", "bold red"))
     screen.result(line)

@@ -15,9 +15,10 @@ from rich.text import Text
 import memlens
 from memlens.cli.screen import Screen
 from memlens.memory import MemoryId, Trigger
-from memlens.text import cut_left, cut_right, letter, number, quoted, visible
+from memlens.text import cut_left, cut_right, letter, number, percent, quoted, visible
 
 if TYPE_CHECKING:
+    from memlens.index.expert import ExpertRecord
     from memlens.index.memory import MemoryRecord, MemoryValue, TokenNumber
 
 _NEXT_WIDTH = 16
@@ -47,12 +48,14 @@ def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], last_wraps:
     return table
 
 
-def trigger_table(screen: Screen, triggers: Sequence[Trigger], marks: Callable[[int], str] | None = None) -> Table:
+def trigger_table(
+    screen: Screen, triggers: Sequence[Trigger], marks: Callable[[int], str] | None = None, head: str = "coeff."
+) -> Table:
     """One line per trigger; `marks` gives the letters of the patterns that the trigger of a rank contains."""
     coefficients = [number(trigger.coefficient) for trigger in triggers]
     ranks = [str(trigger.rank) for trigger in triggers]
     letters = [marks(trigger.rank) if marks else "" for trigger in triggers]
-    taken = max(map(len, [*coefficients, "coeff."])) + max(map(len, [*ranks, "#"])) + _NEXT_WIDTH + _GAPS
+    taken = max(map(len, [*coefficients, head])) + max(map(len, [*ranks, "#"])) + _NEXT_WIDTH + _GAPS
     taken += max(map(len, [*letters, "has"])) + 2 if marks else 0
     room = max(screen.out.width - taken, _LEAST_WIDTH)
     rows = [
@@ -66,7 +69,7 @@ def trigger_table(screen: Screen, triggers: Sequence[Trigger], marks: Callable[[
         for rank, coefficient, own, trigger in zip(ranks, coefficients, letters, triggers, strict=True)
     ]
     prefix = ">prefix" if screen.out.is_terminal else "prefix"
-    return plain_table([">#", ">coeff.", *(["has"] if marks else []), prefix, "next"], rows)
+    return plain_table([">#", f">{head}", *(["has"] if marks else []), prefix, "next"], rows)
 
 
 def match_table(screen: Screen, hits: Any) -> Table:
@@ -191,3 +194,33 @@ def print_related(screen: Screen, index: memlens.Index, memory: MemoryId) -> Non
         screen.result("related memories")
         heads = ["memory", ">equal triggers", ">equal tokens", "equal patterns"]
         screen.result(plain_table(heads, rows, last_wraps=True))
+
+
+def print_expert(screen: Screen, expert: ExpertRecord) -> None:
+    """One expert: how often it is chosen, on which tokens, what its router's row matches, its strongest memories."""
+    line = Text.assemble((str(expert.name), "bold"), f"  {visible(expert.model)}   ", f"{expert.memories:,} memories")
+    line.append(f", {expert.dead:,} of them dead" if expert.dead else "")
+    screen.result(line)
+    if expert.chosen is None:
+        screen.result("shared: every token reaches it")
+    elif expert.chosen == 0:
+        screen.result(Text("never chosen in this corpus", "bold red"))
+    else:
+        share = f"chosen for {expert.chosen:,} prefixes ({percent(expert.share or 0)}), mean weight "
+        screen.result(f"{share}{number(expert.weight or 0)}; a prefix goes to {expert.top_k or 0:.3g} experts here")
+    if expert.tokens:
+        screen.result()
+        screen.result(f"last tokens of {expert.drawn:,} random prefixes that are sent to it")
+        screen.result(Text("  ".join(f"{quoted(one.text)} {percent(one.number)}" for one in expert.tokens)))
+    if expert.router:
+        screen.result()
+        screen.result("tokens that its router's row matches, the embedding alone")
+        screen.result(Text("  ".join(quoted(one.text) for one in expert.router)))
+    if expert.heaviest:
+        screen.result()
+        screen.result("prefixes with the largest weights")
+        screen.result(trigger_table(screen, expert.heaviest, head="weight"))
+    screen.result()
+    screen.result("memories with the largest coefficients")
+    rows = [[str(one.name), number(one.max), percent(one.frequency), one.summary or "–"] for one in expert.strongest]
+    screen.result(plain_table(["memory", ">max", ">fires on", "summary"], rows, last_wraps=True))

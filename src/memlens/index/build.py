@@ -19,7 +19,7 @@ from memlens.errors import CorpusError, SettingError
 from memlens.files import FileStamp, explain_os_errors, facts_of, only_writer
 from memlens.index import shards, staging
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.layout import LOCK, PARTIAL, PARTS, SCAN_TABLES, SCHEMA_VERSION, Manifest, made_with
+from memlens.index.layout import LOCK, MIXTURE_TABLES, PARTIAL, PARTS, SCAN_TABLES, SCHEMA_VERSION, Manifest, made_with
 from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabulary
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
@@ -138,7 +138,7 @@ def build_index(
     """
     if layer_budget is not None and layer_budget < 1:
         raise SettingError(f"--layer-budget is {layer_budget}; it must be 1 or more")
-    layers = choose_layers(settings.layers, len(model.layers))
+    layers = layers_to_scan(model, settings)
     shapes = shapes_of(model, layers, settings)
     refuse_large_lists(shapes, settings, layer_budget)
     max_length = longest_sentence(model, settings)
@@ -180,10 +180,19 @@ def publish(
 ) -> None:
     """From a finished scan in partial/, with corpus and vocabulary there, to an index."""
     write_scan_tables(folder / PARTIAL, scanned, store)
-    staging.replace_tables(folder)
+    staging.replace_tables(folder, scanned.is_mixture)
     content = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, folder)
     Manifest({**content, "scanned_with": list(scanned_with)}).write(folder)
     staging.throw_partial_away(folder)
+
+
+def layers_to_scan(model: MemoryModel, settings: ScanSettings) -> tuple[int, ...]:
+    """The layers asked for, or all that have memories."""
+    layers = choose_layers(settings.layers, len(model.layers))
+    empty = [layer for layer in layers if not model.layers[layer].groups]
+    if empty and settings.layers is not None:
+        raise SettingError(f"layer {empty[0]} of {model.name} has no memories; leave it out of --layers")
+    return tuple(layer for layer in layers if layer not in empty)
 
 
 def model_facts(model: MemoryModel, plan: dict[str, Any]) -> dict[str, Any]:
@@ -215,6 +224,7 @@ def make_manifest(
     model: dict[str, Any], plan: dict[str, Any], counts: dict[str, Any], prefixes: int, tokens: int, folder: Path
 ) -> dict[str, Any]:
     """`model` as model_facts gives it, `counts` of the corpus, what the scan has fed; the tables are in `folder`."""
+    tables = (*SCAN_TABLES, *(name for name in MIXTURE_TABLES if (folder / name).exists()))
     return {
         "memlens": __version__,
         "schema": SCHEMA_VERSION,
@@ -223,7 +233,7 @@ def make_manifest(
         "layers": list(plan["settings"]["layers"]),
         "counts": {**counts, "prefixes": prefixes, "tokens_fed": tokens},
         "histogram_edges": bin_edges(),
-        "files": {name: {**facts_of(folder / name), "made_with": made_with()} for name in SCAN_TABLES},
+        "files": {name: {**facts_of(folder / name), "made_with": made_with()} for name in tables},
     }
 
 

@@ -27,9 +27,11 @@ from memlens.index.layout import (
     KEYS,
     MANIFEST,
     MEMORIES,
+    MIXTURE_TABLES,
     NAMES,
     PARTIAL,
     PATTERNS,
+    ROUTERS,
     SCAN_TABLES,
     VALUES,
     VOCABULARY,
@@ -126,7 +128,7 @@ class Check:
                     f"{self.folder / name} is damaged, and nothing else holds what people wrote; "
                     f"run `memlens annotate {self.folder} recover`"
                 )
-            if name in (MANIFEST, *SCAN_TABLES):
+            if name in (MANIFEST, *SCAN_TABLES, *MIXTURE_TABLES):
                 raise IndexFolderError(
                     f"{self.folder / name} is damaged and comes from the scan; scan again with --fresh"
                 )
@@ -212,7 +214,7 @@ def _made_from(index: Index, name: str) -> dict[str, Any]:
     """Which tables a derived one was made from, with their checksums then, as far as the manifest notes it."""
     manifest = index.manifest
     folder, _, table = name.removesuffix(".parquet").rpartition("/")
-    if name in (VALUES, KEYS):
+    if name in (VALUES, KEYS, ROUTERS):
         return dict(manifest.values.made_from)
     if name in (PATTERNS, NAMES):
         return dict(manifest.patterns.made_from) if manifest.patterns else {}

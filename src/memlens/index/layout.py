@@ -6,8 +6,11 @@
     triggers.parquet       the top (and bottom) triggers of every memory
     memories.parquet       one row per memory: statistics
     ordinary.parquet       random prefixes a memory fires on
+    experts.parquet        one row per expert behind a router: how often it is chosen (mixtures of experts only)
+    routing.parquet        prefixes that are sent to an expert  (the same)
     values.parquet         what values promote          (`memlens values`)
     keys.parquet           tokens that keys match alone (`memlens values`)
+    routers.parquet        tokens that a router's rows match alone (the same, of a mixture)
     patterns.parquet       what triggers have in common (`memlens patterns`)
     names.parquet          one line per memory          (`memlens patterns`)
     experiments/           one table per experiment     (`memlens experiment`)
@@ -63,8 +66,12 @@ PATTERNS = "patterns.parquet"
 NAMES = "names.parquet"
 EXPERIMENTS = "experiments"
 REPORT = "report.html"
-DERIVED_TABLES = (VALUES, KEYS, PATTERNS, NAMES)
+ROUTERS = "routers.parquet"
+EXPERTS = "experts.parquet"
+ROUTING = "routing.parquet"
+DERIVED_TABLES = (VALUES, KEYS, ROUTERS, PATTERNS, NAMES)
 SCAN_TABLES = (CORPUS, VOCABULARY, TRIGGERS, MEMORIES, ORDINARY)
+MIXTURE_TABLES = (EXPERTS, ROUTING)  # of a scan, too, where the model is a mixture of experts
 
 CORPUS_SCHEMA = pa.schema(
     [
@@ -100,8 +107,24 @@ MEMORIES_SCHEMA = pa.schema(
     ]
 )
 
+_EXPERT = [("layer", pa.int32()), ("expert", pa.int32())]
+EXPERTS_SCHEMA = pa.schema(
+    [*_EXPERT, ("chosen", pa.int64()), ("share", pa.float64()), ("weight", pa.float64())]  # prefixes; mean weight
+)
+ROUTING_SCHEMA = pa.schema(
+    [
+        *_EXPERT,
+        ("list", pa.string()),  # "heaviest": the largest weights, "drawn": at random
+        ("rank", pa.int32()),
+        ("weight", pa.float32()),  # null for those drawn
+        ("sentence", pa.int64()),
+        ("position", pa.int32()),
+        ("next_token", pa.int32()),
+    ]
+)
 
-_ENTRIES = {MANIFEST, PARTIAL, ANNOTATIONS, LOCK, EXPERIMENTS, REPORT, *SCAN_TABLES, *DERIVED_TABLES}
+
+_ENTRIES = {MANIFEST, PARTIAL, ANNOTATIONS, LOCK, EXPERIMENTS, REPORT, *SCAN_TABLES, *MIXTURE_TABLES, *DERIVED_TABLES}
 
 
 def foreign_entries(folder: Path) -> list[str]:
@@ -256,7 +279,7 @@ class Manifest:
     @cached_property
     def generation(self) -> str:
         """A name of the scan: another one as soon as the plan, the model, the corpus or a table of the scan differs."""
-        scanned = {name: facts.sha256 for name, facts in self.files.items() if name in SCAN_TABLES}
+        scanned = {name: facts.sha256 for name, facts in self.files.items() if name in SCAN_TABLES + MIXTURE_TABLES}
         content = json.dumps([self.content["plan"], self.content["model"], scanned], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 

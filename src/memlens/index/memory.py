@@ -90,6 +90,7 @@ class MemoryRecord:
     value: MemoryValue | None
     triggers: dict[str, tuple[Trigger, ...]]  # by end, best first
     ordinary: tuple[Trigger, ...]  # random prefixes it fires on
+    seen: int  # prefixes that reached it: all, or of an expert those that its router sent there
 
     def patterns_of(self, rank: int) -> list[int]:
         """Places of the patterns that the top trigger of a rank contains."""
@@ -119,7 +120,15 @@ def read_memory(
         read_value(index, name),
         {end: tuple(index.triggers(name, end, top)) for end in ends},
         tuple(index.ordinary(name)),
+        _seen(index, name),
     )
+
+
+def _seen(index: Index, name: MemoryId) -> int:
+    if name.kind != "routed":
+        return index.manifest.counts.prefixes
+    rows = index.sql("SELECT chosen FROM {experts} WHERE layer = $1 AND expert = $2", [name.layer, name.expert])
+    return int(rows[0]["chosen"])
 
 
 def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:

@@ -55,6 +55,7 @@ _ROWS_AT_ONCE = 8192
 _MADE_BY = {
     "values": "memlens values",
     "keys": "memlens values",
+    "routers": "memlens values",
     "patterns": "memlens patterns",
     "names": "memlens patterns",
     "experiments": "memlens experiment",

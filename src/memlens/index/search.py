@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from memlens.errors import SettingError, UnknownName
 from memlens.index.memory import read_summaries
 from memlens.index.reader import Index, trigger_of
-from memlens.memory import MemoryId, Trigger
+from memlens.memory import MemoryId, Trigger, name_beginning
 
 if TYPE_CHECKING:
     from memlens.index.trigger_text import TriggerText
@@ -39,7 +39,6 @@ _MOST_HITS = 10**9
 _MOST_LETTERS = 1000  # of a query
 _MOST_PIECES = 50  # of a text that is no token, shown
 _MOST_TOKENS = 200  # that contain a text; more of them say nothing
-_NAME = re.compile(r"[Ll]([0-9]{1,9})(?:[NnDd]([0-9]{0,9}))?")
 
 
 @dataclass(frozen=True)
@@ -194,15 +193,15 @@ def _list_memories(index: Index, query: SearchQuery) -> SearchResult:
 
 
 def _search_names(index: Index, query: SearchQuery) -> SearchResult:
-    match = _NAME.fullmatch(query.text.strip())
-    if match is None:
+    typed = name_beginning(query.text)
+    if typed is None:
         raise SettingError(f"'{query.text}' is not a memory's name; write layer and memory like L3N512, both from 0")
-    index.memories(int(match[1]))  # refuses a layer that is not there
-    begin = str(int(match[2])) if match[2] else ""
+    layer, beginning = typed
+    index.memories(layer)  # refuses a layer that is not there
     sql = f"""SELECT layer, memory, count(*) OVER () AS total FROM {{memories}} m
-              WHERE layer = $1 AND starts_with(memory::VARCHAR, $2) AND {query.condition(index, "m")}
+              WHERE layer = $1 AND starts_with({index.names.sql(layer, "memory")}, $2) AND {query.condition(index, "m")}
               ORDER BY memory LIMIT $3"""
-    rows = index.sql(sql, [int(match[1]), begin, query.limit])
+    rows = index.sql(sql, [layer, beginning, query.limit])
     return _result(index, query, rows, lambda row, *who: MemoryHit(who[0], who[1]))
 
 

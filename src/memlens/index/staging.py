@@ -18,6 +18,7 @@ from memlens.index.layout import (
     DERIVED_TABLES,
     EXPERIMENTS,
     MANIFEST,
+    MIXTURE_TABLES,
     PARTIAL,
     REPORT,
     SCAN_TABLES,
@@ -87,7 +88,7 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
             f"{folder} holds an index of {other}; choose another folder with -o, or replace it with --fresh"
         )
     manifest = Manifest.read(folder)
-    for name in SCAN_TABLES:
+    for name in (*SCAN_TABLES, *(name for name in MIXTURE_TABLES if name in manifest.files)):
         if not is_as_noted(folder / name, manifest.files.get(name)):
             raise IndexFolderError(f"{folder / name} is missing or damaged; scan again with --fresh")
     if unfinished is None or unfinished == plan:
@@ -157,7 +158,7 @@ def throw_partial_away(folder: Path) -> None:
         shutil.rmtree(folder / PARTIAL)
 
 
-def replace_tables(folder: Path) -> None:
+def replace_tables(folder: Path, mixture: bool) -> None:
     """Put the new tables in the place of what was there; from here until the manifest is written this is no index."""
     refuse_annotations(folder)
     (folder / MANIFEST).unlink(missing_ok=True)
@@ -166,7 +167,10 @@ def replace_tables(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     if (folder / EXPERIMENTS).is_dir():
         shutil.rmtree(folder / EXPERIMENTS)
-    for name in SCAN_TABLES:
+    if not mixture:
+        for name in MIXTURE_TABLES:
+            (folder / name).unlink(missing_ok=True)
+    for name in SCAN_TABLES + MIXTURE_TABLES:
         made = folder / PARTIAL / name
         if made.exists():  # else a call that was killed here has moved it already
             made.replace(folder / name)

@@ -15,10 +15,14 @@ from memlens.errors import IndexFolderError
 from memlens.files import write_table
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import (
+    EXPERTS,
+    EXPERTS_SCHEMA,
     MEMORIES,
     MEMORIES_SCHEMA,
     ORDINARY,
     ORDINARY_SCHEMA,
+    ROUTING,
+    ROUTING_SCHEMA,
     TRIGGERS,
     TRIGGERS_SCHEMA,
     VOCABULARY,
@@ -26,7 +30,7 @@ from memlens.index.layout import (
 )
 from memlens.models.tokenizer import Tokenizer
 from memlens.scanner.layer import LayerScan
-from memlens.scanner.routing import UNIT
+from memlens.scanner.routing import UNIT, Routing
 from memlens.scanner.sample import EXAMPLES
 from memlens.scanner.state import DoneBatches, LayerShape, PartFolder, read_part, restore_layer_
 from memlens.settings import ScanSettings
@@ -53,6 +57,10 @@ class JoinedParts:
 
     def done(self, layer: int) -> DoneBatches:
         return self._done[layer]
+
+    @property
+    def is_mixture(self) -> bool:
+        return any(shape.experts for shape in self.shapes.values())
 
     @property
     def prefixes(self) -> int:
@@ -94,6 +102,10 @@ def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) ->
     write_table(folder / TRIGGERS, TRIGGERS_SCHEMA, _triggers(scanned.layers, store))
     write_table(folder / ORDINARY, ORDINARY_SCHEMA, _ordinary(scanned.layers, store))
     write_table(folder / MEMORIES, MEMORIES_SCHEMA, (_statistics(scan, scanned.prefixes) for scan in scanned.layers))
+    if scanned.is_mixture:
+        routed = [(scan.layer, scan.routing) for scan in scanned.layers if scan.routing is not None]
+        write_table(folder / EXPERTS, EXPERTS_SCHEMA, (_experts(*one, scanned.prefixes) for one in routed))
+        write_table(folder / ROUTING, ROUTING_SCHEMA, (_routing(*one, store) for one in routed))
 
 
 def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> None:
@@ -104,9 +116,17 @@ def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> None:
 
 
 def is_dead(scan: LayerScan) -> NDArray[np.bool_]:
-    """A memory without any trigger, at whichever ends are kept. [memories]"""
-    dead: NDArray[np.bool_] = scan.triggers.top_lists.filled == 0
+    """A memory without any trigger, at whichever ends are kept, although tokens have reached it. [memories]"""
+    dead: NDArray[np.bool_] = (scan.triggers.top_lists.filled == 0) & (prefixes_seen(scan, 1) > 0)
     return dead & (scan.triggers.bottom_lists.filled == 0) if scan.triggers.keeps_bottom else dead
+
+
+def prefixes_seen(scan: LayerScan, prefixes: int) -> NDArray[np.int64]:
+    """How many of all prefixes reached each memory: those of an expert see what its router sends there. [memories]"""
+    seen = np.full(len(scan.total), prefixes, np.int64)
+    if scan.routing is not None:
+        seen[len(seen) - scan.experts * scan.size :] = np.repeat(scan.routing.chosen, scan.size)
+    return seen
 
 
 def _triggers(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
@@ -177,18 +197,53 @@ def _ordinary(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Ta
 
 
 def _statistics(scan: LayerScan, prefixes: int) -> pa.Table:
-    memories = len(scan.total)
+    memories, seen = len(scan.total), prefixes_seen(scan, prefixes)
+    each = np.maximum(seen, 1)  # where none was seen, all sums are 0
     return pa.table(
         {
             "layer": np.full(memories, scan.layer),
             "memory": np.arange(memories),
             # Adding 0 turns -0 into 0: which of the two equal zeros is met first depends on the order of merging.
-            "max": scan.highest + 0,
-            "min": scan.lowest + 0,
-            "mean": scan.total * UNIT / prefixes,
-            "frequency": scan.positive / prefixes,
+            "max": np.where(seen > 0, scan.highest, 0) + 0,
+            "min": np.where(seen > 0, scan.lowest, 0) + 0,
+            "mean": scan.total * UNIT / each,
+            "frequency": scan.positive / each,
             "dead": is_dead(scan),
             "histogram": list(scan.sample.counts),
         },
         MEMORIES_SCHEMA,
     )
+
+
+def _experts(layer: int, routing: Routing, prefixes: int) -> pa.Table:
+    chosen = routing.chosen
+    weight = routing.weight * UNIT / np.maximum(chosen, 1)
+    columns = {
+        "layer": np.full(len(chosen), layer),
+        "expert": np.arange(len(chosen)),
+        "chosen": chosen,
+        "share": chosen / prefixes,
+        "weight": pa.array(weight, pa.float64(), mask=chosen == 0),
+    }
+    return pa.table(columns, EXPERTS_SCHEMA)
+
+
+def _routing(layer: int, routing: Routing, store: CorpusStore) -> pa.Table:
+    """Prefixes of every expert, by expert, list and rank."""
+    parts = []
+    for number, lists in enumerate((routing.heaviest, routing.drawn)):
+        places = np.arange(lists.keys.shape[1])[None, :] < lists.filled[:, None]  # [experts, places]
+        expert, rank = np.nonzero(places)
+        scores, sentences, positions = lists.scores()[places], lists.sentences()[places], lists.positions[places]
+        parts.append((expert, np.full(len(expert), number), rank, scores, sentences, positions))
+    expert, number, rank, weight, sentence, position = (np.concatenate(own) for own in zip(*parts, strict=True))
+    order = np.lexsort((rank, number, expert))
+    columns = _prefix_columns(weight[order], sentence[order], position[order], store)
+    columns["weight"] = pa.array(columns.pop("coefficient"), pa.float32(), mask=number[order] == 1)
+    head = {
+        "layer": np.full(len(order), layer),
+        "expert": expert[order],
+        "list": np.array(["heaviest", "drawn"])[number[order]],
+        "rank": rank[order],
+    }
+    return pa.table(head | columns, ROUTING_SCHEMA)

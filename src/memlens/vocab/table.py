@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from memlens.errors import ModelError, SettingError
 from memlens.index.reader import Index
+from memlens.models.experts import ExpertGroup
 from memlens.models.groups import MemoryLayer
 from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
@@ -78,6 +79,7 @@ VALUES_SCHEMA = pa.schema(
     ]
 )
 KEYS_SCHEMA = pa.schema([("layer", pa.int32()), ("memory", pa.int32()), ("tokens", _TOKENS), ("scores", _NUMBERS)])
+ROUTERS_SCHEMA = pa.schema([("layer", pa.int32()), ("expert", pa.int32()), ("tokens", _TOKENS), ("scores", _NUMBERS)])
 
 
 def compute_values(
@@ -104,7 +106,10 @@ def compute_values(
     where = mapper(model)
     values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, where=where)
     index.write({"values": values}, lambda: {"values": notes})
-    index.write({"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, where=where))}, dict)
+    tables = {"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, where=where))}
+    if any(model.layers[layer].is_mixture for layer in index.layers):
+        tables["routers"] = ROUTERS_SCHEMA, router_tables(index, model, top)
+    index.write(tables, dict)
 
 
 def values_are_made(index: Index, model: MemoryModel, *, top: int = 50, reading: str | None = None) -> bool:
@@ -302,9 +307,28 @@ class KeysOfLayer:
             yield pa.table(head | {"tokens": _lists(tokens[part]), "scores": _lists(best[part])}, KEYS_SCHEMA)
 
 
+def router_tables(index: Index, model: MemoryModel, top: int) -> Iterator[pa.Table]:
+    """The rows of routers.parquet: which tokens the row of every expert matches on its own, read as keys are."""
+    embedding = model.lens.input_embedding  # [tokens, d]
+    for layer in index.layers:
+        groups = [group for group in model.layers[layer].groups if isinstance(group, ExpertGroup) and group.router]
+        if not groups:
+            continue
+        rows = torch.stack([group.router.weight.detach()[group.expert] for group in groups])
+        scores = (_through_norm(rows, model.layers[layer]) @ embedding.T).to("cpu", torch.float32)
+        best = scores.topk(min(top, len(embedding)), dim=1)
+        head = {"layer": np.full(len(groups), layer), "expert": [group.expert for group in groups]}
+        columns = {"tokens": _lists(best.indices.numpy()), "scores": _lists(best.values.numpy())}
+        yield pa.table(head | columns, ROUTERS_SCHEMA)
+
+
 def folded_keys(memories: MemoryLayer) -> torch.Tensor:
     """[memories, d]: what a raw embedding is multiplied with to meet the keys through the norm's linear part."""
-    keys = at_least_float32(memories.keys)
+    return _through_norm(memories.keys, memories)
+
+
+def _through_norm(keys: torch.Tensor, memories: MemoryLayer) -> torch.Tensor:
+    keys = at_least_float32(keys)
     norm = memories.input_norm
     if norm is None:
         return keys
