@@ -231,11 +231,11 @@ def _experts(layer: int, routing: Routing, prefixes: int) -> pa.Table:
 def _routing(layer: int, routing: Routing, store: CorpusStore) -> pa.Table:
     """Prefixes of every expert, by expert, list and rank."""
     parts = []
-    for number, lists in enumerate((routing.heaviest, routing.drawn)):
+    for which, lists in enumerate((routing.heaviest, routing.drawn)):
         places = np.arange(lists.keys.shape[1])[None, :] < lists.filled[:, None]  # [experts, places]
         expert, rank = np.nonzero(places)
         scores, sentences, positions = lists.scores()[places], lists.sentences()[places], lists.positions[places]
-        parts.append((expert, np.full(len(expert), number), rank, scores, sentences, positions))
+        parts.append((expert, np.full(len(expert), which), rank, scores, sentences, positions))
     expert, number, rank, weight, sentence, position = (np.concatenate(own) for own in zip(*parts, strict=True))
     order = np.lexsort((rank, number, expert))
     columns = _prefix_columns(weight[order], sentence[order], position[order], store)
