@@ -52,14 +52,8 @@ def trigger_of(row: dict[str, Any], sentence: dict[str, Any], vocabulary: Sequen
 
 
 _ROWS_AT_ONCE = 8192
-_MADE_BY = {
-    "values": "memlens values",
-    "keys": "memlens values",
-    "routers": "memlens values",
-    "patterns": "memlens patterns",
-    "names": "memlens patterns",
-    "experiments": "memlens experiment",
-}
+_MADE_BY = dict.fromkeys(("values", "keys", "routers"), "memlens values")
+_MADE_BY |= dict.fromkeys(("patterns", "names"), "memlens patterns") | {"experiments": "memlens experiment"}
 
 
 @dataclass(frozen=True)
