@@ -63,7 +63,7 @@ def test_a_whole_index_is_whole(alone: Path, with_values: Path) -> None:
 @pytest.mark.parametrize("how", ["truncated", "bit flipped", "missing", "empty", "longer"])
 def test_a_damaged_file_is_named_and_no_other(with_values: Path, tmp_path: Path, how: str) -> None:
     draw = random.Random(how)
-    names = [f"{table}.parquet" for table in (*TABLES, "values", "keys", "experiments/agreement")]
+    names = [f"{table}.parquet" for table in (*TABLES, "values", "keys", "tokens", "experiments/agreement")]
     for name in names:
         folder = Path(shutil.copytree(with_values, tmp_path / name.replace("/", "-")))
         path = folder / name

@@ -28,7 +28,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-TABLES = ("values", "keys", "patterns", "names", "experiments/agreement", "experiments/refinement",
+TABLES = ("values", "keys", "tokens", "patterns", "names", "experiments/agreement", "experiments/refinement",
           "experiments/prefixes", "experiments/predictive-values-bins")  # fmt: skip
 
 

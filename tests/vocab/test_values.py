@@ -74,10 +74,10 @@ def test_computing_again_gives_the_same_bytes_and_the_manifest_knows_them_and_ho
     made = []
     for _ in range(2):
         compute_values(index, model, top=500)
-        made.append([index.path(name).read_bytes() for name in ("values", "keys")])
+        made.append([index.path(name).read_bytes() for name in ("values", "keys", "tokens")])
     assert made[0] == made[1]
     manifest = memlens.open_index(index.folder).manifest.content
-    sizes = [manifest["files"][name]["bytes"] for name in ("values.parquet", "keys.parquet")]
+    sizes = [manifest["files"][name]["bytes"] for name in ("values.parquet", "keys.parquet", "tokens.parquet")]
     assert sizes == [len(content) for content in made[0]]
     made_with = {"top": VOCABULARY, "reading": "folded", "threads": torch.get_num_threads()}
     triggers = manifest["files"]["triggers.parquet"]["sha256"]

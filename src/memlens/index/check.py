@@ -33,6 +33,7 @@ from memlens.index.layout import (
     PATTERNS,
     ROUTERS,
     SCAN_TABLES,
+    TOKENS,
     VALUES,
     VOCABULARY,
 )
@@ -206,6 +207,7 @@ def _expected_rows(index: Index, name: str) -> int | None:
         MEMORIES: memories,
         "values.parquet": memories,
         "keys.parquet": memories,
+        TOKENS: manifest.model.vocabulary,
     }
     return known.get(name)
 
@@ -214,7 +216,7 @@ def _made_from(index: Index, name: str) -> dict[str, Any]:
     """Which tables a derived one was made from, with their checksums then, as far as the manifest notes it."""
     manifest = index.manifest
     folder, _, table = name.removesuffix(".parquet").rpartition("/")
-    if name in (VALUES, KEYS, ROUTERS):
+    if name in (VALUES, KEYS, ROUTERS, TOKENS):
         return dict(manifest.values.made_from)
     if name in (PATTERNS, NAMES):
         return dict(manifest.patterns.made_from) if manifest.patterns else {}

@@ -11,6 +11,7 @@
     values.parquet         what values promote          (`memlens values`)
     keys.parquet           tokens that keys match alone (`memlens values`)
     routers.parquet        tokens that a router's rows match alone (the same, of a mixture)
+    tokens.parquet         tokens: trained? classes     (`memlens values`)
     patterns.parquet       what triggers have in common (`memlens patterns`)
     names.parquet          one line per memory          (`memlens patterns`)
     experiments/           one table per experiment     (`memlens experiment`)
@@ -62,6 +63,7 @@ MEMORIES = "memories.parquet"
 ORDINARY = "ordinary.parquet"
 VALUES = "values.parquet"
 KEYS = "keys.parquet"
+TOKENS = "tokens.parquet"
 PATTERNS = "patterns.parquet"
 NAMES = "names.parquet"
 EXPERIMENTS = "experiments"
@@ -69,7 +71,7 @@ REPORT = "report.html"
 ROUTERS = "routers.parquet"
 EXPERTS = "experts.parquet"
 ROUTING = "routing.parquet"
-DERIVED_TABLES = (VALUES, KEYS, ROUTERS, PATTERNS, NAMES)
+DERIVED_TABLES = (VALUES, KEYS, ROUTERS, TOKENS, PATTERNS, NAMES)
 SCAN_TABLES = (CORPUS, VOCABULARY, TRIGGERS, MEMORIES, ORDINARY)
 MIXTURE_TABLES = (EXPERTS, ROUTING)  # of a scan, too, where the model is a mixture of experts
 

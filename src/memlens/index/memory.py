@@ -6,12 +6,17 @@
 `memlens show --json` and the workbench write the record of a memory; each of its parts can be read alone.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 ENDS = ("top", "bottom")
 
@@ -233,3 +238,15 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
             for row in best
         ],
     }
+
+
+def token_counts(index: Index) -> NDArray[Any]:
+    """How often each token is in the corpus. [vocabulary]"""
+    import numpy as np
+
+    query = "SELECT token, count(*) AS times FROM (SELECT unnest(tokens) AS token FROM {corpus}) GROUP BY token"
+    rows = index.arrays(query)
+    tokens = np.asarray(rows["token"], np.int64)
+    counts = np.zeros(max(index.manifest.model.vocabulary, int(tokens.max(initial=-1)) + 1), np.int64)
+    counts[tokens] = np.asarray(rows["times"], np.int64)
+    return counts

@@ -1,8 +1,10 @@
 """Shallow features of prefixes, as 63-bit keys, and how often a random prefix of the corpus has each.
 
+    FRAME          the last three words with a gap: "was … on", "was …", "was the …"
     ENDING + n     the last n words, n = 1..3
     ANYWHERE + n   n words in a row, anywhere in the window
-    SHAPE          a shape of the last word (a year, a capital, an opening quote) or an affix (-ing, un-)
+    SHAPE          a shape of the last word (a year, a capital, an opening quote) or an affix (-ing, un-), a piece
+                   inside a word that the last token is, or a class of the last token (tokens.parquet)
 
 An affix is two to four letters at either end of a word that is longer by at least one. A key holds its kind and up to
 three word numbers, so that it is read back without a table. The loops are compiled: a memory has a thousand keys.
@@ -23,11 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.parallel import compiled
+from memlens.pattern.word_lists import describe_class
 from memlens.pattern.words import GROUNDED, WINDOW, PrefixWords, Words
 from memlens.stats import upper_share
 
 LONGEST = 3
-ENDING, ANYWHERE, SHAPE = 0, 3, 7
+FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has one word at least, so that 0 is free for frames
+GAP = 0  # in the words of a frame
 _BITS, _KIND = 20, 60
 _MASK = (1 << _BITS) - 1
 _RATES = np.geomspace(1e-9, 20, 4000)
@@ -45,6 +49,7 @@ _SHAPES = {
     "digit": re.compile(r"[0-9].*[^\W\d_].*|[^\W\d_]+[0-9].*"),
 }
 OPENING_QUOTE = "opening quote"
+PIECE, CLASS = "piece ", "class "  # how the names of these begin
 _DESCRIPTIONS = {
     "year": "ends with a year",
     "decade": "ends with a decade",
@@ -76,16 +81,28 @@ def _describe(shape: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
+class TokenFeatures:
+    """What is known of every token: its text, and its classes at several grains (-1: none)."""
+
+    texts: list[str]
+    classes: NDArray[np.int32]  # [grains, vocabulary]
+
+
+@dataclass(frozen=True, eq=False)
 class SpellingFeatures:
-    """The shapes of every spelling; `names[number - 1]` is a shape's name."""
+    """The shapes of every spelling, and those of every token; `names[number - 1]` is a shape's name."""
 
     names: list[str]
     numbers: NDArray[np.int32]  # [all features of all spellings]
     offsets: NDArray[np.int64]  # [spellings + 1]
     opening: int  # the number of the opening quote
+    classes: NDArray[np.int32]  # [grains, vocabulary]: numbers of a token's classes, 0 for none
+    pieces: NDArray[np.int32]  # [vocabulary]: the number of a token as a piece inside a word, 0 for none
+    lengths: NDArray[np.int32]  # [spellings]: letters
+    token_lengths: NDArray[np.int32]  # [vocabulary]: letters
 
     @classmethod
-    def of(cls, words: Words, used: NDArray[Any]) -> SpellingFeatures:
+    def of(cls, words: Words, used: NDArray[Any], tokens: TokenFeatures) -> SpellingFeatures:
         """Of the spellings that end a prefix; the others have none."""
         numbers: dict[str, int] = {OPENING_QUOTE: 1}
         wanted = np.zeros(len(words.spellings), np.bool_)
@@ -96,24 +113,54 @@ class SpellingFeatures:
             if is_used:
                 flat += [numbers.setdefault(name, len(numbers) + 1) for name in shapes_of(spelling)]
             offsets.append(len(flat))
-        return cls(list(numbers), np.array(flat, np.int32), np.array(offsets, np.int64), 1)
+        pieces = [
+            numbers.setdefault(f"{PIECE}{text.lower()}", len(numbers) + 1) if text.isalpha() and len(text) > 1 else 0
+            for text in tokens.texts
+        ]
+        grains = [
+            [0 if own < 0 else numbers.setdefault(f"{CLASS}{grain}.{own}", len(numbers) + 1) for own in classes]
+            for grain, classes in enumerate(tokens.classes.tolist())
+        ]
+        spelled = (np.array(flat, np.int32), np.array(offsets, np.int64), 1)
+        lengths = (np.array([len(text.strip()) for text in own], np.int32) for own in (words.spellings, tokens.texts))
+        classes = np.array(grains, np.int32).reshape(len(grains), len(tokens.texts))
+        return cls(list(numbers), *spelled, classes, np.array(pieces, np.int32), *lengths)
 
 
 @dataclass(frozen=True)
 class Feature:
     """A key, read back."""
 
-    kind: str  # "ending", "n-gram" or "shape"
-    words: tuple[int, ...] = ()  # numbers of its words
+    kind: str  # "ending", "n-gram", "frame", "shape", "piece" or "class"
+    words: tuple[int, ...] = ()  # numbers of its words; GAP for any word
     shape: str = ""
 
-    def text(self, words: Words) -> str:
-        return " ".join(words.texts[number] for number in self.words)
+    @property
+    def places(self) -> frozenset[int]:
+        """Which of the last words it looks at, 1 for the last; none for an n-gram, which may stand anywhere."""
+        if self.kind == "n-gram":
+            return frozenset()
+        words = reversed(self.words or (1,))
+        return frozenset(place for place, word in enumerate(words, 1) if word != GAP)
 
-    def describe(self, words: Words) -> str:
+    @property
+    def is_of_last_word(self) -> bool:
+        """Does it say something of the last word but not which one it is?"""
+        return self.kind in ("shape", "piece", "class") and self.shape != OPENING_QUOTE
+
+    def text(self, words: Words) -> str:
+        texts = ["…" if number == GAP else words.texts[number] for number in self.words]
+        return " ".join(texts).removeprefix("… ")
+
+    def describe(self, words: Words, examples: Sequence[str] = ()) -> str:
+        """`examples`: last words of the prefixes that have it, the most frequent first; for a class."""
+        if self.kind == "class":
+            return describe_class(examples)
+        if self.kind == "piece":
+            return f'ends inside a word with "{self.shape}"'
         if self.kind == "shape":
             return _describe(self.shape)
-        return f'{"ends with" if self.kind == "ending" else "contains"} "{self.text(words)}"'
+        return f'{"contains" if self.kind == "n-gram" else "ends with"} "{self.text(words)}"'
 
     def name(self, words: Words) -> str:
         """The same for every memory that has it: what related memories are found by."""
@@ -123,7 +170,13 @@ class Feature:
 def read_key(key: int, names: Sequence[str]) -> Feature:
     kind, body = key >> _KIND, key & ((1 << _KIND) - 1)
     if kind == SHAPE:
-        return Feature("shape", shape=names[body - 1])
+        name = names[body - 1]
+        for start in (PIECE, CLASS):
+            if name.startswith(start):
+                return Feature(start.strip(), shape=name.removeprefix(start))
+        return Feature("shape", shape=name)
+    if kind == FRAME:
+        return Feature("frame", tuple((body >> (_BITS * place)) & _MASK for place in (2, 1, 0)))
     length = kind - (ANYWHERE if kind > ANYWHERE else ENDING)
     numbers = tuple((body >> (_BITS * place)) & _MASK for place in reversed(range(length)))
     return Feature("ending" if kind <= ANYWHERE else "n-gram", numbers)
@@ -139,11 +192,17 @@ class _PrefixArrays(NamedTuple):
     shapes: Any  # the arrays of SpellingFeatures
     shape_offsets: Any
     opening: int
+    tokens: Any
+    classes: Any
+    pieces: Any
+    lengths: Any
+    token_lengths: Any
 
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> _PrefixArrays:
         own = (prefixes.words, prefixes.offsets, prefixes.last, prefixes.opens)
-        return cls(*own, spelled.numbers, spelled.offsets, spelled.opening)
+        of_tokens = (prefixes.tokens, spelled.classes, spelled.pieces, spelled.lengths, spelled.token_lengths)
+        return cls(*own, spelled.numbers, spelled.offsets, spelled.opening, *of_tokens)
 
 
 @compiled
@@ -168,13 +227,41 @@ def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
     if prefixes.opens[row]:
         keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(prefixes.opening)
         count += 1
+    token = prefixes.tokens[row]
+    if token >= 0:
+        for grain in range(len(prefixes.classes)):
+            if prefixes.classes[grain, token] > 0:
+                keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(prefixes.classes[grain, token])
+                count += 1
+        if prefixes.pieces[token] > 0 and prefixes.token_lengths[token] < prefixes.lengths[last]:
+            keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(prefixes.pieces[token])
+            count += 1
+    return _add_frames_(words, prefixes.offsets[row], end, keys, count)
+
+
+@compiled
+def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int:
+    """Append the frames of the last three words: "one … three", "… two …", "one two …"."""
+    if end - begin < 2:
+        return count
+    first = np.int64(words[end - 3]) if end - begin >= 3 else np.int64(0)
+    second, third = np.int64(words[end - 2]), np.int64(words[end - 1])
+    if second > 0:
+        keys[count] = second << _BITS
+        count += 1
+    if first > 0 and third > 0:
+        keys[count] = (first << (2 * _BITS)) | third
+        count += 1
+    if first > 0 and second > 0:
+        keys[count] = (first << (2 * _BITS)) | (second << _BITS)
+        count += 1
     return count
 
 
 @compiled
 def _room(prefixes: _PrefixArrays, row: int) -> int:
     """At least as many keys as a prefix has."""
-    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 16
+    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 24
 
 
 @compiled
@@ -250,6 +337,13 @@ def shared_keys(
     return memory, keys, sets, sizes
 
 
+def is_anywhere(keys: KeyArray) -> NDArray[np.bool_]:
+    """Which keys are of n-grams, that may stand anywhere; the others look at the end."""
+    kinds = keys >> _KIND
+    found: NDArray[np.bool_] = (kinds > ANYWHERE) & (kinds < SHAPE)
+    return found
+
+
 @dataclass(frozen=True, eq=False)
 class Background:
     """Counts of features among sampled prefixes."""
@@ -258,14 +352,16 @@ class Background:
     counts: NDArray[np.int64]
     prefixes: int
     length_shares: NDArray[np.float64]  # [WINDOW + 1]: share of prefixes of each length
-    hypotheses: int  # per memory
+    hypotheses: tuple[int, int]  # per memory: at the end, anywhere
 
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> Background:
         keys, counts = np.unique(_all_keys(_PrefixArrays.of(prefixes, spelled)), return_counts=True)
         kept = counts > 1  # what was met once is looked up as met once, without being kept
         lengths = np.bincount(prefixes.lengths, minlength=WINDOW + 1) / max(len(prefixes), 1)
-        return cls(keys[kept], counts[kept], len(prefixes), lengths, int((counts >= GROUNDED).sum()))
+        anywhere = is_anywhere(keys[counts >= GROUNDED])
+        hypotheses = (int((~anywhere).sum()), int(anywhere.sum()))
+        return cls(keys[kept], counts[kept], len(prefixes), lengths, hypotheses)
 
     def count(self, keys: KeyArray) -> NDArray[np.int64]:
         """How many of the sampled prefixes have each feature; at least 1."""
@@ -280,8 +376,7 @@ class Background:
         The mean over prefixes as long as those given.
         """
         shares = upper_share(self.count(keys), self.prefixes)
-        kinds = keys >> _KIND
-        anywhere = (kinds > ANYWHERE) & (kinds < SHAPE)
+        anywhere = is_anywhere(keys)
         there = lengths[anywhere] >= 0
         rates = np.interp(shares[anywhere], self._shares_by_rate(), _RATES)
         chances = (1 - np.exp(-rates[:, None] * np.maximum(lengths[anywhere], 0))) * there

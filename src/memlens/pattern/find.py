@@ -13,19 +13,18 @@ The rate of false discoveries holds in each of the three families of hypotheses.
 triggers, not with the corpus. No model is needed.
 """
 
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from memlens.index.memory import token_counts
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.pattern.shallow import Candidate, ShallowChoice, Texts, add_waiting, choose, find_significant
+from memlens.pattern.shallow import Candidate, Ending, ShallowChoice, Texts, add_waiting, choose, find_significant
 from memlens.pattern.topics import SemanticTopic, find_topics
 from memlens.pattern.word_vectors import WordVectors, word_vectors
 from memlens.pattern.words import GROUNDED, TriggerRows, read_trigger_rows
@@ -77,9 +76,9 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
     vectors = word_vectors(index, texts.words, settings.seed)
     filled = triggers.filled.tolist()
     content = texts.content_words()
-    last = _last_words(texts, triggers)
+    ends = _endings(texts, triggers)
     chosen = [
-        choose(own, filled[m], last[m], content, significant.cutoff) if own else ShallowChoice((), ())
+        choose(own, filled[m], ends[m], content, significant.cutoffs) if own else ShallowChoice((), ())
         for m, own in enumerate(candidates)
     ]
     topics, swapped = find_topics(texts, triggers, chosen, vectors, settings, progress)
@@ -87,32 +86,35 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
     for m, own in enumerate(candidates):
         topic, q = topics.get(m, (None, 1.0))
         members = topic.members if topic else 0
-        kept = add_waiting(chosen[m], own, members, filled[m], last[m], significant.cutoff)
-        named = [_shallow_pattern(candidate, texts) for candidate in kept]
+        kept = add_waiting(chosen[m], own, members, filled[m], ends[m], significant.cutoffs)
+        named = [_shallow_pattern(candidate, texts, ends[m]) for candidate in kept]
         named += [_semantic_pattern(topic, texts, vectors, q)] if topic else []
         patterns.append(sorted(named, key=lambda pattern: (-pattern.confidence(filled[m]), pattern.name)))
     notes: dict[str, Any] = {
         "hypotheses": significant.hypotheses + len(triggers.rows),
         "background": len(texts.sample),
-        "highest_p": significant.cutoff,
+        "highest_p": significant.cutoffs.at_end,
+        "highest_p_anywhere": significant.cutoffs.anywhere,
         "word_vectors": len(vectors.vectors),
         "swapped": {str(layer): float(swapped[triggers.layer == layer].mean()) for layer in np.unique(triggers.layer)},
     }
     return PatternResult(triggers, patterns, notes)
 
 
-def _last_words(texts: Texts, triggers: TriggerRows) -> list[list[int]]:
-    """The last word of every trigger, by memory and rank; 0 where there is none."""
-    words = texts.prefixes
-    ends = words.words[np.maximum(words.offsets[1:] - 1, 0)] if len(words.words) else words.last
-    last = (ends * (words.lengths > 0))[triggers.rows] * (triggers.rows >= 0)
-    found: list[list[int]] = last.tolist()
-    return found
+def _endings(texts: Texts, triggers: TriggerRows) -> list[list[Ending]]:
+    """The last three words of every trigger, by memory and rank; 0 where there is none."""
+    prefixes = texts.prefixes
+    padded = np.concatenate([np.zeros(3, np.int32), prefixes.words])
+    last = np.stack([padded[prefixes.offsets[1:] + 2 - back] * (prefixes.lengths > back) for back in (2, 1, 0)], 1)
+    own = last[triggers.rows] * (triggers.rows >= 0)[..., None]
+    return [[(one, two, three) for one, two, three in memory] for memory in own.tolist()]
 
 
-def _shallow_pattern(candidate: Candidate, texts: Texts) -> Pattern:
+def _shallow_pattern(candidate: Candidate, texts: Texts, ends: list[Ending]) -> Pattern:
     feature, words = candidate.feature, texts.words
-    described = (feature.name(words), "shallow", feature.describe(words))
+    last = Counter(words.texts[own[-1]] for rank, own in enumerate(ends) if candidate.members >> rank & 1)
+    examples = [word for word, _ in sorted(last.items(), key=lambda pair: (-pair[1], pair[0]))]
+    described = (feature.name(words), "shallow", feature.describe(words, examples))
     return Pattern(*described, candidate.members, candidate.share, candidate.q)
 
 
@@ -145,7 +147,7 @@ def what_follows(index: Index, triggers: TriggerRows, rate: float) -> list[Follo
 
 
 def _typical_tokens(index: Index, triggers: TriggerRows, rate: float) -> list[list[tuple[int, int]]]:
-    counts = _token_counts(index)
+    counts = token_counts(index)
     memory, rank = np.nonzero(triggers.following >= 0)
     pairs, times = np.unique(
         memory.astype(np.int64) << 32 | triggers.following[memory, rank].astype(np.int64), return_counts=True
@@ -160,17 +162,6 @@ def _typical_tokens(index: Index, triggers: TriggerRows, rate: float) -> list[li
     for m, t, k in zip(owner[q <= rate].tolist(), token[q <= rate].tolist(), times[q <= rate].tolist(), strict=True):
         found[m].append((t, k))
     return [sorted(own, key=lambda pair: (-pair[1], pair[0])) for own in found]
-
-
-def _token_counts(index: Index) -> NDArray[np.int64]:
-    """How often each token is in the corpus."""
-    query = "SELECT token, count(*) AS times FROM (SELECT unnest(tokens) AS token FROM read_parquet($1)) GROUP BY token"
-    with closing(duckdb.connect(config={"threads": 1})) as database:
-        rows = database.execute(query, [str(index.path("corpus"))]).fetchnumpy()
-    tokens = np.asarray(rows["token"], np.int64)
-    counts = np.zeros(max(index.manifest.model.vocabulary, int(tokens.max(initial=-1)) + 1), np.int64)
-    counts[tokens] = np.asarray(rows["times"], np.int64)
-    return counts
 
 
 def _promoted_tokens(index: Index) -> Iterator[tuple[tuple[int, int], tuple[int, ...]]]:

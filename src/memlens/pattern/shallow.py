@@ -5,7 +5,8 @@ Significance, for all memories at once:
  1. A hypothesis is a feature that at least three prefixes of the background have, for one memory.
  2. p = P(X >= k), X ~ Binomial(t, f): k of the memory's t triggers share a feature that a random prefix has with
     chance f. Features that fewer than three triggers share count with p = 1.
- 3. One cut for the whole model at the rate of false discoveries (Benjamini and Hochberg, 1995).
+ 3. A cut for the whole model at the rate of false discoveries (Benjamini and Hochberg, 1995), one for what stands at
+    the end of a prefix and one for n-grams anywhere, of which there are many more.
 
 Choice, for one memory, since features overlap ("free press" implies "press", -ess and contains "press"):
 
@@ -20,13 +21,24 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlens.index.reader import Index
 from memlens.parallel import Progress
-from memlens.pattern.features import OPENING_QUOTE, Background, Feature, SpellingFeatures, read_key, shared_keys
+from memlens.pattern.features import (
+    GAP,
+    Background,
+    Feature,
+    SpellingFeatures,
+    TokenFeatures,
+    is_anywhere,
+    read_key,
+    shared_keys,
+)
 from memlens.pattern.matched import MatchedPlaces, draw_matched
 from memlens.pattern.words import GROUNDED, PrefixWords, TriggerRows, Words, read_prefix_words, sample_prefixes
 from memlens.settings import PatternSettings
@@ -37,7 +49,12 @@ _FREQUENT = 4e-3  # of all words: a word that is so frequent has no content
 _RARE = 1e-3  # below this, rarity adds nothing to the order of choice
 _COVERS_AS_MUCH = 0.9
 _EXPLAINED = 0.01  # a feature no rarer than this, given its content word, is explained by the word
+_GRAINS = ["coarse", "fine"]  # classes of tokens.parquet
+_ONE_WORD = 0.67  # of the prefixes of a class or shape that end with one word: it is an ending first
 _DOMINANT = 0.6  # a content word in so many of the triggers is a pattern whatever the topic
+
+
+Ending = tuple[int, int, int]  # the last three words of a trigger, 0 for none
 
 
 @dataclass(frozen=True)
@@ -56,6 +73,16 @@ class Candidate:
 
     def is_content_word(self, content: Collection[int]) -> bool:
         return self.feature.kind == "n-gram" and len(self.feature.words) == 1 and self.feature.words[0] in content
+
+
+class Cutoffs(NamedTuple):
+    """The highest p-values of significant features."""
+
+    at_end: float
+    anywhere: float
+
+    def of(self, feature: Feature) -> float:
+        return self.anywhere if feature.kind == "n-gram" else self.at_end
 
 
 @dataclass(frozen=True)
@@ -84,7 +111,7 @@ class Texts:
         matched = draw_matched(index, _multiplicity(triggers.rows, own.tokens, index), settings.seed)
         own = own.join(read_prefix_words(index, matched.sentences, matched.positions, words))
         sample = read_prefix_words(index, *sample_prefixes(index, settings.background, settings.seed), words)
-        spelled = SpellingFeatures.of(words, np.concatenate([own.last, sample.last]))
+        spelled = SpellingFeatures.of(words, np.concatenate([own.last, sample.last]), read_tokens(index))
         return cls(words, own, matched, sample, spelled, Background.of(sample, spelled))
 
     def content_words(self) -> set[int]:
@@ -94,6 +121,15 @@ class Texts:
         function = set(np.flatnonzero(shares > _FREQUENT).tolist())
         letters = {number for number, text in enumerate(self.words.texts) if any(map(str.isalpha, text))}
         return letters - function
+
+
+def read_tokens(index: Index) -> TokenFeatures:
+    """Texts of all tokens, and their classes where `memlens values` has made them."""
+    if not index.has("tokens"):
+        return TokenFeatures(index.vocabulary, np.zeros((0, len(index.vocabulary)), np.int32))
+    table = index.table("tokens", _GRAINS)
+    classes = [pc.fill_null(table.column(name), -1).to_numpy() for name in _GRAINS]
+    return TokenFeatures(index.vocabulary, np.array(classes, np.int32)[:, : len(index.vocabulary)])
 
 
 def _multiplicity(rows: NDArray[np.int64], tokens: NDArray[np.int32], index: Index) -> NDArray[np.int64]:
@@ -115,7 +151,7 @@ class SignificantFeatures:
     sets: NDArray[np.uint64]
     shares: NDArray[np.float64]
     q: NDArray[np.float64]
-    cutoff: float  # the highest p-value among them
+    cutoffs: Cutoffs
     hypotheses: int
 
     def candidates(self, texts: Texts, memories: int) -> Iterator[list[Candidate]]:
@@ -145,22 +181,26 @@ def find_significant(
         parts.append((memory[kept] + first, keys[kept], sets[kept], shares[kept], p[kept]))
     progress("shallow", memories, memories)
     memory, keys, sets, shares, p = (np.concatenate(column) for column in zip(*parts, strict=True))
-    hypotheses = texts.background.hypotheses * int((triggers.filled >= GROUNDED).sum())
-    q = q_values(p, max(hypotheses, len(p)))
+    memories = int((triggers.filled >= GROUNDED).sum())
+    anywhere, q = is_anywhere(keys), np.ones(len(p))
+    highest = []
+    for family, hypotheses in zip((~anywhere, anywhere), texts.background.hypotheses, strict=True):
+        q[family] = q_values(p[family], max(hypotheses * memories, int(family.sum())))
+        highest.append(float(p[family & (q <= settings.rate)].max(initial=0.0)))
     kept = q <= settings.rate
-    cutoff = float(p[kept].max(initial=0.0))
-    return SignificantFeatures(memory[kept], keys[kept], sets[kept], shares[kept], q[kept], cutoff, hypotheses)
+    found = (memory[kept], keys[kept], sets[kept], shares[kept], q[kept])
+    return SignificantFeatures(*found, Cutoffs(*highest), sum(texts.background.hypotheses) * memories)
 
 
 def choose(
-    candidates: Sequence[Candidate], triggers: int, last_words: Sequence[int], content: Collection[int], cutoff: float
+    candidates: Sequence[Candidate], triggers: int, ends: Sequence[Ending], content: Collection[int], cutoffs: Cutoffs
 ) -> ShallowChoice:
-    """The shallow patterns among a memory's significant features; `cutoff` is the highest p-value among all."""
+    """The shallow patterns among a memory's significant features; `cutoffs` are the highest p-values among all."""
     words = {c.feature.words[0]: c for c in candidates if c.is_content_word(content)}
     kept = [c for c in candidates if not any(_explains(words.get(w), c) for w in set(c.feature.words))]
     waiting = [c for c in kept if c.is_content_word(content) and c.size < _DOMINANT * triggers]
     names = {c.feature for c in waiting}
-    patterns = _pick([], [c for c in kept if c.feature not in names], triggers, last_words, cutoff)
+    patterns = _pick([], [c for c in kept if c.feature not in names], triggers, ends, cutoffs)
     return ShallowChoice(tuple(_longest(patterns, candidates)), tuple(waiting))
 
 
@@ -169,12 +209,12 @@ def add_waiting(
     candidates: Sequence[Candidate],
     topic: int,
     triggers: int,
-    last_words: Sequence[int],
-    cutoff: float,
+    ends: Sequence[Ending],
+    cutoffs: Cutoffs,
 ) -> tuple[Candidate, ...]:
     """Patterns with those waiting words that the topic's prefixes (a bit each) do not account for."""
     free = [c for c in chosen.waiting if (c.members & topic).bit_count() < c.size / 2]
-    more = _pick(list(chosen.patterns), free, triggers, last_words, cutoff)
+    more = _pick(list(chosen.patterns), free, triggers, ends, cutoffs)
     return tuple(_longest(more, candidates, before=len(chosen.patterns)))
 
 
@@ -190,37 +230,55 @@ def _score(candidate: Candidate, triggers: int) -> tuple[float, int, float, str]
     """Sorts the most telling first; equal ones by length, rarity and name, so that the order is always the same."""
     feature, p = candidate.feature, float(binomial_tail(candidate.size, triggers, max(candidate.share, _RARE)))
     name = repr((feature.words, feature.shape))
-    return log(max(p, 1e-300)), -max(len(feature.words), 1), candidate.share, name
+    return log(max(p, 1e-300)), -max(len(feature.places), len(feature.words), 1), candidate.share, name
 
 
 def _pick(
-    picked: list[Candidate], candidates: Iterable[Candidate], triggers: int, last_words: Sequence[int], cutoff: float
+    picked: list[Candidate], candidates: Iterable[Candidate], triggers: int, ends: Sequence[Ending], cutoffs: Cutoffs
 ) -> list[Candidate]:
-    for candidate in sorted(candidates, key=lambda c: _score(c, triggers)):
+    """Take the most telling first; a class or shape of which most is one word waits until that word is taken."""
+    queue = sorted(candidates, key=lambda c: _score(c, triggers))
+    waiting = [c for c in queue if c.feature.is_of_last_word and _most_frequent(c.members, ends) > _ONE_WORD]
+    for candidate in [c for c in queue if c not in waiting] + waiting:
         taken = 0
-        at_end = sum(1 << rank for rank, word in enumerate(last_words) if word in candidate.feature.words)
+        at_end = sum(1 << rank for rank, words in enumerate(ends) if words[-1] in candidate.feature.words)
         for other in picked:
             if _same_words(candidate.feature, other.feature):
                 taken |= other.members
-            elif other.feature.kind == "shape":
+            elif other.feature.is_of_last_word:
                 taken |= other.members & at_end
         fresh = candidate.members & ~taken
-        if fresh.bit_count() < GROUNDED:
+        if fresh.bit_count() < GROUNDED or not _is_varied(candidate.feature, fresh, ends):
             continue
-        is_of_words = candidate.feature.kind == "shape" and candidate.feature.shape != OPENING_QUOTE
-        if is_of_words and len({word for rank, word in enumerate(last_words) if fresh >> rank & 1}) < GROUNDED:
-            continue  # a few words over and over are endings, not a shape
-        if taken and binomial_tail(fresh.bit_count(), triggers - taken.bit_count(), candidate.share) > cutoff:
+        if taken and binomial_tail(fresh.bit_count(), triggers - taken.bit_count(), candidate.share) > cutoffs.of(
+            candidate.feature
+        ):
             continue
         picked.append(candidate)
     return picked
 
 
+def _most_frequent(members: int, ends: Sequence[Ending]) -> float:
+    """The share of prefixes (a bit each) that end with the most frequent last word among them."""
+    words = [own[-1] for rank, own in enumerate(ends) if members >> rank & 1]
+    return max(words.count(word) for word in set(words)) / len(words) if words else 0.0
+
+
+def _is_varied(feature: Feature, members: int, ends: Sequence[Ending]) -> bool:
+    """Are there three words in the place that a feature leaves open? A few over and over are endings of their own."""
+    if feature.kind == "frame":
+        gaps = [place for place, word in enumerate(feature.words) if word == GAP and any(feature.words[:place])]
+    else:
+        gaps = [-1] if feature.is_of_last_word else []
+    open_words = {tuple(own[gap] for gap in gaps) for rank, own in enumerate(ends) if members >> rank & 1}
+    return not gaps or len(open_words) >= GROUNDED
+
+
 def _same_words(one: Feature, other: Feature) -> bool:
-    """Do two features look at the same place? Endings and shapes do: at the last word."""
+    """Do two features look at the same place? Those of the end do if it is the same of the last words."""
     if one.kind != "n-gram" and other.kind != "n-gram":
-        return True
-    return not set(one.words).isdisjoint(other.words)
+        return not one.places.isdisjoint(other.places)
+    return not {*one.words, GAP}.isdisjoint({*other.words} - {GAP})
 
 
 def _longest(patterns: Iterable[Candidate], candidates: Sequence[Candidate], before: int = 0) -> list[Candidate]:
@@ -259,11 +317,13 @@ def _join(one: Candidate, other: Candidate) -> Candidate:
 
 
 def _length(feature: Feature) -> int:
-    return len(feature.words) or (len(feature.shape) if "-" in feature.shape else 0)
+    return sum(word != GAP for word in feature.words) or (len(feature.shape) if "-" in feature.shape else 0)
 
 
 def _implies(longer: Feature, shorter: Feature) -> bool:
     if longer.kind != shorter.kind:
+        return False
+    if longer.kind in ("piece", "class"):
         return False
     if longer.kind == "shape":  # of affixes: -ing implies -ng, under- implies und-
         one, other = longer.shape, shorter.shape
@@ -271,6 +331,8 @@ def _implies(longer: Feature, shorter: Feature) -> bool:
             return one.startswith("-") and one.endswith(other[1:])
         return other.endswith("-") and one.startswith(other[:-1])
     size = len(shorter.words)
+    if longer.kind == "frame":
+        return all(one == other for one, other in zip(longer.words, shorter.words, strict=True) if other != GAP)
     if longer.kind == "ending":
         return longer.words[-size:] == shorter.words
     return any(longer.words[i : i + size] == shorter.words for i in range(len(longer.words) - size + 1))

@@ -178,11 +178,11 @@ def _words_of_patterns(chosen: Sequence[ShallowChoice], vectors: WordVectors) ->
     offsets, last = [0], []
     for memory in chosen:
         features = [(pattern.feature, pattern.members) for pattern in memory.patterns]
-        words += sorted({int(rows[w]) for feature, _ in features for w in feature.words if rows[w] >= 0})
+        words += sorted({int(rows[w]) for feature, _ in features for w in feature.words if w and rows[w] >= 0})
         offsets.append(len(words))
         at_end = 0
         for feature, members in features:
-            at_end |= members if feature.kind == "shape" else 0
+            at_end |= members if feature.is_of_last_word else 0
         last.append(at_end)
     flat: NDArray[np.int32] = np.array(words, np.int32)
     return ExcludedWords(flat, np.array(offsets, np.int64), np.array(last, np.uint64))

@@ -26,6 +26,7 @@ from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Mapper, Progress, SerialMapper, no_progress
 from memlens.vocab.kernels import find_ends, read_softmax, score_blocks, thread_pool
+from memlens.vocab.tokens import TOKENS_SCHEMA, token_tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,7 @@ def compute_values(
     progress: Progress = no_progress,
     mapper: Callable[[MemoryModel], Mapper] = SerialMapper,
 ) -> None:
-    """Write values.parquet and keys.parquet for every scanned layer.
+    """Write values.parquet, keys.parquet and tokens.parquet for every scanned layer.
 
     `model` is the one that was scanned, or where it is; None takes it from where it was at the scan. `reading` defaults
     to the model's own (folded where it has a final norm), but to raw for an index made with a preset of the paper.
@@ -106,7 +107,8 @@ def compute_values(
     where = mapper(model)
     values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, where=where)
     index.write({"values": values}, lambda: {"values": notes})
-    tables = {"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, where=where))}
+    tables = {"tokens": (TOKENS_SCHEMA, token_tables(index, model))}
+    tables |= {"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, where=where))}
     if any(model.layers[layer].is_mixture for layer in index.layers):
         tables["routers"] = ROUTERS_SCHEMA, router_tables(index, model, top)
     index.write(tables, dict)
@@ -118,7 +120,7 @@ def values_are_made(index: Index, model: MemoryModel, *, top: int = 50, reading:
     noted = index.manifest.values
     if (noted.top, noted.reading) != (min(top, model.vocabulary), chosen):
         return False
-    if not (index.is_whole("values") and index.is_whole("keys")):
+    if not all(index.is_whole(table) for table in ("values", "keys", "tokens")):
         return False
     # Keys are written after the values; an interruption between the two leaves those of an earlier call.
     keys = index.sql("SELECT len(tokens) AS count FROM {keys} LIMIT 1")

@@ -1,0 +1,116 @@
+"""tokens.parquet: every token's count in the corpus, the norm of its embedding, whether it was trained, its classes.
+
+A token that the model hardly met in training keeps no direction of its own: all that ever moved its output embedding is
+the softmax, which pushes all such tokens the same way (Land and Bartolo, 2024, https://arxiv.org/abs/2405.05417), or
+weight decay, which shrinks it. So a token counts as undertrained if it is rare in the corpus and its output embedding
+
+    lies within ALIKE of the direction that most tokens that never occur share, or
+    has less than half the norm of every token that occurs often.
+
+Classes are clusters of the input embeddings of tokens that occur, by k-means on unit vectors: words that the model
+takes for alike, such as months. Embeddings are rounded to small whole numbers, so that every product and sum is exact
+and the classes are the same whatever the number of threads or the kind of processor.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from memlens.index.memory import token_counts
+from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
+
+CLASSES = {"coarse": 150, "fine": 500}
+ALIKE = 0.9  # cosine
+_OFTEN = 10  # occurrences
+_RARE = 5e-6  # of all tokens of the corpus
+_ROUNDS, _TURNS = 5, 12
+_SPREAD, _LARGEST = 32, 127  # whole numbers for one standard deviation of a coordinate, and at most
+_TOKENS_AT_ONCE = 4096
+
+TOKENS_SCHEMA = pa.schema(
+    [
+        ("token", pa.int32()),
+        ("count", pa.int64()),  # in the corpus
+        ("norm", pa.float32()),  # of the output embedding
+        ("trained", pa.bool_()),
+        *((name, pa.int32()) for name in CLASSES),  # null for a token that does not occur
+    ]
+)
+
+
+def token_tables(index: Index, model: MemoryModel) -> Iterator[pa.Table]:
+    """The rows of tokens.parquet."""
+    counts = token_counts(index)
+    output = model.lens.embedding.cpu().numpy()
+    columns = {
+        "token": np.arange(model.vocabulary),
+        "count": counts[: model.vocabulary],
+        "norm": np.sqrt((output.astype(np.float64) ** 2).sum(1)),
+        "trained": ~undertrained(output, counts[: model.vocabulary]),
+    }
+    embedding = model.lens.input_embedding.cpu().numpy()
+    there = np.flatnonzero(counts[: len(embedding)])
+    whole = whole_numbers(embedding[there])
+    for name, size in CLASSES.items():
+        own = np.full(model.vocabulary, -1)
+        own[there] = k_means(whole, size)
+        columns[name] = pa.array(own, pa.int32(), mask=own < 0)
+    yield pa.table(columns).cast(TOKENS_SCHEMA)
+
+
+def undertrained(embedding: NDArray[np.float32], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tokens [vocabulary] whose output embedding [vocabulary, d] was hardly trained, by the rule above."""
+    often, rare = counts >= _OFTEN, counts <= _RARE * counts.sum()
+    if not often.any():
+        return np.zeros(len(counts), np.bool_)
+    centred = embedding - embedding[often].mean(0)
+    unit = centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-9)
+    near = counts == 0
+    for _ in range(_ROUNDS):
+        direction = unit[near].sum(0)
+        close = unit @ (direction / max(float(np.linalg.norm(direction)), 1e-9)) > ALIKE
+        near = close & (counts == 0)
+    is_shared = near.sum() >= max(3, (close & often).sum())  # else it is a direction of ordinary tokens
+    norms = np.linalg.norm(embedding, axis=1)
+    found: NDArray[np.bool_] = rare & ((close & is_shared) | (norms < norms[often].min() / 2))
+    return found
+
+
+def whole_numbers(embedding: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Centred unit vectors [tokens, d] as whole numbers from -_LARGEST to _LARGEST."""
+    vectors = embedding.astype(np.float64) - (embedding.astype(np.float64).mean(0) if len(embedding) else 0)
+    vectors /= np.maximum(np.sqrt((vectors**2).sum(1, keepdims=True)), 1e-12)
+    return np.clip(np.rint(vectors * _SPREAD * np.sqrt(vectors.shape[1])), -_LARGEST, _LARGEST)
+
+
+def k_means(vectors: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
+    """The cluster of each vector of whole numbers; a cluster that loses all its vectors stays where it was."""
+    clusters = min(clusters, len(vectors))
+    if clusters == 0:
+        return np.zeros(0, np.int64)
+    centres = vectors[np.sort(np.random.default_rng([0, clusters]).choice(len(vectors), clusters, replace=False))]
+    nearest = _nearest(vectors, centres)
+    for _ in range(_TURNS):
+        counts = np.bincount(nearest, minlength=clusters)
+        order = np.argsort(nearest, kind="stable")
+        begins = np.concatenate([[0], np.cumsum(counts)])[:-1]
+        filled = np.flatnonzero(counts)
+        sums = np.add.reduceat(vectors[order], begins[filled], axis=0)
+        centres = centres.copy()
+        centres[filled] = np.rint(sums / counts[filled, None])
+        before, nearest = nearest, _nearest(vectors, centres)
+        if (before == nearest).all():
+            break
+    return nearest
+
+
+def _nearest(vectors: NDArray[np.float64], centres: NDArray[np.float64]) -> NDArray[np.int64]:
+    half = (centres**2).sum(1) / 2
+    parts = [
+        np.argmax(vectors[first : first + _TOKENS_AT_ONCE] @ centres.T - half, 1)
+        for first in range(0, len(vectors), _TOKENS_AT_ONCE)
+    ]
+    return np.concatenate(parts)
