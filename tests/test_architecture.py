@@ -25,8 +25,8 @@ ORDER = (
     ("cli",),
 )
 LEVEL = {part: level for level, row in enumerate(ORDER) for part in row}
-# `testing` builds models for tests; __init__ and __main__ are the two front doors.
-ALLOWED = {("testing", "models")}
+# `testing` and `testing_types` build models for tests; __init__ and __main__ are the two front doors.
+ALLOWED = {("testing", "models"), ("testing_types", "models")}
 DOORS = ("__init__", "__main__")
 
 

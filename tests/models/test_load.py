@@ -309,26 +309,41 @@ def test_a_bos_beyond_the_embedding_is_refused():
 REFUSED_KINDS = [
     ("t5", {}, "encoder-decoder"),
     ("bert", {}, "encoder and predicts no next token"),
-    ("mixtral", {}, "mixture of experts"),
-    ("qwen2_moe", {}, "mixture of experts"),
-    ("opt", {"do_layer_norm_before": False}, "post-norm"),
-    ("opt", {"word_embed_proj_dim": 12}, "another width"),
-    ("gemma2", {"use_bidirectional_attention": True}, "both ways"),
-    ("bloom", {"apply_residual_connection_post_layernorm": True}, "after the norm"),
-    ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}, "slow_but_exact"),
-    ("gpt2", {"add_cross_attention": True}, "encoder"),
     ("gpt2", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
-    ("gemma3", {}, "text-only"),
-    ("mamba", {}, "memlens knows gpt2, gpt_neo"),
+    ("gpt2", {"add_cross_attention": True}, "encoder"),
+    ("mamba", {}, "without a feed-forward part"),
+    ("rwkv", {}, "second gate"),
+    ("zamba2", {}, "shared by many layers"),
+    ("deepseek_v4", {}, "hyper-connections"),
+    ("gemma3n_text", {}, "AltUp"),
+    ("llama4_text", {}, "router weighs what experts read"),
+    ("dbrx", {}, "outside the interface"),
+    ("jetmoe", {}, "outside the interface"),
+    ("longcat_flash", {}, "two feed-forward parts"),
 ]
 
 
 @pytest.mark.parametrize(("model_type", "settings", "reason"), REFUSED_KINDS)
-def test_a_kind_that_cannot_be_read_as_memories_is_refused_with_its_reason(tmp_path, model_type, settings, reason):
+def test_a_kind_that_cannot_be_read_as_memories_is_refused_before_its_weights_are_read(
+    tmp_path, model_type, settings, reason
+):
     AutoConfig.for_model(model_type).save_pretrained(tmp_path)
     change_config(tmp_path, **settings)
     tiny_tokenizer().save_pretrained(tmp_path)
-    refused(UnsupportedModel, tmp_path, model_type if model_type == "mamba" else tmp_path.name, reason)
+    refused(UnsupportedModel, tmp_path, tmp_path.name, f"({model_type}) cannot be read as memories", reason)
+
+
+REFUSED_NETWORKS = [
+    ("opt", {"do_layer_norm_before": False}, "post-norm"),
+    ("opt", {"word_embed_proj_dim": 12}, "lies more than a norm"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "causality"),
+    ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}, "no feed-forward part"),
+]
+
+
+@pytest.mark.parametrize(("family", "settings", "reason"), REFUSED_NETWORKS)
+def test_a_network_that_cannot_be_read_as_memories_is_refused_with_its_reason(family, settings, reason):
+    refused(UnsupportedModel, tiny_model(family, **settings), "ForCausalLM", reason)
 
 
 def test_models_of_a_wrong_kind_are_refused(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from memlens.errors import ModelError, UnsupportedModel
-from memlens.models import families
+from memlens.models.groups import LinearGroup
 from memlens.models.lens import Norm
 from memlens.models.load import load
 from memlens.models.proof import prove
@@ -24,68 +24,95 @@ def refused_with(model, layer, *words, **changes):
     assert "\n" not in message and all(word in message for word in words), message
 
 
-class Perturbed(torch.nn.Module):
-    """Hands out weights that differ from those the network runs with."""
+def showing(group, **tensors):
+    """The group with other tensors in the place of those that the network runs with."""
+    kind = type("Showing", (LinearGroup,), {name: property(lambda _, own=own: own) for name, own in tensors.items()})
+    return kind(**{field.name: getattr(group, field.name) for field in dataclasses.fields(group)})
 
-    def __init__(self, linear, weight):
-        super().__init__()
-        self.weight, self.bias = torch.nn.Parameter(weight), linear.bias
-        self.linear = linear
 
-    def register_forward_hook(self, *arguments, **named):
-        return self.linear.register_forward_hook(*arguments, **named)
-
-    def register_forward_pre_hook(self, *arguments, **named):
-        return self.linear.register_forward_pre_hook(*arguments, **named)
+def refused_layer(model, layer, *words):
+    model.layers[layer.number] = layer
+    refused_with(model, None, f"layer {layer.number}", *words)
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "llama", "olmo2", "falcon"])
 def test_values_that_are_slightly_off_are_refused(family):
     model = load(tiny_model(family), prove=False)
-    down = model.layers[1].groups[0].down
-    weight = down.weight.detach().clone()
-    weight[3, 5] += 0.01
-    refused_with(model, 1, "layer 1", "output", "off by", down=Perturbed(down, weight))
+    layer = model.layers[1]
+    values = layer.groups[0].values.clone()
+    values[3, 5] += 0.01
+    group = showing(layer.groups[0], values=values)
+    refused_layer(model, dataclasses.replace(layer, groups=(group,)), "output", "off by")
 
 
 def test_values_in_another_order_and_keys_that_are_slightly_off_are_refused():
     model = load(tiny_model("llama"), prove=False)
-    down = model.layers[2].groups[0].down
-    refused_with(model, 2, "layer 2", "output", down=Perturbed(down, down.weight.detach().flip(1)))
+    layer = model.layers[2]
+    group = showing(layer.groups[0], values=layer.groups[0].values.flip(0))
+    refused_layer(model, dataclasses.replace(layer, groups=(group,)), "output")
     model = load(tiny_model("phi"), prove=False)
-    keys = model.layers[0].groups[0].key_projection
-    changed = Perturbed(keys, keys.weight.detach() * 1.01)
-    refused_with(model, 0, "layer 0", "coefficients", key_projection=changed)
+    layer = model.layers[0]
+    group = showing(layer.groups[0], keys=layer.groups[0].keys * 1.001)
+    refused_layer(model, dataclasses.replace(layer, groups=(group,)), "coefficients")
 
 
-def always(answer):
-    return lambda config: answer
+def group_with(**changes):
+    """A wrong description of a layer: its group with other facts, by name or made from the block."""
+
+    def describe(layer):
+        facts = {name: fact(layer.block) if callable(fact) else fact for name, fact in changes.items()}
+        return dataclasses.replace(layer, groups=(dataclasses.replace(layer.groups[0], **facts),))
+
+    return describe
+
+
+def layer_with(**changes):
+    return lambda layer: dataclasses.replace(
+        layer, **{name: change(layer) if callable(change) else change for name, change in changes.items()}
+    )
+
+
+def input_norm(kind):
+    return layer_with(input_norm=lambda layer: dataclasses.replace(layer.input_norm, kind=kind))
 
 
 WRONG_DESCRIPTIONS = {
-    "gate and up projection swapped": (["llama"], {"keys": "mlp.up_proj", "up": "mlp.gate_proj"}, "0, .*coefficients"),
-    "a wrong activation": (FAMILIES, {"activation": always("tanh")}, "coefficients"),
-    "gelu for gelu_new": (["gpt2"], {"activation": always("gelu")}, "coefficients: off by"),
-    "a down projection in the attention": (["llama"], {"down": "self_attn.o_proj"}, "layer 0"),
-    "a part that is not there": (["llama"], {"down": "mlp.second"}, r"no mlp\.second"),
-    "an overlooked post-norm": (["gemma2", "gemma3_text", "olmo2"], {"post_norm": None}, "addition"),
-    "a post-norm that is not one": (["llama"], {"post_norm": "input_layernorm"}, "norms|addition"),
-    "parallel taken for sequential": (["gpt_neox", "gptj", "falcon", "phi"], {"parallel": always(False)}, "stream"),
-    "sequential taken for parallel": (["gpt2"], {"parallel": always(True)}, "stream"),
-    "a gain without its one": (["gemma", "gpt2"], {"norm": "rms"}, "norms"),
-    "a gain with one too many": (["llama"], {"norm": "rms+1"}, "norms"),
-    "an RMSNorm taken for a LayerNorm": (["llama"], {"norm": "layer"}, "norms"),
+    "gate and up projection swapped": (
+        ["llama"],
+        group_with(key_projection=lambda block: block.mlp.up_proj, up_projection=lambda block: block.mlp.gate_proj),
+        "coefficients",
+    ),
+    "a wrong activation": (FAMILIES, group_with(activate=lambda block: torch.tanh), "coefficients"),
+    "gelu for gelu_new": (
+        ["gpt2"],
+        group_with(activate=lambda block: torch.nn.functional.gelu),
+        "coefficients: off by",
+    ),
+    "an overlooked post-norm": (["gemma2", "gemma3_text", "olmo2"], layer_with(post_norm=None), "addition"),
+    "a post-norm that is not one": (
+        ["llama"],
+        layer_with(post_norm=lambda layer: Norm(layer.block.input_layernorm, "rms")),
+        "norms|addition",
+    ),
+    "parallel taken for sequential": (["gpt_neox", "gptj", "falcon", "phi"], layer_with(parallel=False), "stream"),
+    "sequential taken for parallel": (["gpt2"], layer_with(parallel=True), "stream"),
+    "a gain without its one": (["gemma", "gpt2"], input_norm("rms"), "norms"),
+    "a gain with one too many": (["llama"], input_norm("rms+1"), "norms"),
+    "an RMSNorm taken for a LayerNorm": (["llama"], input_norm("layer"), "norms"),
+    "a scale that is not there": (["llama"], layer_with(scale=1.001), "addition"),
+    "a scale that is not there, of a group": (["llama"], group_with(scale=1.001), "output"),
 }
 
 
 @pytest.mark.parametrize(
     ("mistake", "family"), [(mistake, family) for mistake, row in WRONG_DESCRIPTIONS.items() for family in row[0]]
 )
-def test_a_family_described_wrongly_is_refused(monkeypatch, mistake, family):
-    _, changes, check = WRONG_DESCRIPTIONS[mistake]
-    monkeypatch.setitem(families.FAMILIES, family, dataclasses.replace(families.FAMILIES[family], **changes))
-    with pytest.raises(UnsupportedModel, match=check):
-        load(tiny_model(family))
+def test_a_layer_described_wrongly_is_refused(mistake, family):
+    _, describe, check = WRONG_DESCRIPTIONS[mistake]
+    model = load(tiny_model(family), prove=False)
+    model.layers[1] = describe(model.layers[1])
+    with pytest.raises(UnsupportedModel, match=f"layer 1.*({check})"):
+        prove(model)
 
 
 def test_a_part_that_never_runs_is_refused():

@@ -6,7 +6,8 @@ with model.watch(use): model.run_body(tokens)
 
 load           names, folders and files to a MemoryModel
 memory_model   MemoryModel; groups its layers of memories; hooks watch and edit coefficients; experts runs experts
-families       where each architecture keeps keys, values and norms; huggingface runs them
+discover       finds keys, values, norms and scales (blocks, match, find_lens); huggingface runs what was found
+refusals       what a configuration alone speaks against
 fairseq        the paper's checkpoint: network, files and words
 lens           states and values to scores over the vocabulary
 decompose      a logit as a sum of parts

@@ -14,8 +14,8 @@ import torch
 
 from memlens.errors import FilesError, ModelError, ModelNotFound, UnsupportedModel
 from memlens.files import read_limited
-from memlens.models.families import Config
 from memlens.models.huggingface import quiet_transformers
+from memlens.models.refusals import Config, text_config
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers looks for them
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -99,9 +99,10 @@ def refuse_misfit(name: str, config: Config, stored: Mapping[str, torch.Tensor],
     """
     if not stored:
         return  # reading them will say what is missing
-    if config.num_hidden_layers > len(stored):
+    layers = getattr(text_config(config), "num_hidden_layers", 0)
+    if layers > len(stored):
         raise ModelError(
-            f"{name}: config.json says {config.num_hidden_layers:,} layers, but its weights are only {len(stored):,} "
+            f"{name}: config.json says {layers:,} layers, but its weights are only {len(stored):,} "
             "tensors; get the configuration that belongs to them"
         )
     network = network_without_numbers(config, name)

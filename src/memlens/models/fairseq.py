@@ -161,7 +161,8 @@ class AdaptiveLens(Lens):
     """
 
     def __init__(self, network: AdaptiveTransformer) -> None:
-        super().__init__(output=network.output, input_embedding=network.input, final_norm=None, post_norms=())
+        nothing = [None] * len(network.blocks)
+        super().__init__(output=network.output, input_embedding=network.input, final_norm=None, post_norms=nothing)
 
     @property
     def vocabulary(self) -> int:

@@ -123,7 +123,7 @@ class LinearGroup(MemoryGroup):
 
     @property
     def keys(self) -> Tensor:
-        return _input_rows(self.key_projection)[self.key_rows]
+        return input_rows(self.key_projection)[self.key_rows]
 
     @property
     def key_bias(self) -> Tensor | None:
@@ -131,7 +131,7 @@ class LinearGroup(MemoryGroup):
 
     @property
     def up(self) -> Tensor | None:
-        return None if self.up_projection is None else _input_rows(self.up_projection)[self.up_rows]
+        return None if self.up_projection is None else input_rows(self.up_projection)[self.up_rows]
 
     @property
     def up_bias(self) -> Tensor | None:
@@ -139,7 +139,7 @@ class LinearGroup(MemoryGroup):
 
     @property
     def values(self) -> Tensor:
-        return _input_rows(self.down).T
+        return input_rows(self.down).T
 
     @property
     def value_bias(self) -> Tensor | None:
@@ -150,7 +150,7 @@ def _affine(inputs: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
     return nn.functional.linear(inputs, rows.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype))
 
 
-def _input_rows(projection: Any) -> Tensor:
+def input_rows(projection: Any) -> Tensor:
     """The matrix of a projection with one row per output, [outputs, inputs], whichever way round it is stored."""
     weight: Tensor = projection.weight.detach()
     # transformers' Conv1D (GPT-2) stores [inputs, outputs]; known by its name, so that this file needs torch only

@@ -1,11 +1,10 @@
-"""A Hugging Face causal language model as a MemoryModel: finds the modules that its family names, and runs them."""
+"""A Hugging Face causal language model as a MemoryModel: discovers its memories and its lens, and runs it."""
 
 import json
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,15 @@ from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
-from memlens.models.experts import own_experts
-from memlens.models.families import Config, Family, family_of
-from memlens.models.groups import LinearGroup, MemoryLayer
-from memlens.models.lens import Lens, Norm
+from memlens.models.blocks import find_blocks, note_runs, outside, probe_tokens
+from memlens.models.discover import discover_layers
+from memlens.models.experts import is_experts, own_experts
+from memlens.models.find_lens import find_lens
+from memlens.models.groups import MemoryLayer
+from memlens.models.lens import Lens
 from memlens.models.memory_model import MemoryModel, fingerprint_of
+from memlens.models.proof import refuse_broken_weights
+from memlens.models.refusals import Config, refuse_kind, refused_because, text_config
 from memlens.models.tokenizer import Tokenizer
 
 
@@ -61,46 +64,72 @@ class HuggingFaceModel(MemoryModel):
 
     def __init__(self, network: Any, tokenizer: Tokenizer | None, *, name: str, source: str) -> None:
         self.config: Config = network.config
-        family = family_of(self.config, name)
+        refuse_kind(self.config, name)
         _refuse_unreadable_weights(network, name)
-        network.eval()
-        layers = memory_layers(network, family, self.config, name)
-        if not layers:
-            raise UnsupportedModel(f"{name} has no layers, so it has no memories")
-        final_norm = _optional_part(network, family.final_norm)
-        lens = Lens(
-            output=network.get_output_embeddings(),
-            input_embedding=network.get_input_embeddings(),
-            final_norm=None if final_norm is None else Norm(final_norm, family.norm),
-            post_norms=[layer.post_norm for layer in layers],
-            soft_cap=getattr(self.config, "final_logit_softcapping", None),
-        )
+        self.network = network.eval()
+        self._has_experts = any(is_experts(module) for module in network.modules())
+        context = context_of(self.config)
+        try:
+            layers, lens = self._discover(context)
+        except UnsupportedModel as error:
+            refuse_broken_weights(network, name)  # which would look like anything
+            raise refused_because(self.config, name, error) from error
         super().__init__(
             name=name,
             source=source,
-            family=family.model_type,
+            family=self.config.model_type,
             network=network,
             layers=layers,
             lens=lens,
             tokenizer=tokenizer,
-            context=family.context(self.config),
+            context=context,
         )
         self._refuse_foreign_tokenizer()
 
+    def _discover(self, context: int | None) -> tuple[list[MemoryLayer], Lens]:
+        network: Any = self.network
+        embedding = network.get_input_embeddings()
+        tokens = probe_tokens(embedding.weight.shape[0], context).to(embedding.weight.device)
+
+        def run() -> Tensor:
+            try:
+                return self._logits(tokens)
+            except Exception as error:
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+                raise UnsupportedModel(f"it does not run on tokens alone ({reason})") from error
+
+        with torch.no_grad(), self.running():
+            with note_runs(network) as ran:
+                calls = find_blocks(network, tokens, run)
+            layers = discover_layers(calls, activations_of(self.config))
+            around = outside(ran, [call.block for call in calls])
+            found = find_lens(network, calls, around, run, _soft_caps(self.config))
+        lens = Lens(
+            output=found.output,
+            input_embedding=embedding,
+            final_norm=found.final_norm,
+            post_norms=[layer.post_norm for layer in layers],
+            soft_cap=found.soft_cap,
+            state_scale=found.state_scale,
+            logit_scale=found.logit_scale,
+            layer_scales=[layer.scale for layer in layers],
+        )
+        return layers, lens
+
     def _run_body(self, tokens: Tensor) -> Tensor:
         last: list[Tensor] = []
-        with self._running(), hooks.on_output(self.layers[-1].block, last.append):
+        with self.running(), hooks.on_output(self.layers[-1].block, last.append):
             self.network.base_model(tokens, attention_mask=self._mask(tokens), use_cache=False)  # type: ignore[operator]
         return last[-1]
 
     def _logits(self, tokens: Tensor) -> Tensor:
-        with self._running():
+        with self.running():
             output: Tensor = self.network(tokens, attention_mask=self._mask(tokens), use_cache=False).logits
         return output
 
-    def _running(self) -> AbstractContextManager[None]:
+    def running(self) -> AbstractContextManager[None]:
         """Experts are run by our own function in every pass, watched or not, so that all passes give the same bits."""
-        return own_experts(self.network) if any(layer.is_mixture for layer in self.layers) else nullcontext()
+        return own_experts(self.network) if self._has_experts else nullcontext()
 
     def _mask(self, tokens: Tensor) -> Tensor | None:
         """None, unless a padding token is named: then all ones, since transformers warns of padding without a mask."""
@@ -130,60 +159,29 @@ class HuggingFaceModel(MemoryModel):
             )
 
 
-def memory_layers(network: Any, family: Family, config: Config, name: str) -> list[MemoryLayer]:
-    """The memories of every layer."""
-    blocks: Any = _part(network, family.blocks, name)
-    return [_memory_layer(family, config, number, block, name) for number, block in enumerate(blocks)]
-
-
-def _memory_layer(family: Family, config: Config, number: int, block: nn.Module, name: str) -> MemoryLayer:
-    norms = [_optional_part(block, path) for path in family.input_norms]
-    input_norm = next((norm for norm in norms if norm is not None), None)
-    if family.input_norms and input_norm is None:
-        raise UnsupportedModel(f"{name} ({family.title}) has no {' or '.join(family.input_norms)} in layer {number}")
-    post_norm = None if family.post_norm is None else _part(block, family.post_norm, name)
-    activation, down = family.activation(config), _part(block, family.down, name)
-    group = LinearGroup(
-        activation=activation,
-        activate=activation_function(activation),
-        key_projection=_part(block, family.keys, name),
-        up_projection=None if family.up is None else _part(block, family.up, name),
-        down=down,
-    )
-    return MemoryLayer.of(
-        number=number,
-        block=block,
-        groups=[group],
-        outputs=(down,),
-        input_norm=None if input_norm is None else Norm(input_norm, family.norm),
-        post_norm=None if post_norm is None else Norm(post_norm, family.norm),
-        parallel=bool(family.parallel(config)),
-    )
-
-
-def activation_function(activation: str) -> Any:
-    """The function behind an activation's name, apart from any model's own module."""
-    if activation == "bloom_gelu":
-        return partial(nn.functional.gelu, approximate="tanh")
+def activations_of(config: Config) -> list[str]:
+    """The activations that a configuration names."""
     from transformers.activations import ACT2FN
 
-    if activation not in ACT2FN:
-        raise UnsupportedModel(f"the activation '{activation}' is not one that transformers knows")
-    return ACT2FN[activation]
+    settings = text_config(config).to_dict().items()
+    return [value for name, value in settings if "act" in name and isinstance(value, str) and value in ACT2FN]
 
 
-def _part(module: nn.Module, path: str, name: str) -> nn.Module:
-    part = _optional_part(module, path)
-    if part is None:
-        raise UnsupportedModel(f"{name} has no {path} in its {type(module).__name__}, where its family keeps it")
-    return part
+def context_of(config: Config) -> int | None:
+    """The longest input that a configuration allows; None where it knows no limit."""
+    settings = text_config(config)
+    if getattr(settings, "alibi", False):  # positions are told by distances, which have no end
+        return None
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "n_ctx", "context_length"):
+        longest = getattr(settings, name, None)
+        if isinstance(longest, int):
+            return longest
+    return None
 
 
-def _optional_part(module: nn.Module, path: str) -> nn.Module | None:
-    part: Any = module
-    for step in path.split("."):
-        part = getattr(part, step, None)
-    return part
+def _soft_caps(config: Config) -> list[float]:
+    settings = text_config(config).to_dict().items()
+    return [float(value) for name, value in settings if "cap" in name and isinstance(value, int | float) and value > 0]
 
 
 def _refuse_unreadable_weights(network: nn.Module, name: str) -> None:

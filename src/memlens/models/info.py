@@ -1,21 +1,28 @@
 """Facts about a loaded model, and its sizes from the configuration alone, before anything is loaded.
 
-For the sizes the network is built without memory behind it (torch's meta device) by the code that would load it, so
-they are exact. Of a fairseq checkpoint only the size of the file is known beforehand.
+For the sizes the network is built without memory behind it (torch's meta device) by the code that would load it. Its
+memories are counted by the shapes of its maps; loading discovers and proves them. Of a fairseq checkpoint only the size
+of the file is known beforehand.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
 
 from memlens.errors import MemlensError
 from memlens.models.checkpoint import network_without_numbers, read_config
-from memlens.models.families import family_of
+from memlens.models.experts import is_experts
 from memlens.models.gguf_file import read_head
-from memlens.models.huggingface import memory_layers
+from memlens.models.groups import input_rows
 from memlens.models.load import bundled_folder
 from memlens.models.memory_model import MemoryModel
 from memlens.models.proof import Proof
+from memlens.models.refusals import refuse_kind, text_config
 
 
 @dataclass(frozen=True)
@@ -120,12 +127,36 @@ def _from_gguf(path: Path) -> ModelSizes:
 
 def _from_configuration(place: str, **options: str) -> ModelSizes:
     config = read_config(place, place, **options)
-    family = family_of(config, place)
+    refuse_kind(config, place)
     network = network_without_numbers(config, place)
-    layers = memory_layers(network, family, config, place)
+    width = int(text_config(config).hidden_size)
+    lists = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
+    blocks: Any = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()), default=[])
+    found = [[one for module in block.modules() for one in _memories_in(module, width)] for block in blocks]
     return ModelSizes(
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        memories=tuple(layer.memories for layer in layers),
-        width=layers[0].values.shape[1] if layers else 0,
-        gated=bool(layers) and layers[0].gated,
+        memories=tuple(sum(size for size, _gated in groups) for groups in found) if any(found) else (),
+        width=width,
+        gated=any(gated for groups in found for _size, gated in groups),
     )
+
+
+def _memories_in(module: Any, width: int) -> Iterator[tuple[int, bool]]:
+    """(memories, are they gated?) of a module that looks like a feed-forward part; loading it proves what it is."""
+    if is_experts(module):
+        size = module.down_proj.shape[1 if module.is_transposed else 2]
+        yield module.num_experts * size, bool(module.has_gate)
+        return
+    maps = [tuple(input_rows(child).shape) for child in module.children() if _is_map(child)]
+    names = (*vars(module), *(name for name, _child in module.named_children()))
+    if not any("act" in name or "gelu" in name for name in names):
+        return  # attention has maps of the same shapes, but no activation
+    for out, size in maps:
+        inward = [rows for rows, given in maps if given == width and (rows, given) != (out, size)]
+        if out == width and inward in ([size], [size, size], [2 * size]):
+            yield size, inward != [size]
+
+
+def _is_map(module: Any) -> bool:
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, torch.Tensor) and weight.dim() == 2

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from memlens.errors import SettingError
 
-NormKind = Literal["layer", "rms", "rms+1"]
-"""layer: centred, gain and bias; rms: gain only; rms+1: the gain is one plus the stored weight (Gemma)."""
+NormKind = Literal["layer", "rms", "layer+1", "rms+1"]
+"""layer: centred, gain and bias; rms: gain only; +1: the gain is one plus the stored weight (Nemotron, Gemma)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +25,7 @@ class Norm:
 
     module: nn.Module
     kind: NormKind
+    stated_epsilon: float | None = None  # of a module that keeps none
 
     def __call__(self, states: Tensor) -> Tensor:
         output: Tensor = self.module(states)
@@ -33,11 +34,11 @@ class Norm:
     @property
     def centres(self) -> bool:
         """Is the mean over the width taken off first?"""
-        return self.kind == "layer"
+        return self.kind.startswith("layer")
 
     @property
     def label(self) -> str:
-        return "LayerNorm" if self.kind == "layer" else "RMSNorm"
+        return "LayerNorm" if self.centres else "RMSNorm"
 
     @property
     def gain(self) -> Tensor | None:
@@ -46,7 +47,7 @@ class Norm:
         if weight is None:
             return None
         gain = at_least_float32(weight.detach())
-        return gain + 1 if self.kind == "rms+1" else gain
+        return gain + 1 if self.kind.endswith("+1") else gain
 
     @property
     def bias(self) -> Tensor | None:
@@ -56,9 +57,11 @@ class Norm:
 
     @property
     def epsilon(self) -> float:
-        for name in ("eps", "variance_epsilon"):
-            if hasattr(self.module, name):
-                return float(getattr(self.module, name))
+        if self.stated_epsilon is not None:
+            return self.stated_epsilon
+        for name in ("eps", "variance_epsilon", "epsilon", "norm_eps"):
+            if isinstance(epsilon := getattr(self.module, name, None), float):
+                return epsilon
         raise AttributeError(f"{type(self.module).__name__} does not say its epsilon")
 
     def folded(self, vectors: Tensor) -> Tensor:
@@ -99,11 +102,17 @@ class Lens:
         final_norm: Norm | None,
         post_norms: Sequence[Norm | None],
         soft_cap: float | None = None,
+        state_scale: float = 1.0,
+        logit_scale: float = 1.0,
+        layer_scales: Sequence[float | Tensor | None] = (),
     ) -> None:
         self._output = output
         self._input_embedding = input_embedding
         self.final_norm = final_norm
         self._post_norms = tuple(post_norms)
+        self._layer_scales = tuple(layer_scales) or (None,) * len(self._post_norms)
+        self._state_scale = state_scale  # constants before and behind the output embedding, as in MiniCPM and Granite
+        self._logit_scale = logit_scale
         self.soft_cap = soft_cap  # logits are squeezed into (-cap, cap) before the softmax, as in Gemma 2
 
     @property
@@ -117,8 +126,8 @@ class Lens:
 
     @property
     def embedding(self) -> Tensor:
-        """E, the output embedding, [vocabulary, d], float32 or finer (a copy where the model is coarser)."""
-        return at_least_float32(self._output_weight)
+        """E, the output embedding times its constants, [vocabulary, d], float32 or finer; a copy where it must be."""
+        return self._scaled(at_least_float32(self._output_weight))
 
     @property
     def logit_is(self) -> str:
@@ -127,13 +136,19 @@ class Lens:
 
     def logit_rows(self, tokens: Tensor) -> Tensor:
         """[n, d]: times a state behind the final norm, the logit of each token [n], but for the bias."""
-        return at_least_float32(self._output_weight[tokens])
+        return self._scaled(at_least_float32(self._output_weight[tokens]))
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        factor = self._state_scale * self._logit_scale
+        return rows if factor == 1 else rows * factor
 
     @property
     def bias(self) -> Tensor | None:
         """The output embedding's bias, [vocabulary]; None where there is none."""
         bias: Tensor | None = getattr(self._output, "bias", None)
-        return None if bias is None else bias.detach()
+        if bias is None:
+            return None
+        return bias.detach() if self._logit_scale == 1 else bias.detach() * self._logit_scale
 
     @property
     def input_embedding(self) -> Tensor:
@@ -155,11 +170,13 @@ class Lens:
         """The factor of E that reads `vectors` [n, d] of a layer, so that a caller may multiply in blocks."""
         reading = self.checked_reading(reading)
         vectors = at_least_float32(vectors)
+        post_norm, scale = self._post_norms[layer], self._layer_scales[layer]
+        if post_norm is not None and reading != "raw":
+            vectors = post_norm.folded(vectors)
+        if scale is not None:
+            vectors = vectors * (scale.to(vectors) if isinstance(scale, Tensor) else scale)
         if reading == "raw":
             return vectors
-        post_norm = self._post_norms[layer]
-        if post_norm is not None:
-            vectors = post_norm.folded(vectors)
         return vectors if self.final_norm is None else self.final_norm.folded(vectors)
 
     def value_scores(self, values: Tensor, layer: int, reading: str | None = None, out: Tensor | None = None) -> Tensor:
@@ -187,7 +204,9 @@ class Lens:
             # in the model's own dtype and by its own modules, so that the last state gives exactly its own prediction
             states = states.to(self._output_weight.dtype)
             normed = states if self.final_norm is None else self.final_norm(states)
-            return at_least_float32(nn.functional.linear(normed, self._output_weight, self.bias))
+            normed = normed if self._state_scale == 1 else normed * self._state_scale
+            logits = nn.functional.linear(normed, self._output_weight, getattr(self._output, "bias", None))
+            return at_least_float32(logits if self._logit_scale == 1 else logits * self._logit_scale)
 
     def capped(self, logits: Tensor) -> Tensor:
         """Logits as the model hands them out: soft-capped where it does that."""

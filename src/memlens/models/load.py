@@ -25,10 +25,10 @@ from memlens.models.checkpoint import (
     stored_tensors,
     unreadable_weights,
 )
-from memlens.models.families import family_of
 from memlens.models.gguf_file import read_head
 from memlens.models.huggingface import HuggingFaceModel, quiet_transformers
 from memlens.models.memory_model import MemoryModel
+from memlens.models.refusals import refuse_kind
 from memlens.models.tokenizer import Tokenizer
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -132,7 +132,7 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
     tokenizer = _tokenizer(options.tokenizer)
     refuse_adapter(place, name)
     config = read_config(place, name)
-    family_of(config, name)
+    refuse_kind(config, name)
     refuse_misfit(name, config, *stored_tensors(place, name))
     if options.device_map is None:
         network = _read_network(place, name, options.dtype, config=config).to(options.device)
@@ -150,7 +150,7 @@ def _load_gguf(path: Path, options: _Options) -> HuggingFaceModel:
     head = read_head(path)
     folder, file = str(path.resolve().parent), path.name
     config = read_config(folder, file, gguf_file=file)
-    family_of(config, file)
+    refuse_kind(config, file)
     refuse_misfit(file, config, head.tensors, sum(4 * tensor.numel() for tensor in head.tensors.values()))
     with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting of transformers reaches
         network = _read_network(folder, file, options.dtype, gguf_file=file)
@@ -167,7 +167,7 @@ def _wrap_object(network: Any, tokenizer: Tokenizer | None) -> HuggingFaceModel:
             f"{type(network).__name__} is not a model; give a Hub id, a folder, a .gguf file or a loaded causal LM"
         )
     name = getattr(network.config, "_name_or_path", "") or type(network).__name__
-    family_of(network.config, name)
+    refuse_kind(network.config, name)
     if network.get_output_embeddings() is None:
         raise UnsupportedModel(
             f"{type(network).__name__} has no language modelling head; load it with AutoModelForCausalLM"

@@ -6,7 +6,7 @@ The memories of a layer are its MemoryLayer (groups.py); a subclass runs the net
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from html import escape
@@ -119,6 +119,10 @@ class MemoryModel(ABC):
         """The model's own scores, [batch, pos, vocabulary], soft-capping included."""
         with torch.no_grad():
             return self._logits(self._check_tokens(tokens))
+
+    def running(self) -> AbstractContextManager[None]:
+        """Around whatever runs the network or a part of it, so that all passes are run alike."""
+        return nullcontext()
 
     @abstractmethod
     def _run_body(self, tokens: Tensor) -> Tensor: ...

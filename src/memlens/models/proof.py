@@ -1,26 +1,46 @@
 """Proof, at load time, that what memlens calls coefficients, keys, values and stream is what the network computes.
 
-On a few random tokens every layer is computed twice: by the network's own modules, and by the formulas of the paper
-from the tensors that `MemoryLayer` and `Lens` hand out. Where the two part, the model is refused with the layer, the
-check and the size of the deviation.
+On a few random tokens and on noise every layer is computed twice: by the network's own modules, block by block and in
+float32 whatever the model's dtype is, and by the formulas of the paper from the tensors that `MemoryLayer` and `Lens`
+hand out. Where the two part, the model is refused with the layer, the check and the size of the deviation.
+
+coefficients  m is what the formula makes of x, keys and activation, so nothing else can have a part in it
+output        the coefficients times the values, and biases, are all that the feed-forward part puts out
+addition      with every coefficient at zero the stream lacks exactly y
+stream        x is made of the stream that y is added to: nothing else was added in between, nothing is left over
+norms         each norm is what its gain and bias say
+causality     what follows a position does not change it
+prediction    the last state read through the lens gives the model's own logits
 """
+
+from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
-from memlens.models.groups import LinearGroup, MemoryLayer
+from memlens.models.blocks import (
+    BlockCall,
+    ModuleCall,
+    in_float32,
+    note_runs,
+    outside,
+    passed_over,
+    probe_tokens,
+    record_calls,
+)
+from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryLayer, scaled
 from memlens.models.lens import at_least_float32
+from memlens.models.match import carried
 from memlens.models.memory_model import MemoryModel
 
-_SEQUENCES, _LENGTH, _SEED = 2, 7, 2021
+_CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
 # deviation allowed, as a share of the largest number at the same position
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+_TOLERANCE, _FINE_TOLERANCE = 3e-5, 1e-6
 
 
 @dataclass(frozen=True)
@@ -28,10 +48,11 @@ class Proof:
     """The largest deviation of each check over all layers and probe positions, relative to the numbers compared."""
 
     coefficients: float  # m against f(x K^T + b) (times the up projection where gated)
-    output: float  # m V + b_V against what the down projection gives
+    output: float  # the sum of all groups' m V + b against what the feed-forward part puts out
     addition: float  # o - y with the memories at work against the same with all of them silent: both are r
     stream: float  # what the block reads against the stream that it is said to read
     norms: float  # each norm by centring, gain and bias against its own module
+    causality: float  # the states of a position against the same with other states behind it
     prediction: float  # the last state through the lens against the model's own logits
     tolerance: float
     positions: int
@@ -40,14 +61,20 @@ class Proof:
 def prove(model: MemoryModel) -> Proof:
     """Compare network and formulas on a probe input; UnsupportedModel where they differ."""
     refuse_broken_weights(model.network, model.name)
-    tolerance = _TOLERANCE.get(model.dtype, 1e-4)
-    tokens = _probe_tokens(model)
+    tolerance = _FINE_TOLERANCE if model.dtype == torch.float64 else _TOLERANCE
+    used = min(model.vocabulary, model.tokenizer.size) if model.has_tokenizer else model.vocabulary
+    tokens = probe_tokens(used, model.context)
     worst = _Worst(model.name, tolerance)
-    with torch.no_grad():
-        probes, logits = _run(model, tokens)
-        for probe in probes:
-            _prove_layer(probe, worst)
-        _prove_prediction(model, probes[-1].o, logits, worst)
+    made: list[ModuleCall] = []
+    with torch.no_grad(), model.running():
+        with record_calls([layer.block for layer in model.layers], made.append), note_runs(model.network) as ran:
+            model.logits(tokens)
+        calls = {call.module: BlockCall(call) for call in made}
+        for layer in model.layers:
+            with in_float32(layer.block):
+                _LayerProof(layer, calls[layer.block], worst).prove()
+        with in_float32(*outside(ran, calls), deep=False):
+            _prove_prediction(model, list(calls.values()), tokens, worst)
     return Proof(**worst.deviations, tolerance=tolerance, positions=tokens.numel())
 
 
@@ -65,130 +92,173 @@ class _Worst:
 
     def __init__(self, name: str, tolerance: float) -> None:
         self.name, self.tolerance = name, tolerance
-        checks = ("coefficients", "output", "addition", "stream", "norms", "prediction")
-        self.deviations = dict.fromkeys(checks, 0.0)
+        self.deviations = dict.fromkeys(_CHECKS, 0.0)
 
     def compare(self, check: str, where: str, given: Tensor, expected: Tensor, scale: Tensor | None = None) -> None:
         given, expected = at_least_float32(given), at_least_float32(expected)
         if given.shape != expected.shape:
-            self._refuse(f"{where}, check of {check}: {list(given.shape)} instead of {list(expected.shape)}")
+            self.refuse(f"{where}, check of {check}: {list(given.shape)} instead of {list(expected.shape)}")
+        if not given.numel():
+            return
         largest = (expected if scale is None else scale).abs().amax(-1).clamp_min(1e-6)
         deviation = ((given - expected).abs().amax(-1) / largest).max().item()
         if not deviation <= self.tolerance:  # also refuses NaN
-            self._refuse(f"{where}, check of {check}: off by {deviation:.2g} where {self.tolerance:g} is allowed")
+            self.refuse(f"{where}, check of {check}: off by {deviation:.2g} where {self.tolerance:g} is allowed")
         self.deviations[check] = max(self.deviations[check], deviation)
 
-    def _refuse(self, what: str) -> None:
-        raise UnsupportedModel(
-            f"{self.name} cannot be proven to be made of memories: {what}; it does not fit its family"
-        )
+    def refuse(self, what: str) -> None:
+        raise UnsupportedModel(f"{self.name} cannot be proven to be made of memories: {what}")
 
 
-class _Probe:
-    """One layer's tensors in one pass, each as [batch, pos, ...] at least float32."""
+class _LayerProof:
+    """One layer on its probe: what its modules did, and what the formulas say they did. All are [batch * pos, ...]."""
 
-    def __init__(self, layer: MemoryLayer) -> None:
-        self.layer = layer
-        (group,) = layer.groups
-        assert isinstance(group, LinearGroup)
-        self.group: LinearGroup = group
-        self.arguments: tuple[Any, ...] = ()
-        self.named: dict[str, Any] = {}
-        self.shape = hooks.BatchShape()
-        self.seen: dict[str, Tensor] = {}
+    def __init__(self, layer: MemoryLayer, call: BlockCall, worst: _Worst) -> None:
+        self.layer, self.call, self.worst = layer, call, worst
+        self.where = f"layer {layer.number}"
+        self.calls: dict[nn.Module, ModuleCall] = {}
+        self.blocks: list[CoefficientBlock] = []
 
-    def __getattr__(self, part: str) -> Tensor:
-        return self.seen[part]
+    def prove(self) -> None:
+        o = self._run()
+        if self.layer.groups:
+            self._prove_groups(o)
+        self._refuse_other_parts()
+        self._prove_causality(o)
 
-    def keep(self, part: str) -> Any:
-        def keep(tensor: Tensor) -> None:
-            self.seen[part] = at_least_float32(self.shape.unflatten(tensor.detach())).clone()
+    def _prove_groups(self, o: Tensor) -> None:
+        output, silent = self._prove_memories()
+        y, y_silent = self._prove_addition(output, silent)
+        scale = y.abs().amax(-1, keepdim=True) + o.abs().amax(-1, keepdim=True) / 100
+        with hooks.edit_coefficients(self.layer, lambda c, _group: torch.zeros_like(c)):
+            gone = o - _rows(self.call.run())
+        self.worst.compare("addition", self.where, gone, y - y_silent, scale)
+        self._prove_stream(o - y, scale)
 
-        return keep
+    def _run(self) -> Tensor:
+        """o of the block, with everything noted on the way."""
 
-    def attach(self, stack: ExitStack) -> None:
-        layer, memories = self.layer, self.group
+        def note(call: ModuleCall) -> None:
+            self.calls[call.module] = call
 
-        def note_call(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self.arguments, self.named = arguments, named
-            self.shape.note(hooks.first_argument(arguments, named))
-            self.keep("block_input")(hooks.first_argument(arguments, named))
+        inside = [module for module in self.layer.block.modules() if module is not self.layer.block]
+        with ExitStack() as stack:
+            stack.enter_context(record_calls(inside, note))
+            stack.enter_context(hooks.watch_coefficients(self.layer, self.blocks.append))
+            return _rows(self.call.run())
 
-        handle = layer.block.register_forward_pre_hook(note_call, with_kwargs=True)
-        stack.callback(handle.remove)
-        stack.enter_context(hooks.on_output(layer.block, self.keep("o")))
-        stack.enter_context(hooks.on_input(memories.key_projection, self.keep("x")))
-        stack.enter_context(hooks.on_input(memories.down, self.keep("m")))
-        stack.enter_context(hooks.on_output(memories.down, self.keep("down_output")))
-        if layer.input_norm is not None:
-            stack.enter_context(hooks.on_input(layer.input_norm.module, self.keep("norm_input")))
-        stack.enter_context(hooks.watch_addition(layer, self.keep("y")))
+    def _of(self, module: nn.Module, part: str) -> ModuleCall:
+        if module not in self.calls:
+            self.worst.refuse(f"the {part} of {self.where} is never run")
+        return self.calls[module]
 
-    def silent_output(self) -> Tensor:
-        """o of the same block on the same input with every coefficient at zero."""
-        with hooks.edit_coefficients(self.layer, lambda m, _group: torch.zeros_like(m)):
-            output = self.layer.block(*self.arguments, **self.named)
-        return at_least_float32(hooks.first_tensor(output))
+    def _prove_memories(self) -> tuple[Tensor, Tensor]:
+        """(what the groups put out together, and the same with every coefficient at zero), by formula."""
+        output = silent = torch.zeros(())
+        for group in self.layer.groups:
+            if isinstance(group, LinearGroup):
+                self._of(group.down, "down projection")
+        for block in self.blocks:
+            group = block.group
+            first = group.key_projection if isinstance(group, LinearGroup) else group.experts  # type: ignore[attr-defined]
+            x = _rows(self._of(first, "key projection").given)
+            rows = torch.arange(len(x), device=x.device) if block.rows is None else block.rows
+            expected = group.coefficients(x[rows])
+            if block.rows is not None and block.weights is not None:  # the router's weight is no part of the formula
+                expected = expected * block.weights[:, None]
+            self.worst.compare("coefficients", self.where, block.coefficients, expected)
+            bias = x.new_zeros(x.shape[-1]) if group.value_bias is None else group.value_bias.to(x.dtype)
+            biases = bias.expand(len(rows), -1) if block.weights is None else block.weights[:, None] * bias
+            added = scaled(block.coefficients @ group.values.to(x.dtype) + biases, group.scale)
+            nothing = x.new_zeros(x.shape)
+            output = output + nothing.index_add(0, rows, added)
+            silent = silent + nothing.index_add(0, rows, scaled(biases, group.scale))
+        outputs = [_rows(self._of(module, "output").output) for module in self.layer.outputs]
+        self.worst.compare("output", self.where, torch.stack(outputs).sum(0), output)
+        return output, silent
+
+    def _prove_addition(self, output: Tensor, silent: Tensor) -> tuple[Tensor, Tensor]:
+        """(y, and y with every coefficient at zero), by formula."""
+        norm = self.layer.post_norm
+        if norm is not None:
+            call = self._of(norm.module, "norm after the block")
+            self.worst.compare("norms", f"{self.where} (before the norm after the block)", _rows(call.given), output)
+            output, silent = norm.by_formula(output), norm.by_formula(silent)
+            self.worst.compare("norms", f"{self.where} (after the block)", _rows(call.output), output)
+        return scaled(output, self.layer.scale), scaled(silent, self.layer.scale)
+
+    def _prove_stream(self, stream: Tensor, scale: Tensor) -> None:
+        norm = self.layer.input_norm
+        group = self.layer.groups[0]
+        first = group.key_projection if isinstance(group, LinearGroup) else group.experts  # type: ignore[attr-defined]
+        x = _rows(self._of(first, "key projection").given)
+        for other in self.layer.groups:
+            module = other.key_projection if isinstance(other, LinearGroup) else other.experts  # type: ignore[attr-defined]
+            self.worst.compare("stream", f"{self.where} (inputs of its groups)", _rows(self.calls[module].given), x)
+        reads = x
+        if norm is not None:
+            reads = _rows(self._of(norm.module, "norm before the block").given)
+            self.worst.compare("norms", f"{self.where} (before the block)", x, norm.by_formula(reads))
+        if self.layer.parallel:
+            self.worst.compare("stream", self.where, reads, _rows(self.call.states), scale)
+            return
+        moved = carried(stream, reads, tolerance=self.worst.tolerance)
+        self.worst.compare("stream", self.where, reads if moved is None else moved, stream, scale)
+
+    def _prove_causality(self, o: Tensor) -> None:
+        states = self.call.states.clone()
+        if states.shape[1] < 2:
+            return
+        states[:, -1] = states[:, -1].flip(-1)
+        before = self.call.states.shape
+        other = self.call.run(states).reshape(before)[:, :-1]
+        own = o.reshape(before)[:, :-1]
+        self.worst.compare("causality", self.where, other, own, scale=own.abs() + other.abs())
+
+    def _refuse_other_parts(self) -> None:
+        """No other part of the block may work on each position by itself, as unseen memories would.
+
+        What a block adds is memories and what mixes positions. Behind the memories the check of the stream sees all;
+        in front of them and beside them (a parallel block, a layer without memories) it is looked for here.
+        """
+        known = {id(module) for part in self.layer.outputs for module in part.modules()}
+        holders = {id(part) for part in self.layer.outputs}
+        width = self.call.states.shape[-1]
+        for name, module in self.layer.block.named_modules():
+            call = self.calls.get(module)
+            if call is None or id(module) in known or call.output.shape[-1] != width or call.given.shape[-1] != width:
+                continue
+            if holders & {id(inner) for inner in module.modules()} or _matrices(module) < 2:
+                continue
+            if call.given.shape != call.output.shape or call.given.dim() != 3 or call.given.shape[1] < 2:
+                continue
+            given = call.given.clone()
+            given[:, :-1] = given[:, :-1].flip(-1)
+            try:
+                again = call.again(given)
+            except Exception:  # it cannot be run by itself
+                continue
+            if torch.allclose(again[:, -1], call.output[:, -1], rtol=1e-5, atol=1e-6):
+                self.worst.refuse(f"{self.where}: {name} works on each position by itself and is not made of memories")
 
 
-def _run(model: MemoryModel, tokens: Tensor) -> tuple[list[_Probe], Tensor]:
-    probes = [_Probe(layer) for layer in model.layers]
-    with ExitStack() as stack:
-        for probe in probes:
-            probe.attach(stack)
-        logits = model.logits(tokens)
-    for probe in probes:
-        for part, name in (("x", "key projection"), ("m", "down projection"), ("y", "last part")):
-            if part not in probe.seen:
-                layer = probe.layer.number
-                raise UnsupportedModel(
-                    f"{model.name}: the {name} of layer {layer} is never run; it does not fit its family"
-                )
-    return probes, logits
+def _matrices(module: nn.Module) -> int:
+    return sum(parameter.dim() > 1 for parameter in module.parameters())
 
 
-def _prove_layer(probe: _Probe, worst: _Worst) -> None:
-    layer, memories = probe.layer, probe.group
-    where = f"layer {layer.number}"
-    if probe.m.shape[-1] != memories.size:
-        worst.compare("coefficients", where, probe.m, probe.m.new_zeros(*probe.m.shape[:-1], memories.size))
-    worst.compare("coefficients", where, probe.m, memories.coefficients(probe.x))
-
-    bias = 0 if memories.value_bias is None else memories.value_bias.to(probe.m.dtype)
-    output = probe.m @ memories.values.to(probe.m.dtype) + bias
-    worst.compare("output", where, probe.down_output, output)
-
-    silent = torch.zeros_like(output) + bias  # what the down projection gives when every coefficient is zero
-    if layer.post_norm is None:
-        addition = output
-    else:
-        addition, silent = layer.post_norm.by_formula(output), layer.post_norm.by_formula(silent)
-        worst.compare("norms", f"{where} (after the block)", probe.y, addition)
-    stream = probe.o - addition
-    worst.compare("addition", where, probe.silent_output() - silent, stream, scale=probe.o.abs() + addition.abs())
-
-    reads = probe.x if layer.input_norm is None else probe.norm_input
-    said = probe.block_input if layer.parallel else stream
-    worst.compare("stream", where, reads, said, scale=probe.o.abs() + addition.abs())
-    if layer.input_norm is not None:
-        worst.compare("norms", f"{where} (before the block)", probe.x, layer.input_norm.by_formula(reads))
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
-def _prove_prediction(model: MemoryModel, last: Tensor, logits: Tensor, worst: _Worst) -> None:
-    lens = model.lens
+def _prove_prediction(model: MemoryModel, calls: list[BlockCall], tokens: Tensor, worst: _Worst) -> None:
+    """The lens on the last layer's states and noise, against all that the network does behind its blocks."""
+    lens, last = model.lens, calls[-1].states
     if lens.final_norm is not None:
-        states = last.to(model.dtype)
-        worst.compare("norms", "final norm", lens.final_norm(states), lens.final_norm.by_formula(states))
+        worst.compare("norms", "final norm", lens.final_norm(last), lens.final_norm.by_formula(last))
+    with passed_over(calls, last):
+        own = at_least_float32(model.logits(tokens))
     read = lens.capped(lens.state_logits(last))
-    worst.compare("prediction", "output embedding", read, logits)
+    worst.compare("prediction", "output embedding", read, own)
     # a tie within the tolerance may fall either way, a clear winner may not
-    own = at_least_float32(logits)
     chosen = own.gather(-1, read.argmax(-1, keepdim=True))
     worst.compare("prediction", "most likely token", chosen, own.amax(-1, keepdim=True), scale=own)
-
-
-def _probe_tokens(model: MemoryModel) -> Tensor:
-    used = min(model.vocabulary, model.tokenizer.size) if model.has_tokenizer else model.vocabulary
-    length = _LENGTH if model.context is None else min(_LENGTH, model.context)
-    generator = torch.Generator().manual_seed(_SEED)
-    return torch.randint(0, used, (_SEQUENCES, length), generator=generator)

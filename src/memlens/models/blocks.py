@@ -1,0 +1,218 @@
+"""The blocks of a running network: which modules they are, the calls made to them, and a block run again by itself.
+
+A block is run again in float32 whatever its own dtype is, so that a proof is as tight for a bfloat16 model as for any
+other. Half of what it is given are the network's own states and half is noise, in which no coordinate stands out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memlens.errors import UnsupportedModel
+
+SEQUENCES, LENGTH, _SEED = 2, 7, 2021
+
+
+def probe_tokens(tokens: int, context: int | None) -> Tensor:
+    """[2, 7] or shorter, int64: random tokens below `tokens`."""
+    length = LENGTH if context is None else min(LENGTH, context)
+    return torch.randint(0, tokens, (SEQUENCES, length), generator=torch.Generator().manual_seed(_SEED))
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleCall:
+    """One call of a module, to be made again: its first tensor and what it put out are copies."""
+
+    module: nn.Module
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    given: Tensor
+    output: Tensor
+    returned: Any  # all that it returned, as it was
+
+    def again(self, given: Tensor) -> Tensor:
+        """What the module puts out for another first tensor."""
+        place = next((number for number, value in enumerate(self.arguments) if isinstance(value, Tensor)), None)
+        arguments, named = list(self.arguments), dict(self.named)
+        if place is not None:
+            arguments[place] = given.clone()
+        else:
+            named[next(name for name, value in named.items() if isinstance(value, Tensor))] = given.clone()
+        with torch.no_grad():
+            output: Tensor = first_output(self.module(*arguments, **named))
+        return output.detach().clone()
+
+
+class BlockCall:
+    """One call of a block, [batch, pos, d] to the same, to be made again in float32: within `in_float32(block)`."""
+
+    def __init__(self, call: ModuleCall) -> None:
+        self.block = call.module
+        self.own = call
+        own = _finer(call.given)
+        noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(_SEED)).to(own)
+        self.states = own.clone()  # what the block is given when it is run again, float32 or finer
+        self.states[1:] = noise[1:] * own[:1].square().mean().sqrt()
+        self._finer = replace(call, arguments=_finer(call.arguments), named=_finer(call.named))
+
+    def run(self, states: Tensor | None = None) -> Tensor:
+        """What the block puts out for `states`, or for its probe."""
+        return self._finer.again(self.states if states is None else states)
+
+    def returned(self, states: Tensor) -> Any:
+        """What the block returns around its output, with other states in its place."""
+        if not isinstance(self.own.returned, tuple | list):
+            return states
+        place = next(number for number, value in enumerate(self.own.returned) if isinstance(value, Tensor))
+        return type(self.own.returned)(
+            states if number == place else value for number, value in enumerate(self.own.returned)
+        )
+
+    def traced(self) -> tuple[Tensor, list[ModuleCall]]:
+        """The output, and the calls of all modules inside in the order in which they ended; of those run once."""
+        calls: list[ModuleCall] = []
+        with record_calls([module for module in self.block.modules() if module is not self.block], calls.append):
+            output = self.run()
+        counts = Counter(call.module for call in calls)
+        return output, [call for call in calls if counts[call.module] == 1]
+
+
+def _first(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    return next((value for value in (*arguments, *named.values()) if isinstance(value, Tensor)), None)
+
+
+def first_output(output: Any) -> Any:
+    """The first tensor of what a module returned; None where it returned none."""
+    if isinstance(output, tuple | list):
+        return next((value for value in output if isinstance(value, Tensor)), None)
+    return output if isinstance(output, Tensor) else None
+
+
+def _finer(value: Any) -> Any:
+    """Tensors coarser than float32, in whatever they are nested, as float32."""
+    if isinstance(value, Tensor):
+        return value.detach().float() if value.is_floating_point() and value.dtype.itemsize < 4 else value.detach()
+    if type(value) in (tuple, list):
+        return type(value)(_finer(one) for one in value)
+    if type(value) is dict:
+        return {key: _finer(one) for key, one in value.items()}
+    return value
+
+
+@contextmanager
+def record_calls(modules: Iterable[nn.Module], use: Callable[[ModuleCall], None]) -> Iterator[None]:
+    """Call `use` with every call of the modules that takes and puts out a tensor, when it has ended."""
+    open_calls: list[Tensor | None] = []
+
+    def before(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        given = _first(arguments, named)
+        open_calls.append(None if given is None else given.detach().clone())
+
+    def after(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        given, put_out = open_calls.pop(), first_output(output)
+        if given is not None and put_out is not None:
+            use(ModuleCall(module, arguments, named, given, put_out.detach().clone(), output))
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(after, with_kwargs=True).remove)
+        yield
+
+
+@contextmanager
+def in_float32(*modules: nn.Module, deep: bool = True) -> Iterator[None]:
+    """Within, parameters and buffers coarser than float32 are float32; then they are the very tensors they were.
+
+    deep: also those of the modules inside.
+    """
+    kept: dict[Tensor, Tensor] = {}
+    for module in modules:
+        for tensor in (*module.parameters(deep), *module.buffers(deep)):
+            if tensor.is_floating_point() and tensor.dtype.itemsize < 4:
+                kept.setdefault(tensor, tensor.data)
+    try:
+        for tensor, data in kept.items():
+            tensor.data = data.float()
+        yield
+    finally:
+        for tensor, data in kept.items():
+            tensor.data = data
+
+
+@contextmanager
+def note_runs(network: nn.Module) -> Iterator[set[nn.Module]]:
+    """Within, modules that run are put into the set."""
+    ran: set[nn.Module] = set()
+    with ExitStack() as stack:
+        for module in network.modules():
+            stack.callback(module.register_forward_pre_hook(lambda module, _arguments: ran.add(module)).remove)
+        yield ran
+
+
+def outside(ran: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[nn.Module]:
+    """Those of the modules that ran which are not in a block."""
+    inside = {module for block in blocks for module in block.modules()}
+    return [module for module in ran if module not in inside]
+
+
+@contextmanager
+def passed_over(calls: Sequence[BlockCall], states: Tensor) -> Iterator[None]:
+    """Within, every block puts out `states` at once, in the place of its own; nothing of it is run."""
+    kept = [call.block.__dict__.get("forward") for call in calls]
+
+    def forward(call: BlockCall) -> Callable[..., Any]:
+        return lambda *_arguments, **_named: call.returned(states)
+
+    try:
+        for call in calls:
+            call.block.forward = forward(call)
+        yield
+    finally:
+        for call, own in zip(calls, kept, strict=True):
+            if own is None:
+                del call.block.forward
+            else:
+                call.block.forward = own
+
+
+def find_blocks(network: nn.Module, tokens: Tensor, run: Callable[[], Any]) -> list[BlockCall]:
+    """The calls of the blocks: of the largest list of modules that run in turn, each on what the last put out.
+
+    UnsupportedModel says why there are none.
+    """
+    lists = [list(module) for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    members = dict.fromkeys(member for modules in lists for member in modules)
+    calls: list[ModuleCall] = []
+    with record_calls(members, calls.append):
+        run()
+    called = {call.module for call in calls}
+    running = [modules for modules in lists if called & set(modules)]
+    if not running:
+        raise UnsupportedModel("it has no list of blocks that run one after another")
+    modules = max(running, key=_size)
+    own = [call for call in calls if call.module in modules]
+    _refuse_broken_chain(modules, own, tokens)
+    return [BlockCall(call) for call in own]
+
+
+def _size(modules: list[nn.Module]) -> int:
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+def _refuse_broken_chain(modules: list[nn.Module], calls: list[ModuleCall], tokens: Tensor) -> None:
+    shapes = sorted({str(list(tensor.shape)) for call in calls for tensor in (call.given, call.output)})
+    if len(shapes) != 1 or calls[0].given.dim() != 3 or calls[0].given.shape[:2] != tokens.shape:
+        raise UnsupportedModel(f"its blocks do not read and write one stream [batch, position, width]: {shapes[:3]}")
+    if [call.module for call in calls] != modules:
+        raise UnsupportedModel("its blocks do not run once each, one after another")
+    if not all(torch.equal(before.output, after.given) for before, after in pairwise(calls)):
+        raise UnsupportedModel("the stream changes between its blocks")

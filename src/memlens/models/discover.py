@@ -1,0 +1,308 @@
+"""Discovers the memories of a network: finds keys, values, norms, scales and the stream by trying, without a list.
+
+The network runs once on a few tokens; then each block is run again by itself (blocks.py) and looked into. A linear map
+whose input is made of keys of the stream (match.py) holds values. Silencing them shows how they reach the stream: as
+they are, scaled by a constant, by a gain or by a number of the token, or through a norm. All of it is a proposal for
+proof.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memlens.errors import UnsupportedModel
+from memlens.models import hooks
+from memlens.models.blocks import BlockCall, ModuleCall, in_float32
+from memlens.models.experts import expert_groups, is_experts
+from memlens.models.groups import LinearGroup, MemoryGroup, MemoryLayer, Scale, scaled
+from memlens.models.lens import Norm
+from memlens.models.match import NEAR, carried, deviation, is_linear, match_keys, ratio, recognised_norm, rows_of
+
+
+def discover_layers(calls: Sequence[BlockCall], activations: Sequence[str]) -> list[MemoryLayer]:
+    """The memories of every block; `activations`: names to try first. UnsupportedModel where a block has others."""
+    layers: list[MemoryLayer] = []
+    for number, call in enumerate(calls):
+        with in_float32(call.block):
+            try:
+                layers.append(_Discovery(call, number, activations).layer())
+            except UnsupportedModel as error:
+                raise UnsupportedModel(f"layer {number}: {error}") from error
+    if not any(layer.groups for layer in layers):
+        raise UnsupportedModel("no feed-forward part was found in any of its blocks")
+    return layers
+
+
+class _Discovery:
+    """One block, looked into."""
+
+    def __init__(self, call: BlockCall, number: int, activations: Sequence[str]) -> None:
+        self.call, self.number, self.activations = call, number, activations
+        self.block = call.block
+        self.o, self.calls = call.traced()
+        self.by_module = {one.module: one for one in self.calls}
+
+    def layer(self) -> MemoryLayer:
+        groups = [*self._linear_groups(), *self._expert_groups()]
+        if not groups:
+            return self._layer([], (), None, None, None, False)
+        silent = self._silenced(groups)
+        last_reason = ""
+        for outputs in self._possible_outputs(groups):
+            try:
+                post_norm, scale = self._way_to_the_stream(outputs, silent)
+                scaled_groups = self._group_scales(groups, outputs)
+            except UnsupportedModel as error:
+                last_reason = str(error)
+                continue
+            y = self._addition(outputs, post_norm, scale)
+            input_norm, parallel = self._stream(groups, y)
+            return self._layer(scaled_groups, outputs, input_norm, post_norm, scale, parallel)
+        raise UnsupportedModel(last_reason)
+
+    def _layer(
+        self,
+        groups: Sequence[MemoryGroup],
+        outputs: tuple[nn.Module, ...],
+        input_norm: Norm | None,
+        post_norm: Norm | None,
+        scale: Scale,
+        parallel: bool,
+    ) -> MemoryLayer:
+        return MemoryLayer.of(
+            number=self.number,
+            block=self.block,
+            groups=groups,
+            outputs=outputs,
+            input_norm=input_norm,
+            post_norm=post_norm,
+            scale=scale,
+            parallel=parallel,
+        )
+
+    # what holds memories
+
+    def _linear_groups(self) -> Iterator[LinearGroup]:
+        width = self.o.shape[-1]
+        mixture = any(is_experts(call.module) for call in self.calls)
+        count = 0
+        for down in self.calls:
+            if not is_linear(down) or down.output.shape[-1] != width:
+                continue
+            keys = match_keys(down, self.calls, self.activations)
+            if keys is None:
+                continue
+            yield LinearGroup(
+                kind="shared" if mixture else "dense",
+                expert=count,
+                activation=keys.activation,
+                activate=keys.activate,
+                combine=keys.combine,
+                key_projection=keys.key_projection,
+                up_projection=keys.up_projection,
+                down=down.module,
+                key_rows=keys.key_rows,
+                up_rows=keys.up_rows,
+            )
+            count += 1
+
+    def _expert_groups(self) -> Iterator[MemoryGroup]:
+        for call in self.calls:
+            if is_experts(call.module):
+                experts: Any = call.module
+                yield from expert_groups(experts, self._router(experts), **_expert_facts(experts, self.activations))
+
+    def _router(self, experts: Any) -> nn.Module | None:
+        shape = (experts.num_experts, self.o.shape[-1])
+        found = [
+            module
+            for module in self.block.modules()
+            if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.shape == shape
+        ]
+        return found[0] if len(found) == 1 else None
+
+    # how it reaches the stream
+
+    def _silenced(self, groups: Sequence[MemoryGroup]) -> dict[nn.Module | None, ModuleCall | Tensor]:
+        """Every module's call, and under None the block's output, with the coefficients of some groups at zero."""
+        chosen = {(group.kind, group.expert) for group in groups}
+        layer = self._layer(groups, (), None, None, None, False)
+
+        def silence(c: Tensor, group: MemoryGroup) -> Tensor:
+            return torch.zeros_like(c) if (group.kind, group.expert) in chosen else c
+
+        with hooks.edit_coefficients(layer, silence):
+            o, calls = self.call.traced()
+        return {None: o} | {call.module: call for call in calls}
+
+    def _possible_outputs(self, groups: Sequence[MemoryGroup]) -> Iterator[tuple[nn.Module, ...]]:
+        """Modules that may put out the sum of all groups, the innermost first."""
+        parts = list(dict.fromkeys(_last_module(group) for group in groups))
+        if len(parts) == 1 and isinstance(groups[0], LinearGroup):
+            yield (parts[0],)
+        above = [module for module in self.block.modules() if module is not self.block and module in self.by_module]
+        holders = [module for module in above if set(parts) <= set(module.modules()) and module not in parts]
+        yield from ((module,) for module in reversed(holders))
+        if len(parts) == 1:
+            yield (parts[0],)
+            return
+        # no module puts out the sum: the outermost module of each part that holds no other
+        yield tuple(next(module for module in above if {part} == set(module.modules()) & set(parts)) for part in parts)
+
+    def _out(self, outputs: tuple[nn.Module, ...], calls: dict[Any, Any] | None = None) -> Tensor:
+        of = self.by_module if calls is None else calls
+        return torch.stack([rows_of(of[module].output) for module in outputs]).sum(0)
+
+    def _way_to_the_stream(self, outputs: tuple[nn.Module, ...], silent: dict[Any, Any]) -> tuple[Norm | None, Scale]:
+        """(post-norm, scale) between the sum of the groups and the stream."""
+        if any(module not in silent for module in outputs):
+            raise UnsupportedModel("its feed-forward part does not always run")
+        gone = rows_of(self.o - silent[None])
+        out, out_silent = self._out(outputs), self._out(outputs, silent)
+        scale, found = self._fit(gone, out - out_silent)
+        if found:
+            return None, scale
+        for call in self.calls:
+            if call.output.shape[-1] != self.o.shape[-1] or not torch.equal(rows_of(call.given), out):
+                continue
+            norm = recognised_norm(call)
+            if norm is None:
+                continue
+            scale, found = self._fit(gone, rows_of(call.output - silent[call.module].output))
+            if found:
+                return norm, scale
+        raise UnsupportedModel(self._why_not_added())
+
+    def _fit(self, reached: Tensor, source: Tensor) -> tuple[Scale, bool]:
+        """(scale, does it fit): reached = scale * source, with a constant or one factor per coordinate. Both [n, d]."""
+        constant = ratio(reached, source)
+        if constant is not None:
+            return (None if constant == 1 else constant), True
+        gain = (reached * source).sum(0) / source.square().sum(0).clamp_min(1e-30)
+        if not deviation(source * gain, reached) < NEAR:
+            return None, False
+        for parameter in self.block.parameters():  # a fit has noise that the parameter behind it has not
+            if parameter.shape == gain.shape and torch.allclose(parameter, gain, rtol=1e-3, atol=1e-5):
+                return parameter.detach().clone(), True
+        return gain, True
+
+    def _why_not_added(self) -> str:
+        last = [call for call in self.calls if torch.equal(rows_of(call.output), rows_of(self.o))]
+        if any(recognised_norm(call) is not None for call in last):
+            return "its norm follows the sum of stream and feed-forward output (post-norm), so o = r + y cannot hold"
+        return "what its feed-forward part puts out is not simply added to the stream"
+
+    def _group_scales(self, groups: Sequence[MemoryGroup], outputs: tuple[nn.Module, ...]) -> list[MemoryGroup]:
+        """The groups with the scale between each of them and the modules that put out their sum."""
+        found: list[MemoryGroup] = []
+        experts = [group for group in groups if group.kind == "routed"]
+        for part in (*([group] for group in groups if group.kind != "routed"), experts):
+            if not part:
+                continue
+            last = _last_module(part[0])
+            if outputs == (last,):
+                found += part
+                continue
+            silent: Any = self._silenced(part)
+            reached = self._out(outputs) - self._out(outputs, silent)
+            source = rows_of(self.by_module[last].output) - rows_of(silent[last].output)
+            scale, fits = self._fit(reached, source)
+            if fits:
+                found += [replace(group, scale=scale) for group in part]
+                continue
+            gate = self._token_gate(part[0], reached, source)
+            if gate is None:
+                raise UnsupportedModel("a part of its memories reaches the stream with a factor that is not understood")
+            found += [replace(group, token_scale=gate) for group in part]
+        return found
+
+    def _token_gate(self, group: MemoryGroup, reached: Tensor, source: Tensor) -> TokenGate | None:
+        """The number of each token that a group is multiplied by, if it is the sigmoid of a linear map of x."""
+        if not isinstance(group, LinearGroup):
+            return None
+        factor = (reached * source).sum(-1, keepdim=True) / source.square().sum(-1, keepdim=True).clamp_min(1e-30)
+        x = rows_of(self.by_module[group.key_projection].given)
+        for call in self.calls:
+            if is_linear(call) and call.output.shape[-1] == 1 and torch.equal(rows_of(call.given), x):
+                gate = TokenGate(call.module)
+                if deviation(gate(x), factor) < NEAR:
+                    return gate
+        return None
+
+    def _addition(self, outputs: tuple[nn.Module, ...], post_norm: Norm | None, scale: Scale) -> Tensor:
+        out = self._out(outputs) if post_norm is None else rows_of(self.by_module[post_norm.module].output)
+        return scaled(out, scale)
+
+    # what is read
+
+    def _stream(self, groups: Sequence[MemoryGroup], y: Tensor) -> tuple[Norm | None, bool]:
+        """(the norm whose output is x, does the block read the stream from before its attention?)"""
+        inputs = {id(module): rows_of(self.by_module[module].given) for module in map(_first_module, groups)}
+        x = next(iter(inputs.values()))
+        if any(not torch.equal(other, x) for other in inputs.values()):
+            raise UnsupportedModel("its memories do not all read the same input")
+        stream = rows_of(self.o) - y
+        for norm, read in [*self._norms_before(x), (None, x)]:
+            if carried(stream, read) is not None:
+                return norm, False
+            if deviation(read, rows_of(self.call.states)) < NEAR:
+                return norm, True
+        raise UnsupportedModel("its feed-forward part does not read the stream that it adds to, or not through a norm")
+
+    def _norms_before(self, x: Tensor) -> Iterator[tuple[Norm, Tensor]]:
+        """(norm, what it is given) for norms that put out x."""
+        for call in self.calls:
+            if call.given.shape[-1] == x.shape[-1] and torch.equal(rows_of(call.output), x):
+                norm = recognised_norm(call)
+                if norm is not None:
+                    yield norm, rows_of(call.given)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenGate:
+    """sigmoid(x w), the share of a shared expert in each token: x [..., d] -> [..., 1]"""
+
+    module: Any
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        bias = self.module.bias
+        weight, bias = self.module.weight.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype)
+        return torch.sigmoid(nn.functional.linear(inputs, weight, bias))
+
+
+def _last_module(group: Any) -> nn.Module:
+    module: nn.Module = group.down if isinstance(group, LinearGroup) else group.experts
+    return module
+
+
+def _first_module(group: Any) -> nn.Module:
+    module: nn.Module = group.key_projection if isinstance(group, LinearGroup) else group.experts
+    return module
+
+
+def _expert_facts(experts: Any, activations: Sequence[str]) -> dict[str, Any]:
+    from transformers.integrations import moe
+
+    own = getattr(type(experts), "_apply_gate", None) is not moe._default_apply_gate
+    return {
+        "activation": activations[0] if activations else "silu",
+        "activate": getattr(experts, "act_fn", nn.functional.silu),
+        "combine": _Combine(experts) if own and experts.has_gate else None,
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Combine:
+    """The experts' own way to put gate and up together."""
+
+    experts: Any
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        both = torch.cat([gate, up], -1) if self.experts.is_concatenated else torch.stack([gate, up], -1).flatten(-2)
+        m: Tensor = self.experts._apply_gate(both)
+        return m

@@ -1,0 +1,257 @@
+"""Keys of a down projection: the linear maps and the activation that give its input, found by trying on a traced block.
+
+Nothing is taken from the names of modules. Every map that could be a key, every pair that could be gate and up, and
+both halves of every map that could be the two fused are tried with every activation; the nearest is kept. What is found
+here is a proposal: it is proven, much more strictly, in proof.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memlens.models.blocks import ModuleCall
+from memlens.models.groups import input_rows
+from memlens.models.lens import Norm, NormKind
+
+NEAR = 2e-2  # deviation up to which a proposal is worth proving, so that the proof can say by how much it is off
+_EXACT = 1e-5
+_COLUMNS = 64  # units that are tried first
+_COMMON = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # of several that are the same function, the usual name
+_EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8)
+
+
+def deviation(given: Tensor, expected: Tensor) -> float:
+    """The largest difference at any position, as a share of the largest number there."""
+    largest = expected.abs().amax(-1).clamp_min(1e-6)
+    return float(((given - expected).abs().amax(-1) / largest).max())
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """[batch * pos, ...] of what may be flattened already."""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def is_linear(call: ModuleCall) -> bool:
+    """Is a module a linear map by its shapes?"""
+    weight = getattr(call.module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or not call.given.is_floating_point():
+        return False
+    return input_rows(call.module).shape == (call.output.shape[-1], call.given.shape[-1])
+
+
+def recognised_norm(call: ModuleCall) -> Norm | None:
+    """A norm, if what a module does is one by its formula."""
+    if call.given.shape != call.output.shape or not call.given.is_floating_point() or is_linear(call):
+        return None
+    weight = getattr(call.module, "weight", None)
+    if weight is not None and weight.shape != call.given.shape[-1:]:
+        return None
+    kinds: tuple[NormKind, ...] = ("rms", "layer") if weight is None else ("rms", "layer", "rms+1", "layer+1")
+    found: tuple[float, Norm | None] = (NEAR, None)
+    for kind in kinds:
+        for epsilon in (None, torch.finfo(torch.float32).eps, *_EPSILONS):
+            norm = Norm(call.module, kind, epsilon)
+            try:
+                off = deviation(norm.by_formula(call.given), call.output)
+            except AttributeError:
+                continue  # it keeps no epsilon: try those that are common
+            if off < found[0]:
+                found = (off, norm)
+            if epsilon is None:
+                break
+        if found[0] < _EXACT:
+            break
+    return found[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """Where the keys of a down projection lie and what turns them into coefficients."""
+
+    inputs: Tensor  # x, [batch * pos, d]
+    key_projection: nn.Module
+    up_projection: nn.Module | None
+    key_rows: slice
+    up_rows: slice
+    activation: str
+    activate: Callable[[Tensor], Tensor]
+    combine: Callable[[Tensor, Tensor], Tensor] | None
+    deviation: float
+
+
+@dataclass(frozen=True, eq=False)
+class _KeyCandidate:
+    call: ModuleCall
+    up_call: ModuleCall | None
+    key_rows: slice = field(default_factory=lambda: slice(None))
+    up_rows: slice = field(default_factory=lambda: slice(None))
+
+    @property
+    def gate(self) -> Tensor:
+        return rows_of(self.call.output)[:, self.key_rows]
+
+    @property
+    def up(self) -> Tensor | None:
+        return None if self.up_call is None else rows_of(self.up_call.output)[:, self.up_rows]
+
+
+def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], named: Sequence[str]) -> Keys | None:
+    """The keys of a down projection among the calls that ended before its own; `named`: activations to try first."""
+    before = calls[: calls.index(down)]
+    m = rows_of(down.given)
+    candidates = list(_candidates(down, before))
+    best = _best(candidates, m, before, named)
+    if best is not None:
+        return best
+    for call in before:  # a norm between the memories and their values (BitNet)
+        if call.output.shape == down.given.shape and torch.equal(rows_of(call.output), m):
+            norm = recognised_norm(call)
+            inner = None if norm is None else _best(candidates, rows_of(call.given), before, named)
+            if norm is not None and inner is not None and inner.up_projection is not None:
+                return Keys(**vars(inner) | {"combine": _NormedProduct(inner.activate, norm)})
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class _NormedProduct:
+    """norm(f(g) * u)"""
+
+    activate: Callable[[Tensor], Tensor]
+    norm: Norm
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.norm.by_formula(self.activate(gate) * up)
+
+
+def _candidates(down: ModuleCall, before: Sequence[ModuleCall]) -> Iterator[_KeyCandidate]:
+    size, width, positions = down.given.shape[-1], down.output.shape[-1], len(rows_of(down.given))
+    maps = [call for call in before if is_linear(call) and call.given.shape[-1] == width]
+    maps = [call for call in maps if len(rows_of(call.given)) == positions]
+    whole = [call for call in maps if call.output.shape[-1] == size]
+    for one in whole:
+        for other in whole:
+            if one is not other and torch.equal(rows_of(one.given), rows_of(other.given)):
+                yield _KeyCandidate(one, other)
+    for call in maps:
+        if call.output.shape[-1] == 2 * size:
+            halves = (slice(0, size), slice(size, None)), (slice(0, None, 2), slice(1, None, 2))
+            for first, second in halves:
+                yield _KeyCandidate(call, call, first, second)
+                yield _KeyCandidate(call, call, second, first)
+    yield from (_KeyCandidate(call, None) for call in whole)
+
+
+def _best(
+    candidates: Sequence[_KeyCandidate], m: Tensor, before: Sequence[ModuleCall], named: Sequence[str]
+) -> Keys | None:
+    """The candidate and activation whose product is nearest to m [n, size]; None where none is near."""
+    found: tuple[float, Keys | None] = (NEAR, None)
+    for functions in (_by_name(tuple(named)), _by_name(None), _modules(before, m.shape[-1])):
+        for candidate in candidates:
+            for name, activate in functions:
+                off = _distance(candidate, activate, m)
+                if off < found[0]:
+                    keys = Keys(
+                        rows_of(candidate.call.given),
+                        candidate.call.module,
+                        None if candidate.up_call is None else candidate.up_call.module,
+                        candidate.key_rows,
+                        candidate.up_rows,
+                        name,
+                        activate,
+                        None,
+                        off,
+                    )
+                    found = (off, keys)
+                if off < _EXACT:
+                    return found[1]
+    return found[1]
+
+
+def _distance(candidate: _KeyCandidate, activate: Callable[[Tensor], Tensor], m: Tensor) -> float:
+    gate, up = candidate.gate, candidate.up
+    for columns in (slice(0, _COLUMNS), slice(None)):
+        product = activate(gate[:, columns])
+        off = deviation(product if up is None else product * up[:, columns], m[:, columns])
+        if not off < 10 * NEAR:  # a few units may lack the largest number of their position
+            return float("inf")
+    return off
+
+
+@lru_cache
+def _by_name(names: tuple[str, ...] | None) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Activations of transformers: those named, or all that are not linear and have no weights."""
+    from transformers.activations import ACT2FN
+
+    if names is None:
+        names = (*_COMMON, *(name for name in ACT2FN if name not in (*_COMMON, "linear", "prelu", "xielu")))
+    return [(name, ACT2FN[name]) for name in names]
+
+
+def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Modules of the block that work on each number by itself, with the constant before them where there is one."""
+    found: list[tuple[str, Callable[[Tensor], Tensor]]] = []
+    for call in before:
+        if call.given.shape != call.output.shape or call.given.shape[-1] != size or is_linear(call):
+            continue
+        try:
+            turned = call.again(call.given.flip(-1)).flip(-1)
+        except Exception:  # a module of several inputs is no activation
+            continue
+        if not torch.allclose(turned, call.output, rtol=1e-5, atol=1e-6):
+            continue
+        for source in before:
+            if is_linear(source) and source.output.shape[-1] == size and source.output.numel() == call.given.numel():
+                factor = ratio(rows_of(call.given), rows_of(source.output))
+                if factor is not None:
+                    found.append((_name_of(call.module), Scaled(call.module, factor)))
+    return found
+
+
+def _name_of(module: nn.Module) -> str:
+    """The name that configurations have for an activation; that of its class where they have none."""
+    from transformers.activations import ACT2CLS
+
+    names = [name for name, kind in ACT2CLS.items() if kind is type(module)]
+    return names[0] if names else type(module).__name__
+
+
+@dataclass(frozen=True, eq=False)
+class Scaled:
+    """An activation of c x instead of x."""
+
+    activate: Any
+    factor: float
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.activate(inputs if self.factor == 1 else inputs * self.factor)
+        return output
+
+
+def ratio(given: Tensor, source: Tensor) -> float | None:
+    """c where given = c * source; None where there is none."""
+    wide = source.double()
+    factor = float((given * wide).sum() / wide.square().sum().clamp_min(1e-30))
+    if not deviation(source * factor, given) < NEAR:
+        return None
+    rounded = float(f"{factor:.5g}")  # settings have few digits, a fit has float32's noise
+    return rounded if abs(rounded - factor) < 2e-6 * abs(factor) else factor
+
+
+def carried(stream: Tensor, read: Tensor, tolerance: float = NEAR) -> Tensor | None:
+    """`read` [n, d] where y is added, if that is `stream`: as it is, or each coordinate scaled and shifted.
+
+    Doge and Zaya scale their stream between the two.
+    """
+    if deviation(read, stream) < tolerance:
+        return read
+    centred, centred_stream = read - read.mean(0), stream - stream.mean(0)
+    gain = (centred * centred_stream).sum(0) / centred.square().sum(0).clamp_min(1e-30)
+    moved = stream.mean(0) + centred * gain
+    return moved if deviation(moved, stream) < tolerance else None

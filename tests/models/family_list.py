@@ -1,0 +1,59 @@
+"""Where eighteen architectures keep their parts, as their code says: what discovery must find without being told."""
+
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Dotted paths: from the causal LM, or within one block."""
+
+    blocks: str
+    final_norm: str
+    keys: str
+    down: str
+    input_norms: tuple[str, ...]  # the first that a block has
+    up: str | None = None
+    post_norm: str | None = None
+    parallel: bool = False
+
+
+def _plain(blocks, final_norm, keys, down, *input_norms, parallel=False):
+    return Place(blocks, final_norm, keys, down, input_norms, parallel=parallel)
+
+
+def _gated(*input_norms, post_norm=None):
+    paths = ("mlp.gate_proj", "mlp.down_proj", input_norms, "mlp.up_proj", post_norm)
+    return Place("model.layers", "model.norm", *paths)
+
+
+_TRANSFORMER = ("transformer.h", "transformer.ln_f")
+_FOUR = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
+_AFTER_ATTENTION = "post_attention_layernorm"
+_AROUND = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+
+PLACES = {
+    "gpt2": _plain(*_TRANSFORMER, "mlp.c_fc", "mlp.c_proj", "ln_2"),
+    "gpt_neo": _plain(*_TRANSFORMER, "mlp.c_fc", "mlp.c_proj", "ln_2"),
+    "gpt_neox": _plain("gpt_neox.layers", "gpt_neox.final_layer_norm", *_FOUR, _AFTER_ATTENTION, parallel=True),
+    "gptj": _plain(*_TRANSFORMER, "mlp.fc_in", "mlp.fc_out", "ln_1", parallel=True),
+    "opt": _plain("model.decoder.layers", "model.decoder.final_layer_norm", "fc1", "fc2", "final_layer_norm"),
+    "bloom": _plain(*_TRANSFORMER, *_FOUR, _AFTER_ATTENTION),
+    "falcon": _plain(*_TRANSFORMER, *_FOUR, "ln_mlp", _AFTER_ATTENTION, "input_layernorm", parallel=True),
+    "phi": _plain("model.layers", "model.final_layernorm", "mlp.fc1", "mlp.fc2", "input_layernorm", parallel=True),
+    "llama": _gated(_AFTER_ATTENTION),
+    "mistral": _gated(_AFTER_ATTENTION),
+    "qwen2": _gated(_AFTER_ATTENTION),
+    "qwen3": _gated(_AFTER_ATTENTION),
+    "gemma": _gated(_AFTER_ATTENTION),
+    "gemma2": _gated(_AROUND[0], post_norm=_AROUND[1]),
+    "gemma3_text": _gated(_AROUND[0], post_norm=_AROUND[1]),
+    "olmo2": _gated(post_norm=_AROUND[1]),
+    "stablelm": _gated(_AFTER_ATTENTION, "input_layernorm"),
+    "starcoder2": _plain("model.layers", "model.norm", "mlp.c_fc", "mlp.c_proj", _AFTER_ATTENTION),
+}
+# settings that change where the parts lie, or whether attention and memories read the same stream
+VARIANTS = {
+    ("gpt_neox", "use_parallel_residual", False): {"parallel": False},
+    ("falcon", "parallel_attn", False): {"parallel": False},
+    ("falcon", "new_decoder_architecture", True): {},
+    ("stablelm", "use_parallel_residual", True): {"parallel": True},
+}

@@ -1,0 +1,175 @@
+"""Discovery finds what the code of an architecture says, and what it finds computes what the network computes."""
+
+import pytest
+import torch
+from family_list import PLACES, VARIANTS
+from torch.nn.functional import gelu, relu, silu
+
+from memlens.models.groups import LinearGroup
+from memlens.models.load import load
+from memlens.testing import FAMILIES, tiny_model
+from memlens.testing_types import VOCABULARY, tiny_network
+
+CASES = [(family, {}, {}) for family in PLACES] + [
+    (family, {name: on}, said) for (family, name, on), said in VARIANTS.items()
+]
+
+
+def part(module, path):
+    for step in path.split("."):
+        module = getattr(module, step, None)
+    return module
+
+
+def test_every_tiny_family_is_in_the_list():
+    assert set(PLACES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize(("family", "changes", "said"), CASES)
+def test_discovery_finds_what_the_list_says(family, changes, said):
+    more = {"num_kv_heads": 1} if "new_decoder_architecture" in changes else {}
+    network = tiny_model(family, **changes, **more)
+    place = PLACES[family]._replace(**said)
+    model = load(network, prove=False)
+    blocks = part(network, place.blocks)
+    assert [layer.block for layer in model.layers] == list(blocks)
+    assert model.lens.final_norm.module is part(network, place.final_norm)
+    for layer, block in zip(model.layers, blocks, strict=True):
+        (group,) = layer.groups
+        assert isinstance(group, LinearGroup) and group.kind == "dense"
+        assert (group.key_projection, group.down) == (part(block, place.keys), part(block, place.down))
+        assert group.up_projection is (None if place.up is None else part(block, place.up))
+        norms = [norm for path in place.input_norms if (norm := part(block, path)) is not None]
+        assert (None if layer.input_norm is None else layer.input_norm.module) is (norms[0] if norms else None)
+        assert (None if layer.post_norm is None else layer.post_norm.module) is (
+            None if place.post_norm is None else part(block, place.post_norm)
+        )
+        assert (layer.parallel, layer.scale, group.scale, group.token_scale) == (place.parallel, None, None, None)
+
+
+def rms(x, norm, plus=0.0):
+    epsilon = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * (norm.weight + plus)
+
+
+def plain(block, r):  # GPT-2
+    return gelu(block.ln_2(r) @ block.mlp.c_fc.weight + block.mlp.c_fc.bias, approximate="tanh")
+
+
+def gated(block, r):  # Llama
+    x = rms(r, block.post_attention_layernorm)
+    return silu(x @ block.mlp.gate_proj.weight.T) * (x @ block.mlp.up_proj.weight.T)
+
+
+def fused(block, r):  # Phi-3
+    gate, up = (rms(r, block.post_attention_layernorm) @ block.mlp.gate_up_proj.weight.T).chunk(2, -1)
+    return silu(gate) * up
+
+
+def normed(block, r):  # BitNet
+    x = rms(r, block.post_attention_layernorm)
+    m = relu(x @ block.mlp.gate_proj.weight.T).square() * (x @ block.mlp.up_proj.weight.T)
+    return rms(m, block.mlp.ffn_sub_norm)
+
+
+def scaled_gate(block, r):  # Falcon-H1
+    x = rms(r, block.pre_ff_layernorm)
+    return silu(0.6 * (x @ block.feed_forward.gate_proj.weight.T)) * (x @ block.feed_forward.up_proj.weight.T)
+
+
+def post_normed(block, r):  # Gemma 2
+    x = rms(r, block.pre_feedforward_layernorm, 1)
+    return gelu(x @ block.mlp.gate_proj.weight.T, approximate="tanh") * (x @ block.mlp.up_proj.weight.T)
+
+
+def parallel(block, h):  # GPT-J, from the block's input
+    return gelu(block.mlp.fc_in(block.ln_1(h)), approximate="tanh")
+
+
+def hybrid(block, r):  # Nemotron-H, one layer of it
+    x = rms(r, block.norm)
+    return relu(x @ block.mixer.up_proj.weight.T).square()
+
+
+BRUTE = {
+    "plain": ("gpt2", plain, lambda block, m: block.mlp.c_proj(m)),
+    "gated": ("llama", gated, lambda block, m: m @ block.mlp.down_proj.weight.T),
+    "fused": ("phi3", fused, lambda block, m: m @ block.mlp.down_proj.weight.T),
+    "normed": ("bitnet", normed, lambda block, m: m @ block.mlp.down_proj.weight.T),
+    "scaled": ("granite", gated, lambda block, m: m @ block.mlp.down_proj.weight.T * 0.7),
+    "scaled twice": ("falcon_h1", scaled_gate, lambda block, m: m @ block.feed_forward.down_proj.weight.T * 1.7),
+    "post-norm": (
+        "gemma2",
+        post_normed,
+        lambda block, m: rms(m @ block.mlp.down_proj.weight.T, block.post_feedforward_layernorm, 1),
+    ),
+    "parallel": ("gptj", parallel, lambda block, m: block.mlp.fc_out(m)),
+    "hybrid": ("nemotron_h", hybrid, lambda block, m: m @ block.mixer.down_proj.weight.T),
+}
+
+
+@pytest.mark.parametrize("kind", BRUTE)
+def test_coefficients_and_additions_are_those_of_ten_naive_lines(kind):
+    model_type, coefficients, addition = BRUTE[kind]
+    model = load(tiny_network(model_type))
+    tokens = torch.randint(0, VOCABULARY, (2, 7), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), model.record() as recording:
+        own = model.logits(tokens)
+        last = model.run_body(tokens)
+    checked = 0
+    for layer in model.layers:
+        if [group.kind for group in layer.groups] != ["dense"]:
+            continue
+        before = recording.embedding if layer.number == 0 else recording.o[layer.number - 1]
+        with torch.no_grad():
+            m = coefficients(layer.block, before if layer.parallel else recording.r[layer.number])
+            y = addition(layer.block, m)
+        torch.testing.assert_close(recording.coefficients[layer.number], m, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(recording.y[layer.number], y, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(recording.o[layer.number] - recording.r[layer.number], y, rtol=1e-4, atol=1e-4)
+        checked += 1
+    assert checked >= 1 and (checked == len(model.layers) or kind == "hybrid")
+    torch.testing.assert_close(model.lens.capped(model.lens.state_logits(last)), own, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("model_type", "scale"), [("granite", 1 / 0.7), ("cohere", 0.7), ("minicpm3", None)])
+def test_constants_around_the_output_embedding_are_in_the_lens(model_type, scale):
+    network = tiny_network(model_type)
+    model = load(network)
+    states = torch.randn(5, model.width, generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        normed = model.lens.final_norm.module(states)
+        scale = network.config.dim_model_base / network.config.hidden_size if scale is None else scale
+        naive = normed @ network.get_output_embeddings().weight.T * scale
+    torch.testing.assert_close(normed @ model.lens.embedding.T, naive, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.lens.state_logits(states), naive, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(model.lens.logit_rows(torch.tensor([3, 7])), model.lens.embedding[[3, 7]])
+
+
+def test_a_shared_experts_gate_is_in_its_coefficients():
+    model = load(tiny_network("qwen2_moe"))
+    (shared,) = [group for group in model.layers[1].groups if group.kind == "shared"]
+    mlp, tokens = model.layers[1].block.mlp, torch.arange(10).reshape(2, 5)
+    seen = []
+    handle = mlp.register_forward_hook(lambda module, given, output: seen.append(given[0].detach().clone()))
+    with model.record() as recording:
+        model.run_body(tokens)
+    handle.remove()
+    x = seen[0]
+    m = silu(mlp.shared_expert.gate_proj(x)) * mlp.shared_expert.up_proj(x)
+    expected = torch.sigmoid(mlp.shared_expert_gate(x)) * m
+    torch.testing.assert_close(recording.coefficients[1][..., shared.columns], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "gemma4"])
+def test_the_text_part_of_a_model_of_text_and_images_is_read(model_type):
+    model = load(tiny_network(model_type))
+    language = model.network.model.language_model
+    assert [layer.block for layer in model.layers] == list(language.layers) and model.proof is not None
+
+
+@pytest.mark.parametrize("model_type", ["granitemoehybrid", "doge"])
+def test_types_that_may_have_experts_load_without_them(model_type):
+    without = {"num_local_experts": 0} if model_type == "granitemoehybrid" else {"is_moe": False}
+    model = load(tiny_network(model_type, **without))
+    assert all([group.kind for group in layer.groups] == ["dense"] for layer in model.layers)

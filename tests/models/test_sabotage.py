@@ -1,0 +1,210 @@
+"""Networks that look as if they were made of memories but are not, by one part in a thousand, are refused."""
+
+import pytest
+import torch
+from torch import nn
+
+from memlens.errors import UnsupportedModel
+from memlens.models.load import load
+from memlens.testing import WIDTH, tiny_model
+
+SMALL = 1e-3  # 0.1%
+LAYER = 1
+
+
+class Around(nn.Module):
+    """A module with something done around it: change(module, arguments, output) -> output."""
+
+    def __init__(self, inner, change):
+        super().__init__()
+        self.inner, self.change = inner, change
+        self.extra = nn.Parameter(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(5)) / WIDTH**0.5)
+
+    def forward(self, *arguments, **named):
+        output = self.inner(*arguments, **named)
+        first = arguments[0] if arguments else named["hidden_states"]
+        if isinstance(output, tuple):
+            return (self.change(self, first, output[0]), *output[1:])
+        return self.change(self, first, output)
+
+
+class Mixed(nn.Module):
+    """A feed-forward part of a Llama with its coefficients changed: change(x, m) -> m."""
+
+    def __init__(self, mlp, change):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj, self.change = mlp.gate_proj, mlp.up_proj, mlp.down_proj, change
+
+    def forward(self, x):
+        m = nn.functional.silu(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(self.change(self, x, m))
+
+
+class OtherWeights(nn.Linear):
+    """A linear map that runs with other weights than it shows."""
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight * (1 + SMALL * torch.sign(self.weight)), self.bias)
+
+
+def later(x):
+    """Each position's successor."""
+    return torch.cat([x[:, 1:], x[:, :1]], 1)
+
+
+def around_mlp(change):
+    def sabotage(network):
+        block = network.model.layers[LAYER]
+        block.mlp = Around(block.mlp, change)
+
+    return sabotage
+
+
+def around_attention(change):
+    def sabotage(network):
+        block = network.model.layers[LAYER]
+        block.self_attn = Around(block.self_attn, change)
+
+    return sabotage
+
+
+def around_block(change):
+    def sabotage(network):
+        network.model.layers[LAYER] = Around(network.model.layers[LAYER], change)
+
+    return sabotage
+
+
+def inside(change):
+    def sabotage(network):
+        block = network.model.layers[LAYER]
+        block.mlp = Mixed(block.mlp, change)
+
+    return sabotage
+
+
+class GatedAttention(Mixed):
+    def forward(self, x):
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x.cumsum(1) / 3))
+
+
+def gated_attention(network):
+    """In all layers: one alone would be a layer of a hybrid that has no memories."""
+    for block in network.model.layers:
+        block.mlp = GatedAttention(block.mlp, None)
+
+
+def other_weights(name):
+    def sabotage(network):
+        own = getattr(network.model.layers[LAYER].mlp, name)
+        other = OtherWeights(own.in_features, own.out_features, bias=own.bias is not None)
+        other.load_state_dict(own.state_dict())
+        setattr(network.model.layers[LAYER].mlp, name, other)
+
+    return sabotage
+
+
+def noise(like):
+    return torch.randn(like.shape).to(like)
+
+
+def around_norm(change):
+    def sabotage(network):
+        block = network.model.layers[LAYER]
+        block.post_attention_layernorm = Around(block.post_attention_layernorm, change)
+
+    return sabotage
+
+
+def around_final_norm(network):
+    network.model.norm = Around(network.model.norm, lambda own, x, y: y + SMALL * y.abs())
+
+
+SABOTAGE = {
+    "an extra term of the input": around_mlp(lambda own, x, y: y + SMALL * x),
+    "a second hidden path": around_mlp(lambda own, x, y: y + SMALL * torch.tanh(x @ own.extra) @ own.extra.T),
+    "a scale that depends on the input": around_mlp(lambda own, x, y: y * (1 + SMALL * x.mean(-1, keepdim=True))),
+    "a bias that depends on the token": around_mlp(lambda own, x, y: y + SMALL * own.extra[x.argmax(-1)]),
+    "noise, as of a dropout left on": around_mlp(lambda own, x, y: y + SMALL * noise(y)),
+    "a squashed output": around_mlp(lambda own, x, y: 5 * torch.tanh(y / 5)),
+    "outputs of other positions": around_mlp(lambda own, x, y: y + SMALL * y.cumsum(1)),
+    "a read of the next position": around_mlp(lambda own, x, y: y + SMALL * later(y)),
+    "mixed coefficients": inside(lambda own, x, m: m + SMALL * m.roll(1, -1)),
+    "coefficients of the position before": inside(lambda own, x, m: m + SMALL * m.roll(1, 1)),
+    "gated attention": gated_attention,
+    "a coefficient with a term of its own": inside(lambda own, x, m: m + SMALL * torch.sin(own.up_proj(x))),
+    "normed coefficients": inside(lambda own, x, m: m / (1 + SMALL * m.norm(dim=-1, keepdim=True))),
+    "keys that are not shown": other_weights("gate_proj"),
+    "values that are not shown": other_weights("down_proj"),
+    "attention that looks ahead": around_attention(lambda own, x, y: y + SMALL * later(x)),
+    "work on the stream behind the sum": around_block(lambda own, x, o: o + SMALL * torch.tanh(o)),
+    "the block's input added again": around_block(lambda own, x, o: o + SMALL * x),
+    "a norm with a term of its own": around_norm(lambda own, s, x: x + SMALL * x.abs()),
+    "a lens with a term of its own": around_final_norm,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sabotage", SABOTAGE)
+def test_what_only_looks_like_memories_is_refused(sabotage, dtype):
+    network = tiny_model("llama", mlp_bias=False)
+    SABOTAGE[sabotage](network)
+    with pytest.raises(UnsupportedModel) as caught:
+        load(network.to(dtype))
+    assert "\n" not in str(caught.value)
+
+
+class Beside(nn.Module):
+    """Unseen memories beside those that are seen: the attention of a parallel block with a second feed-forward part."""
+
+    def __init__(self, attention, second):
+        super().__init__()
+        self.attention, self.second = attention, second
+
+    def forward(self, hidden_states, *arguments, **named):
+        first, *rest = self.attention(hidden_states, *arguments, **named)
+        return (first + self.second(hidden_states), *rest)
+
+
+class Hidden(nn.Module):
+    """A feed-forward part whose coefficients are no product of keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.inward, self.outward = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.outward(torch.softmax(self.inward(x), -1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_unseen_memories_beside_those_of_a_parallel_block_are_refused(dtype):
+    network = tiny_model("gptj")
+    block = network.transformer.h[LAYER]
+    block.attn = Beside(block.attn, Hidden())
+    with pytest.raises(UnsupportedModel, match="works on each position by itself"):
+        load(network.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_layer_whose_feed_forward_part_is_not_understood_is_not_a_layer_without_memories(dtype):
+    network = tiny_model("llama")
+    network.model.layers[LAYER].mlp = Hidden()
+    with pytest.raises(UnsupportedModel, match=r"layer 1.*mlp works on each position by itself"):
+        load(network.to(dtype))
+
+
+LEGITIMATE = {
+    "a constant": lambda own, x, y: y * 0.37,
+    "a gain": lambda own, x, y: y * own.extra[0],
+    "nothing": lambda own, x, y: y,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", LEGITIMATE)
+def test_memories_that_are_scaled_are_accepted(scale, dtype):
+    network = tiny_model("llama", mlp_bias=False)
+    around_mlp(LEGITIMATE[scale])(network)
+    model = load(network.to(dtype))
+    assert model.proof is not None and (model.layers[LAYER].scale is None) == (scale == "nothing")
