@@ -1,14 +1,17 @@
-"""Intervals, bootstrap samples, binomial tails and false discovery rates.
+"""Intervals, contrasts, binomial tails and false discovery rates.
 
-All intervals are 95%. A bootstrap depends on the seed, the name and part it is for, and nothing else. Shares have
-Wilson's score interval (https://doi.org/10.1080/01621459.1927.10502953) where all observations are alike, since every
-resample would be the same; differences of independent shares have Newcombe's.
+All intervals are 95%. Shares have Wilson's score interval (https://doi.org/10.1080/01621459.1927.10502953), differences
+of paired shares that of Bonett and Price (https://doi.org/10.3102/1076998611411915), means Student's below 30
+observations and a studentized bootstrap from there on, medians interpolated order statistics (Hettmansperger and
+Sheather, https://doi.org/10.1016/0167-7152(86)90021-0). A sum of independent estimates with weights has the interval
+that theirs imply (Zou and Donner, https://doi.org/10.1002/sim.3095). A bootstrap depends on the seed, the name and part
+it is for, and nothing else.
 """
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import sqrt
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +19,36 @@ from numpy.typing import NDArray
 Interval = tuple[float | None, float | None]
 
 RESAMPLES = 1000
+FEW = 30  # observations; of fewer, a mean has Student's interval
 Z = 1.959964  # standard deviations of a two-sided 95% interval
 _UPPER = 1.645  # of a one-sided bound
-_LOW, _HIGH = 2.5, 97.5
+_TAIL = 0.025
+
+
+class Estimate(NamedTuple):
+    """A number with the ends of its interval; all three are the same where nothing is known of its error."""
+
+    value: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> "Estimate":
+        low, high = sorted((self.low * factor, self.high * factor))
+        return Estimate(self.value * factor, low, high)
+
+    def widened(self, comparisons: int) -> "Estimate":
+        """With an interval that holds for all of so many estimates at once (Bonferroni), as for a normal one."""
+        more = critical(comparisons) / Z
+        return Estimate(
+            self.value, self.value - more * (self.value - self.low), self.value + more * (self.high - self.value)
+        )
+
+
+def critical(comparisons: int = 1) -> float:
+    """Standard deviations of intervals that hold for all of so many comparisons at once in 95% of cases."""
+    from scipy.special import ndtri
+
+    return Z if comparisons == 1 else float(-ndtri(_TAIL / comparisons))
 
 
 def upper_share(counts: NDArray[Any], total: int) -> NDArray[np.float64]:
@@ -64,78 +94,112 @@ def draw(candidates: NDArray[Any], sample: int | None, random: np.random.Generat
     return candidates[np.sort(random.choice(len(candidates), sample, replace=False))]
 
 
-def rate_interval(hits: int, count: int, random: np.random.Generator) -> Interval:
-    """Of a share: resampling yes and no with replacement is a binomial draw; Wilson's where all are alike."""
-    if count == 0:
-        return None, None
-    if hits in (0, count):
-        return wilson(hits, count)
-    return _interval(random.binomial(count, hits / count, RESAMPLES) / count)
+def share_interval(hits: float, count: float, comparisons: int = 1) -> Interval:
+    """Of the share hits / count, Wilson's; nothing where nothing was seen."""
+    return wilson(hits, count, critical(comparisons)) if count else (None, None)
 
 
-def paired_interval(one: NDArray[np.bool_], other: NDArray[np.bool_], random: np.random.Generator) -> Interval:
-    """Of the share of `one` less that of `other`, which were seen in the same observations [n]: these are resampled.
-
-    Where all differ alike nothing can be resampled; then Newcombe's interval, as if the two were independent.
-    """
-    if len(one) == 0:
-        return None, None
-    more, less = int((one & ~other).sum()), int((other & ~one).sum())
-    same = len(one) - more - less
-    if len(one) in (more, less, same):
-        return share_difference(int(one.sum()), len(one), int(other.sum()), len(one))
-    drawn = random.multinomial(len(one), np.array([more, less, same]) / len(one), RESAMPLES)
-    return _interval((drawn[:, 0] - drawn[:, 1]) / len(one))
-
-
-def interval(
-    numbers: NDArray[Any], statistic: Callable[[NDArray[Any]], float], random: np.random.Generator
-) -> Interval:
-    """Of a statistic of one number a memory, such as np.mean or np.median."""
-    if len(numbers) == 0:
-        return None, None
-    draws = [statistic(numbers[random.integers(0, len(numbers), len(numbers))]) for _ in range(RESAMPLES)]
-    return _interval(np.array(draws))
-
-
-def _interval(draws: NDArray[Any]) -> Interval:
-    low, high = np.percentile(draws, [_LOW, _HIGH])
-    return float(low), float(high)
-
-
-def wilson(hits: float, total: float) -> tuple[float, float]:
+def wilson(hits: float, total: float, z: float = Z) -> tuple[float, float]:
     """Interval of the share hits / total; everything is possible where nothing was seen."""
     if total <= 0:
         return 0.0, 1.0
     share = hits / total
-    centre = share + Z * Z / (2 * total)
-    spread = Z * sqrt(share * (1 - share) / total + Z * Z / (4 * total * total))
-    scale = 1 + Z * Z / total
+    centre = share + z * z / (2 * total)
+    spread = z * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
+    scale = 1 + z * z / total
     low, high = (centre - spread) / scale, (centre + spread) / scale
     return max(0.0, min(low, share)), min(1.0, max(high, share))  # rounding must not leave the share outside
 
 
+def paired_interval(one: NDArray[np.bool_], other: NDArray[np.bool_], comparisons: int = 1) -> Interval:
+    """Of the share of `one` less that of `other`, which were seen in the same observations [n] (Bonett and Price)."""
+    if len(one) == 0:
+        return None, None
+    total = len(one) + 2
+    more, less = (int((one & ~other).sum()) + 1) / total, (int((other & ~one).sum()) + 1) / total
+    spread = critical(comparisons) * sqrt(max(more + less - (more - less) ** 2, 0) / total)
+    return max(more - less - spread, -1.0), min(more - less + spread, 1.0)
+
+
+def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interval:
+    """Of the mean of independent numbers [n]; none for fewer than two."""
+    count = len(numbers)
+    if count < 2:
+        return None, None
+    numbers = np.asarray(numbers, np.float64)
+    mean, error = float(numbers.mean()), float(numbers.std(ddof=1)) / sqrt(count)
+    if count < FEW or error == 0:
+        from scipy.special import stdtrit
+
+        spread = float(stdtrit(count - 1, 1 - _TAIL)) * error
+        return mean - spread, mean + spread
+    drawn = numbers[random.integers(0, count, (RESAMPLES, count))]
+    errors = drawn.std(1, ddof=1) / sqrt(count)
+    kept = errors > 0
+    low, high = np.percentile((drawn.mean(1)[kept] - mean) / errors[kept], [100 * _TAIL, 100 - 100 * _TAIL])
+    return mean - float(high) * error, mean - float(low) * error
+
+
+def ratio_estimate(parts: NDArray[Any], wholes: NDArray[Any], random: np.random.Generator) -> Estimate | None:
+    """sum(parts) / sum(wholes) over observations [n] that belong together inside; None where the wholes are nothing."""
+    whole = float(np.sum(wholes))
+    if whole == 0:
+        return None
+    ratio = float(np.sum(parts)) / whole
+    # what each observation moves the ratio by, so that the ratio is a mean
+    low, high = mean_interval(ratio + (parts - ratio * wholes) * (len(wholes) / whole), random)
+    return Estimate(ratio, ratio if low is None else low, ratio if high is None else high)
+
+
+def median_interval(numbers: NDArray[Any]) -> Interval:
+    """Of the median of independent numbers [n]: between the order statistics that have it in 95% of cases."""
+    from scipy.special import bdtr
+
+    count = len(numbers)
+    if count == 0:
+        return None, None
+    ordered = np.sort(np.asarray(numbers, np.float64))
+
+    def holds(place: int) -> float:  # how often the median lies within the so-many-th smallest and largest
+        return float(1 - 2 * bdtr(place - 1, count, 0.5))
+
+    place = 1
+    while place + 1 <= count // 2 and holds(place + 1) >= 1 - 2 * _TAIL:
+        place += 1
+    here, inside = holds(place), holds(place + 1)
+    if here < 1 - 2 * _TAIL or place + 1 > (count + 1) // 2:
+        return float(ordered[place - 1]), float(ordered[-place])
+    excess = (here - 1 + 2 * _TAIL) / (here - inside)
+    share = (count - place) * excess / (place + (count - 2 * place) * excess)
+    low = (1 - share) * ordered[place - 1] + share * ordered[place]
+    high = (1 - share) * ordered[-place] + share * ordered[-place - 1]
+    return float(low), float(high)
+
+
+def contrast(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimate:
+    """The sum of independent estimates times their weights, with the interval that theirs imply."""
+    value, below, above = 0.0, 0.0, 0.0
+    for weight, one in zip(weights, estimates, strict=True):
+        down, up = weight * (one.value - one.low), weight * (one.high - one.value)
+        value += weight * one.value
+        below += (down if weight > 0 else up) ** 2
+        above += (up if weight > 0 else down) ** 2
+    return Estimate(value, value - sqrt(below), value + sqrt(above))
+
+
+def slope_weights(places: Sequence[float], sizes: Sequence[float] | None = None) -> list[float]:
+    """Weights of numbers whose sum is the slope of a straight line through them; `sizes`: how much each counts."""
+    x, w = np.asarray(places, np.float64), np.ones(len(places)) if sizes is None else np.asarray(sizes, np.float64)
+    centred = w * (x - (w * x).sum() / w.sum())
+    weights: list[float] = (centred / (centred * x).sum()).tolist()
+    return weights
+
+
 def share_difference(hits: float, total: float, other_hits: float, other_total: float) -> tuple[float, float]:
     """Interval of hits / total - other_hits / other_total for independent samples."""
-    share, other = hits / total if total else 0.5, other_hits / other_total if other_total else 0.5
-    low, high = wilson(hits, total)
-    other_low, other_high = wilson(other_hits, other_total)
-    difference = share - other
-    below = sqrt((share - low) ** 2 + (other_high - other) ** 2)
-    above = sqrt((high - share) ** 2 + (other - other_low) ** 2)
-    return difference - below, difference + above
-
-
-def mean_of(intervals: Sequence[tuple[float, float, float]]) -> tuple[float, float, float]:
-    """Mean of independent (estimate, low, high), with the interval that their widths imply."""
-    count = len(intervals)
-    estimate = sum(value for value, _, _ in intervals) / count
-    error = sqrt(sum(((high - low) / (2 * Z)) ** 2 for _, low, high in intervals)) / count
-    return estimate, estimate - Z * error, estimate + Z * error
-
-
-def difference_of(one: tuple[float, float, float], other: tuple[float, float, float]) -> tuple[float, float, float]:
-    """one - other for independent (estimate, low, high)."""
-    error = sqrt(((one[2] - one[1]) / (2 * Z)) ** 2 + ((other[2] - other[1]) / (2 * Z)) ** 2)
-    estimate = one[0] - other[0]
-    return estimate, estimate - Z * error, estimate + Z * error
+    shares = [
+        Estimate(part / whole if whole else 0.5, *wilson(part, whole))
+        for part, whole in ((hits, total), (other_hits, other_total))
+    ]
+    found = contrast((1, -1), shares)
+    return found.low, found.high

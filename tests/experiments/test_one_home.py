@@ -33,9 +33,11 @@ def test_a_new_experiment_is_listed_run_printed_reported_and_drawn(
     printed = capsys.readouterr().out
     rows = index.table("experiments/toy").to_pylist()
     assert f"beyond the paper: {sum(row['memories'] for row in rows):,} memories" in printed
-    assert [line.split()[0] for line in printed.splitlines()[-len(rows) :]] == [str(row["layer"]) for row in rows]
+    *shown, verdict, reason = printed.splitlines()
+    assert [line.split()[0] for line in shown[-len(rows) :]] == [str(row["layer"]) for row in rows]
+    assert verdict == "appears: A toy memory has triggers" and reason == "  It has what was kept."
     page = make_report(index, tmp_path / "report.html").read_text(encoding="utf-8")
-    words = ("How many triggers has a memory?", "A toy memory has triggers", "Appears always.")
+    words = ("How many triggers has a memory?", "A toy memory has triggers", "Appears always.", "It has what was kept.")
     assert all(text in page for text in ('<article id="toy"', '"toy":{"$schema"', *words))
     with closing(ServedIndex(index.folder)) as served:
         (section,) = read_charts(served)

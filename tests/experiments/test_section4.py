@@ -54,7 +54,47 @@ def test_rank_gives_the_quartiles_of_the_targets_places(fresh):
         ]
         assert row["memories"] == len(ranks)
         assert [row["q1"], row["median"], row["q3"]] == np.percentile(ranks, [25, 50, 75]).tolist()
-        assert row["low"] <= row["median"] <= row["high"]
+        assert row["low"] <= row["median"] <= row["high"] and row["vocabulary"] == model.vocabulary
+
+
+def test_shuffled_ranks_are_those_of_the_next_memorys_target(fresh):
+    index, model = fresh
+    for row in run(index, "rank")["rank"].to_pylist():
+        having = [
+            (scores, triggers[0]["next_token"])
+            for _, _, _, scores, triggers in memories_of(index, model, row["layer"])
+            if triggers and triggers[0]["next_token"] is not None
+        ]
+        targets = [target for _, target in having]
+        ranks = [
+            1 + int((scores > scores[target]).sum())
+            for (scores, _), target in zip(having, targets[1:] + targets[:1], strict=True)
+        ]
+        assert row["shuffled"] == np.median(ranks)
+
+
+def test_promotion_is_the_standing_of_what_follows_among_all_tokens(fresh):
+    index, model = fresh
+    table = run(index, "promotion", model, sample=9)["promotion"].to_pylist()
+    for layer in index.layers:
+        rows = [row for row in table if row["layer"] == layer]
+        known = {memory: (scores, triggers) for memory, _, _, scores, triggers in memories_of(index, model, layer)}
+        following = {
+            memory: [row["next_token"] for row in triggers if row["next_token"] is not None]
+            for memory, (_, triggers) in known.items()
+        }
+        assert len(rows) == 9
+        for row, other in zip(rows, rows[1:] + rows[:1], strict=True):
+            scores = known[row["memory"]][0]
+            own, shuffled = (
+                [float((scores < scores[token]).sum()) / (model.vocabulary - 1) for token in following[one["memory"]]]
+                for one in (row, other)
+            )
+            assert row["standing"] == pytest.approx(np.mean(own)) and row["shuffled"] == pytest.approx(
+                np.mean(shuffled)
+            )
+            assert row["triggers"] == len(own)
+            assert (row["top"], row["bottom"]) == (sum(s >= 0.9 for s in own), sum(s <= 0.1 for s in own))
 
 
 def test_predictive_values_are_the_most_confident_with_their_precision_and_chance(fresh):

@@ -17,7 +17,8 @@ from memlens.settings import CorpusSettings
 from memlens.vocab.table import compute_values
 
 Fresh = tuple[memlens.Index, MemoryModel]
-NAMES = ["active", "composition", "refinement", "confidence", "cases", "last-layer", "contributions", "vetoes"]
+NAMES = ["active", "composition", "refinement", "confidence", "cases", "last-layer", "contributions", "vetoes",
+         "suppression"]  # fmt: skip
 SAMPLE = 40
 one_family = pytest.mark.parametrize("scanned", ["gpt2"], indirect=True)
 
@@ -58,6 +59,7 @@ def naive_rows(
             loud = m.abs() * values.norm(dim=1)
             row = {"layer": layer, "final": final, "r": top(model, r), "o": top(model, o)}
             row["y"] = top_added(model, layer, y, reading)
+            row |= {"added": y, "last": states[-1][3]}
             row["p"] = float(model.lens.probabilities(model.lens.state_logits(r[None]))[0, final])
             row["share"] = float((m > 0).float().mean())
             row["effective"] = float(loud.sum() ** 2 / loud.square().sum())
@@ -67,11 +69,19 @@ def naive_rows(
     return rows
 
 
+def push_of(model: MemoryModel, layer: int, row: dict[str, Any]) -> float:
+    """What the block adds to the final token's logit less the mean of all, at the scale of the last state's norm."""
+    norm, E = model.lens.final_norm, model.lens.embedding
+    assert norm is not None and norm.gain is not None
+    y, last = ((x - x.mean() if norm.centres else x) for x in (row["added"], row["last"]))
+    return float((E[row["final"]] - E.mean(0)) @ (y * norm.gain / (last.square().mean() + norm.epsilon).sqrt()))
+
+
 def test_every_table_equals_brute_force(fresh: Fresh) -> None:
     index, model = fresh
     tables = {name: table.to_pylist() for name, table in run(index, NAMES, model, sample=SAMPLE, seed=3).items()}
     rows = naive_rows(index, model, sample_prefixes(index, SAMPLE, seed=3))
-    first = [row for row in rows if row["layer"] == index.layers[0]]
+    before = [row for row in rows if row["layer"] == index.layers[0]]
     for layer in index.layers:
         own = [row for row in rows if row["layer"] == layer]
         assert len(own) == SAMPLE
@@ -85,15 +95,28 @@ def test_every_table_equals_brute_force(fresh: Fresh) -> None:
             assert composition[column] == sum(row[column] for row in own)
         assert composition["low"] <= composition["rate"] == composition["zero"] / SAMPLE <= composition["high"]
         assert refinement["match"] == sum(row["r"] == row["final"] for row in own)
-        gains = [int(b["r"] == b["final"]) - int(a["r"] == a["final"]) for a, b in zip(first, own, strict=True)]
-        assert refinement["gain"] == pytest.approx(np.mean(gains))
-        assert refinement["gain_low"] <= refinement["gain"] <= refinement["gain_high"]
+        pushed = [push_of(model, layer, row) for row in own]
+        found = tables["suppression"][layer]
+        assert found["push"] == pytest.approx(np.mean(pushed), rel=1e-3, abs=1e-4)
+        assert found["against"] == sum(push < 0 for push in pushed)
+        assert found["suppressed"] == sum(p < 0 for p, row in zip(pushed, own, strict=True) if row["r"] == row["final"])
+        steps = [int(b["r"] == b["final"]) - int(a["r"] == a["final"]) for a, b in zip(before, own, strict=True)]
+        if layer > index.layers[0]:
+            assert refinement["step"] == pytest.approx(np.mean(steps))
+            assert refinement["step_low"] <= refinement["step"] <= refinement["step_high"]
+        before = own
         assert cases["residual"] == sum(row["o"] == row["r"] != row["y"] for row in own)
         assert cases["ffn"] == sum(row["o"] == row["y"] != row["r"] for row in own)
         assert cases["agreement"] == sum(row["o"] == row["r"] == row["y"] for row in own)
         assert cases["composition"] == sum(len({row["o"], row["r"], row["y"]}) == 3 for row in own)
         assert cases["reversal"] == sum(row["r"] == row["y"] != row["o"] for row in own)
         assert sum(cases[case] for case in ("residual", "ffn", "agreement", "composition", "reversal")) == SAMPLE
+    settled = np.array([[row["r"] == row["final"] for row in rows if row["layer"] == n] for n in index.layers], float)
+    depths = [(layer + 0.5) / len(index.layers) for layer in index.layers]
+    slopes = [np.polyfit(depths[1:], settled[1:, prefix], 1)[0] for prefix in range(SAMPLE)]
+    assert tables["refinement"][0]["trend"] == pytest.approx(np.mean(slopes))
+    kept = np.mean([row["o"] == row["r"] for row in rows])
+    assert tables["cases"][0]["kept"] == pytest.approx(kept) and tables["cases"][0]["kept_low"] < kept
     assert tables["refinement"][-1]["match"] == tables["cases"][-1]["residual"] + tables["cases"][-1]["agreement"]
 
 

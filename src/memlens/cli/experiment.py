@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +20,8 @@ from memlens.text import curve, visible
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from memlens.experiments.experiment import Experiment, Picture, Row, Rows, Write
+    from memlens.experiments.experiment import Experiment, Picture, Rows, Write
+    from memlens.experiments.verdicts import Row
 
 _LAYERS = 12  # rows of a table; -v shows every layer
 _LABEL = 15
@@ -70,6 +71,7 @@ def experiment(
             if number:
                 screen.result()
             print_experiment(screen, opened, one, {name: made[name].to_pylist() for name in one.table_names})
+            _print_claims(screen, opened, one, made)
     for name, reason in skipped.items():
         screen.note(f"{name} was left out: {visible(reason)}")
     screen.note(f"tables are in {visible(str(opened.folder / 'experiments'))}; next: memlens report {visible(index)}")
@@ -94,11 +96,28 @@ def _as_json(
                 "sample_of": one.sample_of,
                 "prefixes": origin(index, one) or None,
                 "tables": {name: made[name].to_pylist() for name in one.table_names},
+                "claims": [judged.record for judged in one.judge(index, _rows_of(made))],
             }
             for one in run
         ],
         "skipped": [{"name": name, "reason": reason} for name, reason in skipped.items()],
     }
+
+
+def _rows_of(made: dict[str, pa.Table]) -> Callable[[str], list[Row] | None]:
+    return lambda name: made[name].to_pylist()
+
+
+def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, made: dict[str, pa.Table]) -> None:
+    """Each claim with its verdict, and the reason below."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for judged in experiment.judge(index, _rows_of(made)):
+        found = judged.judgement
+        assert found is not None  # its table has just been made
+        screen.result(Padding(Text.assemble((found.verdict, "bold"), ": ", judged.claim.text), 0))
+        screen.result(Padding(Text(visible(found.reason), "dim"), (0, 0, 0, 2)))
 
 
 def _list(screen: Screen, index: memlens.Index) -> None:

@@ -4,12 +4,14 @@ For GELU, SiLU and gated blocks m > 0 is a matter of sign rather than of silence
 stands beside it: (sum a)^2 / sum a^2 with a_i = |m_i| ||v_i||.
 """
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex
-from memlens.stats import generator, interval
+from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.stats import Estimate, generator, mean_interval, median_interval
 from memlens.text import percent
 
 if TYPE_CHECKING:
@@ -19,23 +21,37 @@ SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 memories:int64",
     "q1 median q3 low high",  # of the share of memories with m > 0; low and high of its median
     "effective_q1 effective_median effective_q3",  # of the effective number of memories
+    "drop drop_low drop_high",  # mean share, middle third less lower third without layer 0; the same in every row
 )
 
 
 def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """Quartiles over the prefixes, layer by layer."""
-    rows = []
+    rows, layers = [], len(seen.index.manifest.model.memories)
+    shares: dict[int, NDArray[np.float64]] = {}
     for layer, columns in seen.by_layer():
         memories = seen.memories[layer]
-        shares = np.asarray(columns["active"], np.float64) / memories
-        low, high = interval(shares, np.median, generator(seed, "active", layer))
+        shares[layer] = np.asarray(columns["active"], np.float64) / memories
+        low, high = median_interval(shares[layer])
         effective = ex.quartiles(columns["effective"])
         rows.append(
-            {"layer": layer, "prefixes": len(shares), "memories": memories, "low": low, "high": high}
-            | ex.quartiles(shares)
+            {"layer": layer, "prefixes": len(shares[layer]), "memories": memories, "low": low, "high": high}
+            | ex.quartiles(shares[layer])
             | {f"effective_{name}": number for name, number in effective.items()}
         )
-    return rows
+    drop = _drop(shares, layers, seed)
+    return [row | drop for row in rows]
+
+
+def _drop(shares: Mapping[int, NDArray[np.float64]], layers: int, seed: int) -> ex.Row:
+    """Middle third less lower third, prefix by prefix, layer 0 left out."""
+    thirds = [[own for layer, own in shares.items() if layer and vd.third(layer, layers) == which]
+              for which in ("middle", "lower")]  # fmt: skip
+    if not all(thirds):
+        return ex.estimate_columns("drop", None)
+    middle, lower = (np.mean(own, axis=0) for own in thirds)
+    edges = mean_interval(middle - lower, generator(seed, "active drop"))
+    return ex.estimate_columns("drop", (float((middle - lower).mean()), *edges))
 
 
 def published() -> list[ex.Row]:
@@ -50,28 +66,59 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [charts.panel("active", chart, "Share of active memories, by depth", rows, "median", "%")]
 
 
-def few_memories_are_active(evidence: ex.Evidence) -> ex.Judgement:
-    medians = [row["median"] for row in ex.known_rows(evidence.rows, ("median",), "prefixes")]
-    if not medians:
-        return ex.NOT_MEASURED
-    inside = sum(0.1 <= median <= 0.5 for median in medians)
-    verdict = ex.APPEARS if inside >= 0.9 * len(medians) else ex.ABSENT if inside < 0.5 * len(medians) else ex.UNCLEAR
-    yours = f"medians from {percent(min(medians), 0)} to {percent(max(medians), 0)}"
-    return ex.Judgement(yours, f"inside in {inside} of {len(medians)} layers", verdict)
+def only_for_relu(judge: Callable[[vd.Evidence], vd.Judgement]) -> Callable[[vd.Evidence], vd.Judgement]:
+    """Of a claim that speaks of memories that rest at 0."""
+
+    def judged(evidence: vd.Evidence) -> vd.Judgement:
+        return judge(evidence) if evidence.rests_at_zero else _OF_ANOTHER_KIND
+
+    return judged
 
 
-def active_drops_towards_the_middle(evidence: ex.Evidence) -> ex.Judgement:
-    thirds = [ex.known_rows(evidence.third(which), ex.QUARTILES, "prefixes") for which in ("lower", "middle")]
-    if not all(thirds):
-        return ex.NOT_MEASURED
-    lower, middle = ({name: sum(row[name] for row in rows) / len(rows) for name in ex.QUARTILES} for rows in thirds)
-    if middle["median"] >= lower["median"]:
-        verdict = ex.ABSENT
-    else:
-        verdict = ex.APPEARS if middle["q3"] < lower["q1"] else ex.UNCLEAR
-    yours = f"{percent(lower['median'])} in the lower third, {percent(middle['median'])} in the middle"
-    spread = f"middle half {ex.as_span(lower['q1'], lower['q3'])}, then {ex.as_span(middle['q1'], middle['q3'])}"
-    return ex.Judgement(yours, spread, verdict)
+_OF_ANOTHER_KIND = vd.Judgement(
+    "m > 0 is a sign here",
+    "",
+    vd.NOT_APPLICABLE,
+    "With GELU, SiLU or a gate a memory is hardly ever exactly 0, so that m > 0 tells its sign and not whether it "
+    "takes part; see the effective number of memories.",
+)
+
+
+@only_for_relu
+def few_memories_are_active(evidence: vd.Evidence) -> vd.Judgement:
+    rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
+    if not rows:
+        return vd.NOT_MEASURED
+    medians = {row["layer"]: one.widened(len(rows)) for row in rows if (one := vd.estimate_of(row, "median"))}
+    outside = [layer for layer, one in medians.items() if one.high < 0.1 or one.low > 0.5]
+    values = [one.value for one in medians.values()]
+    share = len(outside) / len(medians)
+    verdict = vd.APPEARS if share <= 0.1 else vd.ABSENT if share > 0.5 else vd.PARTLY
+    where = f" (layer {', '.join(map(str, outside))})" if outside else ""
+    return vd.Judgement(
+        f"medians from {percent(min(values), 0)} to {percent(max(values), 0)}",
+        f"surely outside in {len(outside)} of {len(medians)} layers",
+        verdict,
+        f"The median lies surely outside 10% to 50% in {len(outside)} of {len(medians)} layers{where}, counted for all "
+        f"layers at once; in the paper in 1 of 16. Layer 0 by itself: {percent(evidence.first('median'), 0)}.",
+    )
+
+
+@only_for_relu
+def active_drops_towards_the_middle(evidence: vd.Evidence) -> vd.Judgement:
+    yours, theirs = (_middle_less_lower(one) for one in (evidence, evidence.theirs))
+    first = percent(evidence.first("median"), 0)
+    return vd.judge_trend(yours, theirs, -1, vd.as_points, first, where="from the lower to the middle third")
+
+
+def _middle_less_lower(evidence: vd.Evidence) -> Estimate | None:
+    """As the table has it; of medians where it has none, as the paper's."""
+    noted = ex.prefix_estimate(evidence.rows, "drop")
+    thirds = [[row["median"] for row in evidence.third(which) if row["layer"]] for which in ("middle", "lower")]
+    if noted is not None or not all(thirds):
+        return noted
+    middle, lower = (sum(own) / len(own) for own in thirds)
+    return Estimate(middle - lower, middle - lower, middle - lower)
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -92,20 +139,22 @@ EXPERIMENT = ex.prefix_experiment(
         contract=("layer", *ex.QUARTILES),
     ),
     claims=(
-        ex.Claim(
+        vd.Claim(
             "active",
             "Between 10% and 50% of a layer’s memories are active",
             "medians from 12% to 55%, inside in 15 of 16 layers",
-            "Appears if the median share of memories with m > 0 is between 10% and 50% in at least nine tenths of the "
-            "layers; does not if in fewer than half." + ex.rule_of_enough("prefixes"),
+            "For ReLU models only. Appears if the median share of memories with m > 0 is surely outside 10% to 50% (an "
+            "interval that holds for all layers at once) in at most a tenth of the layers; in part if in at most half; "
+            "does not else." + ex.rule_of_enough("prefixes"),
             few_memories_are_active,
         ),
-        ex.Claim(
+        vd.Claim(
             "active-middle",
             "Fewer memories are active towards the middle of the model",
-            "49% in layer 0, 12% in layer 9",
-            "Quartiles averaged over thirds. Appears if the middle third's upper quartile lies below the lower third's "
-            "lower quartile; does not if its median is no lower." + ex.rule_of_enough("prefixes"),
+            "55% in layer 1, 12% in layer 9",
+            "For ReLU models only. Mean share of active memories, middle third less lower third without layer 0, "
+            "prefix by prefix. Appears if the 95% interval lies below 0, in part if it ends before a tenth of the "
+            "published drop; does not if it lies above 0 or within that tenth." + ex.rule_of_enough("prefixes"),
             active_drops_towards_the_middle,
         ),
     ),

@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex
+from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import draw as draw_sample, generator, rate_interval, share_difference
+from memlens.stats import Estimate, draw as draw_sample, generator, share_interval, wilson
 from memlens.text import percent
 
 BASELINES = {"shuffled": "this model, targets shuffled", "baseline": "a random token"}  # columns, as the chart says it
-_COLUMNS = ("memory", "max_p", "argmax", "target", "target_rank")
+_COLUMNS = ("memory", "max_p", "argmax", "target", "target_rank", "shuffled_rank")
 SCHEMA = ex.schema(
     "layer:int32 memories:int64 agree:int64",  # memories that take part
     "rate low high baseline shuffled",
@@ -35,6 +36,7 @@ class Targets:
     argmax: NDArray[Any]  # [n] token
     target: NDArray[Any]  # [n] token
     rank: NDArray[Any]  # [n] of the target in p(v), from 1
+    shuffled_rank: NDArray[Any]  # [n] of another memory's target there; 0 where the table does not say
     no_trigger: int
     no_next: int  # whose top-1 trigger ends its sentence
 
@@ -49,21 +51,19 @@ def read_targets(
     index: Index, layer: int, sample: int | None = None, random: np.random.Generator | None = None
 ) -> Targets:
     """All memories of a layer, or `sample` of those that have a target."""
-    table = index.table("values", [*_COLUMNS, "trigger_p"], [("layer", "=", layer)])
-    memory, max_p, argmax, target, rank = (table.column(name).fill_null(-1).to_numpy() for name in _COLUMNS)
+    # tables of older versions have no shuffled ranks
+    known = set(pq.read_schema(index.path("values")).names)
+    table = index.table("values", [name for name in _COLUMNS if name in known] + ["trigger_p"], [("layer", "=", layer)])
+    columns = {name: table.column(name).fill_null(-1).to_numpy() for name in _COLUMNS if name in known}
     triggers = pc.list_value_length(table.column("trigger_p")).to_numpy()
-    chosen = np.flatnonzero(target >= 0)
+    chosen = np.flatnonzero(columns["target"] >= 0)
     if random is not None:
         chosen = draw_sample(chosen, sample, random)
-    return Targets(
-        memory[chosen],
-        max_p[chosen],
-        argmax[chosen],
-        target[chosen],
-        rank[chosen],
-        no_trigger=int((triggers == 0).sum()),
-        no_next=int(((triggers > 0) & (target < 0)).sum()),
+    memory, max_p, argmax, target, rank, shuffled = (
+        columns[name][chosen] if name in known else np.zeros(len(chosen), np.int64) for name in _COLUMNS
     )
+    no_next = int(((triggers > 0) & (columns["target"] < 0)).sum())
+    return Targets(memory, max_p, argmax, target, rank, shuffled, int((triggers == 0).sum()), no_next)
 
 
 def compute(
@@ -75,7 +75,7 @@ def compute(
         random = generator(seed, "agreement", layer)
         targets = read_targets(index, layer, sample, random)
         memories, agree = len(targets.memories), int(targets.agrees.sum())
-        low, high = rate_interval(agree, memories, random)
+        low, high = share_interval(agree, memories)
         rows.append(
             {
                 "layer": layer,
@@ -127,18 +127,25 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [charts.panel("agreement", chart, text, rows, "rate", "%")]
 
 
-def agreement_rises(evidence: ex.Evidence) -> ex.Judgement:
-    agree, memories, low_agree, low_memories = (
-        sum(row[column] for row in evidence.third(which))
-        for which in ("upper", "lower")
-        for column in ("agree", "memories")
-    )
-    if not memories or not low_memories:
-        return ex.NOT_MEASURED
-    low, high = share_difference(agree, memories, low_agree, low_memories)
-    below, above = percent(low_agree / low_memories, 2), percent(agree / memories, 2)
-    yours = f"{below} in the lower third, {above} in the upper"
-    return ex.Judgement(yours, ex.as_points(low, high), ex.judge_difference(low, high, least=0.005))
+def agreement_rises(evidence: vd.Evidence) -> vd.Judgement:
+    yours, theirs = evidence.trend("rate"), evidence.theirs.trend("rate")
+    return vd.judge_trend(yours, theirs, 1, vd.as_points, percent(evidence.first("rate"), 2))
+
+
+def agreement_beats_chance(evidence: vd.Evidence) -> vd.Judgement:
+    rows = [row for row in evidence.rows if row["memories"]]
+    if not rows:
+        return vd.NOT_MEASURED
+    agree, memories = vd.pooled(rows, "agree", "memories")
+    found = Estimate(agree / memories, *wilson(agree, memories))
+    shuffled = sum((row.get("shuffled") or 0) * row["memories"] for row in rows) / memories
+    drawn = sum((row.get("baseline") or 0) * row["memories"] for row in rows) / memories
+    chance = max(shuffled, drawn)
+    theirs = [row for row in evidence.published if row["memories"]]
+    published = vd.pooled(theirs, "agree", "memories")[0] / vd.pooled(theirs, "agree", "memories")[1]
+    yours = f"{agree:,} of {memories:,}, {percent(found.value, 2)}"
+    is_chance = "what shuffled targets give" if shuffled >= drawn else "what a random token gives"
+    return vd.judge_share(found, chance, is_chance, published, yours)
 
 
 EXPERIMENT = ex.Experiment(
@@ -155,7 +162,7 @@ EXPERIMENT = ex.Experiment(
             "trigger.",
             how="For each memory, argmax p(v) is compared with the token that follows the prefix with the highest "
             "coefficient; the share of memories where both are equal is shown by layer. Memories that never fire, and "
-            "those whose strongest trigger ends its sentence, take no part. Intervals: bootstrap over memories. By "
+            "those whose strongest trigger ends its sentence, take no part. Intervals: Wilson’s. By "
             "chance one in a vocabulary agrees.",
             draw=draw,
             published=published,
@@ -164,12 +171,21 @@ EXPERIMENT = ex.Experiment(
     ),
     needs=("values",),
     claims=(
-        ex.Claim(
+        vd.Claim(
             "agreement",
             "Values agree with what follows their keys’ triggers more often with depth",
             "about 0 in layers 0–9, then up to 3.5%",
-            "Share of agreeing memories, upper third minus lower third. " + ex.rule_of_difference("0.5 points"),
+            "Share of agreeing memories by layer. " + vd.RULE_OF_TRENDS,
             agreement_rises,
+        ),
+        vd.Claim(
+            "agreement-chance",
+            "Values agree with what follows more often than by chance",
+            "0.7% of all memories; a random token 0.0004%",
+            "Share of agreeing memories of all layers together, Wilson’s interval, against the larger of two chances: "
+            "the layer’s own targets shuffled among its memories, and a random token. Appears if the interval lies "
+            "above, does not if it lies below.",
+            agreement_beats_chance,
         ),
     ),
     picture=ex.Picture(

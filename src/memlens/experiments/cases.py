@@ -1,18 +1,24 @@
 """Cases (Figure 11): how often a layer's output has the token of the residual, of the block, of both, or of neither."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from memlens.experiments import experiment as ex
-from memlens.stats import wilson
+import numpy as np
+
+from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.stats import Estimate, generator, ratio_estimate, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
 CASES = ("residual", "agreement", "composition", "ffn", "reversal")
+_PUBLISHED_KEPT = 0.828
 HUES = {"residual": "c1", "composition": "c2", "agreement": "c3", "ffn": "c4", "reversal": "c5"}
 SCHEMA = ex.schema(
-    "layer:int32 prefixes:int64 residual:int64 ffn:int64 agreement:int64 composition:int64 reversal:int64"
+    "layer:int32 prefixes:int64 residual:int64 ffn:int64 agreement:int64 composition:int64 reversal:int64",
+    # of all layers together, the same in every row: o has r's token; of changes, those that are compositions
+    "kept kept_low kept_high compromises compromises_low compromises_high",
 )
 
 
@@ -20,12 +26,19 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """Counts, layer by layer; the five cases sum to the prefixes."""
     from memlens.models.lens import split_cases
 
-    rows = []
+    rows: list[ex.Row] = []
+    times = {case: np.zeros(seen.prefixes.num_rows) for case in CASES}  # in how many layers, prefix by prefix
     for layer, columns in seen.by_layer():
         r, y, o = columns["residual_token"], columns["ffn_token"], columns["output_token"]
-        counts = {case: int(holds.sum()) for case, holds in split_cases(r, y, o).items()}
-        rows.append({"layer": layer, "prefixes": len(o), **counts})
-    return rows
+        split = split_cases(r, y, o)
+        for case, holds in split.items():
+            times[case] += holds
+        rows.append({"layer": layer, "prefixes": len(o), **{case: int(holds.sum()) for case, holds in split.items()}})
+    kept, changes = times["residual"] + times["agreement"], times["composition"] + times["ffn"]
+    whole = ratio_estimate(kept, np.full(len(kept), len(rows)), generator(seed, "cases kept"))
+    compromises = ratio_estimate(times["composition"], changes, generator(seed, "cases compromises"))
+    every = ex.estimate_columns("kept", whole) | ex.estimate_columns("compromises", compromises)
+    return [row | every for row in rows]
 
 
 def published() -> list[ex.Row]:
@@ -47,24 +60,31 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     ]
 
 
-def residual_dominates(evidence: ex.Evidence) -> ex.Judgement:
-    totals = [sum(int(row[case]) for case in CASES) for row in evidence.rows]
-    if not sum(totals):
-        return ex.NOT_MEASURED
-    share = sum(row["residual"] for row in evidence.rows) / sum(totals)
-    low, high = wilson(share * max(totals), max(totals))  # the same prefixes in every layer: they count once
-    return ex.Judgement(f"{percent(share)} over all layers", ex.as_span(low, high), ex.judge_share(low, high, 0.5))
+def residual_is_left(evidence: vd.Evidence) -> vd.Judgement:
+    totals = sum(int(row[case]) for row in evidence.rows for case in CASES)
+    if not totals:
+        return vd.NOT_MEASURED
+    kept = sum(row["residual"] + row["agreement"] for row in evidence.rows)
+    share = ex.prefix_estimate(evidence.rows, "kept") or Estimate(kept / totals, *wilson(kept, totals))
+    judged = vd.judge_share(share, 0.5, "one half", _PUBLISHED_KEPT, f"{percent(share.value)} over all layers")
+    first = next((row for row in evidence.rows if row["layer"] == 0), None)
+    if first is None:
+        return judged
+    alone = (first["residual"] + first["agreement"]) / sum(first[case] for case in CASES)
+    return replace(judged, reason=f"{judged.reason} Layer 0 by itself: {percent(alone)}.")
 
 
-def changes_are_compositions(evidence: ex.Evidence) -> ex.Judgement:
+def changes_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
     composition, ffn = (sum(row[case] for row in evidence.rows) for case in ("composition", "ffn"))
     changes = composition + ffn
     if not changes:
-        return ex.Judgement("no prefix changes its prediction", "", ex.UNCLEAR)
-    share, sample = composition / changes, changes / len(evidence.rows)
-    low, high = wilson(share * sample, sample)
-    yours = f"{percent(share)} of {changes:,} changes"
-    return ex.Judgement(yours, ex.as_span(low, high), ex.judge_share(low, high, 0.8))
+        return vd.Judgement("no prefix changes its prediction", "", vd.UNCLEAR, "There is no change to look at.")
+    share = ex.prefix_estimate(evidence.rows, "compromises")
+    share = share or Estimate(composition / changes, *wilson(composition, changes))
+    judged = vd.judge_share(share, 0.5, "one half", 0.985, f"{percent(share.value)} of {changes:,} changes")
+    rest = [sum(row[case] for row in evidence.rows if row["layer"]) for case in ("composition", "ffn")]
+    without = f" Without layer 0: {percent(rest[0] / sum(rest))}." if sum(rest) else ""
+    return replace(judged, reason=judged.reason + without)
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -86,20 +106,20 @@ EXPERIMENT = ex.prefix_experiment(
         contract=("layer", *CASES),
     ),
     claims=(
-        ex.Claim(
+        vd.Claim(
             "residual",
             "Most layers leave the residual’s prediction as it is",
-            "82% over all layers",
-            "Share of “residual” among all cases of all layers; an interval as if each prefix were seen once. Appears "
-            "if it lies above one half; does not if it lies below.",
-            residual_dominates,
+            "83% over all layers",
+            "Share of prefixes and layers where top(o) = top(r), agreement included; the interval resamples prefixes. "
+            "Appears if it lies above one half; does not if it lies below.",
+            residual_is_left,
         ),
-        ex.Claim(
+        vd.Claim(
             "changes",
             "Where a layer changes the prediction, it is a compromise, not the layer’s own",
             "98.5% of changes",
-            "Share of “composition” among “composition” and “ffn”; an interval from an average layer's number of "
-            "changes. Appears if it lies above four fifths; does not if it lies below.",
+            "Share of “composition” among “composition” and “ffn” of all layers; the interval resamples prefixes. "
+            "Appears if it lies above one half; does not if it lies below.",
             changes_are_compositions,
         ),
     ),

@@ -8,8 +8,9 @@ from typing import Any
 
 import altair as alt
 
-from memlens.experiments.experiment import PAPER_LAYERS, QUARTILES, ModelShape, Panel, Row, depth
+from memlens.experiments.experiment import PAPER_LAYERS, QUARTILES, ModelShape, Panel
 from memlens.experiments.style import CATEGORIES, SHAPES, colour, page_spec
+from memlens.experiments.verdicts import Row, depth
 from memlens.stats import wilson
 
 FORMULA = "(layer + ½) / L"
@@ -56,13 +57,15 @@ def bands(
     *,
     scale: alt.Scale | None = None,
     ticks: Sequence[float] | None = None,
+    baselines: Sequence[Row] = (),
 ) -> Any:
-    """Medians as lines, the middle half of the observations as a band around them."""
+    """Medians as lines, the middle half of the observations as a band around them; thin lines for baselines."""
     base = alt.Chart(alt.Data(values=rows))
     x = _depth("depth", layers)
     hue = alt.Color("whose:N", scale=_HUES)
     shown = [("whose", ""), ("layer", ","), ("q1", form), ("median", form), ("q3", form)]
     return alt.layer(
+        *([_baselines(baselines, x)] if baselines else []),
         base.mark_area(opacity=0.16).encode(x=x, y=_y("q3", form, scale, ticks), y2="q1:Q", color=hue),
         base.mark_line().encode(x=x, y=alt.Y("median:Q"), color=hue, strokeDash=_dash(None)),
         _points(base, x, "median", hue, alt.Shape("whose:N", scale=_SHAPES), ["whose"], shown, rows),

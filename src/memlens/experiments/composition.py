@@ -6,25 +6,30 @@ prefixes: the share whose target is a stop word and the share of prefixes shorte
 among all prefixes to compare with. Prefixes at the end of a sentence have no target and are left out of the first.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex
-from memlens.stats import generator, rate_interval, wilson
+from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.stats import Estimate, critical, generator, mean_interval, share_interval, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
 SHORT = 5  # tokens
+_PUBLISHED_LEAST = 0.68
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 zero:int64 rate low high",
     "zero_active:int64 rate_active low_active high_active",
     "stop_words short",  # shares among the prefixes that are not zero; null without any
     "stop_words_all short_all",  # the same among all prefixes
     "without_target:int64",  # of all prefixes
+    # of all layers together, the same in every row: the share where a memory agrees, less that among all prefixes
+    "stop_words_pooled stop_words_excess stop_words_excess_low stop_words_excess_high",
+    "short_pooled short_excess short_excess_low short_excess_high",
 )
 
 
@@ -35,14 +40,15 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     is_stop = np.array([bool(stop) for stop in stops])
     is_short = seen.prefixes.column("position").to_numpy() + 1 < SHORT
     everything = np.ones(len(stops), bool)
-    rows = []
+    agreeing = np.zeros(len(stops))  # in how many layers a memory agrees, prefix by prefix
+    rows: list[ex.Row] = []
     for layer, columns in seen.by_layer():
         some = np.asarray(columns["promoted"])
         prefixes, zero = len(some), int((~some).sum())
         zero_active = int((~np.asarray(columns["promoted_active"])).sum())
-        random = generator(seed, "composition", layer)
-        low, high = rate_interval(zero, prefixes, random)
-        low_active, high_active = rate_interval(zero_active, prefixes, random)
+        low, high = share_interval(zero, prefixes)
+        low_active, high_active = share_interval(zero_active, prefixes)
+        agreeing += some
         row: ex.Row = {
             "layer": layer,
             "prefixes": prefixes,
@@ -61,7 +67,21 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
             "without_target": int((~known).sum()),
         }
         rows.append(row)
-    return rows
+    every = _excess("stop_words", is_stop[known], agreeing[known], seed) | _excess("short", is_short, agreeing, seed)
+    return [row | every for row in rows]
+
+
+def _excess(name: str, holds: NDArray[np.bool_], times: NDArray[np.float64], seed: int) -> ex.Row:
+    """How much more often something holds where a memory agrees, in any layer, than among all prefixes [n]."""
+    whole = float(times.sum())
+    columns = [f"{name}_pooled", f"{name}_excess", f"{name}_excess_low", f"{name}_excess_high"]
+    if not whole:
+        return dict.fromkeys(columns)
+    share, base = float((holds * times).sum()) / whole, float(holds.mean())
+    # what each prefix moves the difference by, so that it is a mean over prefixes
+    moves = share - base + (holds - share) * times * (len(times) / whole) - (holds - base)
+    edges = mean_interval(moves, generator(seed, f"composition {name}"))
+    return dict(zip(columns, (share, share - base, *edges), strict=True))
 
 
 def _share(hits: NDArray[np.bool_], among: NDArray[np.bool_]) -> float | None:
@@ -85,19 +105,44 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [share_panel("composition", rows, published(), "zero", title, text, model)]
 
 
-def outputs_are_compositions(evidence: ex.Evidence) -> ex.Judgement:
+def outputs_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
     rows = [row for row in evidence.rows if row["prefixes"]]
     if not rows:
-        return ex.NOT_MEASURED
-    intervals = [wilson(row["zero"], row["prefixes"]) for row in rows]
-    shares = [row["zero"] / row["prefixes"] for row in rows]
-    least = shares.index(min(shares))
-    if any(high < 0.68 for _, high in intervals):
-        verdict = ex.ABSENT
-    else:
-        verdict = ex.APPEARS if all(low > 0.5 for low, _ in intervals) else ex.UNCLEAR
-    yours = f"least {percent(shares[least])}, in layer {rows[least]['layer']}"
-    return ex.Judgement(yours, ex.as_span(*intervals[least]), verdict)
+        return vd.NOT_MEASURED
+    z = critical(len(rows))
+    shares = {
+        row["layer"]: Estimate(row["zero"] / row["prefixes"], *wilson(row["zero"], row["prefixes"], z)) for row in rows
+    }
+    below = [layer for layer, one in shares.items() if one.high < _PUBLISHED_LEAST]
+    reach = [layer for layer, one in shares.items() if one.low > 0.5]
+    least = min(shares, key=lambda layer: shares[layer].value)
+    verdict = vd.ABSENT if below else vd.APPEARS if len(reach) == len(shares) else vd.UNCLEAR
+    where = f"below 68% in {len(below)} of {len(shares)} layers" if below else "below 68% in no layer"
+    return vd.Judgement(
+        f"least {percent(shares[least].value)}, in layer {least}",
+        vd.as_span(shares[least].low, shares[least].high),
+        verdict,
+        f"With intervals that hold for all {len(shares)} layers at once the share is surely {where}; the least is "
+        f"{percent(shares[least].value)}, published 67%.",
+    )
+
+
+def _judge_excess(name: str, published: float, what: str) -> Callable[[vd.Evidence], vd.Judgement]:
+    def judged(evidence: vd.Evidence) -> vd.Judgement:
+        found = ex.prefix_estimate(evidence.rows, f"{name}_excess")
+        if found is None:
+            return vd.NOT_MEASURED
+        share = evidence.rows[0][f"{name}_pooled"]
+        side = "more often" if found.low > 0 else "less often" if found.high < 0 else "as often, as far as can be told,"
+        return vd.Judgement(
+            f"{percent(share)}, base rate {percent(share - found.value)}",
+            f"{vd.as_points(found.low)} to {vd.as_points(found.high)} beside the base rate",
+            vd.share_verdict(found.low, found.high, 0),
+            f"Where a memory agrees, {what} {side} than among all prefixes: {percent(share)} against "
+            f"{percent(share - found.value)}; published {percent(published, 0)}, without a base rate.",
+        )
+
+    return judged
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -113,19 +158,35 @@ EXPERIMENT = ex.prefix_experiment(
         how="The share of sampled prefixes for which the top token of the layer’s output y differs from the top token "
         "of the value of every memory in the layer; both are read alike. The table also counts against the active "
         "memories alone. The paper’s bars are whole numbers over 4,096 although its text says 4,000 prefixes. "
-        "Intervals: bootstrap over prefixes, and Wilson’s where the share is 0 or 1.",
+        "Intervals: Wilson’s.",
         draw=draw,
         published=published,
         contract=("layer", "prefixes", "zero", "rate", "zero_active"),
     ),
     claims=(
-        ex.Claim(
+        vd.Claim(
             "composition",
             "In every layer at least 68% of outputs match no single memory",
             "67% to 96% (68% in the text)",
-            "Appears if the 95% interval of every layer reaches 68% and stays above one half; does not if that of any "
-            "layer ends below 68%.",
+            "Wilson’s intervals that hold for all layers at once (Bonferroni). Appears if that of every layer reaches "
+            "68% and stays above one half; does not if that of any layer ends below 68%.",
             outputs_are_compositions,
+        ),
+        vd.Claim(
+            "stop-words",
+            "Where a single memory agrees, the target is mostly a stop word",
+            "60%",
+            "Share of stop words among the targets of prefixes where a memory agrees, all layers together, less that "
+            "among all prefixes; the interval resamples prefixes. Appears if it lies above 0; does not if it lies "
+            "below.",
+            _judge_excess("stop_words", 0.60, "the target is a stop word"),
+        ),
+        vd.Claim(
+            "short-prefixes",
+            "Where a single memory agrees, the prefix is often short",
+            "43% shorter than 5 tokens",
+            "As for stop words, with prefixes shorter than 5 tokens.",
+            _judge_excess("short", 0.43, "the prefix is shorter than 5 tokens"),
         ),
     ),
     picture=ex.Picture(

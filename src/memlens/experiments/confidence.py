@@ -3,27 +3,35 @@
 Beside the quartiles of the probability stands the median rank of the final token there (1 = top).
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlens.experiments import experiment as ex
-from memlens.stats import generator, interval
+from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.stats import generator, median_interval
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
-SCHEMA = ex.schema("layer:int32 prefixes:int64 q1 median q3 low high median_rank")  # low and high of the median
+SCHEMA = ex.schema(
+    "layer:int32 prefixes:int64 q1 median q3 low high median_rank",  # low and high of the median
+    "trend trend_low trend_high",  # slope of the probability over relative depth from layer 1 on; in every row
+)
 
 
 def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """Quartiles over the prefixes, layer by layer."""
+    by_layer = dict(seen.by_layer())
+    matrix = np.stack([columns["p_final"] for columns in by_layer.values()])  # [layers, prefixes]
+    depths = len(seen.index.manifest.model.memories)
+    trend = ex.prefix_trend(matrix, list(by_layer), depths, generator(seed, "confidence trend"))
     rows = []
-    for layer, columns in seen.by_layer():
+    for layer, columns in by_layer.items():
         p = columns["p_final"]
-        low, high = interval(p, np.median, generator(seed, "confidence", layer))
+        low, high = median_interval(p)
         numbers = {"low": low, "high": high, "median_rank": float(np.median(columns["rank_final"]))}
-        rows.append({"layer": layer, "prefixes": len(p), **ex.quartiles(p), **numbers})
+        rows.append({"layer": layer, "prefixes": len(p), **ex.quartiles(p), **numbers, **trend})
     return rows
 
 
@@ -48,16 +56,14 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [charts.panel("confidence", chart, text, rows, "median")]
 
 
-def confidence_grows(evidence: ex.Evidence) -> ex.Judgement:
-    ends = evidence.ends(ex.known_rows(evidence.rows, ex.QUARTILES, "prefixes"))
-    if ends is None:
-        return ex.NOT_MEASURED
-    first, last = ends
-    surely = last["median"] > first["q3"]
-    verdict = ex.ABSENT if last["median"] <= first["median"] else ex.APPEARS if surely else ex.UNCLEAR
-    halves = [f"{decimal(row['q1'])} to {decimal(row['q3'])}" for row in ends]
-    yours = f"median {decimal(first['median'])} → {decimal(last['median'])}"
-    return ex.Judgement(yours, f"middle half {halves[0]}, then {halves[1]}", verdict)
+def confidence_grows(evidence: vd.Evidence) -> vd.Judgement:
+    rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
+    yours = (ex.prefix_estimate(rows, "trend") or evidence.trend("median")) if rows else None
+    ends = [row["median"] for row in (rows[:1] + rows[-1:])]
+    words = f"median {' → '.join(map(decimal, ends))}" if ends else ""
+    first = f"median {decimal(evidence.first('median') or 0)}"
+    judged = vd.judge_trend(yours, evidence.theirs.trend("median"), 1, vd.as_points, first)
+    return judged if yours is None else replace(judged, yours=words)
 
 
 def decimal(value: float) -> str:
@@ -84,12 +90,13 @@ EXPERIMENT = ex.prefix_experiment(
         contract=("layer", *ex.QUARTILES),
     ),
     claims=(
-        ex.Claim(
+        vd.Claim(
             "confidence",
             "The residual grows confident of the final token",
             "median .0004 → .295",
-            "Probability of the final token, first and last layer. Appears if the last median lies above the first "
-            "upper quartile; does not if it is no higher than the first median." + ex.rule_of_enough("prefixes"),
+            "Probability of the final token, prefix by prefix (of the paper: its medians). "
+            + vd.RULE_OF_TRENDS
+            + ex.rule_of_enough("prefixes"),
             confidence_grows,
         ),
     ),

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from memlens.experiments import experiment as ex
-from memlens.stats import generator, interval
+from memlens.stats import generator, mean_interval
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
@@ -44,8 +44,8 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     for layer, columns in seen.by_layer():
         means = {name: float(np.mean(columns[column])) for name, column in _PARTS.items()}
         random = generator(seed, "contributions", layer)
-        low, high = interval(columns["ffn_above"], np.mean, random)
-        attention_low, attention_high = interval(columns["attention_above"], np.mean, random)
+        low, high = mean_interval(columns["ffn_above"], random)
+        attention_low, attention_high = mean_interval(columns["attention_above"], random)
         rows.append(
             {"layer": layer, "prefixes": len(columns["active"]), **means, **same}
             | {"low": low, "high": high, "attention_low": attention_low, "attention_high": attention_high}

@@ -6,7 +6,7 @@ something up, so that they import torch, numba and Altair only inside the functi
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,21 +16,21 @@ import numpy as np
 import pyarrow as pa
 
 from memlens.errors import IndexFolderError
+from memlens.experiments.verdicts import FEWEST, Claim, Evidence, JudgedClaim, Row, depth, estimate_of
 from memlens.index.reader import Index
 from memlens.memory import MemoryNames
 from memlens.parallel import Progress
+from memlens.stats import Estimate, mean_interval, slope_weights
 from memlens.text import number, percent, visible
 
-Row = dict[str, Any]
 Write = Callable[[Any], str]
 Rows = Mapping[str, Sequence[Row]]  # the tables of an experiment by name
 
 KEYS, LAYERS = "What memories hold", "How memories add up"  # the two parts of the report
 SAMPLE = 4000  # prefixes
 PREFIX_OPTIONS = ("validation", "stop_words")  # of the pass over prefixes
-PAPER_LAYERS, PAPER_MEMORIES, PAPER_VOCABULARY = 16, 4096, 267_744
-APPEARS, ABSENT, UNCLEAR = "appears", "does not appear", "cannot tell"
-FEWEST = 6  # observations; of fewer, a median has no 95% interval: they lie on one side of it more than once in 20
+PAPER_LAYERS, PAPER_MEMORIES = 16, 4096
+PAPER_HEAD = 20_000  # words of its adaptive softmax among which a flat value ranks all targets
 QUARTILES = ("q1", "median", "q3")
 
 
@@ -141,51 +141,6 @@ def plain_table(*heads: str) -> Any:
     return table
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """The rows of the table that a claim is judged by, and how deep the model is."""
-
-    rows: list[Row]
-    layers: int  # of the model
-    memories: Mapping[int, int]  # by scanned layer
-
-    def third(self, which: str) -> list[Row]:
-        return in_third(self.rows, which, self.layers)
-
-    def ends(self, rows: list[Row]) -> tuple[Row, Row] | None:
-        """The model's first and last layer; None unless there are two and both were measured."""
-        by_layer = {int(row["layer"]): row for row in rows}
-        if self.layers < 2 or not {0, self.layers - 1} <= by_layer.keys():
-            return None
-        return by_layer[0], by_layer[self.layers - 1]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What a table says about a claim."""
-
-    yours: str
-    interval: str  # empty where the table has none
-    verdict: str
-
-
-NOT_MEASURED = Judgement("the layers that would show it were not measured, or not enough", "", UNCLEAR)
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A statement of the paper, the numbers it rests on, and how it is judged here.
-
-    The rules were chosen with the paper's curves in view: every claim must appear for them.
-    """
-
-    slug: str
-    text: str
-    published: str
-    rule: str
-    judge: Callable[[Evidence], Judgement]
-
-
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """One experiment of the paper."""
@@ -228,6 +183,20 @@ class Experiment:
     @property
     def table_names(self) -> tuple[str, ...]:
         return tuple(table.name for table in self.tables)
+
+    def judge(self, index: Index, rows: Callable[[str], list[Row] | None]) -> list[JudgedClaim]:
+        """Its claims with what its tables say about them; `rows` gives those of a table, None where it is missing."""
+        model = index.manifest.model
+        memories = {layer: index.memories(layer) for layer in index.layers}
+        at_zero = not model.gated and (model.activation or "relu").startswith("relu")
+        judged = []
+        for claim in self.claims:
+            table = next(one for one in self.tables if one.name == (claim.table or self.name))
+            own = rows(table.name)
+            evidence = Evidence(own or [], len(model.memories), memories, table.published(), PAPER_LAYERS, at_zero)
+            judgement = None if own is None else claim.judge(evidence)
+            judged.append(JudgedClaim(claim, self.name, self.figure_of(table), judgement))
+        return judged
 
     def charts(self, index: Index) -> list[Any]:
         """The charts of its tables in an index, as a notebook draws them."""
@@ -296,24 +265,31 @@ def quartiles(numbers: Any) -> dict[str, float]:
     return dict(zip(QUARTILES, np.percentile(numbers, [25, 50, 75]).tolist(), strict=True))
 
 
-def depth(layer: int, layers: int) -> float:
-    """Relative depth: the middle of the layer's part of the stack, so that models of any depth share one axis."""
-    return round((layer + 0.5) / layers, 6)
-
-
-def third(layer: int, layers: int) -> str:
-    """In which third of the stack the middle of the layer lies."""
-    return ("lower", "middle", "upper")[min(int(3 * (layer + 0.5) / layers), 2)]
-
-
-def in_third(rows: Iterable[Row], which: str, layers: int) -> list[Row]:
-    return [row for row in rows if third(row["layer"], layers) == which]
-
-
 def part_shares(row: Row, parts: Sequence[str]) -> Row:
     """The row with counts as shares of their sum."""
     total = sum(row[part] for part in parts)
     return row | {part: row[part] / total if total else None for part in parts}
+
+
+def estimate_columns(name: str, found: tuple[float, float | None, float | None] | None) -> Row:
+    """A number and its interval as three columns."""
+    value, low, high = found or (None, None, None)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
+
+
+def prefix_trend(matrix: Any, layers: Sequence[int], depths: int, random: np.random.Generator) -> Row:
+    """Slope over relative depth of numbers [layers, prefixes] from layer 1 on, prefix by prefix; for every row."""
+    rest = [place for place, layer in enumerate(layers) if layer > 0]
+    if len(rest) < 2:
+        return estimate_columns("trend", None)
+    weights = np.array(slope_weights([depth(layers[place], depths) for place in rest]))
+    slopes = weights @ np.asarray(matrix, np.float64)[rest]
+    return estimate_columns("trend", (float(slopes.mean()), *mean_interval(slopes, random)))
+
+
+def prefix_estimate(rows: Sequence[Row], name: str) -> Estimate | None:
+    """A number that is the same in every row, with its interval."""
+    return estimate_of(rows[0], name, f"{name}_low", f"{name}_high") if rows else None
 
 
 def known_rows(rows: list[Row], columns: Sequence[str], observed: str) -> list[Row]:
@@ -322,29 +298,5 @@ def known_rows(rows: list[Row], columns: Sequence[str], observed: str) -> list[R
     return [row for row in enough if all(row[column] is not None for column in columns)]
 
 
-def rule_of_difference(least: str) -> str:
-    return f"Appears if the 95% interval of the difference lies above {least}; does not if it ends below that."
-
-
 def rule_of_enough(observed: str) -> str:
     return f" Layers with fewer than {FEWEST} {observed} do not count."
-
-
-def judge_difference(low: float, high: float, least: float) -> str:
-    """The one rule for "more here than there": certainly too small to count, certainly not, or neither."""
-    if high < least:
-        return ABSENT
-    return APPEARS if low >= least else UNCLEAR
-
-
-def judge_share(low: float, high: float, bar: float) -> str:
-    """The one rule for "more than": the interval above the bar, below it, or across."""
-    return APPEARS if low > bar else ABSENT if high < bar else UNCLEAR
-
-
-def as_points(low: float, high: float) -> str:
-    return f"{100 * low:+.1f} to {100 * high:+.1f} points".replace("-", "−")
-
-
-def as_span(low: float, high: float) -> str:
-    return f"{percent(low)} to {percent(high)}"

@@ -339,7 +339,8 @@ class LayerLook:
         output, residual, ffn = columns["output_token"], columns["residual_token"], columns["ffn_token"]
         rows = np.flatnonzero((output != residual) & (output != ffn) & (residual != ffn))
         named: Columns = {
-            name: [None] * len(output) for name in ("vetoes", "veto_pushes", "pushers", "pushes", "cosine")
+            name: [None] * len(output)
+            for name in ("vetoes", "veto_pushes", "pushers", "pushes", "cosine", "cosine_shuffled")
         }
         if not len(rows):
             return named
@@ -351,8 +352,10 @@ class LayerLook:
         if layer == self.last:
             up = self.accounting.direction(after, states) - self.accounting.direction(before, states)
             _list_(named, ("pushers", "pushes"), rows, self.accounting.memories(layer, used, up), 1)
-            for row, cosine in zip(rows, self.accounting.cosine(before, after).tolist(), strict=True):
-                named["cosine"][row] = cosine
+            # chance: the token before beside that after the next change of the same chunk
+            for name, others in (("cosine", after), ("cosine_shuffled", after.roll(-1))):
+                for row, cosine in zip(rows, self.accounting.cosine(before, others).tolist(), strict=True):
+                    named[name][row] = cosine
         return named
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:

@@ -11,16 +11,16 @@ much less a token matters than the last one) is taken memory by memory, since th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex
+from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import difference_of, draw as draw_sample, generator, interval, mean_of
+from memlens.stats import Estimate, contrast, draw as draw_sample, generator, mean_interval
 from memlens.text import percent
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 TRIGGERS = 50
 EDITS = ("first", "last", "random")
+_PUBLISHED_LEAD = 0.469  # mean over the paper's layers
 
 SCHEMA = ex.schema(
     "layer:int32 edit:string change low high",  # mean over memories
@@ -152,7 +153,7 @@ def compute(
 
 
 def _mean(name: str, prefix: str, numbers: NDArray[np.float64], random: np.random.Generator) -> ex.Row:
-    low, high = interval(numbers, np.mean, random)
+    low, high = mean_interval(numbers, random)
     mean = float(numbers.mean()) if len(numbers) else None
     return {name: mean, f"{prefix}low": low, f"{prefix}high": high}
 
@@ -234,36 +235,47 @@ def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
     return list(layers.values())
 
 
-def last_token_matters_most(evidence: ex.Evidence) -> ex.Judgement:
+def last_token_matters_most(evidence: vd.Evidence) -> vd.Judgement:
     layers: dict[int, dict[str, ex.Row]] = {}
-    for row in ex.known_rows(evidence.rows, ("change", "low", "high"), "memories"):
+    for row in ex.known_rows(evidence.rows, ("change",), "memories"):
         layers.setdefault(row["layer"], {})[row["edit"]] = row
-    whole = [edits for edits in layers.values() if edits.keys() >= set(EDITS)]
+    whole = {layer: edits for layer, edits in layers.items() if edits.keys() >= set(EDITS)}
     if not whole:
-        return ex.NOT_MEASURED
-    apart = sum(all(_is_above(edits[edit], edits["last"]) for edit in ("first", "random")) for edits in whole)
-    lowest = sum(edits["last"]["change"] < min(edits["first"]["change"], edits["random"]["change"]) for edits in whole)
-    verdict = ex.APPEARS if apart >= 0.9 * len(whole) else ex.ABSENT if lowest < 0.5 * len(whole) else ex.UNCLEAR
-    return ex.Judgement(f"largest drop in {lowest} of {len(whole)} layers", f"beyond doubt in {apart}", verdict)
+        return vd.NOT_MEASURED
+    nearest = {layer: min((_beside(edits, edit) for edit in ("first", "random")), key=lambda one: one.value)
+               for layer, edits in whole.items()}  # fmt: skip
+    mean = contrast([1 / len(nearest)] * len(nearest), list(nearest.values()))
+    certain = sum(one.widened(len(nearest)).low > 0 for one in nearest.values())
+    against = [layer for layer, one in nearest.items() if one.widened(len(nearest)).high < 0]
+    verdict = vd.direction(mean, _PUBLISHED_LEAD)
+    verdict = vd.PARTLY if verdict == vd.APPEARS and against else verdict
+    words = f"in {certain} of {len(nearest)} layers it does beyond doubt, counted for all layers at once"
+    words += f", and not in layer {', '.join(map(str, against))}" if against else ""
+    first = f"; layer 0 by itself {vd.as_points(nearest[0].value)}" if 0 in nearest else ""
+    return vd.Judgement(
+        f"{vd.as_points(mean.value)} more than the next edit",
+        f"{vd.as_points(mean.low)} to {vd.as_points(mean.high)}",
+        verdict,
+        f"On average over layers the last token costs {vd.as_points(mean.value)} more than the first or a random one "
+        f"({vd.as_points(_PUBLISHED_LEAD)} published); {words}{first}.",
+    )
 
 
-def _is_above(edit: ex.Row, last: ex.Row) -> bool:
-    """Is the change surely less of a drop, for the same memories? Without that difference: are the intervals apart?"""
-    paired = edit.get("beside_last_low")
-    return bool(last["high"] < edit["low"] if paired is None else paired > 0)
+def _beside(edits: dict[str, ex.Row], edit: str) -> Estimate:
+    """How much less of a drop an edit is than the last token's, for the same memories; the paper prints means alone."""
+    paired = vd.estimate_of(edits[edit], "beside_last", "beside_last_low", "beside_last_high")
+    lead = edits[edit]["change"] - edits["last"]["change"]
+    return paired or Estimate(lead, lead, lead)
 
 
-def last_token_matters_less_with_depth(evidence: ex.Evidence) -> ex.Judgement:
-    ends = []
-    for which in ("upper", "lower"):
-        known = ex.known_rows(evidence.third(which), ("change", "low", "high"), "memories")
-        changes = [(row["change"], row["low"], row["high"]) for row in known if row["edit"] == "last"]
-        if not changes:
-            return ex.NOT_MEASURED
-        ends.append(mean_of(changes))
-    _, low, high = difference_of(ends[0], ends[1])
-    yours = f"{percent(ends[1][0])} in the lower third, {percent(ends[0][0])} in the upper"
-    return ex.Judgement(yours, ex.as_points(low, high), ex.judge_difference(low, high, least=0.05))
+def last_token_matters_less_with_depth(evidence: vd.Evidence) -> vd.Judgement:
+    known = ex.known_rows(evidence.rows, ("change",), "memories")
+    both = [
+        replace(one, rows=[row for row in rows if row["edit"] == "last"])
+        for one, rows in ((evidence, known), (evidence.theirs, evidence.published))
+    ]
+    yours, theirs = (one.trend("change") for one in both)
+    return vd.judge_trend(yours, theirs, 1, vd.as_points, percent(both[0].first("change"), 0))
 
 
 EXPERIMENT = ex.Experiment(
@@ -281,8 +293,8 @@ EXPERIMENT = ex.Experiment(
             how="For a random choice of memories in each layer, the first, the last or a random token of each top "
             "trigger prefix is removed and the model is run again. The change is (m′ − m) / m, with m′ the coefficient "
             "at the new last position; it is averaged over a memory’s prefixes, then over memories. BOS is never "
-            "removed, and a prefix of one token is left out. Intervals: bootstrap over memories; beside_last is the "
-            "change less that of the last token, of the same memories.",
+            "removed, and a prefix of one token is left out. Intervals: over memories (Student’s for few, a bootstrap "
+            "else); beside_last is the change less that of the last token, of the same memories.",
             draw=draw,
             published=published,
             contract=("layer", "edit", "change", "low", "high"),
@@ -291,23 +303,21 @@ EXPERIMENT = ex.Experiment(
     sample=100,
     uses_model=True,
     claims=(
-        ex.Claim(
+        vd.Claim(
             "last-token",
             "Removing the last token of a trigger hurts most",
-            "largest drop in all 16 layers",
-            "Mean change of the same memories without the first or a random token, less that without the last. Appears "
-            "if in at least nine tenths of the layers the 95% intervals of both differences (a bootstrap over the "
-            "memories) lie above 0; does not if the mean drop is the largest in fewer than half."
-            + ex.rule_of_enough("memories"),
+            "largest drop in all 16 layers, by 47 points more than the next",
+            "Change without the first or a random token, whichever is nearer, less that without the last, of the same "
+            "memories. Appears if the 95% interval of the mean over layers lies above 0 and no layer shows the "
+            "opposite (intervals that hold for all layers at once); in part if one does; does not if the mean lies "
+            "below 0." + ex.rule_of_enough("memories"),
             last_token_matters_most,
         ),
-        ex.Claim(
+        vd.Claim(
             "last-token-depth",
             "The last token matters less with depth",
             "−72% in layer 0, −45 to −50% in layers 13–15",
-            "Mean change of the upper third minus that of the lower third. "
-            + ex.rule_of_difference("5 points")
-            + ex.rule_of_enough("memories"),
+            "Mean change without the last token, by layer. " + vd.RULE_OF_TRENDS + ex.rule_of_enough("memories"),
             last_token_matters_less_with_depth,
         ),
     ),

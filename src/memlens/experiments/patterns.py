@@ -2,22 +2,24 @@
 
 A prefix is shallow, semantic, both or not covered, by the patterns that are listed for it. The machine's patterns are
 counted for all memories (or a sample), people's for the memories they have labelled, each person on their own and only
-once they have finished. Intervals resample memories, since the prefixes of one memory belong together; where a kind has
-no prefix or all, they are Wilson's with the memories as observations.
+once they have finished. Intervals are over memories, since the prefixes of one memory belong together; where a kind has
+no prefix or all, they are Wilson's with the memories as observations. `lead` is the share of shallow prefixes less that
+of semantic ones.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memlens.annotations.store import Annotations, has_annotations
-from memlens.experiments import experiment as ex
+from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import RESAMPLES, draw as draw_sample, generator, share_difference, wilson
+from memlens.stats import Estimate, contrast, draw as draw_sample, generator, ratio_estimate, wilson
 from memlens.text import cut_right, percent, visible
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
@@ -25,12 +27,14 @@ HUES = {"shallow": "c1", "both": "c3", "semantic": "c2", "not_covered": "c5"}
 _PAPER_KINDS = {"shallow": "shallow", "shallow+semantic": "both", "semantic": "semantic", "not-covered": "not_covered"}
 _NAME = 15  # columns of an annotator's name
 _TOP = 25
+_EVERY = 0.95
 
 _COLUMNS = (
     "layer:int32 memories:int64 patterned_memories:int64",  # patterned: with at least one pattern
     "patterns:int64 prefixes:int64",
     *(f"{kind}:int64" for kind in KINDS),
     *(f"{kind}_{edge}" for kind in KINDS for edge in ("low", "high")),
+    "lead lead_low lead_high each each_low each_high",  # shallow less semantic share; patterns a memory
 )
 SCHEMA = ex.schema(*_COLUMNS)
 PEOPLE_SCHEMA = ex.schema("annotator:string", *_COLUMNS)
@@ -100,7 +104,9 @@ def _summary(memories: list[tuple[int, list[Listed]]], random: np.random.Generat
     }
     for place, kind in enumerate(KINDS):
         found |= {kind: int(counts[:, place].sum()), f"{kind}_low": low[place], f"{kind}_high": high[place]}
-    return found
+    lead = ratio_estimate(counts[:, 0] - counts[:, 1], counts.sum(1), random)
+    each = ratio_estimate(np.array([len(listed) for _, listed in memories]), np.ones(len(memories)), random)
+    return found | ex.estimate_columns("lead", lead) | ex.estimate_columns("each", each)
 
 
 def _kinds(filled: int, listed: list[Listed]) -> list[int]:
@@ -115,19 +121,25 @@ def _intervals(counts: NDArray[np.int64], random: np.random.Generator) -> tuple[
     """95% intervals of the shares; counts [memories, kinds]."""
     if counts.sum() == 0:
         return [None] * len(KINDS), [None] * len(KINDS)
-    drawn = (counts[random.integers(0, len(counts), len(counts))].sum(0) for _ in range(RESAMPLES))
-    shares = np.array([own / max(own.sum(), 1) for own in drawn])
-    low, high = np.percentile(shares, [2.5, 97.5], axis=0)
-    for kind, share in enumerate(counts.sum(0) / counts.sum()):
-        if share in (0, 1):  # every memory is alike: nothing to resample
-            low[kind], high[kind] = wilson(share * len(counts), len(counts))
-    return low.tolist(), high.tolist()
+    low, high = [], []
+    for place, total in enumerate(counts.sum(0)):
+        one = ratio_estimate(counts[:, place], counts.sum(1), random)
+        edges = (
+            (one.low, one.high)
+            if one and 0 < total < counts.sum()
+            else wilson(len(counts) * float(total > 0), len(counts))
+        )  # where every memory is alike there is nothing to resample
+        low.append(max(edges[0], 0.0))
+        high.append(min(edges[1], 1.0))
+    return low, high
 
 
 def published() -> list[ex.Row]:
     shares = ex.paper_figures()["fig2_pct"]
     return [
-        {"layer": layer} | {ours: shares[theirs][layer] / 100 for theirs, ours in _PAPER_KINDS.items()}
+        {"layer": layer}
+        | {ours: shares[theirs][layer] / 100 for theirs, ours in _PAPER_KINDS.items()}
+        | {"lead": (shares["shallow"][layer] - shares["semantic"][layer]) / 100}
         for layer in range(ex.PAPER_LAYERS)
     ]
 
@@ -205,18 +217,45 @@ def rate_of_chance(index: Index) -> str:
     return f"shallow: at most {noted.rate:.2g} by chance; semantic: beyond the last token" if noted else ""
 
 
-def shallow_below_semantic_above(evidence: ex.Evidence) -> ex.Judgement:
-    ends = []
-    for which in ("lower", "upper"):
-        rows = evidence.third(which)
-        shallow, semantic = (sum(row[kind] for row in rows) for kind in ("shallow", "semantic"))
-        if not shallow + semantic:
-            return ex.NOT_MEASURED
-        ends.append((shallow / (shallow + semantic), sum(row.get("patterned_memories", 10) for row in rows)))
-    (below, many_below), (above, many_above) = ends
-    low, high = share_difference(below * many_below, many_below, above * many_above, many_above)
-    yours = f"{percent(below, 0)} shallow in the lower third, {percent(above, 0)} in the upper"
-    return ex.Judgement(yours, ex.as_points(low, high), ex.judge_difference(low, high, least=0.1))
+def shallow_below_semantic_above(evidence: vd.Evidence) -> vd.Judgement:
+    yours, theirs = (one.trend("lead", "lead_low", "lead_high") for one in (evidence, evidence.theirs))
+    above = [one for row in evidence.third("upper") if (one := vd.estimate_of(row, "lead", "lead_low", "lead_high"))]
+    if not above:
+        return vd.NOT_MEASURED
+    top = contrast([1 / len(above)] * len(above), above)
+    more = "more" if top.high < 0 else "no more" if top.low > 0 else "perhaps more"
+    words = f"in the upper third {more} prefixes are semantic than shallow (lead of shallow {vd.as_points(top.value)})"
+    first = f"a lead of {vd.as_points(evidence.first('lead') or 0)}"
+    return vd.judge_trend(yours, theirs, -1, vd.as_points, first, (top.high < 0, words))
+
+
+def every_key_has_one(evidence: vd.Evidence) -> vd.Judgement:
+    patterned, memories = vd.pooled(evidence.rows, "patterned_memories", "memories")
+    if not memories:
+        return vd.NOT_MEASURED
+    share = Estimate(patterned / memories, *wilson(patterned, memories))
+    return vd.judge_share(share, _EVERY, "nearly every key", 1.0, f"{patterned:,} of {memories:,}")
+
+
+def patterns_a_key(evidence: vd.Evidence) -> vd.Judgement:
+    return vd.judge_size(_mean_over_layers(evidence.rows, "each"), 3.6, lambda size: f"{size:.2f}", "a key")
+
+
+def triggers_are_covered(evidence: vd.Evidence) -> vd.Judgement:
+    shares = [ex.part_shares(row, KINDS) for row in evidence.rows]
+    bare = [vd.estimate_of(row, "not_covered", "not_covered_low", "not_covered_high") for row in shares]
+    covered = [Estimate(1 - one.value, 1 - one.high, 1 - one.low) for one in bare if one]
+    if not covered:
+        return vd.NOT_MEASURED
+    mean = contrast([1 / len(covered)] * len(covered), covered)
+    judged = vd.judge_share(mean, 0.65, "the paper’s least", None, f"{percent(mean.value)} of triggers")
+    beyond = " It is more than the paper’s most, 80%." if mean.low > 0.8 else ""
+    return replace(judged, reason=judged.reason + beyond)
+
+
+def _mean_over_layers(rows: list[ex.Row], name: str) -> Estimate | None:
+    known = [one for row in rows if (one := vd.estimate_of(row, name, f"{name}_low", f"{name}_high"))]
+    return contrast([1 / len(known)] * len(known), known) if known else None
 
 
 EXPERIMENT = ex.Experiment(
@@ -235,7 +274,7 @@ EXPERIMENT = ex.Experiment(
             "semantic, both or not covered, by the patterns it contains. The paper’s people labelled ten memories a "
             "layer; memlens finds patterns by machine, for every memory, so the two are alike in kind but not in "
             "procedure. A subject counts only beyond what the last tokens imply: triggers are compared with prefixes "
-            "of other documents that have the same last tokens. Intervals: bootstrap over memories, since the prefixes "
+            "of other documents that have the same last tokens. Intervals: over memories, since the prefixes "
             "of one memory belong together. Which "
             "patterns are believed is decided once for the whole model (Benjamini and Hochberg).",
             draw=draw,
@@ -250,8 +289,8 @@ EXPERIMENT = ex.Experiment(
             question="What kind of pattern do people see?",
             lead="The same shares from the labels of people who have finished, each on their own.",
             how="People describe patterns of sampled memories, each in at least three prefixes, shallow or semantic, "
-            "and tick the prefixes; nobody sees another’s labels before finishing. Intervals: bootstrap over the "
-            "person’s memories.",
+            "and tick the prefixes; nobody sees another’s labels before finishing. Intervals: over the person’s "
+            "memories.",
             draw=draw_people,
             command="memlens annotate INDEX sample",
             by_people=True,
@@ -260,13 +299,36 @@ EXPERIMENT = ex.Experiment(
     needs=("patterns",),
     people=LABELS,
     claims=(
-        ex.Claim(
+        vd.Claim(
             "patterns",
             "Upper layers hold fewer shallow and more semantic patterns than lower ones",
             "shallow in layers 0–8, semantic in 9–15",
-            "Share of shallow among trigger prefixes with one kind of pattern only, lower third minus upper third; an "
-            "interval as if each memory were one observation. " + ex.rule_of_difference("10 points"),
+            "Share of shallow less that of semantic prefixes, by layer. " + vd.RULE_OF_TRENDS + " It appears in part, "
+            "too, if semantic prefixes do not outnumber shallow ones in the upper third (the crossover).",
             shallow_below_semantic_above,
+        ),
+        vd.Claim(
+            "every-key",
+            "Every key has at least one pattern",
+            "160 of 160 keys",
+            "Share of memories with a pattern, all layers together, Wilson’s interval. Appears if it lies above 95%; "
+            "does not if it lies below.",
+            every_key_has_one,
+        ),
+        vd.Claim(
+            "patterns-a-key",
+            "A key has 3.6 patterns",
+            "3.6 on average",
+            "Patterns a memory, mean over layers. " + vd.RULE_OF_SIZES,
+            patterns_a_key,
+        ),
+        vd.Claim(
+            "covered",
+            "65% to 80% of triggers carry a pattern",
+            "65% to 80%",
+            "Share of trigger prefixes with a pattern, mean over layers. Appears if the 95% interval lies above 65% "
+            "(more than 80% is said); does not if it lies below.",
+            triggers_are_covered,
         ),
     ),
     picture=ex.Picture(

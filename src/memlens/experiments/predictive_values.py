@@ -10,28 +10,30 @@ orders of magnitude in most models, or linear as in the paper where the index wa
 """
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex
+from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import generator, rate_interval, wilson
+from memlens.stats import Estimate, contrast, share_interval, slope_weights, wilson
 from memlens.text import curve, number, percent, quoted
 
 _CONFIDENT_FROM = 0.625  # layers 10 to 15 of the paper's 16 are those deeper than this
 _SHOWN = 10
 TRIGGERS, BINS = 50, 8
+_SMALL = 0.1
 
 SCHEMA = ex.schema(
     "layer:int32 memory:int32 max_p:float32 token:int32",  # the value's top token
     "precision agrees:bool",
     "triggers:int64 no_next:int64",  # that take part; left out since they end their sentence
-    "chance",  # to agree, with tokens drawn at random from those after the layer's triggers
+    "chance precision_chance",  # to agree, and of one trigger, with tokens drawn from those after the layer's triggers
 )
 BINS_SCHEMA = ex.schema("bin:int32 from_p to_p memories:int64 agree:int64 rate low high")
 
@@ -58,6 +60,7 @@ def _precisions(index: Index, layer: int) -> pa.Table:
     next_tokens = following.tokens[:, :TRIGGERS]
     taking_part = (next_tokens >= 0).sum(1)
     matches = (next_tokens == argmax[:, None]).sum(1)
+    shares = _shares(next_tokens, argmax)
     chosen = np.flatnonzero(taking_part)
     listed = np.minimum(following.filled, TRIGGERS)
     return pa.table(
@@ -70,19 +73,19 @@ def _precisions(index: Index, layer: int) -> pa.Table:
             "agrees": matches[chosen] > 0,
             "triggers": taking_part[chosen],
             "no_next": (listed - taking_part)[chosen],
-            "chance": _chance(next_tokens, argmax, taking_part)[chosen],
+            "chance": (1 - (1 - shares) ** taking_part)[chosen],
+            "precision_chance": shares[chosen],
         },
         SCHEMA,
     )
 
 
-def _chance(next_tokens: NDArray[Any], argmax: NDArray[Any], taking_part: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[memories]; next tokens [memories, triggers], -1 for none."""
+def _shares(next_tokens: NDArray[Any], argmax: NDArray[Any]) -> NDArray[np.float64]:
+    """How much of what follows the layer's triggers is each memory's top token; next tokens [memories, triggers]."""
     pool = next_tokens[next_tokens >= 0].astype(np.int64)
     times = np.bincount(pool, minlength=int(argmax.max(initial=-1)) + 1)
-    shares = times[argmax] / max(len(pool), 1)
-    found: NDArray[np.float64] = 1 - (1 - shares) ** taking_part
-    return found
+    shares: NDArray[np.float64] = times[argmax] / max(len(pool), 1)
+    return shares
 
 
 def compute_bins(
@@ -98,7 +101,7 @@ def compute_bins(
         return []
     edges = bin_edges(max_p, logarithmic=default_reading(index) != "raw")
     numbers = np.clip(np.searchsorted(edges, max_p, side="right") - 1, 0, BINS - 1)
-    return [_bin(number, edges, agrees[numbers == number], seed) for number in range(BINS)]
+    return [_bin(number, edges, agrees[numbers == number]) for number in range(BINS)]
 
 
 def bin_edges(max_p: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float64]:
@@ -107,9 +110,9 @@ def bin_edges(max_p: NDArray[np.float64], logarithmic: bool) -> NDArray[np.float
     return np.asarray(space(max_p.min(), max_p.max(), BINS + 1), np.float64)
 
 
-def _bin(number: int, edges: NDArray[np.float64], agrees: NDArray[np.bool_], seed: int) -> ex.Row:
+def _bin(number: int, edges: NDArray[np.float64], agrees: NDArray[np.bool_]) -> ex.Row:
     count, agree = len(agrees), int(agrees.sum())
-    low, high = rate_interval(agree, count, generator(seed, "predictive-values", number))
+    low, high = share_interval(agree, count)
     return {
         "bin": number,
         "from_p": edges[number],
@@ -189,36 +192,54 @@ def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     return words, [curves, table]
 
 
-def confident_values_sit_high(evidence: ex.Evidence) -> ex.Judgement:
+def confident_values_sit_high(evidence: vd.Evidence) -> vd.Judgement:
     rows, memories = evidence.rows, evidence.memories
-    high_layers = [layer for layer in memories if ex.depth(layer, evidence.layers) > _CONFIDENT_FROM]
+    high_layers = [layer for layer in memories if vd.depth(layer, evidence.layers) > _CONFIDENT_FROM]
     if not rows or not high_layers or len(high_layers) == len(memories):
-        return ex.NOT_MEASURED
-    expected = sum(memories[layer] for layer in high_layers) / sum(memories.values())
+        return vd.NOT_MEASURED
+    even = sum(memories[layer] for layer in high_layers) / sum(memories.values())
     found = sum(row["layer"] in high_layers for row in rows)
-    low, high = wilson(found, len(rows))
-    verdict = _judge_beyond_chance(low, high, found / len(rows), bar=0.5, chance=expected)
-    return ex.Judgement(
-        f"{found} of {len(rows)} (evenly spread: {percent(expected, 0)})", ex.as_span(low, high), verdict
+    first = sum(row["layer"] == 0 for row in rows)
+    share = Estimate(found / len(rows), *wilson(found, len(rows)))
+    judged = vd.judge_share(share, even, "an even spread over the layers", 0.97, f"{found} of {len(rows)}")
+    return replace(judged, reason=f"{judged.reason} In layer 0 by itself: {first}.")
+
+
+def confident_values_predict(evidence: vd.Evidence) -> vd.Judgement:
+    rows = evidence.rows
+    if not rows:
+        return vd.NOT_MEASURED
+    agree = sum(bool(row.get("agrees", (row["precision"] or 0) > 0)) for row in rows)
+    share = Estimate(agree / len(rows), *wilson(agree, len(rows)))
+    chance = sum(row.get("chance") or 0 for row in rows) / len(rows)
+    judged = vd.judge_share(share, chance, "what chance gives", 0.46, f"{agree} of {len(rows)}")
+    precision = sum(row["precision"] or 0 for row in rows) / len(rows)
+    by_chance = sum(row.get("precision_chance") or 0 for row in rows) / len(rows)
+    return replace(
+        judged, reason=f"{judged.reason} Mean precision {percent(precision)}, by chance {percent(by_chance)}."
     )
 
 
-def confident_values_predict(evidence: ex.Evidence) -> ex.Judgement:
-    rows = evidence.rows
-    if not rows:
-        return ex.NOT_MEASURED
-    agree = sum(bool(row.get("agrees", (row["precision"] or 0) > 0)) for row in rows)
-    low, high = wilson(agree, len(rows))
-    known = all(row.get("chance") is not None for row in rows)  # the paper does not say what chance gives
-    chance = sum(row["chance"] for row in rows) / len(rows) if known else 0.0
-    verdict = _judge_beyond_chance(low, high, agree / len(rows), bar=0.25, chance=chance)
-    by_chance = f" (by chance: {chance * len(rows):.1f})" if known else ""
-    return ex.Judgement(f"{agree} of {len(rows)}{by_chance}", ex.as_span(low, high), verdict)
+def confidence_brings_agreement(evidence: vd.Evidence) -> vd.Judgement:
+    yours, theirs = (_slope(rows) for rows in (evidence.rows, evidence.published))
+    if yours is None or theirs is None:
+        return vd.NOT_MEASURED
+    verdict = vd.direction(yours, _SMALL * theirs.value)
+    known = [row for row in evidence.rows if row["rate"] is not None]
+    ends = f"{percent(known[0]['rate'], 2)} in the lowest bin, {percent(known[-1]['rate'], 2)} in the highest"
+    side = "above" if yours.low > 0 else "below" if yours.high < 0 else "on both sides of"
+    reason = f"The slope’s interval lies {side} 0; published 0.2% in the lowest bin, 100% in the highest."
+    return vd.Judgement(ends, f"{vd.as_points(yours.low)} to {vd.as_points(yours.high)} a bin", verdict, reason)
 
 
-def _judge_beyond_chance(low: float, high: float, share: float, bar: float, chance: float) -> str:
-    verdict = ex.judge_share(low, high, max(bar, chance))
-    return ex.ABSENT if verdict != ex.APPEARS and share <= chance else verdict
+def _slope(bins: list[ex.Row]) -> Estimate | None:
+    """Of agreement over the number of the bin; bins count as much as they have memories, as the paper's do not say."""
+    known = [(place, row) for place, row in enumerate(bins) if row["rate"] is not None]
+    sizes = [row.get("memories", 1) for _, row in known]
+    if len(known) < 2:
+        return None
+    estimates = [one for _, row in known if (one := vd.estimate_of(row, "rate"))]
+    return contrast(slope_weights([place for place, _ in known], sizes), estimates)
 
 
 EXPERIMENT = ex.Experiment(
@@ -260,24 +281,32 @@ EXPERIMENT = ex.Experiment(
     sample=100,
     needs=("values",),
     claims=(
-        ex.Claim(
+        vd.Claim(
             "confident-values",
             "The most confident values sit in the upper layers",
             "97 of 100 in layers 10–15",
-            "Share of the most confident values in layers deeper than 0.625 (10–15 of the paper's 16). Appears if its "
-            "95% interval lies above one half and above an even spread; does not if it lies below or the share is no "
-            "more than even.",
+            "Share of the most confident values in layers deeper than 0.625 (10–15 of the paper's 16), Wilson’s "
+            "interval. Appears if it lies above an even spread over the layers; does not if it lies below.",
             confident_values_sit_high,
         ),
-        ex.Claim(
+        vd.Claim(
             "predictive-values",
             "Confident values predict what follows their triggers",
             "46 of 100",
-            "Share of the most confident values whose top token follows at least one of their triggers. By chance: the "
-            "same if triggers were followed by tokens drawn at random from those after all triggers of the layer. "
-            "Appears if the 95% interval lies above one quarter and above chance; does not if it lies below either or "
-            "the share is no more than chance.",
+            "Share of the most confident values whose top token follows at least one of their triggers, Wilson’s "
+            "interval. By chance: the same if triggers were followed by tokens drawn at random from those after all "
+            "triggers of the layer. Appears if the interval lies above chance; does not if it lies below.",
             confident_values_predict,
+        ),
+        vd.Claim(
+            "confidence-agreement",
+            "Agreement grows with a value’s largest probability",
+            "0.2% in the lowest bin of max p, 100% in the highest",
+            "Slope of agreement over the bins of max p, each counted by its memories; the interval follows from "
+            "Wilson’s of the bins. Appears if it lies above 0, in part if it ends below a hundredth of the published "
+            "slope (whose bins are the paper’s own); does not appear if it lies below 0, or ends below that.",
+            confidence_brings_agreement,
+            table="predictive-values-bins",
         ),
     ),
     terminal=print_values,

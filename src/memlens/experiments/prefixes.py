@@ -67,7 +67,7 @@ LAYERS_SCHEMA = schema(
     "top1 top10 top100",  # what the strongest memories gave, beside the mean
     "vetoes:[int32] veto_pushes:[float32]",  # where o is a composition: memories that took most from top(r)
     "pushers:[int32] pushes:[float32]",  # in the last layer: memories that gave most to top(o) over top(r)
-    "cosine:float32",  # of the two tokens' output embeddings
+    "cosine:float32 cosine_shuffled:float32",  # of the two tokens' output embeddings; of one with another change's
 )
 
 

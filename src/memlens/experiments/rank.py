@@ -1,21 +1,25 @@
 """Rank (Figure 5): the place of the token after the top-1 trigger in the distribution of the memory's value.
 
-Quartiles over the memories of a layer; rank 1 is the top token. The interval is of the median.
+Quartiles over the memories of a layer; rank 1 is the top token. The interval is of the median. `shuffled` is the median
+rank of another memory's target under the same value: what the frequency of tokens alone gives.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from memlens.experiments import experiment as ex
+from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import difference_of, generator, interval, mean_of
+from memlens.stats import generator, median_interval
+from memlens.text import percent
 
 SCHEMA = ex.schema(
     "layer:int32 q1 median q3 low high",  # low and high of the median
-    "memories:int64",  # that take part
+    "memories:int64 vocabulary:int64",  # that take part; what a rank is out of
+    "shuffled",  # median rank of the targets of other memories of the layer
     "no_trigger:int64 no_next:int64",  # left out
 )
 
@@ -28,15 +32,18 @@ def compute(
     for layer in ex.layers_of(index, "rank", progress):
         random = generator(seed, "rank", layer)
         targets = read_targets(index, layer, sample, random)
-        low, high = interval(targets.rank, np.median, random)
+        low, high = median_interval(targets.rank)
         counts = {"memories": len(targets.rank), "no_trigger": targets.no_trigger, "no_next": targets.no_next}
+        counts["vocabulary"] = index.manifest.model.vocabulary
+        shuffled = targets.shuffled_rank[targets.shuffled_rank > 0]
         places = ex.quartiles(targets.rank) if len(targets.rank) else {}
-        rows.append({"layer": layer, "low": low, "high": high} | places | counts)
+        chance = float(np.median(shuffled)) if len(shuffled) else None
+        rows.append({"layer": layer, "low": low, "high": high, "shuffled": chance} | places | counts)
     return rows
 
 
 def published() -> list[ex.Row]:
-    return ex.paper_quartiles("fig5_rank")
+    return [row | {"vocabulary": ex.PAPER_HEAD} for row in ex.paper_quartiles("fig5_rank")]
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
@@ -45,35 +52,45 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
     from memlens.experiments import charts
 
-    theirs = _scaled(published(), 1 / ex.PAPER_VOCABULARY)
-    both = charts.quartiles_beside_paper(_scaled(rows, 1 / model.vocabulary), theirs, model)
+    both = charts.quartiles_beside_paper(_relative(rows, model.vocabulary), _relative(published()), model)
+    known = [row for row in rows if row.get("shuffled") is not None]
+    chance = [
+        {"baseline": "this model, targets shuffled", "layer": row["layer"], "value": row["shuffled"] / model.vocabulary}
+        for row in known
+    ]
     title = "rank of the following token, as a share of the vocabulary"
-    chart = charts.bands(both, title, ".2~%", model.layers, scale=alt.Scale(type="log"))
+    scale = alt.Scale(type="log")
+    baselines = charts.with_depth(chance, model.layers)
+    chart = charts.bands(both, title, ".2~%", model.layers, scale=scale, baselines=baselines)
     text = "Rank of the following token under the value, by depth"
     return [charts.panel("rank", chart, text, rows, "median")]
 
 
-def _scaled(rows: list[ex.Row], by: float) -> list[ex.Row]:
-    """Quartiles times a number; a layer without any stays a gap."""
+def _relative(rows: list[ex.Row], vocabulary: int = 0) -> list[ex.Row]:
+    """Quartiles and their intervals as shares of what a rank is out of; a layer without any stays a gap."""
+    columns = (*ex.QUARTILES, "low", "high", "shuffled")
     return [
-        {"layer": row["layer"], **{key: None if row[key] is None else row[key] * by for key in ex.QUARTILES}}
+        {"layer": row["layer"], "memories": row.get("memories")}
+        | {key: None if row.get(key) is None else row[key] / (row.get("vocabulary") or vocabulary) for key in columns}
         for row in rows
     ]
 
 
-def rank_improves(evidence: ex.Evidence) -> ex.Judgement:
-    upper, lower = (ex.known_rows(evidence.third(which), ("median",), "memories") for which in ("upper", "lower"))
-    if not upper or not lower:
-        return ex.NOT_MEASURED
-    above, below = (sum(row["median"] for row in rows) / len(rows) for rows in (upper, lower))
-    yours = f"median {below:,.0f} in the lower third, {above:,.0f} in the upper"
-    if not all(row.get("low") is not None and row.get("high") is not None for row in upper + lower):
-        verdict = ex.APPEARS if above <= 0.9 * below else ex.ABSENT if above >= below else ex.UNCLEAR
-        return ex.Judgement(yours, "", verdict)
-    ends = [mean_of([(row["median"], row["low"], row["high"]) for row in rows]) for rows in (lower, upper)]
-    _, low, high = difference_of(ends[0], ends[1])
-    better = f"better by {low:,.0f} to {high:,.0f} places".replace("-", "−")
-    return ex.Judgement(yours, better, ex.judge_difference(low, high, least=0.1 * below))
+def rank_improves(evidence: vd.Evidence) -> vd.Judgement:
+    known = ex.known_rows(evidence.rows, ("median",), "memories")
+    if any(not row.get("vocabulary") for row in known):
+        return vd.NOT_MEASURED
+    relative = [
+        replace(one, rows=_relative(rows)) for one, rows in ((evidence, known), (evidence.theirs, evidence.published))
+    ]
+    yours, theirs = (one.trend("median") for one in relative)
+    first = relative[0].first("median")
+    judged = vd.judge_trend(yours, theirs, -1, vd.as_points, f"median rank {percent(first)} of the vocabulary")
+    last = [row for row in known if row.get("shuffled") is not None][-1:]
+    if yours is None or not last:
+        return judged
+    beside = f"{last[0]['median']:,.0f} in layer {last[0]['layer']}, {last[0]['shuffled']:,.0f} with shuffled targets"
+    return replace(judged, reason=f"{judged.reason} Median rank {beside}.")
 
 
 EXPERIMENT = ex.Experiment(
@@ -89,7 +106,10 @@ EXPERIMENT = ex.Experiment(
             lead="Lower is better. Line: the median memory of a layer; band: the middle half of its memories.",
             how="The rank of the token after the strongest trigger in p(v): 1 + the number of tokens with a strictly "
             "higher score. The table has ranks; the chart divides them by the size of the vocabulary, on a logarithmic "
-            "axis, so that models with different vocabularies can be compared (the paper’s has 267,744 words).",
+            "axis, so that models can be compared. The paper’s are divided by 20,000, the head of its adaptive "
+            "softmax: a flat value ranks all targets there, and its published quartiles below layer 6 are those of "
+            "chance among 20,000. Shuffled: the median rank of the target of the next memory of the layer. Intervals: "
+            "of the median, by order statistics.",
             draw=draw,
             published=published,
             contract=("layer", *ex.QUARTILES),
@@ -97,13 +117,13 @@ EXPERIMENT = ex.Experiment(
     ),
     needs=("values",),
     claims=(
-        ex.Claim(
+        vd.Claim(
             "rank",
             "The following token ranks better under the value with depth",
-            "median 9,611 in layer 0, 5,139 in layer 15",
-            "Mean of the layers' median ranks, lower third minus upper third. Appears if the 95% interval lies above "
-            "a tenth of the lower third's rank; does not if it ends below that. Without intervals: appears from a "
-            "tenth on." + ex.rule_of_enough("memories"),
+            "median 9,611 of 20,000 in layer 0, 5,139 in layer 15",
+            "Median rank as a share of the vocabulary (the paper’s: of its softmax’s head), by layer. "
+            + vd.RULE_OF_TRENDS
+            + ex.rule_of_enough("memories"),
             rank_improves,
         ),
     ),
@@ -112,6 +132,7 @@ EXPERIMENT = ex.Experiment(
             ex.Column("median", "median", ex.count, ("low", "high")),
             ex.Column("q1", "q1", ex.count),
             ex.Column("q3", "q3", ex.count),
+            ex.Column("shuffled", "shuffled", ex.count),
             ex.Column("memories", "memories", ex.count),
         ),
         {"median": "median"},

@@ -1,58 +1,65 @@
 """Refinement (Figure 9): how often the residual of a layer already predicts the final token, top(r_l) == top(o_L).
 
-`gain` is how much more often than in the first layer that was scanned. Both are seen on the same prefixes, so its
-interval resamples prefixes, not the two shares.
+`step` is how much more often than in the layer before, `pace` the mean step from this layer on less the mean step up to
+it. Layers are seen on the same prefixes, so intervals of differences are over prefixes, not over shares.
 """
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlens.experiments import experiment as ex
-from memlens.stats import generator, paired_interval, rate_interval, share_difference, wilson
+from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.stats import Estimate, generator, mean_interval, paired_interval, share_interval, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
+_BEND = 0.594  # relative depth of the paper's layer 9
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 match:int64 rate low high",
-    "gain gain_low gain_high",  # rate less the first layer's
+    "step step_low step_high",  # rate less that of the layer before; the interval holds for all layers at once
+    "pace pace_low pace_high",  # mean step from here on less mean step up to here, from the first scanned layer on
+    "trend trend_low trend_high",  # slope over relative depth from layer 1 on; the same in every row
 )
 
 
 def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     """Counts and rates with intervals, layer by layer."""
     final = seen.column("final_token")
+    by_layer = {layer: np.asarray(columns["residual_token"] == final) for layer, columns in seen.by_layer()}
+    layers, matches = list(by_layer), np.stack(list(by_layer.values()))  # [layers, prefixes]
+    depths = len(seen.index.manifest.model.memories)
+    trend = ex.prefix_trend(matches, layers, depths, generator(seed, "refinement trend"))
     rows = []
-    first = None
-    for layer, columns in seen.by_layer():
-        matches = np.asarray(columns["residual_token"] == final)
-        first = matches if first is None else first
-        match, prefixes = int(matches.sum()), len(final)
-        low, high = rate_interval(match, prefixes, generator(seed, "refinement", layer))
-        gain_low, gain_high = paired_interval(matches, first, generator(seed, "refinement gain", layer))
-        rows.append(
-            {
-                "layer": layer,
-                "prefixes": prefixes,
-                "match": match,
-                "rate": match / prefixes,
-                "low": low,
-                "high": high,
-                "gain": (match - int(first.sum())) / prefixes,
-                "gain_low": gain_low,
-                "gain_high": gain_high,
-            }
-        )
+    for place, layer in enumerate(layers):
+        match, prefixes = int(matches[place].sum()), len(final)
+        low, high = share_interval(match, prefixes)
+        row = {"layer": layer, "prefixes": prefixes, "match": match, "rate": match / prefixes, "low": low, "high": high}
+        if place:
+            edges = paired_interval(matches[place], matches[place - 1], comparisons=len(layers) - 1)
+            step = float(np.mean(matches[place]) - np.mean(matches[place - 1]))
+            row |= ex.estimate_columns("step", (step, *edges))
+        if 0 < place < len(layers) - 1:
+            after = (matches[-1].astype(np.float64) - matches[place]) / (layers[-1] - layer)
+            before = (matches[place].astype(np.float64) - matches[0]) / (layer - layers[0])
+            edges = mean_interval(after - before, generator(seed, "refinement pace", layer))
+            row |= ex.estimate_columns("pace", (float((after - before).mean()), *edges))
+        rows.append(row | trend)
     return rows
 
 
 def published() -> list[ex.Row]:
-    return [
-        {"layer": layer, "prefixes": ex.SAMPLE, "match": match, "rate": match / ex.SAMPLE}
-        for layer, match in enumerate(ex.paper_figures()["fig9_counts_of_4000"])
-    ]
+    rates = [match / ex.SAMPLE for match in ex.paper_figures()["fig9_counts_of_4000"]]
+    last = len(rates) - 1
+    rows: list[ex.Row] = []
+    for layer, rate in enumerate(rates):
+        row: ex.Row = {"layer": layer, "prefixes": ex.SAMPLE, "match": round(rate * ex.SAMPLE), "rate": rate}
+        row |= {"step": rate - rates[layer - 1]} if layer else {}
+        if 0 < layer < last:
+            row["pace"] = (rates[last] - rate) / (last - layer) - (rate - rates[0]) / layer
+        rows.append(row)
+    return rows
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
@@ -63,25 +70,55 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [share_panel("refinement", rows, published(), "match", title, text, model)]
 
 
-def predictions_settle(evidence: ex.Evidence) -> ex.Judgement:
-    ends = evidence.ends([row for row in evidence.rows if row["prefixes"]])
-    if ends is None:
-        return ex.NOT_MEASURED
-    first, last = ends
-    low, high = last.get("gain_low"), last.get("gain_high")  # of the same prefixes, from the first layer on
-    if low is None or high is None:
-        low, high = share_difference(last["match"], last["prefixes"], first["match"], first["prefixes"])
-    yours = " → ".join(percent(row["match"] / row["prefixes"]) for row in ends)
-    return ex.Judgement(yours, ex.as_points(low, high), ex.judge_difference(low, high, least=0.1))
+def predictions_settle(evidence: vd.Evidence) -> vd.Judgement:
+    yours = ex.prefix_estimate(evidence.rows, "trend") or evidence.trend("rate")
+    steps = [one for row in evidence.rows if (one := vd.estimate_of(row, "step", "step_low", "step_high"))]
+    if not steps:
+        return vd.NOT_MEASURED
+    falls = sum(one.high < 0 for one in steps)
+    words = f"{falls} of {len(steps)} steps from layer to layer surely go down"
+    first = percent(evidence.first("rate"))
+    return vd.judge_trend(yours, evidence.theirs.trend("rate"), 1, vd.as_points, first, (not falls, words))
 
 
-def last_residual_knows_the_token(evidence: ex.Evidence) -> ex.Judgement:
-    rows = [row for row in evidence.rows if row["layer"] == evidence.layers - 1 and row["prefixes"]]
-    if not rows:
-        return ex.NOT_MEASURED
-    low, high = wilson(rows[0]["match"], rows[0]["prefixes"])
-    yours = percent(rows[0]["match"] / rows[0]["prefixes"])
-    return ex.Judgement(yours, ex.as_span(low, high), ex.judge_share(low, high, 0.5))
+def last_residual_knows_the_token(evidence: vd.Evidence) -> vd.Judgement:
+    share = _share_of(evidence, evidence.layers - 1)
+    yours = "" if share is None else percent(share.value)
+    return vd.judge_share(share, 0.5, "one half", 0.862, yours)
+
+
+def bottom_layers_decide_a_third(evidence: vd.Evidence) -> vd.Judgement:
+    lower = [layer for layer in range(evidence.layers) if vd.third(layer, evidence.layers) == "lower"]
+    return vd.judge_size(_share_of(evidence, max(lower, default=-1)), 1 / 3, percent, "by the end of the lower third")
+
+
+def _share_of(evidence: vd.Evidence, layer: int) -> Estimate | None:
+    rows = [row for row in evidence.rows if row["layer"] == layer and row["prefixes"]]
+    return Estimate(rows[0]["rate"], *wilson(rows[0]["match"], rows[0]["prefixes"])) if rows else None
+
+
+def upper_layers_settle_faster(evidence: vd.Evidence) -> vd.Judgement:
+    yours, theirs = (_pace(one) for one in (evidence, evidence.theirs))
+    if yours is None or theirs is None:
+        return vd.NOT_MEASURED
+    verdict = vd.direction(yours, theirs.value)
+    words = "grows faster" if yours.low > 0 else "grows more slowly" if yours.high < 0 else "grows about as fast"
+    return vd.Judgement(
+        f"{vd.as_points(yours.value)} a layer more than below",
+        f"{vd.as_points(yours.low)} to {vd.as_points(yours.high)}",
+        verdict,
+        f"From five eighths of the depth on the share {words} than below, by {vd.as_points(yours.value)} a layer; "
+        f"published {vd.as_points(theirs.value)}.",
+    )
+
+
+def _pace(evidence: vd.Evidence) -> Estimate | None:
+    """Of the layer that lies where the paper's layer 9 does, after which its curve bends upwards."""
+    known = [row for row in evidence.rows if row.get("pace") is not None]
+    if not known:
+        return None
+    nearest = min(known, key=lambda row: abs(vd.depth(row["layer"], evidence.layers) - _BEND))
+    return vd.estimate_of(nearest, "pace", "pace_low", "pace_high")
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -97,28 +134,46 @@ EXPERIMENT = ex.prefix_experiment(
         "layer.",
         how="The share of sampled prefixes for which the top token of the residual r before a layer’s feed-forward "
         "block is the token that the model finally predicts. States are read through the final norm and the output "
-        "embedding. Intervals: bootstrap over prefixes, and Wilson’s where the share is 0 or 1; gain is the share less "
-        "that of the first layer, on the same prefixes.",
+        "embedding. Intervals: Wilson’s; of steps and paces over the same prefixes.",
         draw=draw,
         published=published,
         contract=("layer", "prefixes", "match", "rate"),
     ),
     claims=(
-        ex.Claim(
+        vd.Claim(
             "refinement",
             "The prediction settles layer by layer",
             "2.6% → 86%",
-            "Share of prefixes whose residual already has the final token on top, last layer minus first, on the same "
-            "prefixes: the interval is a bootstrap over prefixes. " + ex.rule_of_difference("10 points"),
+            "Share of prefixes whose residual already has the final token on top, prefix by prefix. "
+            + vd.RULE_OF_TRENDS
+            + " It appears in part, too, if a step from one layer to the next surely goes down (intervals that hold "
+            "for all layers at once).",
             predictions_settle,
         ),
-        ex.Claim(
+        vd.Claim(
             "last-residual",
             "Before the last feed-forward layer most predictions are made",
             "86%",
-            "Share of prefixes whose residual in the model's last layer has the final token on top. Appears if the 95% "
-            "interval lies above one half; does not if it lies below.",
+            "Share of prefixes whose residual in the model's last layer has the final token on top. Appears if "
+            "Wilson’s interval lies above one half; does not if it lies below.",
             last_residual_knows_the_token,
+        ),
+        vd.Claim(
+            "bottom-third",
+            "A third of the predictions are made in the bottom few layers",
+            "31% by layer 4, the last of its lower third",
+            "Share of prefixes whose residual in the last layer of the lower third has the final token on top, "
+            "Wilson’s interval. " + vd.RULE_OF_SIZES,
+            bottom_layers_decide_a_third,
+        ),
+        vd.Claim(
+            "acceleration",
+            "Predictions settle faster in the upper layers",
+            "from layer 9 on, by 3.2 points a layer more than before",
+            "Mean step of the share from five eighths of the depth on (the paper’s layer 9) less the mean step before, "
+            "prefix by prefix. Appears if the 95% interval lies above 0, in part if it ends below a tenth of the "
+            "published difference; does not if it lies below 0 or ends below that tenth.",
+            upper_layers_settle_faster,
         ),
     ),
     picture=ex.Picture((ex.Column("predict it", "rate", interval=("low", "high")),), {"rate": "predict it"}),

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 
 from memlens.errors import UnknownName
-from memlens.experiments.experiment import Claim, Experiment, ResultTable
+from memlens.experiments.experiment import Experiment, ResultTable
+from memlens.experiments.verdicts import Claim
 
 _MODULES = (
     "agreement", "rank", "predictive_values", "local_edits", "patterns", "active", "composition", "refinement",
-    "confidence", "cases", "last_layer", "contributions", "vetoes",
+    "confidence", "cases", "last_layer", "contributions", "vetoes", "promotion", "suppression",
 )  # fmt: skip
 
 

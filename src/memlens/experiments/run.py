@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from memlens.annotations.store import history_mark
 from memlens.errors import IndexFolderError, SettingError
-from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment, Row
+from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment
 from memlens.experiments.registry import find_experiments
+from memlens.experiments.verdicts import Row
 from memlens.index.history import OLD_TABLES
 from memlens.index.layout import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index

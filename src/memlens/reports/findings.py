@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memlens.errors import UnknownName
-from memlens.experiments.experiment import ABSENT, APPEARS, UNCLEAR, Row, in_third
 from memlens.experiments.prefixes import frequent_tokens
+from memlens.experiments.verdicts import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY, UNCLEAR, JudgedClaim, Row, in_third
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.reports.galleries import dead_memories, same_triggers
-from memlens.reports.sections import JudgedClaim, Section, Tables, make_sections
+from memlens.reports.sections import Section, Tables, make_sections
 from memlens.text import percent, tail, visible
 
 _KINDS = ("shallow", "semantic", "both")
@@ -122,7 +122,13 @@ def finders() -> dict[str, Finder]:
     return known | {f"claim-{slug}": _by_claim(slug) for slug in claims}
 
 
-_PRELUDES = {APPEARS: "", ABSENT: "Not here: ", UNCLEAR: "Cannot be told here: "}
+_PRELUDES = {
+    APPEARS: "",
+    PARTLY: "In part: ",
+    ABSENT: "Not here: ",
+    UNCLEAR: "Cannot be told here: ",
+    NOT_APPLICABLE: "Says nothing of such a model: ",
+}
 
 
 def _by_claim(slug: str, extra: Callable[[Material], Iterable[str]] = lambda material: ()) -> Finder:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlens.annotations.store import CHOICES
-from memlens.experiments.experiment import Row
+from memlens.experiments.verdicts import Row
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.pattern.alike import DuplicateGroup, duplicate_groups, token_sets, trigger_sets

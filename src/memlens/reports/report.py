@@ -26,21 +26,28 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from memlens import __version__
 from memlens.errors import FilesError
-from memlens.experiments.experiment import ABSENT, APPEARS, LAYERS, UNCLEAR, Panel
+from memlens.experiments.experiment import LAYERS, Panel
 from memlens.experiments.registry import all_tables
 from memlens.experiments.style import css_variables, export_spec
+from memlens.experiments.verdicts import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY, UNCLEAR, JudgedClaim
 from memlens.files import explain_os_errors, prepare_output_folder, refuse_content, refuse_nul, refuse_output, replacing
 from memlens.index.layout import REPORT, Manifest
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.reports import galleries
-from memlens.reports.sections import JudgedClaim, Section, Tables, make_sections
+from memlens.reports.sections import Section, Tables, make_sections
 from memlens.text import cell, harmless_cell, token, visible
 
 _PACKAGE = "memlens.reports"
 _GENERATOR = b'<meta name="generator" content="memlens">'  # stands in report.html.j2, among its first lines
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
-VERDICTS = {APPEARS: ("yes", "✓"), ABSENT: ("no", "✕"), UNCLEAR: ("open", "?")}
+VERDICTS = {
+    APPEARS: ("yes", "✓"),
+    PARTLY: ("partly", "≈"),
+    ABSENT: ("no", "✕"),
+    UNCLEAR: ("open", "?"),
+    NOT_APPLICABLE: ("none", "–"),
+}
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,10 @@ from typing import Any
 import pyarrow as pa
 
 from memlens.errors import IndexFolderError
-from memlens.experiments.experiment import (
-    LAYERS,
-    Claim,
-    Evidence,
-    Experiment,
-    Judgement,
-    ModelShape,
-    Panel,
-    ResultTable,
-    Row,
-)
-from memlens.experiments.registry import EXPERIMENTS, all_claims, all_tables
+from memlens.experiments.experiment import LAYERS, Experiment, ModelShape, Panel, ResultTable
+from memlens.experiments.registry import EXPERIMENTS, all_tables, in_paper_order
 from memlens.experiments.run import STOP_WORDS, is_outdated, origin
+from memlens.experiments.verdicts import JudgedClaim, Row
 from memlens.index.layout import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
 from memlens.text import cell, token
@@ -75,15 +66,9 @@ class Tables:
                 found.setdefault(settings, []).append(name)
         return [(f"{self.origin(names[0])}, stop words {settings[-1]}", names) for settings, names in found.items()]
 
-    def judge(self) -> "list[JudgedClaim]":
+    def judge(self) -> list[JudgedClaim]:
         """Every claim of the paper, with what the tables that are there say about it."""
-        memories = {layer: self.index.memories(layer) for layer in self.index.layers}
-        judged = []
-        for experiment, claim in all_claims():
-            rows = self.rows(experiment.name)
-            judgement = None if rows is None else claim.judge(Evidence(rows, self.layers, memories))
-            judged.append(JudgedClaim(claim, experiment.name, experiment.figure_of(experiment.tables[0]), judgement))
-        return judged
+        return [judged for experiment in in_paper_order() for judged in experiment.judge(self.index, self.rows)]
 
     def _read(self, name: str) -> pa.Table | None:
         if not self.index.has(f"{FOLDER}/{name}"):
@@ -96,16 +81,6 @@ class Tables:
                     f"run `memlens experiment {self.index.folder} {name}` again"
                 )
         return table
-
-
-@dataclass(frozen=True)
-class JudgedClaim:
-    """A claim with what the experiment's table says about it; None where the table is missing."""
-
-    claim: Claim
-    experiment: str
-    figure: str
-    judgement: Judgement | None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ memory that never fires has no trigger; both are -1 and take no part in what is 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,14 @@ class NextTokens:
         """The token after the top-1 trigger, -1 for none. [memories]"""
         return self.tokens[:, 0]
 
+    @cached_property
+    def shuffled_targets(self) -> NDArray[np.int32]:
+        """Where a memory has a target, that of the next one that has; -1 for none. [memories]"""
+        shuffled = self.targets.copy()
+        having = np.flatnonzero(shuffled >= 0)
+        shuffled[having] = shuffled[np.roll(having, -1)]
+        return shuffled
+
 
 def read_next_tokens(index: Index, layer: int) -> NextTokens:
     """All memories of a scanned layer."""
@@ -72,6 +81,7 @@ VALUES_SCHEMA = pa.schema(
         ("argmax", pa.int32()),
         ("target", pa.int32()),  # the token after the top-1 trigger; null where there is none
         ("target_rank", pa.int32()),  # 1 + tokens with a strictly higher score
+        ("shuffled_rank", pa.int32()),  # of the target of the next memory of the layer that has one: chance
         ("tokens", _TOKENS),
         ("p", _NUMBERS),
         ("bottom_tokens", _TOKENS),
@@ -239,10 +249,12 @@ def _look_at(
     targets, next_tokens = following.targets[rows], following.tokens[rows]
     ends = find_ends(scores, k, pool)
     softmax = read_softmax(scores, ends, targets, pool)
+    shuffled = np.take_along_axis(scores, np.maximum(following.shuffled_targets[rows], 0)[:, None].astype(np.int64), 1)
     trigger_scores = np.take_along_axis(scores, np.maximum(next_tokens, 0).astype(np.int64), axis=1)
     return {
         "entropy": softmax.entropy,
         "target_rank": softmax.above + 1,
+        "shuffled_rank": np.array([np.count_nonzero(row > own) + 1 for row, own in zip(scores, shuffled, strict=True)]),
         "tokens": ends.top,
         "p": softmax.p(ends.top_scores),
         "bottom_tokens": ends.bottom,
@@ -274,6 +286,7 @@ def _value_rows(layer: int, columns: dict[str, NDArray[Any]], following: NextTok
             "argmax": own["tokens"][:, 0],
             "target": pa.array(targets, pa.int32(), mask=targets < 0),
             "target_rank": pa.array(own["target_rank"], pa.int32(), mask=targets < 0),
+            "shuffled_rank": pa.array(own["shuffled_rank"], pa.int32(), mask=targets < 0),
             "trigger_p": _ragged(own["trigger_p"], following.tokens[part] < 0, following.filled[part]),
         }
         for name in ("tokens", "p", "bottom_tokens", "bottom_p"):

@@ -1,0 +1,180 @@
+"""Promotion (beyond the paper): does what follows a memory's triggers stand at the top of its value, or at the bottom?
+
+The standing of a token under a value is the share of all other tokens that score lower: 1 is the top, 0 the bottom. One
+row a memory: the mean standing of the tokens after its top 50 triggers, how many of these stand in the top tenth and in
+the bottom tenth, and, as chance, the mean standing of the tokens after another memory's triggers under the same value.
+A memory promotes what follows where its own tokens stand higher than that, and suppresses it where they stand lower.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlens.experiments import experiment as ex
+from memlens.index.reader import Index
+from memlens.parallel import Progress, no_progress
+from memlens.stats import Estimate, draw as draw_sample, generator, mean_interval, share_interval
+
+if TYPE_CHECKING:
+    from memlens.models.memory_model import MemoryModel
+
+TRIGGERS = 50
+_TENTH = 0.1
+SCHEMA = ex.schema(
+    "layer:int32 memory:int32 triggers:int64",  # triggers that have a next token
+    "standing shuffled",  # means over these; over those of the next sampled memory of the layer
+    "top:int64 bottom:int64",  # next tokens in the top tenth and in the bottom tenth
+)
+
+
+def compute(
+    index: Index, model: "MemoryModel", *, seed: int = 0, sample: int | None = 100, progress: Progress = no_progress
+) -> list[ex.Row]:
+    """`sample` memories of each layer, or all that have a next token."""
+    import torch
+
+    from memlens.vocab.table import read_next_tokens
+
+    rows: list[ex.Row] = []
+    reading = index.manifest.values.reading or None
+    for layer in ex.layers_of(index, "promotion", progress):
+        following = read_next_tokens(index, layer).tokens[:, :TRIGGERS]
+        having = np.flatnonzero((following >= 0).any(1))
+        chosen = draw_sample(having, sample, generator(seed, "promotion", layer))
+        others = np.roll(chosen, -1)
+        values = model.layers[layer].values[torch.from_numpy(chosen).to(model.device)]
+        for place, (memory, other) in enumerate(zip(chosen.tolist(), others.tolist(), strict=True)):
+            scores = model.lens.value_scores(values[place : place + 1], layer, reading)[0].cpu().numpy()
+            own, shuffled = (_standings(scores, following[one]) for one in (memory, other))
+            rows.append(
+                {
+                    "layer": layer,
+                    "memory": memory,
+                    "triggers": len(own),
+                    "standing": float(own.mean()),
+                    "shuffled": float(shuffled.mean()) if other != memory else None,
+                    "top": int((own >= 1 - _TENTH).sum()),
+                    "bottom": int((own <= _TENTH).sum()),
+                }
+            )
+    return rows
+
+
+def _standings(scores: NDArray[Any], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+    """[n]: for each token the share of the others with lower scores [vocabulary]; -1 is no token."""
+    ordered = np.sort(scores)
+    lower = np.searchsorted(ordered, scores[tokens[tokens >= 0]], side="left")
+    standings: NDArray[np.float64] = lower / max(len(scores) - 1, 1)
+    return standings
+
+
+def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
+    """Means over the memories of a layer, and how many promote what follows."""
+    found = []
+    for layer in sorted({row["layer"] for row in rows}):
+        own = [row for row in rows if row["layer"] == layer]
+        standing = np.array([row["standing"] for row in own])
+        beside = np.array([row["standing"] - row["shuffled"] for row in own if row["shuffled"] is not None])
+        low, high = mean_interval(standing, generator(0, "promotion standing", layer))
+        promote, suppress = int((beside > 0).sum()), int((beside < 0).sum())
+        edges = share_interval(promote, promote + suppress)
+        triggers = sum(row["triggers"] for row in own)
+        found.append(
+            {"layer": layer, "memories": len(own), "standing": float(standing.mean()), "low": low, "high": high}
+            | {"shuffled": float(standing.mean() - beside.mean()) if len(beside) else None}
+            | ex.estimate_columns("beside", _mean(beside, layer))
+            | {"promote": promote / (promote + suppress) if promote + suppress else None}
+            | {"promote_low": edges[0], "promote_high": edges[1]}
+            | {end: sum(row[end] for row in own) / triggers for end in ("top", "bottom")}
+        )
+    return found
+
+
+def _mean(numbers: NDArray[np.float64], layer: int) -> tuple[float, float | None, float | None] | None:
+    if not len(numbers):
+        return None
+    return float(numbers.mean()), *mean_interval(numbers, generator(0, "promotion beside", layer))
+
+
+def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
+    """Mean standing by depth, beside that of other memories' tokens."""
+    import altair as alt
+
+    from memlens.experiments import charts
+
+    layers = by_layer(rows)
+    own = charts.with_depth([{"whose": charts.YOURS, "value": row["standing"], **row} for row in layers], model.layers)
+    chance = [
+        {"baseline": "other memories’ tokens", "layer": row["layer"], "value": row["shuffled"]}
+        for row in layers
+        if row["shuffled"] is not None
+    ]
+    baselines = charts.with_depth(chance, model.layers)
+    scale = alt.Scale(zero=False)
+    chart = charts.curves(
+        own, "standing of what follows (1 = top)", ".2f", model.layers, scale=scale, baselines=baselines
+    )
+    text = "Mean standing of the tokens after a memory's triggers under its value, by depth"
+    return [charts.panel("promotion", chart, text, layers, "standing")]
+
+
+def say_where(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
+    """In which layers values surely promote what follows, and in which they suppress it."""
+    layers = [row for row in by_layer(rows) if row["beside"] is not None]
+    if not layers:
+        return None
+    sure = {row["layer"]: one.widened(len(layers)) for row in layers if (one := ex.prefix_estimate([row], "beside"))}
+    ups, downs = ([n for n, one in sure.items() if above(one)] for above in (_is_above, _is_below))
+    where = f" (layers {', '.join(map(str, downs))})" if downs else ""
+    return (
+        "direction",
+        f"Values surely promote what follows their triggers in {len(ups)} of {len(sure)} layers and suppress it in "
+        f"{len(downs)}{where}, with intervals that hold for all layers at once.",
+    )
+
+
+def _is_above(one: Estimate) -> bool:
+    return one.low > 0
+
+
+def _is_below(one: Estimate) -> bool:
+    return one.high < 0
+
+
+EXPERIMENT = ex.Experiment(
+    "promotion",
+    "beyond the paper",
+    "Values that promote or suppress what follows their triggers",
+    (
+        ex.ResultTable(
+            "promotion",
+            SCHEMA,
+            compute,
+            question="Do values promote what follows, or suppress it?",
+            lead="Above the dotted line a layer’s values promote what follows their own triggers; below it they "
+            "push it down.",
+            how="For a random choice of memories in each layer, the standing of the tokens that really follow their "
+            "triggers among all tokens, by the scores of the value: 1 is the top, 0 the bottom. Dotted: the tokens "
+            "that follow another memory’s triggers, under the same value, which is what frequent tokens alone give. "
+            "Intervals: over memories.",
+            draw=draw,
+            note=say_where,
+        ),
+    ),
+    sample=100,
+    needs=("values",),
+    uses_model=True,
+    picture=ex.Picture(
+        (
+            ex.Column("standing", "standing", ex.short, ("low", "high")),
+            ex.Column("others’", "shuffled", ex.short),
+            ex.Column("promote", "promote", interval=("promote_low", "promote_high")),
+            ex.Column("in top tenth", "top"),
+            ex.Column("in bottom tenth", "bottom"),
+        ),
+        {"standing": "standing"},
+        by_layer,
+    ),
+)

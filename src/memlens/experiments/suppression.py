@@ -1,0 +1,112 @@
+"""Suppression (beyond the paper): how often a layer pushes the final token down, also where it is on top already.
+
+`push` is what the block adds to the logit of the token that the model finally predicts, beside the mean of all logits
+(see contributions). A prefix is identified where the residual already has the final token on top, and suppressed where
+the block then pushes it down: the residual has to hold it against its own layer.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from memlens.experiments import experiment as ex
+from memlens.stats import generator, mean_interval, share_interval
+
+if TYPE_CHECKING:
+    from memlens.experiments.prefix_pass import Aggregate
+
+SCHEMA = ex.schema(
+    "layer:int32 prefixes:int64 push push_low push_high",  # mean over prefixes
+    "against:int64 rate low high",  # prefixes whose final token is pushed down
+    "identified:int64 suppressed:int64 suppressed_rate suppressed_low suppressed_high",  # of those with it on top of r
+)
+
+
+def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
+    """Means and counts, layer by layer."""
+    final = seen.column("final_token")
+    rows = []
+    for layer, columns in seen.by_layer():
+        push = np.asarray(columns["ffn_above"], np.float64)
+        identified = np.asarray(columns["residual_token"] == final)
+        against, held = int((push < 0).sum()), int((identified & (push < 0)).sum())
+        low, high = share_interval(against, len(push))
+        of = int(identified.sum())
+        suppressed = (held / of, *share_interval(held, of)) if of else None
+        edges = mean_interval(push, generator(seed, "suppression", layer))
+        rows.append(
+            {"layer": layer, "prefixes": len(push), "against": against, "rate": against / len(push)}
+            | {"low": low, "high": high, "identified": of, "suppressed": held}
+            | ex.estimate_columns("push", (float(push.mean()), *edges))
+            | {
+                f"suppressed_{edge}": number
+                for edge, number in zip(("rate", "low", "high"), suppressed or (None, None, None), strict=True)
+            }
+        )
+    return rows
+
+
+def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
+    """How often the final token is pushed down, and the mean push."""
+    import altair as alt
+
+    from memlens.experiments import charts
+
+    names = {"rate": "of all prefixes", "suppressed_rate": "where it is on top of the residual"}
+    edges = {"rate": ("low", "high"), "suppressed_rate": ("suppressed_low", "suppressed_high")}
+    shares = [
+        {"whose": charts.YOURS, "share": label, "layer": row["layer"], "value": row[name]}
+        | dict(zip(("low", "high"), (row[edge] for edge in edges[name]), strict=True))
+        for name, label in names.items()
+        for row in rows
+        if row[name] is not None
+    ]
+    title = "final tokens that the layer pushes down"
+    both = charts.grouped_curves(
+        charts.with_depth(shares, model.layers), "share", list(names.values()), title, ".0%", model.layers
+    )
+    pushes = [
+        {"whose": charts.YOURS, "layer": row["layer"], "value": row["push"]}
+        | {"low": row["push_low"], "high": row["push_high"]}
+        for row in rows
+    ]
+    scale = alt.Scale(zero=True)
+    push = charts.curves(
+        charts.with_depth(pushes, model.layers),
+        "mean push on the final token’s logit",
+        ".2f",
+        model.layers,
+        scale=scale,
+    )
+    text = "Share of prefixes whose final token the layer pushes down, by depth"
+    return [
+        charts.panel("suppression", both, text, rows, "rate", "%"),
+        charts.panel("suppression-push", push, "Mean push on the final token's logit, by depth", rows, "push"),
+    ]
+
+
+EXPERIMENT = ex.prefix_experiment(
+    "suppression",
+    "beyond the paper",
+    "Layers that push the final token down",
+    ex.ResultTable(
+        "suppression",
+        SCHEMA,
+        compute,
+        question="Do layers push the final token up or down?",
+        lead="Identified but suppressed: the residual has the final token on top, and the layer pushes it down.",
+        how="What a layer’s feed-forward block adds to the logit of the token that the model finally predicts, less "
+        "what it adds to the mean of all logits, at the final norm’s own scale; averaged over the sampled prefixes, "
+        "and how often it is below 0, among all prefixes and among those whose residual has that token on top. "
+        "Intervals: Wilson’s for shares, over prefixes for means.",
+        draw=draw,
+    ),
+    picture=ex.Picture(
+        (
+            ex.Column("pushed down", "rate", interval=("low", "high")),
+            ex.Column("where on top", "suppressed_rate", interval=("suppressed_low", "suppressed_high")),
+            ex.Column("mean push", "push", ex.short, ("push_low", "push_high")),
+        ),
+        {"rate": "pushed down", "suppressed_rate": "where on top"},
+    ),
+)
