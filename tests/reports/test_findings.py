@@ -127,6 +127,7 @@ def test_dead_memories_are_counted(bare: memlens.Index) -> None:
 def refinement(rates: list[float]) -> list[dict[str, Any]]:
     return [
         {"layer": layer, "prefixes": 1000, "match": round(1000 * rate), "rate": rate, "low": rate, "high": rate}
+        | {"step": rate - rates[layer - 1] if layer else None}
         for layer, rate in enumerate(rates)
     ]
 
