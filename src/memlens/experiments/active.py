@@ -94,13 +94,13 @@ def few_memories_are_active(evidence: vd.Evidence) -> vd.Judgement:
     values = [one.value for one in medians.values()]
     share = len(outside) / len(medians)
     verdict = vd.APPEARS if share <= 0.1 else vd.ABSENT if share > 0.5 else vd.PARTLY
-    where = f" (layer {', '.join(map(str, outside))})" if outside else ""
+    where = f" (layers {', '.join(map(str, outside))})" if outside else ""
     return vd.Judgement(
         f"medians from {percent(min(values), 0)} to {percent(max(values), 0)}",
         f"surely outside in {len(outside)} of {len(medians)} layers",
         verdict,
         f"The median lies surely outside 10% to 50% in {len(outside)} of {len(medians)} layers{where}, counted for all "
-        f"layers at once; in the paper in 1 of 16. Layer 0 by itself: {percent(evidence.first('median'), 0)}.",
+        f"layers at once, in the paper in 1 of 16; layer 0 by itself: {percent(evidence.first('median'), 0)}.",
     )
 
 

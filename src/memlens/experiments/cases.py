@@ -1,6 +1,5 @@
 """Cases (Figure 11): how often a layer's output has the token of the residual, of the block, of both, or of neither."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,7 +70,7 @@ def residual_is_left(evidence: vd.Evidence) -> vd.Judgement:
     if first is None:
         return judged
     alone = (first["residual"] + first["agreement"]) / sum(first[case] for case in CASES)
-    return replace(judged, reason=f"{judged.reason} Layer 0 by itself: {percent(alone)}.")
+    return judged.and_also(f"layer 0 by itself: {percent(alone)}")
 
 
 def changes_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
@@ -83,8 +82,7 @@ def changes_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
     share = share or Estimate(composition / changes, *wilson(composition, changes))
     judged = vd.judge_share(share, 0.5, "one half", 0.985, f"{percent(share.value)} of {changes:,} changes")
     rest = [sum(row[case] for row in evidence.rows if row["layer"]) for case in ("composition", "ffn")]
-    without = f" Without layer 0: {percent(rest[0] / sum(rest))}." if sum(rest) else ""
-    return replace(judged, reason=judged.reason + without)
+    return judged.and_also(f"without layer 0 {percent(rest[0] / sum(rest))}") if sum(rest) else judged
 
 
 EXPERIMENT = ex.prefix_experiment(

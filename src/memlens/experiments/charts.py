@@ -16,8 +16,7 @@ from memlens.stats import wilson
 FORMULA = "(layer + ½) / L"
 YOURS, PAPER = "this model", "the paper"
 
-_HUES = alt.Scale(domain=[YOURS, PAPER], range=[colour("yours"), colour("paper")])
-_SHAPES = alt.Scale(domain=[YOURS, PAPER], range=["circle", "square"])
+_WHOSE = {YOURS: ("yours", "circle"), PAPER: ("paper", "square")}  # hue and shape
 _DASHES = alt.Scale(domain=[YOURS, PAPER], range=[[1, 0], [6, 4]])
 _BASELINE_DASHES = [[8, 3, 2, 3], [2, 3]]
 _EDGES = (("low", ".1%"), ("high", ".1%"))
@@ -38,13 +37,13 @@ def curves(
     base = alt.Chart(alt.Data(values=rows))
     x = x or _depth("depth", layers)
     y = _y("value", form, scale)
-    hue = alt.Color("whose:N", scale=_HUES)
+    hue, shape = _whose(rows)
     shown = [("whose", ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
     return alt.layer(
         *([_baselines(baselines, x)] if baselines else []),
         _whiskers(base, x, hue),
         base.mark_line().encode(x=x, y=y, color=hue, strokeDash=_dash(None)),
-        _points(base, x, "value", hue, alt.Shape("whose:N", scale=_SHAPES), ["whose"], shown, rows),
+        _points(base, x, "value", hue, shape, ["whose"], shown, rows),
         title=title,
     )
 
@@ -62,13 +61,13 @@ def bands(
     """Medians as lines, the middle half of the observations as a band around them; thin lines for baselines."""
     base = alt.Chart(alt.Data(values=rows))
     x = _depth("depth", layers)
-    hue = alt.Color("whose:N", scale=_HUES)
+    hue, shape = _whose(rows)
     shown = [("whose", ""), ("layer", ","), ("q1", form), ("median", form), ("q3", form)]
     return alt.layer(
         *([_baselines(baselines, x)] if baselines else []),
         base.mark_area(opacity=0.16).encode(x=x, y=_y("q3", form, scale, ticks), y2="q1:Q", color=hue),
         base.mark_line().encode(x=x, y=alt.Y("median:Q"), color=hue, strokeDash=_dash(None)),
-        _points(base, x, "median", hue, alt.Shape("whose:N", scale=_SHAPES), ["whose"], shown, rows),
+        _points(base, x, "median", hue, shape, ["whose"], shown, rows),
         title=title,
     )
 
@@ -80,7 +79,9 @@ def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str
     hue = alt.Color(f"{group}:N", scale=_category_hues(names))
     forms = alt.Scale(domain=list(names), range=list(SHAPES[: len(names)]))
     shown = [("whose", ""), (group, ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
-    stroke = alt.Legend(symbolType="stroke", symbolSize=500, symbolOffset=4, symbolStrokeColor=colour("soft"))
+    stroke = None  # without the paper all lines are solid
+    if any(row["whose"] == PAPER for row in rows):
+        stroke = alt.Legend(symbolType="stroke", symbolSize=500, symbolOffset=4, symbolStrokeColor=colour("soft"))
     return alt.layer(
         _whiskers(base, x, hue),
         base.mark_line().encode(x=x, y=_y("value", form, None), color=hue, strokeDash=_dash(stroke)),
@@ -129,6 +130,16 @@ def _depth(field: str, layers: int) -> alt.X:
 def _y(field: str, form: str, scale: alt.Scale | None, ticks: Sequence[float] | None = None) -> alt.Y:
     where: dict[str, Any] = {"tickCount": 5} if ticks is None else {"values": list(ticks)}
     return alt.Y(f"{field}:Q", title=None, axis=alt.Axis(format=form, **where), scale=scale or alt.Scale(zero=True))
+
+
+def _whose(rows: Sequence[Row]) -> tuple[alt.Color, alt.Shape]:
+    """Hue and shape of this model and of the paper; a legend names those that have rows."""
+    there = [whose for whose in _WHOSE if any(row["whose"] == whose for row in rows)]
+    hues, shapes = ([_WHOSE[whose][place] for whose in there] for place in (0, 1))
+    return (
+        alt.Color("whose:N", scale=alt.Scale(domain=there, range=[colour(hue) for hue in hues])),
+        alt.Shape("whose:N", scale=alt.Scale(domain=there, range=shapes)),
+    )
 
 
 def _dash(legend: alt.Legend | None) -> Any:

@@ -133,12 +133,14 @@ def _judge_excess(name: str, published: float, what: str) -> Callable[[vd.Eviden
         if found is None:
             return vd.NOT_MEASURED
         share = evidence.rows[0][f"{name}_pooled"]
+        verdict = vd.share_verdict(found.low, found.high, 0)
+        small = verdict == vd.APPEARS and share < published / 2
         side = "more often" if found.low > 0 else "less often" if found.high < 0 else "as often, as far as can be told,"
         return vd.Judgement(
             f"{percent(share)}, base rate {percent(share - found.value)}",
             f"{vd.as_points(found.low)} to {vd.as_points(found.high)} beside the base rate",
-            vd.share_verdict(found.low, found.high, 0),
-            f"Where a memory agrees, {what} {side} than among all prefixes: {percent(share)} against "
+            vd.PARTLY if small else verdict,
+            f"Where a memory agrees, {what} {side} than among all prefixes, {percent(share)} against "
             f"{percent(share - found.value)}; published {percent(published, 0)}, without a base rate.",
         )
 
@@ -174,11 +176,11 @@ EXPERIMENT = ex.prefix_experiment(
         ),
         vd.Claim(
             "stop-words",
-            "Where a single memory agrees, the target is mostly a stop word",
+            "Where a single memory agrees, the target is often a stop word",
             "60%",
             "Share of stop words among the targets of prefixes where a memory agrees, all layers together, less that "
-            "among all prefixes; the interval resamples prefixes. Appears if it lies above 0; does not if it lies "
-            "below.",
+            "among all prefixes; the interval resamples prefixes. Appears if it lies above 0, in part if the share is "
+            "less than half the published one; does not if it lies below 0.",
             _judge_excess("stop_words", 0.60, "the target is a stop word"),
         ),
         vd.Claim(

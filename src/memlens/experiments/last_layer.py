@@ -9,7 +9,7 @@ distant stands beside it, and counts where there are such.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +175,7 @@ def changes_are_distant(evidence: vd.Evidence) -> vd.Judgement:
     share = Estimate(distant / total, *wilson(distant, total))
     who = f"by people, {hint} of {len(hinted)} by the hint" if judged else "by the hint; no person has judged"
     found = vd.judge_share(share, 0.5, "one half", 0.66, f"{distant} of {total} distant {who}")
-    return found if judged else replace(found, reason=f"{found.reason} By cosines above 95% of chance, not by people.")
+    return found if judged else found.and_also("by cosines above 95% of chance, not by people")
 
 
 EXPERIMENT = ex.prefix_experiment(

@@ -8,7 +8,6 @@ of semantic ones.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -234,7 +233,7 @@ def every_key_has_one(evidence: vd.Evidence) -> vd.Judgement:
     if not memories:
         return vd.NOT_MEASURED
     share = Estimate(patterned / memories, *wilson(patterned, memories))
-    return vd.judge_share(share, _EVERY, "nearly every key", 1.0, f"{patterned:,} of {memories:,}")
+    return vd.judge_share(share, _EVERY, "the bar for “every”", 1.0, f"{patterned:,} of {memories:,}")
 
 
 def patterns_a_key(evidence: vd.Evidence) -> vd.Judgement:
@@ -249,8 +248,7 @@ def triggers_are_covered(evidence: vd.Evidence) -> vd.Judgement:
         return vd.NOT_MEASURED
     mean = contrast([1 / len(covered)] * len(covered), covered)
     judged = vd.judge_share(mean, 0.65, "the paper’s least", None, f"{percent(mean.value)} of triggers")
-    beyond = " It is more than the paper’s most, 80%." if mean.low > 0.8 else ""
-    return replace(judged, reason=judged.reason + beyond)
+    return judged.and_also("more than the paper’s most, 80%") if mean.low > 0.8 else judged
 
 
 def _mean_over_layers(rows: list[ex.Row], name: str) -> Estimate | None:

@@ -10,7 +10,6 @@ orders of magnitude in most models, or linear as in the paper where the index wa
 """
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -202,7 +201,7 @@ def confident_values_sit_high(evidence: vd.Evidence) -> vd.Judgement:
     first = sum(row["layer"] == 0 for row in rows)
     share = Estimate(found / len(rows), *wilson(found, len(rows)))
     judged = vd.judge_share(share, even, "an even spread over the layers", 0.97, f"{found} of {len(rows)}")
-    return replace(judged, reason=f"{judged.reason} In layer 0 by itself: {first}.")
+    return judged.and_also(f"in layer 0 by itself: {first}")
 
 
 def confident_values_predict(evidence: vd.Evidence) -> vd.Judgement:
@@ -215,9 +214,7 @@ def confident_values_predict(evidence: vd.Evidence) -> vd.Judgement:
     judged = vd.judge_share(share, chance, "what chance gives", 0.46, f"{agree} of {len(rows)}")
     precision = sum(row["precision"] or 0 for row in rows) / len(rows)
     by_chance = sum(row.get("precision_chance") or 0 for row in rows) / len(rows)
-    return replace(
-        judged, reason=f"{judged.reason} Mean precision {percent(precision)}, by chance {percent(by_chance)}."
-    )
+    return judged.and_also(f"mean precision {percent(precision)}, by chance {percent(by_chance)}")
 
 
 def confidence_brings_agreement(evidence: vd.Evidence) -> vd.Judgement:
@@ -225,11 +222,19 @@ def confidence_brings_agreement(evidence: vd.Evidence) -> vd.Judgement:
     if yours is None or theirs is None:
         return vd.NOT_MEASURED
     verdict = vd.direction(yours, _SMALL * theirs.value)
-    known = [row for row in evidence.rows if row["rate"] is not None]
-    ends = f"{percent(known[0]['rate'], 2)} in the lowest bin, {percent(known[-1]['rate'], 2)} in the highest"
+    low, *_, high = (row for row in evidence.rows if row["rate"] is not None)
+    ends = ", ".join(
+        f"{percent(row['rate'], 2)} of {row['memories']:,} memories in the {which} bin"
+        for row, which in ((low, "lowest"), (high, "highest"))
+        if "memories" in row
+    )
     side = "above" if yours.low > 0 else "below" if yours.high < 0 else "on both sides of"
-    reason = f"The slope’s interval lies {side} 0; published 0.2% in the lowest bin, 100% in the highest."
-    return vd.Judgement(ends, f"{vd.as_points(yours.low)} to {vd.as_points(yours.high)} a bin", verdict, reason)
+    return vd.Judgement(
+        f"{vd.as_points(yours.value)} a bin",
+        f"{vd.as_points(yours.low)} to {vd.as_points(yours.high)}",
+        verdict,
+        f"The slope’s interval lies {side} 0; {ends or 'no counts'}; published 0.2% and 100%.",
+    )
 
 
 def _slope(bins: list[ex.Row]) -> Estimate | None:

@@ -153,7 +153,7 @@ EXPERIMENT = ex.Experiment(
             SCHEMA,
             compute,
             question="Do values promote what follows, or suppress it?",
-            lead="Above the dotted line a layer’s values promote what follows their own triggers; below it they "
+            lead="Above the thin line a layer’s values promote what follows their own triggers; below it they "
             "push it down.",
             how="For a random choice of memories in each layer, the standing of the tokens that really follow their "
             "triggers among all tokens, by the scores of the value: 1 is the top, 0 the bottom. Dotted: the tokens "

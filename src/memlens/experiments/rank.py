@@ -90,7 +90,7 @@ def rank_improves(evidence: vd.Evidence) -> vd.Judgement:
     if yours is None or not last:
         return judged
     beside = f"{last[0]['median']:,.0f} in layer {last[0]['layer']}, {last[0]['shuffled']:,.0f} with shuffled targets"
-    return replace(judged, reason=f"{judged.reason} Median rank {beside}.")
+    return judged.and_also(f"median rank {beside}")
 
 
 EXPERIMENT = ex.Experiment(

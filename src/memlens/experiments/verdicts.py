@@ -6,7 +6,7 @@ left out and shown by itself. "Every layer" uses intervals that hold for all lay
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memlens.stats import Estimate, contrast, slope_weights
@@ -86,6 +86,10 @@ class Judgement:
     interval: str  # empty where the table has none
     verdict: str
     reason: str = ""  # one sentence
+
+    def and_also(self, words: str) -> "Judgement":
+        """With more in its sentence."""
+        return replace(self, reason=f"{self.reason.removesuffix('.')}; {words}.")
 
 
 NOT_MEASURED = Judgement(
@@ -170,7 +174,7 @@ def judge_trend(
         f"{write(yours.value)} {where}",
         f"{write(yours.low)} to {write(yours.high)}",
         verdict,
-        f"{reason}. Layer 0 by itself: {first}.",
+        f"{reason}; layer 0 by itself: {first}.",
     )
 
 
@@ -185,7 +189,7 @@ def judge_share(share: Estimate | None, bar: float, bar_is: str, published: floa
         return NOT_MEASURED
     verdict = share_verdict(share.low, share.high, bar)
     where = {APPEARS: "lies above", ABSENT: "lies below", UNCLEAR: "holds"}[verdict]
-    beside = "" if published is None else f"; published {percent(published)}, here {percent(share.value)}"
+    beside = f"; here {percent(share.value)}" + ("" if published is None else f", published {percent(published)}")
     return Judgement(
         yours,
         as_span(share.low, share.high),
@@ -207,7 +211,7 @@ def judge_size(found: Estimate | None, published: float, write: Callable[[float]
         f"{write(found.value)} {what}",
         f"{write(found.low)} to {write(found.high)}",
         verdict,
-        f"The interval lies {where} half and double the published {write(published)}.",
+        f"The interval lies {where} half and double the published {write(published)}; here {write(found.value)}.",
     )
 
 
