@@ -61,10 +61,10 @@ class Asker:
 PAGES = ("memory page", "related memories", "search", "search in values", "search in patterns", "overview", "map")
 
 
-def start_server(folder: Path) -> tuple[subprocess.Popen[str], str, float]:
+def start_server(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str, float]:
     """The server, its address, and the seconds from the start of the process to the first whole page."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "memlens", "serve", str(folder), "--port", "0"]
+    command = [sys.executable, "-m", "memlens", "serve", str(folder), "--port", "0", *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert server.stdout is not None
     address = server.stdout.readline().strip()

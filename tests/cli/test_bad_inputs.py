@@ -1,4 +1,4 @@
-"""Wrong input as data: every line of bad_inputs.txt is refused with exit code 2 and one line, and changes nothing.
+"""Wrong input as data: every line of bad_inputs.txt is refused with exit code 2 and one line, soon, and changes nothing.
 
 A line is a command and, after =>, the first words of what is said about it. What stands in braces is filled in.
 """
@@ -10,7 +10,10 @@ import json
 import os
 import shlex
 import shutil
+import signal
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -139,9 +142,39 @@ def unchanged(places: dict[str, str]) -> Iterator[None]:
 @pytest.mark.parametrize(("command", "_", "words"), CASES, ids=[command for command, *_ in CASES])
 def test_it_is_refused(run: Run, places: dict[str, str], command: str, _: str, words: str) -> None:
     arguments = [_filled(argument, places) for argument in shlex.split(command)]
-    ran = run(*arguments)
+    with bounded():
+        ran = run(*arguments)
     assert is_refused(ran)
     assert words and ran.err.startswith(f"memlens: {_filled(words, places)}"), ran.err
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """What is refused takes little: less than 20 s of the processor, and less than 1 GB beside the program itself.
+
+    The clock of the processor does not run faster on a busy machine; the alarm is for what would wait for ever.
+    """
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError("nothing was said for five minutes")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(300)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak of memory counts from here
+    memory, began = _status("VmRSS"), time.process_time()
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert time.process_time() - began < 20
+    assert _status("VmHWM") - memory < 1 << 30
+
+
+def _status(name: str) -> int:
+    """Bytes that the system notes of this process under that name."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def _filled(text: str, places: dict[str, str]) -> str:
