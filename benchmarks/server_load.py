@@ -23,9 +23,9 @@ from tempfile import TemporaryDirectory
 from threading import Event, Lock
 
 import httpx
-from web import resident_megabytes, start_server
 
 import memlens
+from web import resident_megabytes, start_server
 
 PROMPT = "The bridge over the river was"
 WORDS = ("river", "the", "bridge", "music", "king", "war", "water", "city")
