@@ -63,7 +63,14 @@ def make_model(folder: Path, given: argparse.Namespace) -> None:
     raw = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=raw, unk_token="<unk>").save_pretrained(folder)
-    sizes = {"n_layer": given.layers, "n_embd": given.width, "n_head": 8, "n_positions": 256}
+    sizes = {
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "n_layer": given.layers,
+        "n_embd": given.width,
+        "n_head": 8,
+        "n_positions": 256,
+    }
     GPT2LMHeadModel(GPT2Config(vocab_size=given.vocabulary, **sizes)).save_pretrained(folder)
 
 

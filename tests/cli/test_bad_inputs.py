@@ -1,4 +1,4 @@
-"""Wrong input as data: every line of bad_inputs.txt is refused soon, with exit code 2 and one line, and changes nothing.
+"""Wrong input as data: every line of bad_inputs.txt is refused soon, with exit code 2 and one line; nothing changes.
 
 A line is a command and, after =>, the first words of what is said about it. What stands in braces is filled in.
 """
