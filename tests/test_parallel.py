@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,17 @@ def test_a_stopper_notes_the_first_signal_and_lets_the_second_through() -> None:
         with pytest.raises(Interrupted):
             stopper.check()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_mapped_file_that_is_cut_ends_the_process_with_one_line(tmp_path: Path) -> None:
+    program = (
+        "import mmap, os, sys\nfrom memlens.parallel import cut_files_in_words\n"
+        "with cut_files_in_words(), open(sys.argv[1], 'r+b') as file:\n"
+        "    mapped = mmap.mmap(file.fileno(), 0)\n    os.truncate(sys.argv[1], 0)\n    print(mapped[5000])\n"
+    )
+    (tmp_path / "file").write_bytes(bytes(8192))
+    ran = subprocess.run([sys.executable, "-c", program, tmp_path / "file"], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (2, "") and ran.stderr.count("\n") == 1 and "cut short" in ran.stderr
 
 
 def test_a_second_signal_ends_the_process_at_once() -> None:

@@ -12,12 +12,12 @@ An index is an Index or its folder. Each verb imports what it needs, so that loo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from memlens.errors import SettingError
+from memlens.errors import IndexFolderError, SettingError
 from memlens.files import refuse_inside_others
 from memlens.index.layout import REPORT, is_complete, located
 from memlens.index.reader import Index
@@ -106,7 +106,7 @@ def scan(
     mapped: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
     workers = choose_workers(run, loaded, settings, sources, recorded, is_complete(folder) and resume)
-    build_index(
+    plan = build_index(
         loaded,
         sources,
         replace(settings, threads=workers.threads),
@@ -118,7 +118,7 @@ def scan(
         layer_budget=run.layer_budget,
         device_map=run.device_map,
     )
-    return Index(folder) if shard is None else open_shard(folder)
+    return _made(folder, plan) if shard is None else open_shard(folder)
 
 
 def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress: Progress = no_progress) -> Index:
@@ -128,8 +128,7 @@ def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress
     if not parts:
         raise SettingError("no shards were given; name the folders that `memlens scan --shard` has made")
     folder = folder_of(out)
-    merge_shards([Path(part) for part in parts], folder, resume=resume, progress=progress)
-    return Index(folder)
+    return _made(folder, merge_shards([Path(part) for part in parts], folder, resume=resume, progress=progress))
 
 
 def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
@@ -306,6 +305,14 @@ def _opened(index: Index | Source) -> Index:
     if not isinstance(index, Index):
         return Index(Path(index))
     index.take_up()
+    return index
+
+
+def _made(folder: Path, plan: Mapping[str, Any]) -> Index:
+    """The index that was just made, not one that somebody has put in its place."""
+    index = Index(folder)
+    if index.manifest.content["plan"] != plan:
+        raise IndexFolderError(f"{folder} was replaced by somebody else; run the same command again")
     return index
 
 

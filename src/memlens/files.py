@@ -17,6 +17,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import io
 import json
 import os
 import stat
@@ -199,8 +200,11 @@ def is_as_noted(path: Path, facts: FileFacts | None) -> bool:
 
 
 @contextmanager
-def only_writer(lock: Path) -> Iterator[None]:
-    """Hold the folder's lock; a second writer is refused at once. The system frees it when the process ends."""
+def only_writer(lock: Path) -> Iterator[Callable[[], None]]:
+    """Hold the folder's lock; a second writer is refused at once. The system frees it when the process ends.
+
+    What comes back refuses to go on if the folder of that name is not the one that is held any more.
+    """
     with explain_os_errors(lock):
         handle = lock.open("a")
     with handle:
@@ -211,7 +215,13 @@ def only_writer(lock: Path) -> Iterator[None]:
             raise FilesError(
                 f"another memlens process is writing to {lock.parent}; wait for it or choose another folder with -o"
             ) from error
-        yield
+
+        def refuse_replaced() -> None:
+            if (stamp := file_stamp(lock)) is None or stamp[-1] != os.fstat(handle.fileno()).st_ino:
+                raise FilesError(f"{lock.parent} was replaced or removed by somebody else; run the same command again")
+
+        refuse_replaced()  # also where who held it has just removed it
+        yield refuse_replaced
 
 
 @contextmanager
@@ -222,6 +232,26 @@ def attached(lock: Path) -> Iterator[None]:
     with handle:
         fcntl.flock(handle, fcntl.LOCK_SH)
         yield
+
+
+@contextmanager
+def holding(folder: Path, *, alone: bool, wait: bool = True) -> Iterator[bool]:
+    """Hold a folder for a moment, alone or together with others; leaves no file. Is it held? Not every disk can.
+
+    A BlockingIOError if others hold it and there is no time to wait.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        held = True
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError:
+            held = False
+        yield held
+    finally:
+        os.close(descriptor)
 
 
 def is_free(lock: Path) -> bool:
@@ -236,20 +266,42 @@ def is_free(lock: Path) -> bool:
     return True
 
 
-def fill_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:
+class HashedFile(io.FileIO):
+    """A new file whose facts are those of what was written to it, whatever becomes of it on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w")
+        self._digest, self._bytes = hashlib.sha256(), 0
+
+    def write(self, content: Any) -> int:
+        """All of it; a disk that takes only a part is asked again, and then says why."""
+        left = memoryview(content).cast("B")
+        self._digest.update(left)
+        self._bytes += (size := len(left))
+        while left:
+            left = left[super().write(left) or 0 :]
+        return size
+
+    @property
+    def facts(self) -> FileFacts:
+        return FileFacts(self._bytes, self._digest.hexdigest())
+
+
+def fill_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> FileFacts:
     """Write tables as row groups to a new file."""
     import pyarrow.parquet as pq
 
-    # Absolute, since a relative path with a colon would be taken for an address.
-    with closing(pq.ParquetWriter(path.absolute(), schema, compression="zstd")) as writer:
-        for part in parts:
-            writer.write_table(part)
+    with HashedFile(path) as file:
+        with closing(pq.ParquetWriter(file, schema, compression="zstd")) as writer:
+            for part in parts:
+                writer.write_table(part)
+        return file.facts
 
 
-def write_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:
+def write_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> FileFacts:
     """Write a table in the place of `path`, whole or not at all."""
     with replacing(path) as beside:
-        fill_table(beside, schema, parts)
+        return fill_table(beside, schema, parts)
 
 
 def reader_of(path: Path) -> str:

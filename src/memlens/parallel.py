@@ -190,6 +190,31 @@ def interruptible() -> Iterator[None]:
         os.close(writer)
 
 
+_CUT = b"memlens: a file was cut short while it was read; see that nobody writes to model and index, and run it again\n"
+
+
+@contextmanager
+def cut_files_in_words() -> Iterator[None]:
+    """A mapped file that is shorter than it was kills who reads it by SIGBUS; say so in one line and exit with 2.
+
+    The signal comes from the very instruction that reads, so nothing of the process can go on; for programs only.
+    """
+    import ctypes
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_int)
+    def end(_number: int) -> None:
+        os.write(2, _CUT)
+        os._exit(2)
+
+    handle = ctypes.CDLL(None).signal
+    handle.restype, handle.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
+    before = handle(signal.SIGBUS, ctypes.cast(end, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        handle(signal.SIGBUS, before)
+
+
 @contextmanager
 def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[int, Any]]:
     """Signals go to `handler`; what they went to before comes back, and again at the end."""

@@ -16,14 +16,16 @@ import pytest
 from people import COMMA, DAY, NEWS, PRESS, label
 
 import memlens
+from index_by_hand import write_index
 from memlens.annotations.files import backup_text, import_text, restore_text
 from memlens.annotations.recover import recover
 from memlens.annotations.store import Annotations, LabelledPattern, Sample, Verdict, history_mark
 from memlens.cli import main
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.index import history
-from memlens.index.history import LABELS, VERDICTS
+from memlens.index.history import LABELS, VERDICTS, History
 from memlens.index.reader import Index
+from memlens.index.staging import replace_tables
 from memlens.memory import MemoryId
 
 BEFORE = Path(__file__).parent / "before"
@@ -108,6 +110,73 @@ def test_files_of_an_older_memlens_are_read_without_a_change_and_hashed_with_the
     change(index, "UPDATE history SET annotator = 'eve' WHERE place = 3")
     with pytest.raises(IndexFolderError, match="event 3"):
         everything(index)
+
+
+def test_labels_without_hashes_are_told_and_recover_protects_them(
+    index: Index, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    shutil.copy(BEFORE / "annotations.sqlite", index.folder)
+    before = everything(index)
+    code, out, _ = run("check", index.folder, "--json")
+    (finding,) = [one for one in json.loads(out)["files"] if one["file"] == "annotations.sqlite"]
+    assert code == 0 and finding["state"] == "whole"
+    assert finding["detail"].startswith("12 events, 12 of them without checksums; run `memlens annotate ")
+    assert run("annotate", index.folder, "recover")[1] == (
+        "annotations.sqlite is whole: 12 events; 12 of them have checksums now\n"
+    )
+    assert everything(index) == before
+    assert json.loads(run("check", index.folder, "--json")[1])["files"][-1]["detail"] == "12 events"
+    change(index, "UPDATE history SET annotator = 'eve' WHERE place = 3")
+    with pytest.raises(IndexFolderError, match="event 3"):
+        everything(index)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("undo", "--annotator", "ann", "--memory", "L0N0"),
+        ("finish", "--annotator", "ann"),
+        ("sample", "--per-layer", "0"),
+        ("label", "--annotator", "ann", "--memory", "L9N0"),
+        ("import", "--file", "nowhere.json"),
+    ],
+)
+def test_what_is_refused_before_anybody_has_labelled_leaves_no_file(
+    index: Index, refused: Callable[..., str], options: tuple[str, ...]
+) -> None:
+    assert refused("annotate", index.folder, *options)
+    assert not list(index.folder.glob("annotations.sqlite*"))
+
+
+def test_labels_of_a_scan_never_get_into_another_one(index: Index, tmp_path: Path) -> None:
+    other = write_index(tmp_path / "other", ["the press was free"], {(0, 0): [(0, 1)]})
+    with Annotations(index) as notes, Annotations(index) as early:
+        early.save(label("bob", "L0N0"))
+        file_of(index).unlink()
+        shutil.copy(other.folder / "manifest.json", index.folder)
+        with pytest.raises(IndexFolderError, match="was replaced or removed since it was opened"):
+            notes.save(label("ann", "L1N0"))
+    assert not file_of(index).exists()
+
+
+def test_a_file_that_took_the_place_of_an_open_one_gets_the_label(labelled: Index) -> None:
+    with Annotations(labelled) as notes:
+        content = file_of(labelled).read_bytes()
+        file_of(labelled).unlink()
+        file_of(labelled).write_bytes(content)  # as recover and restore do
+        notes.save(label("bob", "L1N0"))
+    assert everything(labelled)[-1]["annotator"] == "bob"
+
+
+def test_a_scan_does_not_replace_an_index_while_somebody_labels_it(labelled: Index) -> None:
+    events = labelled.folder / "annotations.sqlite"
+    with History(events).writing():
+        content = events.read_bytes()
+        events.unlink()  # even if the file is not there yet
+        with pytest.raises(IndexFolderError, match="somebody labels memories"):
+            replace_tables(labelled.folder)
+        events.write_bytes(content)
+    assert Index(labelled.folder).manifest
 
 
 def test_a_history_without_hashes_gets_them(labelled: Index) -> None:

@@ -1,10 +1,12 @@
 """Runs commands of memlens in forks of one warm process, with a fault at a chosen file-system event of each.
 
-An event is a call that opens a file for writing, syncs, renames, removes or makes a folder. A fork counts its events;
-at event number `at` it is killed, gets an error of the system, or receives a signal. Each line on stdin is a request as
-JSON, each line on stdout its outcome. Only forks have their calls replaced, so that requests do not see each other.
+An event is a call that opens a file for writing, syncs, renames, removes or makes a folder; for races also a moment
+before or after a look at a file. A fork counts its events; at event number `at` it is killed, gets an error of the
+system, a short write or a signal. One that is stopped goes on when others have done what `meanwhile` says. Each line on
+stdin is a request as JSON, each line on stdout its outcome. Only forks have their calls replaced, so that requests do
+not see each other. `ask FOLDER ADDRESS...` is no verb but the workbench's answers.
 """
-# ruff: noqa: PTH115, PTH118
+# ruff: noqa: PTH100, PTH115, PTH118
 
 from __future__ import annotations
 
@@ -14,22 +16,26 @@ import io
 import json
 import os
 import random
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-KILL = "kill"
+KILL, SHORT = "kill", "short"  # SHORT: no file can grow beyond `at` bytes
+EVERYTHING = os.environ.get("MEMLENS_FAULTS") == "all"  # `make faults`
 
 
 def places(count: int, sample: int, seed: int) -> list[int]:
     """All numbers below `count` with `make faults`, otherwise a seeded sample of them."""
-    if os.environ.get("MEMLENS_FAULTS") == "all" or count <= sample:
+    if EVERYTHING or count <= sample:
         return list(range(count))
     return sorted(random.Random(seed).sample(range(count), sample))
 
@@ -53,8 +59,9 @@ class Outcome:
 class Events:
     """Counts the file-system events of this process below `folder`, and lets the fault happen at one of them."""
 
-    def __init__(self, folder: str, at: int | None, fault: str, log: int) -> None:
+    def __init__(self, folder: str, at: int | None, fault: str, log: int, looks: bool = False) -> None:
         self.folder, self.at, self.fault, self.log = os.path.realpath(folder), at, fault, log
+        self.looks = looks
         self.count = 0
 
     def happen(self, kind: str, target: Any) -> None:
@@ -93,51 +100,173 @@ class Events:
 
             setattr(module, name, wrapped)
 
+        def wrap_look(name: str) -> None:
+            call: Callable[..., Any] = getattr(os, name)
+
+            def wrapped(target: Any = ".", *arguments: Any, **options: Any) -> Any:
+                if isinstance(target, int) or options.get("dir_fd") is not None:
+                    return call(target, *arguments, **options)
+                path = os.path.abspath(os.fspath(target))  # realpath would look at files itself
+                self.happen(f"before {name}", path)
+                try:
+                    return call(target, *arguments, **options)
+                finally:
+                    self.happen(f"after {name}", path)
+
+            setattr(os, name, wrapped)
+
         for name in ("replace", "rename", "unlink", "remove", "mkdir", "rmdir", "fsync", "truncate", "link"):
             wrap(os, name, name)
         opened = io.open
 
         def open_(file: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-            if not isinstance(file, int) and set(mode) & set("wax+"):
-                self.happen("write", file)
+            if not isinstance(file, int) and (self.looks or set(mode) & set("wax+")):
+                self.happen("write" if set(mode) & set("wax+") else "read", file)
             return opened(file, mode, *arguments, **options)
 
         io.open = open_
         builtins.open = open_
+        for name in ("stat", "listdir", "scandir") if self.looks else ():
+            wrap_look(name)
 
 
-def run_one(arguments: Sequence[str], folder: str, at: int | None, fault: str, delay: float | None = None) -> Outcome:
+def disturb(kind: str, *arguments: str) -> None:
+    """What somebody else does while a command is stopped; what is not there is left alone."""
+    path = Path(arguments[0])
+    if kind == "memlens":
+        run_one(arguments, "/nonexistent")
+    elif not path.exists():
+        return
+    elif kind == "swap":
+        away = path.with_name(path.name + "-away")
+        path.rename(away)
+        Path(arguments[1]).rename(path)
+        away.rename(arguments[1])
+    elif kind == "overwrite":  # as `cp` does: the files stay the same, their bytes do not
+        other = Path(arguments[1])
+        for source in [other] if other.is_file() else sorted(file for file in other.rglob("*") if file.is_file()):
+            target = path / source.relative_to(other) if path.is_dir() else path
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(source.read_bytes())
+    elif kind == "remove":
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif kind == "truncate":
+        files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+        if files := [file for file in files if file.stat().st_size]:
+            cut = random.Random(arguments[1]).choice(files)
+            os.truncate(cut, cut.stat().st_size // 2)
+    else:
+        raise ValueError(kind)
+
+
+def ask(folder: str, *addresses: str) -> int:
+    """The workbench's answers as lines of JSON: status and text. POST:ADDRESS:JSON sends something."""
+    from fastapi.testclient import TestClient
+
+    from memlens.web.app import create_app
+    from memlens.web.security import CSRF_HEADER, Access
+    from memlens.web.workbench import Workbench
+
+    access = Access(csrf="the same in every run")
+    app = create_app(Workbench(folder), access)
+    with TestClient(app, "http://127.0.0.1:8000", raise_server_exceptions=False) as client:
+        client.get("/")  # for its cookie
+        client.headers[CSRF_HEADER] = access.csrf
+        for address in addresses:
+            if address.startswith("POST:"):
+                _, place, content = address.split(":", 2)
+                answer = client.post(place, json=json.loads(content))
+            else:
+                answer = client.get(address)
+            print(json.dumps([answer.status_code, answer.text]))
+    return 0
+
+
+def run_one(
+    arguments: Sequence[str],
+    folder: str,
+    at: int | None = None,
+    fault: str = KILL,
+    delay: float | None = None,
+    looks: bool = False,
+    meanwhile: Sequence[Sequence[str]] = (),
+) -> Outcome:
     """Run one command in a fork; with a delay, the fault is a signal from outside after so many seconds."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as log:
         child = os.fork()
         if child == 0:
             os.setpgid(0, 0)
-            os.dup2(out.fileno(), 1)
-            os.dup2(err.fileno(), 2)
-            code = 70
-            try:
-                from memlens.cli import main
-
-                if delay is None:
-                    Events(folder, at, fault, log.fileno()).install()
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                code = main(list(arguments))
-            except SystemExit as error:
-                code = error.code if isinstance(error.code, int) else 1
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
+            if fault == SHORT and at is not None:
+                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                resource.setrlimit(resource.RLIMIT_FSIZE, (at, resource.RLIM_INFINITY))
+            elif delay is None:
+                Events(folder, at, fault, log.fileno(), looks).install()
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os._exit(command(arguments, out.fileno(), err.fileno()))
         if delay is not None:
             time.sleep(delay)
             os.kill(child, signal.Signals[fault])
+        while os.WIFSTOPPED(status := os.waitpid(child, os.WUNTRACED)[1]):
+            for step in meanwhile:
+                disturb(*step)
+            os.kill(child, signal.SIGCONT)
+        return Outcome(os.waitstatus_to_exitcode(status), text(log).splitlines(), text(out), text(err))
+
+
+def command(arguments: Sequence[str], out: int, err: int) -> int:
+    """Run a command in this process, its output to these files; the exit code."""
+    from memlens.cli import main
+
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    try:
+        return ask(*arguments[1:]) if arguments[0] == "ask" else main(list(arguments))
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except KeyboardInterrupt:  # before or after memlens: as Python itself ends
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise
+    except BaseException:
+        traceback.print_exc()
+        return 70
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def text(file: Any) -> str:
+    file.seek(0)
+    return str(file.read().decode(errors="replace"))
+
+
+def run_steps(steps: Sequence[Sequence[str]]) -> list[Outcome | None]:
+    """Commands and changes of files in turn, all in one fork, which costs less; None for a change."""
+    with tempfile.TemporaryFile() as answers:
+        child = os.fork()
+        if child == 0:
+            for kind, *arguments in steps:
+                told = None
+                if kind == "memlens":
+                    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+                        code = command(arguments, out.fileno(), err.fileno())
+                        told = asdict(Outcome(code, [], text(out), text(err)))
+                elif kind == "flip":
+                    flip(Path(arguments[0]), int(arguments[1]), int(arguments[2]))
+                else:
+                    shutil.copyfile(*arguments)
+                os.write(answers.fileno(), json.dumps(told).encode() + b"\n")
+            os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        found = [json.loads(line) for line in text(answers).splitlines()]
+    whole = [None if one is None else Outcome(**one) for one in found]
+    return [*whole, *[Outcome(code, [], "", "the process has ended")] * (len(steps) - len(whole))]
 
-        def text(file: Any) -> str:
-            file.seek(0)
-            return str(file.read().decode(errors="replace"))
 
-        return Outcome(code, text(log).splitlines(), text(out), text(err))
+def flip(path: Path, place: int, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1 << bit
+    path.write_bytes(content)
 
 
 def serve() -> None:
@@ -156,7 +285,12 @@ def serve() -> None:
         assert code == 0, (arguments, code)
     print("ready", file=answers, flush=True)
     for line in requests:
-        print(json.dumps(asdict(run_one(**json.loads(line)))), file=answers, flush=True)
+        request = json.loads(line)
+        if "steps" in request:
+            told: Any = [None if outcome is None else asdict(outcome) for outcome in run_steps(request["steps"])]
+        else:
+            told = asdict(run_one(**request))
+        print(json.dumps(told), file=answers, flush=True)
 
 
 class Nursery:
@@ -183,12 +317,19 @@ class Nursery:
         at: int | None = None,
         fault: str = KILL,
         delay: float | None = None,
+        **more: Any,
     ) -> Outcome:
         """Run `memlens ARGUMENTS`; the fault happens at event number `at` below `folder` or after a delay, or never."""
         given = [str(argument) for argument in arguments]
-        self.send({"arguments": given, "folder": str(folder), "at": at, "fault": fault, "delay": delay})
+        self.send({"arguments": given, "folder": str(folder), "at": at, "fault": fault, "delay": delay, **more})
         assert self.process.stdout is not None
         return Outcome(**json.loads(self.process.stdout.readline()))
+
+    def steps(self, *steps: Sequence[Any]) -> list[Outcome]:
+        """Steps in turn in one process: ("memlens", ARGUMENTS...), ("flip", FILE, BYTE, BIT), ("copy", FROM, TO)."""
+        self.send({"steps": [[str(part) for part in step] for step in steps]})
+        assert self.process.stdout is not None
+        return [Outcome(**one) for one in json.loads(self.process.stdout.readline()) if one is not None]
 
     def close(self) -> None:
         assert self.process.stdin is not None

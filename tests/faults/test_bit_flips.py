@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import Nursery, Outcome, contents, places
+from nursery import Nursery, Outcome, contents, flip, places
 
-FLIPS, SAMPLE = 1000, 24
+FLIPS, SAMPLE, AT_ONCE = 1000, 24, 20
 READ: tuple[tuple[str, ...], ...] = (
     ("show", "{}", "L1N3", "--json"),
     ("search", "{}", "river", "--json"),
@@ -25,12 +25,10 @@ READ: tuple[tuple[str, ...], ...] = (
 )
 
 
-def flip(path: Path, draw: random.Random) -> str:
+def flip_somewhere(path: Path, draw: random.Random) -> str:
     """Flip one random bit of a file; where, in words."""
-    content = bytearray(path.read_bytes())
-    place, bit = draw.randrange(len(content)), draw.randrange(8)
-    content[place] ^= 1 << bit
-    path.write_bytes(content)
+    place, bit = draw.randrange(path.stat().st_size), draw.randrange(8)
+    flip(path, place, bit)
     return f"bit {bit} of byte {place} of {path.name}"
 
 
@@ -72,28 +70,35 @@ def test_a_flipped_bit_of_an_index_gives_the_same_answer_or_one_line(
     folder = tmp_path / "index"  # every copy has the same name, since answers name it
     shutil.copytree(whole, folder)
 
-    def ask(command: Sequence[str]) -> Outcome:
-        return nursery.run([part.format(folder) for part in command], tmp_path)
+    def asked(commands: Sequence[Sequence[str]]) -> list[list[str]]:
+        return [["memlens", *(part.format(folder) for part in command)] for command in commands]
 
-    expected = {command: ask(command) for command in READ}
+    expected = dict(zip(READ, nursery.steps(*asked(READ)), strict=True))
     assert all(outcome.code == 0 for outcome in expected.values()), [o.err for o in expected.values() if o.code]
     files = [path.relative_to(whole) for path in flipped_files(whole) if path.name != ".lock"]
-    for number in places(FLIPS, SAMPLE, seed=1):
-        draw = random.Random(number)
-        name = files[number % len(files)]
-        where = flip(folder / name, draw)
-        for command in draw.sample(READ, 3):
-            outcome = ask(command)
+    numbers = places(FLIPS, SAMPLE, seed=1)
+    refused = 0
+    for first in range(0, len(numbers), AT_ONCE):
+        steps: list[Sequence[Any]] = []
+        tried: list[tuple[str, tuple[str, ...]]] = []
+        for number in numbers[first : first + AT_ONCE]:
+            draw, name = random.Random(number), files[number % len(files)]
+            place, bit = draw.randrange((whole / name).stat().st_size), draw.randrange(8)
+            commands = draw.sample(READ, 3)
+            steps += [["flip", folder / name, place, bit], *asked(commands), ["copy", whole / name, folder / name]]
+            tried += [(f"bit {bit} of byte {place} of {name}, {' '.join(command)}", command) for command in commands]
+        for (where, command), outcome in zip(tried, nursery.steps(*steps), strict=True):
             if not same_answer(outcome, expected[command]):
-                assert_one_line(outcome, f"{where}, {command[0]}")
-        shutil.copyfile(whole / name, folder / name)
+                assert_one_line(outcome, where)
+                refused += 1
+    print(f"index: {len(numbers)} flips, {3 * len(numbers)} reads, {refused} refused, none wrong")
 
 
 def test_a_flipped_bit_is_never_sealed_into_a_new_table(whole: Path, nursery: Nursery, tmp_path: Path) -> None:
     folder, expected = tmp_path / "index", contents(whole)
     shutil.copytree(whole, folder)
     for number, name in enumerate(("triggers", "corpus", "values", "memories", "vocabulary", "keys")):
-        where = flip(folder / f"{name}.parquet", random.Random(number))
+        where = flip_somewhere(folder / f"{name}.parquet", random.Random(number))
         for verb in ("patterns", "experiment"):
             extra = ["rank"] if verb == "experiment" else []
             outcome = nursery.run([verb, folder, *extra], tmp_path)
@@ -127,17 +132,20 @@ def test_a_flipped_bit_of_an_unfinished_scan_is_refused_or_harmless(
     files = [path.relative_to(before) for path in flipped_files(before)]
     assert len(files) >= 3
     whole = contents(tmp_path / "expected")
-    for number in places(FLIPS // 4, SAMPLE // 2, seed=2):
+    refused, numbers = 0, places(FLIPS // 4, SAMPLE // 2, seed=2)
+    for number in numbers:
         draw, work = random.Random(number), tmp_path / f"flip{number}"
         shutil.copytree(before, work)
-        where = flip(work / files[number % len(files)], draw)
+        where = flip_somewhere(work / files[number % len(files)], draw)
         outcome = nursery.run([str(part).format(work) for part in command], work)
         if outcome.code:
             assert_one_line(outcome, where)
+            refused += 1
         else:
             found = contents(work / "index")
             assert [name for name in whole if found.get(name) != whole[name]] == [], where
         shutil.rmtree(work)
+    print(f"{kind} scan: {len(numbers)} flips, {refused} refused, none wrong")
 
 
 def test_the_answers_that_are_compared_are_not_empty(whole: Path, nursery: Nursery) -> None:

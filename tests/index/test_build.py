@@ -105,7 +105,7 @@ def test_a_scan_that_failed_on_its_corpus_does_not_stand_in_the_way(model: Memor
 
 def test_a_scan_killed_while_it_publishes_is_finished_by_the_same_command(model, finished, tmp_path, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
-        patched.setattr(build, "make_manifest", lambda *arguments: 1 / 0)  # dies when the tables have been moved
+        patched.setattr(build.Manifest, "write", lambda *arguments: 1 / 0)  # dies when the tables have been moved
         memlens.scan(model, TEXTS[0], out=tmp_path, top=3)
     with pytest.raises(IndexFolderError, match="unfinished scan"):
         memlens.open_index(tmp_path)
@@ -256,6 +256,7 @@ def test_a_corpus_without_text_is_refused(model: MemoryModel, tmp_path: Path) ->
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(CorpusError, match="no text"):
         memlens.scan(model, tmp_path / "empty.txt", out=tmp_path / "index")
+    assert not (tmp_path / "index").exists()  # nothing that could be continued, so nothing
 
 
 @pytest.mark.parametrize("workers", [1, 2])

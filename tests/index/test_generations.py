@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 import memlens
@@ -70,6 +71,26 @@ def test_an_open_index_does_not_mix_two_scans(
     put_in_place_of(index.folder, other)
     with pytest.raises(IndexFolderError, match="was replaced or removed since it was opened"):
         look(index)
+
+
+@pytest.mark.parametrize("way", ["stream", "table"])
+def test_a_file_that_is_written_to_while_it_is_read_gives_no_rows(
+    tiny_gpt2_index: Index, copy_of: Callable[..., Index], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    index = copy_of(tiny_gpt2_index)
+    path = index.path("triggers")
+    if way == "stream":
+        rows = index.stream("SELECT * FROM {triggers}")
+        assert next(rows)["rank"] == 0
+    else:
+        read, before = pq.ParquetFile.read, path.read_bytes()
+        monkeypatch.setattr(pq.ParquetFile, "read", lambda *a, **k: (path.write_bytes(before), read(*a, **k))[1])
+    with pytest.raises(IndexFolderError, match=r"damaged or being replaced|made again while it was read"):
+        if way == "stream":
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+            list(rows)
+        else:
+            index.table("triggers")
 
 
 def test_an_open_index_that_was_replaced_says_so_every_time(

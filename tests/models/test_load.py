@@ -54,6 +54,30 @@ def test_a_folder_gives_the_model_that_was_saved_in_it(tmp_path, family):
     assert load(model.source).fingerprint() == model.fingerprint()
 
 
+def test_a_loaded_model_does_not_change_when_its_files_do(folder, tmp_path):
+    model = load(folder)
+    expected = model.logits(TOKENS).clone()
+    other = save_tiny(tmp_path / "other", "gpt2", seed=1) / "model.safetensors"
+    (folder / "model.safetensors").write_bytes(other.read_bytes())  # as `cp` does: the same file, other bytes
+    assert torch.equal(model.logits(TOKENS), expected)
+    (folder / "model.safetensors").write_bytes(b"")
+    assert torch.equal(model.logits(TOKENS), expected)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_checkpoint_that_changes_while_it_is_read_is_refused(folder, monkeypatch, file):
+    read = loading._read_network
+
+    def meanwhile(*arguments, **options):
+        network = read(*arguments, **options)
+        content = (folder / file).read_bytes()
+        (folder / file).write_bytes(content)
+        return network
+
+    monkeypatch.setattr(loading, "_read_network", meanwhile)
+    refused(ModelError, folder, "changed while it was read")
+
+
 def test_a_relative_name_and_a_path_object_mean_the_same_folder(folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     for given in ("tiny-gpt2", "./tiny-gpt2", Path("tiny-gpt2")):

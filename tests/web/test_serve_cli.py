@@ -39,6 +39,8 @@ def test_what_cannot_be_served_is_one_line(index_folder: Path, tmp_path: Path, r
             (["--host", "192.0.2.7", "--port", "0"], "cannot be had"),
             (["--port", taken.getsockname()[1]], "cannot be had"),
             (["--compare", "nowhere"], "nowhere"),
+            (["--model", "./nowhere"], "no such folder or file: './nowhere'"),
+            (["--model", "no such model"], "no possible Hub id"),
         ):
             assert words in refused("serve", index_folder, *options)
     assert "is not an index" in refused("serve", tmp_path)

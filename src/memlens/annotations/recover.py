@@ -15,7 +15,7 @@ from typing import Any
 
 from memlens.annotations.store import ANSWERS, UNREADABLE, Sample
 from memlens.errors import FilesError, IndexFolderError, MemlensError
-from memlens.files import file_stamp, sync_folder
+from memlens.files import file_stamp, holding, sync_folder
 from memlens.index.history import COLUMNS, EVENT_KINDS, FIRST, UNHASHED, Event, History, connect, readable_rows
 
 _PAGE_BYTES = 4096
@@ -33,11 +33,12 @@ class LostEvent:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What became of a file's events; where nothing was damaged, nothing was done."""
+    """What became of a file's events; where nothing was damaged, nothing was done but hashing what had no hash."""
 
     kept: int
     lost: tuple[LostEvent, ...]
     damaged: Path | None  # where the file is now
+    protected: int = 0  # events of an older memlens that had no hash
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,10 @@ def recover(path: Path) -> Recovery:
         raise IndexFolderError(f"{path.parent} has no {path.name}; nobody has labelled anything there")
     try:
         with closing(History(path)) as history:
-            return Recovery(history.check_whole(), (), None)
+            count, unhashed = history.check_whole()
+            if unhashed:
+                history.protect()
+            return Recovery(count, (), None, unhashed)
     except IndexFolderError:  # damaged; a file that is only locked or forbidden gives other errors, and stays
         stamp = file_stamp(path)
     try:
@@ -69,9 +73,10 @@ def recover(path: Path) -> Recovery:
                 f"no event can be read from {path}; it was left as it is: restore a backup or a copy"
             )
         new = _write(path, events)
-        if file_stamp(path) != stamp:
-            raise FilesError(f"{path} was changed meanwhile; run the same command again")
-        return Recovery(len(events), tuple(lost), _exchange(path, new))
+        with holding(path.parent, alone=True):
+            if file_stamp(path) != stamp:
+                raise FilesError(f"{path} was changed meanwhile; run the same command again")
+            return Recovery(len(events), tuple(lost), _exchange(path, new))
     except OSError as error:
         raise FilesError(f"cannot recover {path}: {error.strerror or error}; it was left as it is") from error
 

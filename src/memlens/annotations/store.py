@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -176,11 +176,19 @@ class Annotations:
     def close(self) -> None:
         self._history.close()
 
+    @contextmanager
+    def _writing(self) -> Iterator[Callable[[Event], None]]:
+        """One transaction on the labels of the scan that was opened: `scan --fresh` leaves no moment between."""
+        self.index.refuse_replaced()  # before a file is made
+        with self._history.writing() as append:
+            self.index.refuse_replaced()
+            yield append
+
     def set_sample(self, sample: Sample) -> None:
         """Begin a study; refused once somebody has labelled, since their work would not fit any more."""
         for memory in sample.memories:
             self.index.check(memory)
-        with self._history.writing() as append:
+        with self._writing() as append:
             if any(event.kind == "label" for event in self._history.events()):
                 raise SettingError(f"{self.path} holds labels of its sample; move the file away to begin another study")
             append(_event(LABELS, "sample", "", content=sample.content))
@@ -190,7 +198,7 @@ class Annotations:
         for answer in answers:
             check_annotator(answer.annotator)
             self.check(answer)
-        with self._history.writing() as append:
+        with self._writing() as append:
             for answer in answers:
                 if answer.task == LABELS:
                     self._refuse_finished(answer.annotator)
@@ -198,7 +206,7 @@ class Annotations:
 
     def undo(self, task: str, annotator: str, subject: str) -> Label | Verdict | None:
         """Take the last answer back; the one that counts now comes back, None for none."""
-        with self._history.writing() as append:
+        with self._writing() as append:
             if task == LABELS:
                 subject = str(self.index.check(subject))
                 self._refuse_finished(annotator)
@@ -212,7 +220,7 @@ class Annotations:
     def finish(self, annotator: str) -> None:
         """Close one person's labels: every memory of the sample has one."""
         check_annotator(annotator)
-        with self._history.writing() as append:
+        with self._writing() as append:
             self._refuse_finished(annotator)
             done = {label.memory for label in self.labels_of(annotator)}
             sample = self.sample()
@@ -224,7 +232,7 @@ class Annotations:
 
     def append_events(self, events: Sequence[Mapping[str, Any]]) -> int:
         """Take over events of another copy of the history, each with its task; the number of those that are new."""
-        with self._history.writing() as append:
+        with self._writing() as append:
             before = len(self._history.events())
             for event in events:
                 append(Event(**{**event, "content": json.dumps(event["content"], sort_keys=True)}))

@@ -14,7 +14,7 @@ from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.errors import FilesError, IndexFolderError, SettingError, UnknownName
 from memlens.files import read_limited
-from memlens.settings import MOST_SEED
+from memlens.settings import MOST_SEED, option_name
 from memlens.text import cut_left, visible
 
 if TYPE_CHECKING:
@@ -37,12 +37,30 @@ _ACTIONS = (
     *_SAFE,
 )
 _VERDICT_ACTIONS = ("list", "judge", "undo", "status", "export", "import")
+# What belongs to an action beside --json, --quiet and --verbose; anything else would be ignored, and is refused.
+_OPTIONS = {
+    "sample": {"per_layer", "top", "seed"},
+    "label": {"annotator", "memory", "pattern"},
+    "undo": {"annotator", "memory"},
+    "finish": {"annotator"},
+    "export": {"annotator", "format_", "file", "force"},
+    "import": {"format_", "file"},
+    "backup": {"what", "file", "force"},
+    "restore": {"what", "file"},
+    "verdicts list": {"annotator"},
+    "verdicts judge": {"annotator", "example", "verdict"},
+    "verdicts undo": {"annotator", "example"},
+    "verdicts export": {"annotator", "format_", "file", "force"},
+    "verdicts import": {"format_", "file"},
+}
+_ALWAYS = {"index", "action", "as_json", "quiet", "verbose"}
 _CHANGES = "experiments/last-layer"
 _IMPORT_LIMIT = 256 << 20  # bytes of an export; far more than people have labelled
 _TEXT_TAKEN = 62  # columns beside a prefix
 
 
 def annotate(
+    context: typer.Context,
     index: IndexFolder,
     action: Annotated[str, typer.Argument(metavar="|".join(_ACTIONS), help="What to do.")],
     what: Annotated[
@@ -103,11 +121,10 @@ def annotate(
         if doing not in _VERDICT_ACTIONS:
             known = ", ".join(_VERDICT_ACTIONS)
             raise SettingError(f"'{doing}' is not something to do with verdicts; choose one of: {known}")
-    elif action in _SAFE:
+    _refuse_others(context, action, doing)
+    if action in _SAFE:
         _keep_safe(screen, opened, action, what or file, force)
         return
-    elif what is not None or example is not None or verdict is not None:
-        raise SettingError(f"'{what or example or verdict}' belongs to `annotate INDEX verdicts`, not to {action}")
     if doing in ("status", "agreement", "compare", "list"):
         _report(screen, opened, task, doing, annotator)
         return
@@ -133,6 +150,21 @@ def annotate(
             screen.note(f"{annotator} has finished")
         else:
             _label(screen, notes, _require(annotator, "--annotator"), _require(memory, "--memory"), pattern or [])
+
+
+def _refuse_others(context: typer.Context, action: str, doing: str) -> None:
+    """Refuse options that were given and belong to other actions."""
+    is_verdicts = action == "verdicts"
+    name = f"verdicts {doing}" if is_verdicts else action
+    known = _ALWAYS | _OPTIONS.get(name, set()) | ({"what"} if is_verdicts else set())
+    for option in context.params:
+        source = context.get_parameter_source(option)
+        if option not in known and source is not None and source.name == "COMMANDLINE":
+            if option == "what":
+                raise SettingError(f"'{context.params[option]}' says nothing to `annotate INDEX {name}`; leave it out")
+            told = option_name(option.rstrip("_"))
+            uses = ", ".join(sorted(option_name(one.rstrip("_")) for one in known - _ALWAYS - {"what"})) or "no options"
+            raise SettingError(f"{told} is not an option of `annotate INDEX {name}`, which takes {uses}")
 
 
 def _report(screen: Screen, index: memlens.Index, task: str, doing: str, annotator: str | None) -> None:
@@ -285,7 +317,8 @@ def _keep_safe(screen: Screen, index: memlens.Index, action: str, file: str | No
             screen.json({**asdict(done), "damaged": done.damaged and str(done.damaged)})
             return
         if done.damaged is None:
-            screen.result(f"{ANNOTATIONS} is whole: {done.kept:,} events; nothing was done")
+            did = f"{done.protected:,} of them have checksums now" if done.protected else "nothing was done"
+            screen.result(f"{ANNOTATIONS} is whole: {done.kept:,} events; {did}")
             return
         damaged = visible(done.damaged.name)
         screen.result(f"{done.kept:,} events kept, {len(done.lost):,} lost; the damaged file is now {damaged}")

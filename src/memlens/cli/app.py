@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from memlens import __version__
 from memlens.errors import MemlensError, SettingError
-from memlens.parallel import Interrupted, interruptible
+from memlens.parallel import Interrupted, cut_files_in_words, interruptible
 from memlens.settings import option_name
 from memlens.text import visible
 
@@ -179,7 +179,7 @@ def run(arguments: Sequence[str] | None) -> int:
     if columns and not (columns.isascii() and columns.isdecimal() and _NARROWEST <= int(columns[:9]) <= _WIDEST):
         del os.environ["COLUMNS"]  # no terminal has that width; with 0 nothing would be printed
     try:
-        with interruptible():
+        with interruptible(), cut_files_in_words():
             result = make_app(given[0] if given and given[0] in VERBS else None)(
                 given, prog_name="memlens", standalone_mode=False
             )

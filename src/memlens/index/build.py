@@ -8,7 +8,7 @@ publish   the tables move up into the folder, then manifest.json, last
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,19 @@ from typing import Any
 from memlens import __version__
 from memlens.corpus.sentences import Sentence, corpus_fingerprint, corpus_stamps, read_units, tokenize_units
 from memlens.errors import CorpusError, SettingError
-from memlens.files import FileStamp, explain_os_errors, facts_of, only_writer
+from memlens.files import FileFacts, FileStamp, explain_os_errors, only_writer
 from memlens.index import shards, staging
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.layout import LOCK, MIXTURE_TABLES, PARTIAL, PARTS, SCAN_TABLES, SCHEMA_VERSION, Manifest, made_with
+from memlens.index.layout import (
+    CORPUS,
+    LOCK,
+    PARTIAL,
+    PARTS,
+    SCHEMA_VERSION,
+    VOCABULARY,
+    Manifest,
+    made_with,
+)
 from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabulary
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
@@ -129,8 +138,8 @@ def build_index(
     shard: ShardNumber | None = None,
     layer_budget: int | None = None,
     device_map: Any = None,
-) -> None:
-    """Make `folder` the index of this model and corpus; continues what an interrupted call began.
+) -> dict[str, Any]:
+    """Make `folder` the index of this model and corpus; continues what an interrupted call began. Its plan comes back.
 
     `executor` None works in this process. With a `shard` the folder becomes that shard, for `merge_shards`. At most
     `layer_budget` layers are scanned in one pass over the corpus. `device_map` is what the model was loaded with, for
@@ -148,12 +157,13 @@ def build_index(
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         staging.refuse_foreign(folder)
-    with only_writer(folder / LOCK), stop_on_signal() as stopper:
+    with only_writer(folder / LOCK) as refuse_replaced, stop_on_signal() as stopper:
         wait_for_orphans(folder)
         if resume and (staging.is_finished(folder, plan) or shards.is_finished(folder, plan)):
-            return
-        staging.begin(folder, plan, resume)
-        store = corpus_stage(model, corpus, settings, max_length, folder / PARTIAL, stamps, progress, stopper)
+            return plan
+        with staging.nothing_left_if_refused(folder):
+            staging.begin(folder, plan, resume)
+            store = corpus_stage(model, corpus, settings, max_length, folder / PARTIAL, stamps, progress, stopper)
 
         def recipe() -> ModelRecipe:
             return ModelRecipe.of(model, plan["model"], device_map)
@@ -162,27 +172,39 @@ def build_index(
         scanned = scan.run(executor or SerialExecutor(), layer_budget, save_seconds)
         progress("tables", 0, None)
         with explain_os_errors(folder):
-            write_vocabulary(folder / PARTIAL, model.tokenizer, model.vocabulary)
+            vocabulary = write_vocabulary(folder / PARTIAL, model.tokenizer, model.vocabulary)
             facts = model_facts(model, plan)
+            refuse_replaced()
             if shard is None:
-                publish(folder, scanned, store, facts, plan, staging.scanned_with(folder))
+                made_by = staging.scanned_with(folder)
+                publish(folder, scanned, store, vocabulary, facts, plan, made_by, refuse_replaced)
             else:
                 shards.finish(folder, facts, plan, shapes, store)
+    return plan
 
 
 def publish(
     folder: Path,
     scanned: JoinedParts,
     store: CorpusStore,
+    vocabulary: FileFacts,
     model: dict[str, Any],
     plan: dict[str, Any],
     scanned_with: Sequence[dict[str, str]],
+    refuse_replaced: Callable[[], None],
 ) -> None:
-    """From a finished scan in partial/, with corpus and vocabulary there, to an index."""
-    write_scan_tables(folder / PARTIAL, scanned, store)
+    """From a finished scan in partial/, with corpus and vocabulary there, to an index.
+
+    Checksums are those of what was written, not of what is found: a table that was changed since shows.
+    """
+    files = {CORPUS: store.files[CORPUS], VOCABULARY: vocabulary, **write_scan_tables(folder / PARTIAL, scanned, store)}
+    content = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, files)
+    manifest = Manifest({**content, "scanned_with": list(scanned_with)})
+    store.refuse_changes()
+    refuse_replaced()
     staging.replace_tables(folder, scanned.is_mixture)
-    content = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, folder)
-    Manifest({**content, "scanned_with": list(scanned_with)}).write(folder)
+    refuse_replaced()
+    manifest.write(folder)
     staging.throw_partial_away(folder)
 
 
@@ -221,10 +243,14 @@ def model_facts(model: MemoryModel, plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_manifest(
-    model: dict[str, Any], plan: dict[str, Any], counts: dict[str, Any], prefixes: int, tokens: int, folder: Path
+    model: dict[str, Any],
+    plan: dict[str, Any],
+    counts: dict[str, Any],
+    prefixes: int,
+    tokens: int,
+    files: Mapping[str, FileFacts],
 ) -> dict[str, Any]:
-    """`model` as model_facts gives it, `counts` of the corpus, what the scan has fed; the tables are in `folder`."""
-    tables = (*SCAN_TABLES, *(name for name in MIXTURE_TABLES if (folder / name).exists()))
+    """`model` as model_facts gives it, `counts` of the corpus, what the scan has fed, size and checksum of tables."""
     return {
         "memlens": __version__,
         "schema": SCHEMA_VERSION,
@@ -233,7 +259,7 @@ def make_manifest(
         "layers": list(plan["settings"]["layers"]),
         "counts": {**counts, "prefixes": prefixes, "tokens_fed": tokens},
         "histogram_edges": bin_edges(),
-        "files": {name: {**facts_of(folder / name), "made_with": made_with()} for name in tables},
+        "files": {name: {**asdict(facts), "made_with": made_with()} for name, facts in files.items()},
     }
 
 

@@ -247,7 +247,10 @@ def _others(index: Index) -> Iterator[Finding]:
 def _annotations(path: Path) -> Finding:
     try:
         with closing(History(path)) as history:
-            return Finding(ANNOTATIONS, WHOLE, f"{history.check_whole():,} events")
+            events, unhashed = history.check_whole()
+            advice = f"run `memlens annotate {path.parent} recover` to add them"
+            more = f", {unhashed:,} of them without checksums; {advice}" if unhashed else ""
+            return Finding(ANNOTATIONS, WHOLE, f"{events:,} events{more}")
     except FilesError as error:  # locked or forbidden, which says nothing about what is in it
         return Finding(ANNOTATIONS, UNREADABLE, str(error))
     except IndexFolderError as error:

@@ -13,6 +13,7 @@ memory does not grow with the corpus.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,11 @@ from memlens.corpus.sentences import Sentence, find_repeats
 from memlens.errors import CorpusError, IndexFolderError
 from memlens.files import (
     FileFacts,
+    FileStamp,
+    HashedFile,
     explain_os_errors,
     facts_of,
+    file_stamp,
     is_as_noted,
     read_sealed,
     reader_of,
@@ -50,6 +54,9 @@ class CorpusStore:
     def __init__(self, folder: Path) -> None:
         saved = read_sealed(folder / "corpus.json")
         self.counts: dict[str, Any] = saved["counts"]
+        self.files = {name: FileFacts(**facts) for name, facts in saved["files"].items()}
+        self.folder = folder.absolute()
+        self._stamps = self._stamps_now()
         tokens, sentences = self.counts["tokens"], self.counts["sentences"]
         try:
             self.tokens: NDArray[np.int32] = np.memmap(folder / "tokens.bin", np.int32, "r", shape=(tokens,))
@@ -57,7 +64,6 @@ class CorpusStore:
             raise _damaged(folder / "tokens.bin") from error
         self.offsets: NDArray[np.int64] = _mapped(folder / "offsets.npy", np.int64, sentences + 1)
         self.fresh_from: NDArray[np.int32] = _mapped(folder / "fresh_from.npy", np.int32, sentences)
-        self.folder = folder.absolute()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CorpusStore, (self.folder,)  # another process maps the files itself
@@ -65,13 +71,22 @@ class CorpusStore:
     @classmethod
     def verified(cls, folder: Path) -> "CorpusStore":
         """The store in `folder`, every file read again: damage would be passed on to the index."""
-        for name, facts in read_sealed(folder / "corpus.json")["files"].items():
+        store = cls(folder)
+        for name, facts in store.files.items():
             path = folder / name
             if name == CORPUS and not path.exists():
                 path = folder.parent / name  # moved up by a call that was killed while it published
-            if not is_as_noted(path, FileFacts(**facts)):
+            if not is_as_noted(path, facts):
                 raise _damaged(path)
-        return cls(folder)
+        return store
+
+    def refuse_changes(self) -> None:
+        """Refuse what was computed from the mapped arrays if a file was changed since: they would have changed, too."""
+        if self._stamps_now() != self._stamps:
+            raise IndexFolderError(f"{self.folder} was changed while it was scanned; start over with --fresh")
+
+    def _stamps_now(self) -> list[FileStamp | None]:
+        return [file_stamp(self.folder / name) for name in FLAT]
 
     @staticmethod
     def exists(folder: Path) -> bool:
@@ -83,14 +98,14 @@ class CorpusStore:
     ) -> "CorpusStore":
         """Write all sentences; what was half written before is overwritten."""
         with explain_os_errors(folder / CORPUS):
-            counts = _write_sentences(folder, sentences, on_sentences)
+            counts, corpus = _write_sentences(folder, sentences, on_sentences)
             if counts["sentences"] == 0:
                 raise CorpusError("the corpus holds no text: not one token was found; check the files and --unit")
             fresh, repeated = _find_fresh(folder, counts["sentences"], dedup)
         counts["repeated_prefixes"] = repeated
         with replacing(folder / "fresh_from.npy") as beside, beside.open("wb") as handle:
             np.save(handle, fresh)
-        files = {name: facts_of(folder / name) for name in (CORPUS, *FLAT)}
+        files = {CORPUS: asdict(corpus), **{name: facts_of(folder / name) for name in FLAT}}
         write_sealed(folder / "corpus.json", {"counts": counts, "files": files})
         return cls(folder)
 
@@ -156,14 +171,16 @@ def _damaged(path: Path) -> IndexFolderError:
 
 def _write_sentences(
     folder: Path, sentences: Iterable[Sentence], on_sentences: Callable[[int], None]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], FileFacts]:
+    """Corpus and tokens; their counts and the facts of the former."""
     counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
     offsets = [np.zeros(1, np.int64)]
     stream = iter(sentences)
     with (
         replacing(folder / CORPUS) as corpus_path,
         replacing(folder / "tokens.bin") as tokens_path,
-        closing(pq.ParquetWriter(corpus_path.absolute(), CORPUS_SCHEMA, compression="zstd")) as writer,
+        HashedFile(corpus_path) as corpus,
+        closing(pq.ParquetWriter(corpus, CORPUS_SCHEMA, compression="zstd")) as writer,
         tokens_path.open("wb") as flat,
     ):
         while sentences_read := list(islice(stream, WINDOW)):
@@ -186,7 +203,7 @@ def _write_sentences(
             on_sentences(counts["sentences"])
     with replacing(folder / "offsets.npy") as beside, beside.open("wb") as handle:
         np.save(handle, np.concatenate(offsets))
-    return counts
+    return counts, corpus.facts
 
 
 def _find_fresh(folder: Path, count: int, dedup: str) -> tuple[NDArray[np.int32], int]:

@@ -8,7 +8,8 @@
 The table `head` notes the number of events and the last hash, so that a lost end shows as well. Whatever is read is
 verified; a file that is not as it was written is refused, with the way to mend it. Trouble that is no damage (a full or
 read-only disk, somebody else's lock) is told apart, since nobody should give up labels for it. Files of an older
-memlens have no hashes: they are read as they are, and get them together with the first event that is added.
+memlens have no hashes: they are read as they are, `check` says so, and they get them with the first event that is added
+or with `annotate INDEX recover`.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from memlens.errors import FilesError, IndexFolderError, MemlensError
+from memlens.files import file_stamp, holding
 
 LABELS, VERDICTS = "labels", "verdicts"  # tasks
 EVENT_KINDS = {LABELS: ("sample", "label", "undo", "finish"), VERDICTS: ("verdict", "undo")}
@@ -120,6 +122,7 @@ class History:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._database: sqlite3.Connection | None = None
+        self._number: int | None = None  # of the file that is open
         self._last: str = FIRST
         self._row: int = 0
         self._forget()
@@ -146,8 +149,8 @@ class History:
                         database.execute("ROLLBACK")
         return self._chain + self._unhashed
 
-    def check_whole(self) -> int:
-        """Verify everything SQLite knows about the file beside the events, too; the number of events."""
+    def check_whole(self) -> tuple[int, int]:
+        """Verify also what SQLite knows about the file beside the events; how many they are, how many without hash."""
         count = len(self.events())
         with self._explaining():
             database = self._open(make=False)
@@ -155,32 +158,53 @@ class History:
                 self._check_pages(database)
                 if not set(_versions(self.path)) <= {1, 2}:
                     raise damaged(self.path, "its header is not SQLite's")
-        return count
+        return count, len(self._unhashed)
+
+    def protect(self) -> None:
+        """Give hashes to events that an older memlens wrote without."""
+        with self.writing():
+            pass
 
     @contextmanager
     def writing(self) -> Iterator[Callable[[Event], None]]:
         """One transaction with what adds an event to it: on disk when the block is left, gone if it raises."""
-        with self._explaining():
-            database = self._open(make=True)
-            assert database is not None
-            if not self._is_ready:
-                self._make_ready(database)
-            database.execute("BEGIN IMMEDIATE")
-            try:
-                self._read(database)
-                self._take_over(database)
-                before = len(self._chain), self._last, self._row
-                yield lambda event: self._append(database, event)
-                count, self._last, self._row = before
-                self._keys.difference_update(event.key for event in self._chain[count:])
-                del self._chain[count:]
-                self._read(database)  # what is now in the file, not what was meant to be
-                database.execute("COMMIT")
-            except BaseException:
+        alone = not self.path.exists()  # the first writer, until there is something to share
+        with holding(self.path.parent, alone=alone) as held, self._explaining():
+            if self._database is not None and _number_of(self.path) != self._number:
+                self.close()  # what was opened is not the file of that name any more
                 self._forget()
-                if database.in_transaction:
-                    database.execute("ROLLBACK")
+            try:
+                with self._transaction() as append:
+                    yield append
+            except BaseException:
+                if alone and held:
+                    self.close()
+                    if self.path.exists() and self.path.stat().st_size == 0:
+                        self.path.unlink()  # refused: nobody else has begun to write to it
                 raise
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Callable[[Event], None]]:
+        database = self._open(make=True)
+        assert database is not None
+        if not self._is_ready:
+            self._make_ready(database)
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            self._read(database)
+            self._take_over(database)
+            before = len(self._chain), self._last, self._row
+            yield lambda event: self._append(database, event)
+            count, self._last, self._row = before
+            self._keys.difference_update(event.key for event in self._chain[count:])
+            del self._chain[count:]
+            self._read(database)  # what is now in the file, not what was meant to be
+            database.execute("COMMIT")
+        except BaseException:
+            self._forget()
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -196,6 +220,7 @@ class History:
     def _open(self, make: bool) -> sqlite3.Connection | None:
         if self._database is None and (make or self.path.is_file()):
             self._database = connect(self.path)
+            self._number = _number_of(self.path)
             self._is_ready = False
         return self._database
 
@@ -309,6 +334,11 @@ def connect(path: Path) -> sqlite3.Connection:
     database = sqlite3.connect(address, uri=True, timeout=_WAIT_SECONDS, isolation_level=None)
     database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
     return database
+
+
+def _number_of(path: Path) -> int | None:
+    stamp = file_stamp(path)
+    return None if stamp is None else stamp[-1]
 
 
 def _versions(path: Path) -> bytes:

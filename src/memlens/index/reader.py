@@ -1,14 +1,13 @@
 """Index: a complete index folder, opened for reading; needs neither the model nor the original corpus.
 
-Tables are read lazily with DuckDB, one row group or column at a time, so that an index of a million memories opens as
-fast as a small one.
+Tables are read lazily with DuckDB, so that an index of a million memories opens as fast as a small one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from itertools import islice
@@ -23,7 +22,6 @@ from memlens.errors import IndexFolderError, ModelError, SettingError, UnknownNa
 from memlens.files import (
     FileStamp,
     explain_os_errors,
-    facts_of,
     file_stamp,
     fill_table,
     is_as_noted,
@@ -154,6 +152,11 @@ class Index:
                 self._read_manifest_again()
                 raise IndexFolderError(f"table '{table}' was made again while it was read; run the command again")
 
+    def refuse_replaced(self) -> None:
+        """Refuse to go on if the folder holds another scan by now, or none; later stages of this one are taken up."""
+        if file_stamp(self.folder / MANIFEST) != self._manifest_stamp:
+            self._read_manifest_again()
+
     def take_up(self) -> None:
         """Begin a new piece of work on the index as it is now: every file is verified again when it is next read."""
         self._read_manifest_again()
@@ -162,8 +165,7 @@ class Index:
     def has(self, table: str) -> bool:
         """Is the table there? A file that is not noted is none: a stage was killed while it replaced it."""
         name = f"{table}.parquet"
-        if file_stamp(self.folder / MANIFEST) != self._manifest_stamp:
-            self._read_manifest_again()  # another process may have made it since
+        self.refuse_replaced()  # another process may have made the table since
         return name in self.manifest.files and (self.folder / name).is_file()
 
     def is_whole(self, table: str) -> bool:
@@ -182,8 +184,11 @@ class Index:
             self._refuse_exchanged({table: self._verified[f"{table}.parquet"][1]})
             names = None if columns is None else list(columns)
             if filters is None:  # filters need pyarrow.dataset, which imports pandas where it is installed
-                return pq.ParquetFile(handle).read(columns=names)
-            return pq.read_table(handle, columns=names, filters=filters)
+                content = pq.ParquetFile(handle).read(columns=names)
+            else:
+                content = pq.read_table(handle, columns=names, filters=filters)
+            self._refuse_exchanged({table: self._verified[f"{table}.parquet"][1]})  # written to while it was read
+            return content
 
     def schema_names(self, table: str) -> list[str]:
         """The columns of a table."""
@@ -202,9 +207,11 @@ class Index:
         names = TableNames(self)
         with self._explaining_damage(), self._connect() as database:
             cursor = database.execute(query.format_map(names), list(parameters))
-            self._refuse_exchanged(names.read)
             columns = [column[0] for column in cursor.description]
-            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+            rows = None
+            while rows != []:
+                rows = cursor.fetchmany(_ROWS_AT_ONCE)  # reads from the files
+                self._refuse_exchanged(names.read)
                 for row in rows:
                     yield dict(zip(columns, row, strict=True))
 
@@ -311,8 +318,7 @@ class Index:
         if not ids:
             return {}
         wanted = ", ".join(str(int(i)) for i in ids)
-        rows = self.sql(f"SELECT * FROM {{corpus}} WHERE sentence IN ({wanted})")
-        return {row["sentence"]: row for row in rows}
+        return {row["sentence"]: row for row in self.sql(f"SELECT * FROM {{corpus}} WHERE sentence IN ({wanted})")}
 
     @cached_property
     def vocabulary(self) -> list[str]:
@@ -350,13 +356,14 @@ class Index:
         names = [f"{table}.parquet" for table in tables]
         with only_writer(self.folder / LOCK), explain_os_errors(self.folder):
             self._refuse_other_sources(names)
+            facts: dict[str, Any] = {}
             with ExitStack() as stack:
                 for name, (schema, parts) in zip(names, tables.values(), strict=True):
                     (self.folder / name).parent.mkdir(exist_ok=True)
-                    fill_table(stack.enter_context(replacing(self.folder / name)), schema, parts)
+                    written = fill_table(stack.enter_context(replacing(self.folder / name)), schema, parts)
+                    facts[name] = {**asdict(written), "made_with": made_with()}
                 self._current_manifest().with_files({}, without=names).write(self.folder)
             # Read again: another stage may have written it since this index was opened.
-            facts = {name: {**facts_of(self.folder / name), "made_with": made_with()} for name in names}
             self.manifest = self._current_manifest().with_files(facts)
             self.manifest = self.manifest.with_notes(notes())
             self.manifest.write(self.folder)

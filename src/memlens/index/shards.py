@@ -119,8 +119,8 @@ def open_shard(folder: Path) -> Shard:
 
 def merge_shards(
     folders: Sequence[Path], folder: Path, *, resume: bool = True, progress: Progress = no_progress
-) -> None:
-    """Make `folder` the index of all shards together; their order does not matter."""
+) -> dict[str, Any]:
+    """Make `folder` the index of all shards together; their order does not matter. The plan comes back."""
     from memlens.index.build import publish
 
     shards = sorted((open_shard(one) for one in folders), key=lambda shard: shard.id)
@@ -132,10 +132,10 @@ def merge_shards(
         folder.mkdir(parents=True, exist_ok=True)
         staging.refuse_foreign(folder)
     first = shards[0]
-    with only_writer(folder / LOCK):
+    with only_writer(folder / LOCK) as refuse_replaced:
         wait_for_orphans(folder)
         if resume and staging.is_finished(folder, first.plan):
-            return
+            return first.plan
         for number, shard in enumerate(shards):
             progress("check", number, len(shards))
             _refuse_damage(shard)
@@ -148,7 +148,9 @@ def merge_shards(
                     shutil.copyfile(first.partial / name, beside)
             hands = [one for shard in shards for one in shard.content.get("scanned_with", [])]
             apart = [one for number, one in enumerate(hands) if one not in hands[:number]]
-            publish(folder, scanned, CorpusStore(first.partial), first.content["model"], first.plan, apart)
+            store, words = CorpusStore(first.partial), first.files[VOCABULARY]
+            publish(folder, scanned, store, words, first.content["model"], first.plan, apart, refuse_replaced)
+    return first.plan
 
 
 def _refuse_other_plans(shards: Sequence[Shard]) -> None:

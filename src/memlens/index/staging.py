@@ -6,17 +6,19 @@ corpus stage, and the first to go when partial/ is thrown away. Nothing that mem
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from memlens.errors import IndexFolderError
-from memlens.files import explain_os_errors, is_as_noted, read_json, sync_folder, write_json
+from memlens.errors import IndexFolderError, MemlensError
+from memlens.files import explain_os_errors, holding, is_as_noted, read_json, sync_folder, write_json
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import (
     ANNOTATIONS,
     DERIVED_TABLES,
     EXPERIMENTS,
+    LOCK,
     MANIFEST,
     MIXTURE_TABLES,
     PARTIAL,
@@ -143,6 +145,20 @@ def differing_hands(hands: Sequence[dict[str, str]]) -> str:
     return f"parts of this scan are of {' and of '.join(kinds)}; last bits may differ, so that ties may swap"
 
 
+@contextmanager
+def nothing_left_if_refused(folder: Path) -> Iterator[None]:
+    """Take away what begin() wrote if the scan is refused before it has anything to keep; to be used under the lock."""
+    try:
+        yield
+    except MemlensError:
+        if (folder / PARTIAL).exists() and not can_continue(folder):
+            throw_partial_away(folder)
+        if [entry.name for entry in folder.iterdir()] == [LOCK]:
+            (folder / LOCK).unlink()
+            folder.rmdir()
+        raise
+
+
 def refuse_annotations(folder: Path) -> None:
     if (folder / ANNOTATIONS).exists():
         raise IndexFolderError(
@@ -160,9 +176,13 @@ def throw_partial_away(folder: Path) -> None:
 
 def replace_tables(folder: Path, mixture: bool) -> None:
     """Put the new tables in the place of what was there; from here until the manifest is written this is no index."""
-    refuse_annotations(folder)
-    (folder / MANIFEST).unlink(missing_ok=True)
-    sync_folder(folder)  # else a power cut could leave new tables with the old manifest
+    try:
+        with holding(folder, alone=True, wait=False):  # who labels holds it, too, and looks at the manifest
+            refuse_annotations(folder)
+            (folder / MANIFEST).unlink(missing_ok=True)
+            sync_folder(folder)  # else a power cut could leave new tables with the old manifest
+    except BlockingIOError as error:
+        raise IndexFolderError(f"somebody labels memories of {folder}; scan into another folder with -o") from error
     for name in (*DERIVED_TABLES, REPORT):
         (folder / name).unlink(missing_ok=True)
     if (folder / EXPERIMENTS).is_dir():

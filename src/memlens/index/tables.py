@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from memlens.errors import IndexFolderError
-from memlens.files import write_table
+from memlens.files import FileFacts, write_table
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import (
     EXPERTS,
@@ -97,22 +97,27 @@ class JoinedParts:
         return [tuple(layers) for layers in alike.values()]
 
 
-def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) -> None:
+def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) -> dict[str, FileFacts]:
     """One layer at a time is in memory."""
-    write_table(folder / TRIGGERS, TRIGGERS_SCHEMA, _triggers(scanned.layers, store))
-    write_table(folder / ORDINARY, ORDINARY_SCHEMA, _ordinary(scanned.layers, store))
-    write_table(folder / MEMORIES, MEMORIES_SCHEMA, (_statistics(scan, scanned.prefixes) for scan in scanned.layers))
+    statistics = (_statistics(scan, scanned.prefixes) for scan in scanned.layers)
+    written = {
+        TRIGGERS: write_table(folder / TRIGGERS, TRIGGERS_SCHEMA, _triggers(scanned.layers, store)),
+        ORDINARY: write_table(folder / ORDINARY, ORDINARY_SCHEMA, _ordinary(scanned.layers, store)),
+        MEMORIES: write_table(folder / MEMORIES, MEMORIES_SCHEMA, statistics),
+    }
     if scanned.is_mixture:
         routed = [(scan.layer, scan.routing) for scan in scanned.layers if scan.routing is not None]
-        write_table(folder / EXPERTS, EXPERTS_SCHEMA, (_experts(*one, scanned.prefixes) for one in routed))
-        write_table(folder / ROUTING, ROUTING_SCHEMA, (_routing(*one, store) for one in routed))
+        experts = (_experts(*one, scanned.prefixes) for one in routed)
+        written[EXPERTS] = write_table(folder / EXPERTS, EXPERTS_SCHEMA, experts)
+        written[ROUTING] = write_table(folder / ROUTING, ROUTING_SCHEMA, (_routing(*one, store) for one in routed))
+    return written
 
 
-def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> None:
+def write_vocabulary(folder: Path, tokenizer: Tokenizer, size: int) -> FileFacts:
     """Every row of the output embedding; rows beyond the tokenizer have an empty text."""
     texts = [tokenizer.token_text(token) if token < tokenizer.size else "" for token in range(size)]
     table = pa.table({"token": range(size), "text": texts}, VOCABULARY_SCHEMA)
-    write_table(folder / VOCABULARY, VOCABULARY_SCHEMA, iter([table]))
+    return write_table(folder / VOCABULARY, VOCABULARY_SCHEMA, iter([table]))
 
 
 def is_dead(scan: LayerScan) -> NDArray[np.bool_]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from memlens.errors import MemlensError, ModelError, ModelNotFound, SettingError, UnsupportedModel, needing
+from memlens.files import FileStamp, file_stamp
 from memlens.models.checkpoint import (
     check_config_file,
     one_line,
@@ -35,6 +36,7 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu")
 _BUNDLED = Path(__file__).parent.parent / "bundled" / "model"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "spiece.model", "vocab.txt")
+_READ = {".safetensors", ".bin", ".pt", ".gguf", ".json", ".txt", ".model"}
 _OLD_TABLES = re.compile(
     r"(attn|attention)\.(masked_)?bias$|\.(rotary_emb|maybe_rotary)\.inv_freq$"
 )  # once saved along
@@ -72,7 +74,11 @@ def load(
     if isinstance(model, (str, os.PathLike)):
         options = _Options(tokenizer, _device(device), _dtype(dtype), device_map)
         is_path = isinstance(model, os.PathLike) or _looks_like_a_path(model)
+        before = _stamps(os.fspath(model))
         loaded = _load_named(os.fspath(model), is_path, options)
+        _own_weights_(loaded.network)
+        if before != _stamps(os.fspath(model)):
+            raise ModelError(f"{model} changed while it was read; run the same command again when it is at rest")
     else:
         loaded = _wrap_object(model, _tokenizer(tokenizer))
     if prove:
@@ -82,6 +88,47 @@ def load(
     return loaded
 
 
+def _stamps(name: str) -> dict[str, FileStamp | None]:
+    """Of a file, or of the files of a folder; none for what is on the Hub, whose files keep their content."""
+    try:
+        path = Path(name).expanduser()
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        return {file.name: file_stamp(file) for file in files if file.suffix in _READ}  # training may write others
+    except (OSError, RuntimeError):
+        return {}
+
+
+def _own_weights_(network: Any) -> None:
+    """Copy weights that are still those of a mapped file: they would change, or be gone, whenever that file does."""
+    for weights in (*network.parameters(), *network.buffers()):
+        if weights.device.type == "cpu":
+            weights.data = weights.data.clone()
+
+
+def refuse_missing(name: str) -> None:
+    """Refuse a model that is not there, without loading it."""
+    if name == "bundled":
+        if not _BUNDLED.is_dir():
+            raise ModelNotFound("'bundled': this installation holds no bundled model; name a Hub id or a folder")
+    elif not (path := _expanded(name)).exists() or not name:
+        if _looks_like_a_path(name):
+            raise _no_such_path(name)
+        _find_on_hub(name)
+    elif path.is_dir() and not ((path / "model.pt").is_file() and (path / "dict.txt").is_file()):
+        check_config_file(path)
+
+
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError as error:  # "~somebody" who has no account here
+        raise ModelNotFound(f"'{name}': there is no such home folder; give the whole path") from error
+
+
+def _no_such_path(name: str) -> ModelNotFound:
+    return ModelNotFound(f"no such folder or file: '{name}'; give a folder with config.json, a .gguf file or a Hub id")
+
+
 def bundled_folder() -> Path:
     """The folder of the bundled model, if this installation has it."""
     return _BUNDLED
@@ -89,13 +136,9 @@ def bundled_folder() -> Path:
 
 def _load_named(name: str, is_path: bool, options: _Options) -> MemoryModel:
     if name == "bundled":
-        if not _BUNDLED.is_dir():
-            raise ModelNotFound("'bundled': this installation holds no bundled model; name a Hub id or a folder")
+        refuse_missing(name)
         return _load_folder(_BUNDLED, options, name="bundled", source="bundled")
-    try:
-        path = Path(name).expanduser()
-    except RuntimeError as error:  # "~somebody" who has no account here
-        raise ModelNotFound(f"'{name}': there is no such home folder; give the whole path") from error
+    path = _expanded(name)
     if path.is_dir() and name:
         return _load_folder(path, options, name=path.resolve().name, source=str(path.resolve()))
     if path.is_file():
@@ -106,9 +149,7 @@ def _load_named(name: str, is_path: bool, options: _Options) -> MemoryModel:
     if name and path.exists():
         raise ModelError(f"{name} is not a regular file; name a .gguf file or a folder with config.json")
     if is_path:
-        raise ModelNotFound(
-            f"no such folder or file: '{name}'; give a folder with config.json, a .gguf file or a Hub id"
-        )
+        raise _no_such_path(name)
     _find_on_hub(name)
     return _load_checkpoint(name, options, name=name, source=name)
 

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from memlens.errors import IndexFolderError, MemlensError
-from memlens.files import file_stamp, reader_of
-from memlens.index.layout import MANIFEST
+from memlens.files import reader_of
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, MemoryNames
 
@@ -66,11 +65,6 @@ class ServedIndex(Index):
                 cursor.execute("CREATE INDEX sentences ON corpus (sentence)")
         if self.stamp(table) == stamp:  # not replaced while it was read
             self._in_memory[table] = stamp
-
-    def refuse_replaced(self) -> None:
-        """Refuse to go on if the folder holds another scan by now, or none; later stages of this one are taken up."""
-        if file_stamp(self.folder / MANIFEST) != self._manifest_stamp:
-            self._read_manifest_again()
 
     def stamp(self, table: str) -> Stamp | None:
         """Size, time and number of a table's file, from which a new one is known; None where there is none."""
