@@ -174,7 +174,7 @@ def test_a_scan_does_not_replace_an_index_while_somebody_labels_it(labelled: Ind
         content = events.read_bytes()
         events.unlink()  # even if the file is not there yet
         with pytest.raises(IndexFolderError, match="somebody labels memories"):
-            replace_tables(labelled.folder)
+            replace_tables(labelled.folder, mixture=False)
         events.write_bytes(content)
     assert Index(labelled.folder).manifest
 

@@ -178,7 +178,7 @@ def test_the_old_manifest_is_gone_for_good_before_any_table_is_replaced(alone, t
         synced.append(((path / "manifest.json").exists(), (path / "corpus.parquet").read_bytes() == before))
 
     monkeypatch.setattr(staging, "sync_folder", note)
-    staging.replace_tables(folder)
+    staging.replace_tables(folder, mixture=False)
     assert synced == [(False, True), (False, False)]
 
 

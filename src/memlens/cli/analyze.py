@@ -143,7 +143,7 @@ def _line(stage: Stage) -> str:
 
 
 def _analysis_json(analysis: Analysis) -> dict[str, Any]:
-    from memlens.index.reader import summarize
+    from memlens.index.memory import summarize
 
     stages = [
         asdict(stage) | {"skipped": [{"name": name, "reason": reason} for name, reason in stage.skipped]}

@@ -77,7 +77,7 @@ def merge(
 
 
 def _print_index(screen: Screen, index: "memlens.Index") -> None:
-    from memlens.index.reader import summarize
+    from memlens.index.memory import summarize
 
     summary = summarize(index)
     if screen.as_json:

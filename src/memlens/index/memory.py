@@ -1,4 +1,4 @@
-"""One memory as a record, and the values of an index in a few numbers: what tables say, without a model.
+"""One memory as a record, and an index and its values in a few numbers: what tables say, without a model.
 
     read_memory(index, "L3N512")    statistics, summary, patterns, value, key, triggers and ordinary prefixes
     summarize_values(index)         how many values agree with their target, and the most confident of them
@@ -250,3 +250,25 @@ def token_counts(index: Index) -> NDArray[Any]:
     counts = np.zeros(max(index.manifest.model.vocabulary, int(tokens.max(initial=-1)) + 1), np.int64)
     counts[tokens] = np.asarray(rows["times"], np.int64)
     return counts
+
+
+def summarize(index: Index) -> dict[str, Any]:
+    """Counts of an index, ready for JSON; `dead` counts by layer the memories without any trigger."""
+    counts = index.manifest.counts
+    rows = index.sql(
+        "SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead FROM {memories} GROUP BY ALL ORDER BY layer"
+    )
+    return {
+        "index": str(index.folder),
+        "model": index.manifest.model.name,
+        "layers": list(index.layers),
+        "memories": sum(row["memories"] for row in rows),
+        "dead": {str(row["layer"]): row["dead"] for row in rows},
+        "sentences": counts.sentences,
+        "tokens": counts.tokens,
+        "prefixes": counts.prefixes,
+        "repeated_prefixes": counts.repeated_prefixes,
+        "cut_sentences": counts.cut_sentences,
+        "cut_tokens": counts.cut_tokens,
+        "settings": dict(sorted(index.manifest.settings.to_json().items())),
+    }

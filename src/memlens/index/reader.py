@@ -428,25 +428,3 @@ def _why_not_an_index(folder: Path) -> str:
 
 def _ranges(layers: Sequence[int]) -> str:
     return f"layers {', '.join(str(layer) for layer in layers)}" if len(layers) > 1 else f"layer {layers[0]}"
-
-
-def summarize(index: Index) -> dict[str, Any]:
-    """Counts of an index, ready for JSON; `dead` counts by layer the memories without any trigger."""
-    counts = index.manifest.counts
-    rows = index.sql(
-        "SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead FROM {memories} GROUP BY ALL ORDER BY layer"
-    )
-    return {
-        "index": str(index.folder),
-        "model": index.manifest.model.name,
-        "layers": list(index.layers),
-        "memories": sum(row["memories"] for row in rows),
-        "dead": {str(row["layer"]): row["dead"] for row in rows},
-        "sentences": counts.sentences,
-        "tokens": counts.tokens,
-        "prefixes": counts.prefixes,
-        "repeated_prefixes": counts.repeated_prefixes,
-        "cut_sentences": counts.cut_sentences,
-        "cut_tokens": counts.cut_tokens,
-        "settings": dict(sorted(index.manifest.settings.to_json().items())),
-    }
