@@ -4,7 +4,8 @@ import json
 
 from memlens import __version__
 from memlens.index.layout import DERIVED_TABLES, SCAN_TABLES
-from memlens.index.reader import Index, summarize
+from memlens.index.memory import summarize
+from memlens.index.reader import Index
 from memlens.settings import option_name
 from memlens.text import size, visible
 
