@@ -16,7 +16,7 @@ from scale_helpers import Scans
 import memlens
 from memlens.corpus.sentences import corpus_fingerprint, read_units, tokenize_units
 from memlens.errors import MemlensError
-from memlens.index.reader import summarize
+from memlens.index.memory import summarize
 from memlens.models.memory_model import MemoryModel
 from memlens.settings import CorpusSettings
 from memlens.testing import tiny_model, tiny_tokenizer
