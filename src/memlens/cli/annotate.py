@@ -59,49 +59,60 @@ _IMPORT_LIMIT = 256 << 20  # bytes of an export; far more than people have label
 _TEXT_TAKEN = 62  # columns beside a prefix
 
 
+_What = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[WHAT]",
+        help="After verdicts: what to do with them, by default list; after backup, restore: the file.",
+    ),
+]
+_PerLayer = Annotated[int, typer.Option(metavar="K", help="Memories of each layer to draw.", rich_help_panel=_STUDY)]
+_Top = Annotated[int, typer.Option(metavar="N", help="Triggers to show of each.", rich_help_panel=_STUDY)]
+_Seed = Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the draw.", rich_help_panel=_STUDY)]
+_Annotator = Annotated[str | None, typer.Option(metavar="NAME", help="Who labels.", rich_help_panel=_LABEL)]
+_Memory = Annotated[
+    str | None, typer.Option(metavar="MEMORY", help="Which memory, like L3N512.", rich_help_panel=_LABEL)
+]
+_Pattern = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KIND:RANKS:TEXT",
+        help='A pattern, like "shallow:0,3,7:ends with press"; may be repeated; none at all says there is none.',
+        rich_help_panel=_LABEL,
+    ),
+]
+_Example = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Which change, as listed.", rich_help_panel=_VERDICTS)
+]
+_Verdict = Annotated[
+    str | None,
+    typer.Option(metavar="related|distant", help="How the two words stand.", rich_help_panel=_VERDICTS),
+]
+_Format = Annotated[
+    str | None,
+    typer.Option("--format", metavar="json|csv", help="Default: by the file's name.", rich_help_panel=_FILES),
+]
+_File = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Read or written. Default: stdin, stdout.", rich_help_panel=_FILES),
+]
+
+
 def annotate(
     context: typer.Context,
     index: IndexFolder,
     action: Annotated[str, typer.Argument(metavar="|".join(_ACTIONS), help="What to do.")],
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[WHAT]",
-            help="After verdicts: what to do with them, by default list; after backup, restore: the file.",
-        ),
-    ] = None,
-    per_layer: Annotated[
-        int, typer.Option(metavar="K", help="Memories of each layer to draw.", rich_help_panel=_STUDY)
-    ] = 10,
-    top: Annotated[int, typer.Option(metavar="N", help="Triggers to show of each.", rich_help_panel=_STUDY)] = 25,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the draw.", rich_help_panel=_STUDY)] = 0,
-    annotator: Annotated[str | None, typer.Option(metavar="NAME", help="Who labels.", rich_help_panel=_LABEL)] = None,
-    memory: Annotated[
-        str | None, typer.Option(metavar="MEMORY", help="Which memory, like L3N512.", rich_help_panel=_LABEL)
-    ] = None,
-    pattern: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KIND:RANKS:TEXT",
-            help='A pattern, like "shallow:0,3,7:ends with press"; may be repeated; none at all says there is none.',
-            rich_help_panel=_LABEL,
-        ),
-    ] = None,
-    example: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Which change, as listed.", rich_help_panel=_VERDICTS)
-    ] = None,
-    verdict: Annotated[
-        str | None,
-        typer.Option(metavar="related|distant", help="How the two words stand.", rich_help_panel=_VERDICTS),
-    ] = None,
-    format_: Annotated[
-        str | None,
-        typer.Option("--format", metavar="json|csv", help="Default: by the file's name.", rich_help_panel=_FILES),
-    ] = None,
-    file: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Read or written. Default: stdin, stdout.", rich_help_panel=_FILES),
-    ] = None,
+    what: _What = None,
+    per_layer: _PerLayer = 10,
+    top: _Top = 25,
+    seed: _Seed = 0,
+    annotator: _Annotator = None,
+    memory: _Memory = None,
+    pattern: _Pattern = None,
+    example: _Example = None,
+    verdict: _Verdict = None,
+    format_: _Format = None,
+    file: _File = None,
     force: Force = False,
     as_json: Json = False,
     quiet: Quiet = False,
