@@ -12,7 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memlens.api import check, compare, experiment, merge, open_index, patterns, pull, push, report, scan, values
+    from memlens.api import (
+        check,
+        compare,
+        experiment,
+        merge,
+        open_index,
+        patterns,
+        pull,
+        push,
+        report,
+        scan,
+        site,
+        values,
+    )
     from memlens.errors import MemlensError
     from memlens.index.reader import Index
     from memlens.memory import MemoryId, Prefix, Trigger
@@ -30,7 +43,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "memlens.api": (
         *("check", "compare", "experiment", "merge", "open_index", "patterns", "pull", "push", "report", "scan"),
-        "values",
+        *("site", "values"),
     ),
     "memlens.errors": ("MemlensError",),
     "memlens.index.reader": ("Index",),
@@ -78,6 +91,7 @@ __all__ = [
     "scan",
     "side_effects",
     "silence_each",
+    "site",
     "trace",
     "trying",
     "values",

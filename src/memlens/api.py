@@ -260,6 +260,25 @@ def report(
     return make_report(opened, page, None if assets is None else Path(assets), progress, force=force)
 
 
+def site(
+    index: Index | Source,
+    *,
+    out: Source,
+    layers: str | Sequence[int] | None = None,
+    top: int = 10,
+    force: bool = False,
+    progress: Progress = no_progress,
+) -> Path:
+    """The workbench as a folder of static files; its first page comes back. Needs the extra `serve`.
+
+    `layers` ("0-5,11", or numbers) and `top` (triggers of each end of a memory) make it smaller.
+    """
+    from memlens.web.static_site import make_site
+
+    chosen = parse_layers(layers) if isinstance(layers, str) else layers
+    return make_site(_opened(index).folder, Path(out), layers=chosen, top=top, force=force, progress=progress)
+
+
 def compare(
     a: Index | Source,
     b: Index | Source,

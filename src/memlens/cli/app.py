@@ -118,6 +118,7 @@ VERBS = {  # verb -> module of memlens.cli
     "annotate": "annotate",
     "compare": "compare",
     "serve": "index",
+    "site": "index",
     "push": "hub",
     "pull": "hub",
 }

@@ -175,6 +175,29 @@ def report(
         screen.note(f"{len(missing)} of {len(EXPERIMENTS)} experiments are not in it yet; next: {command}")
 
 
+def site(
+    index: IndexFolder,
+    out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the site to.")],
+    layers: Annotated[str | None, typer.Option(metavar="LIST", help="Layers like 0-5,11. Default: all.")] = None,
+    top: Annotated[int, typer.Option(metavar="N", help="Triggers of each end of a memory.")] = 10,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Write the workbench as static files: for any web host, or to be opened from the disk."""
+    refuse_without_workbench()
+    screen = Screen(as_json, quiet, verbose)
+    with ScanProgress(screen, first="site") as progress:
+        first = memlens.site(index, out=out, layers=layers, top=top, force=force, progress=progress)
+    files = [path.stat().st_size for path in first.parent.rglob("*") if path.is_file()]
+    if as_json:
+        screen.json({"site": str(first.parent), "page": str(first), "files": len(files), "bytes": sum(files)})
+        return
+    screen.result(visible(str(first)))
+    screen.note(f"{len(files):,} files, {size(sum(files))}: open it in a browser, or copy the folder to any web host")
+
+
 def refuse_without_workbench() -> None:
     """The packages of the workbench are an extra."""
     with needing("serve", "the workbench"):

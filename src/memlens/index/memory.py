@@ -169,10 +169,8 @@ def read_patterns(index: Index, memory: str | MemoryId) -> tuple[MemoryPattern, 
     name = index.check(memory)
     if not (index.has("patterns") and index.has("names")):
         return None
-    query = "SELECT * FROM {patterns} WHERE layer = $1 AND memory = $2 ORDER BY confidence DESC, pattern"
-    return tuple(
-        MemoryPattern(**_without_name(row)) for row in index.sql(query, [name.layer, index.names.number(name)])
-    )
+    rows = index.rows_of("patterns", [name], order="confidence DESC, pattern")[name]
+    return tuple(MemoryPattern(**_without_name(row)) for row in rows)
 
 
 def read_summaries(index: Index, memories: Sequence[MemoryId]) -> dict[MemoryId, str]:

@@ -3,10 +3,9 @@
     app            create_app(Workbench(index)): a FastAPI application; serve() runs it
     workbench      the state that pages share: the index, the model, a second index
     served_index   an index that stays open, with its tables in memory
-    statistics     every memory and every layer in a few numbers
     security       access: hosts, tokens, origins, headers
     rendering      templates, JSON, static files
-    live           the model's part of a memory's page
+    static_site    the same pages as files, for a reader without a server
     pages/         one module per page: its HTML, and its JSON under /api/
 
 Importing this package is cheap and needs no torch.

@@ -8,15 +8,15 @@ intent.
 import hashlib
 import json
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import cache, partial
 from importlib.resources import files
 from threading import Lock, Thread
-from typing import Annotated, Any
-from urllib.parse import quote, unquote
+from typing import Annotated, Any, Literal
+from urllib.parse import quote, unquote, urlencode
 
 from fastapi import APIRouter, Depends, HTTPException, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment
 from markupsafe import Markup, escape
@@ -66,13 +66,21 @@ def static(request: Request, name: str) -> Response:
     return _answer(request, *static_files()[name])
 
 
+@router.get("/{name}.html")
+def page_of_site(request: Request, name: Literal["index", "search", "memory"]) -> Response:
+    """Addresses of a site that `memlens site` has made lead to the same pages here."""
+    asked = dict(request.query_params)
+    path = {"index": "/", "search": "/search", "memory": f"/m/{quote(asked.pop('name', ''), safe='')}"}[name]
+    return RedirectResponse(path + (f"?{urlencode(asked)}" if asked else ""), 308)
+
+
 def _vega() -> tuple[bytes, str, str]:
     with _MAKING:
-        return _vega_file()
+        return vega_file()
 
 
 @cache
-def _vega_file() -> tuple[bytes, str, str]:
+def vega_file() -> tuple[bytes, str, str]:
     from memlens.reports.report import vega_bundle
 
     content = vega_bundle().encode()
@@ -193,18 +201,33 @@ class Json(JSONResponse):
 
 def page(request: Request, template: str, status: int = 200, **content: Any) -> HTMLResponse:
     """A page, from the template of that name; `content` are its variables."""
-    text = (
-        environment()
-        .get_template(template)
-        .render(
-            workbench=the_workbench(request),
-            version=__version__,
-            csrf=request.scope.get("memlens_csrf", ""),
-            path=request.url.path,
-            **content,
-        )
-    )
+    csrf = request.scope.get("memlens_csrf", "")
+    text = render(template, the_workbench(request), request.url.path, PAGES, csrf=csrf, **content)
     return HTMLResponse(text.encode("utf-8", errors="replace"), status)
+
+
+PAGES = (
+    ("/", "Overview"),
+    ("/search", "Search"),
+    ("/trace", "Trace"),
+    ("/annotate", "Annotate"),
+    ("/compare", "Compare"),
+)
+
+
+def render(
+    template: str,
+    workbench: Workbench,
+    path: str,
+    pages: Sequence[tuple[str, str]],
+    *,
+    csrf: str = "",
+    is_site: bool = False,
+    **content: Any,
+) -> str:
+    """A template as text, for an answer or for a file of a site. `pages` are the addresses and names in its head."""
+    given = {"workbench": workbench, "version": __version__, "csrf": csrf, "path": path, "pages": pages}
+    return environment().get_template(template).render(**given, is_site=is_site, **content)
 
 
 @cache

@@ -113,7 +113,7 @@ def _token_texts(sentence: dict[str, Any], count: int) -> list[str]:
 router = APIRouter(tags=["memory"], route_class=IndexRoute)
 live = APIRouter(tags=["memory"], route_class=LiveRoute)
 
-_TOKENS_SHOWN = 15
+TOKENS_SHOWN = 15
 _WIDTH, _HEIGHT = 320.0, 72.0  # of the histogram
 End = Literal["top", "bottom"]
 Name = Annotated[str, Path(description="Layer and memory from 0, like L3N512.", max_length=30)]
@@ -168,19 +168,22 @@ def memory_page(
     if name != str(memory):  # L3D512, l3n512: one address for one memory
         return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
     view = read_labelled_memory(bench.index, memory, viewer, (end,))
-    return page(
-        request,
-        "memory.html",
-        view=view,
-        end=end,
-        triggers=view.triggers[end],
-        has_bottom=_has_bottom(bench.index),
-        strongest=max((abs(trigger.coefficient) for trigger in view.triggers[end]), default=0.0),
-        shown=_TOKENS_SHOWN,
-        histogram=draw_histogram(view.histogram, view.histogram_edges),
-        neighbours=_neighbours(bench.index, memory),
-        related=read_related(bench, str(memory)) if related == "yes" else None,
-    )
+    found = read_related(bench, str(memory)) if related == "yes" else None
+    return page(request, "memory.html", related=found, **memory_content(bench.index, view, end))
+
+
+def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[str, Any]:
+    """The variables of memory.html for one end of a memory, but for its related memories."""
+    return {
+        "view": view,
+        "end": end,
+        "triggers": view.triggers[end],
+        "has_bottom": has_bottom(index),
+        "strongest": max((abs(trigger.coefficient) for trigger in view.triggers[end]), default=0.0),
+        "shown": TOKENS_SHOWN,
+        "histogram": draw_histogram(view.histogram, view.histogram_edges),
+        "neighbours": _neighbours(index, view.name),
+    }
 
 
 @router.get("/api/memories/{name}", responses=PROBLEMS)
@@ -231,7 +234,7 @@ def _neighbours(index: ServedIndex, memory: MemoryId) -> tuple[MemoryId | None, 
     return before, after
 
 
-def _has_bottom(index: ServedIndex) -> bool:
+def has_bottom(index: ServedIndex) -> bool:
     """Did the scan keep the most negative triggers of any memory?"""
     query = "SELECT 1 AS one FROM {triggers} WHERE \"end\" = 'bottom' LIMIT 1"
     return index.remember(("triggers",), ("has bottom",), lambda: bool(index.sql(query)))

@@ -7,7 +7,7 @@ several; a cell then stands for its highest memory, so that nothing rare disappe
 from base64 import b64encode
 from dataclasses import dataclass
 from threading import Lock
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
@@ -21,6 +21,7 @@ from memlens.index.memory import read_summaries
 from memlens.reports.sections import Section, Tables, make_sections
 from memlens.web.rendering import PROBLEMS, Bench, IndexRoute, page
 from memlens.web.served_index import TABLES, LayerStatistics, ServedIndex, Statistics, read_layers, read_statistics
+from memlens.web.workbench import Workbench
 
 _DRAWING = Lock()  # several pages may ask at once; one draws
 
@@ -216,19 +217,22 @@ class Brief(BaseModel):
 
 @router.get("/", response_class=HTMLResponse, include_in_schema=False)
 def overview_page(request: Request, bench: Bench, by: str = "max", charts: Literal["yes", "no"] = "no") -> HTMLResponse:
+    sections = read_charts(bench.index) if charts == "yes" else None
+    return page(request, "overview.html", sections=sections, **overview_content(bench, by))
+
+
+def overview_content(bench: Workbench, by: str = "max") -> dict[str, Any]:
+    """The variables of overview.html, but for the tables of the experiments."""
     index = bench.index
     found = measures(read_statistics(index))
-    return page(
-        request,
-        "overview.html",
-        counts=read_counts(bench),
-        layers=read_layers(index),
-        measures=found,
-        by=by if any(by == measure.name for measure in found) else found[0].name,
-        missing=_missing(index),
-        has_experiments=bool(experiment_tables(index)),
-        sections=read_charts(index) if charts == "yes" else None,
-    )
+    return {
+        "counts": read_counts(bench),
+        "layers": read_layers(index),
+        "measures": found,
+        "by": by if any(by == measure.name for measure in found) else found[0].name,
+        "missing": _missing(index),
+        "has_experiments": bool(experiment_tables(index)),
+    }
 
 
 @router.get("/api/status")

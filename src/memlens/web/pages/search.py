@@ -33,7 +33,7 @@ router = APIRouter(tags=["search"], route_class=IndexRoute)
 _WORDS = {"max": "strongest", "frequency": "fires on", "mean": "mean", "max_p": "highest p"}
 
 
-def _asked(
+def read_asked(
     q: Annotated[str, Query(max_length=200, description="The text, token, words or name to look for.")] = "",
     place: Annotated[Place, Query(alias="in", description="Where to look.")] = "triggers",
     layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
@@ -56,7 +56,7 @@ def _asked(
     return locals()
 
 
-Asked = Annotated[dict[str, Any], Depends(_asked)]
+Asked = Annotated[dict[str, Any], Depends(read_asked)]
 
 
 def _query(asked: dict[str, Any]) -> SearchQuery:
@@ -92,17 +92,22 @@ def search_memories(bench: Bench, asked: Asked) -> SearchResult:
     return search(bench.index, _query(asked), trigger_text(bench.index))
 
 
-def _answer(request: Request, bench: Workbench, asked: dict[str, Any], template: str) -> HTMLResponse:
-    statistics = read_statistics(bench.index)
-    content: dict[str, Any] = {
+def search_content(index: ServedIndex, asked: dict[str, Any]) -> dict[str, Any]:
+    """The variables of search.html and results.html, but for the answer itself and the address of a longer one."""
+    statistics = read_statistics(index)
+    return {
         "asked": asked,
         "reason": reason,
         "orders": list(statistics.numbers),
         "has_classes": "class" in statistics.categories,
         "has_values": "agreement" in statistics.categories,
         "layer_count": len(statistics.layers),
-        "more": "/search?" + str(request.url.include_query_params(limit=min(500, 5 * asked["limit"])).query),
     }
+
+
+def _answer(request: Request, bench: Workbench, asked: dict[str, Any], template: str) -> HTMLResponse:
+    longer = request.url.include_query_params(limit=min(500, 5 * asked["limit"])).query
+    content = {**search_content(bench.index, asked), "more": f"/search?{longer}"}
     try:
         return page(request, template, answer=search_memories(bench, asked), problem=None, **content)
     except MemlensError as error:

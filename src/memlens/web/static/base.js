@@ -1,7 +1,25 @@
 // What every page has: how to ask the server, and whether the model is there yet.
+// A site of static files (`memlens site`) has no server: there memlensSite answers, and knows the names of its files.
+
+const site = globalThis.memlensSite;
+
+/** An address of the workbench as it is to be used here. */
+export const here = (address) => (site ? site.local(address) : address);
+
+/** HTML of one of our own addresses, or null where the answer is something else. */
+export async function askPage(address) {
+  if (site) return site.askPage(address);
+  const response = await fetch(address);
+  const text = await response.text();
+  return response.headers.get("content-type")?.startsWith("text/html") ? text : null;
+}
+
+/** Runs a script of ours that is only needed now. */
+export const library = (name) => (site ? site.library(name) : import(`./${name}`));
 
 /** JSON from one of our own addresses; an answer that is no success becomes an Error with the server's line. */
 export async function ask(address, options = {}) {
+  if (site) return site.ask(address);
   const response = await fetch(address, { headers: { accept: "application/json" }, ...options });
   const content = await response.json().catch(() => ({}));
   if (!response.ok) throw Object.assign(new Error(content.error ?? `the server answered ${response.status}`), { status: response.status });

@@ -1,5 +1,5 @@
 // The page of one memory: patterns that light up their prefixes, live shading, silencing, related memories, [ and ].
-import { announce, ask, tell } from "./base.js";
+import { announce, ask, here, tell } from "./base.js";
 
 const article = document.querySelector(".memory-page");
 const { name, end } = article.dataset;
@@ -133,7 +133,7 @@ function relatedTable(found) {
   table.innerHTML = '<thead><tr><th scope="col">memory</th><th scope="col">shared</th><th scope="col">what it is</th></tr></thead><tbody></tbody>';
   for (const one of found) {
     const row = document.createElement("tr");
-    const link = Object.assign(document.createElement("a"), { className: "memory", href: `/m/${one.name}`, textContent: one.name });
+    const link = Object.assign(document.createElement("a"), { className: "memory", href: here(`/m/${one.name}`), textContent: one.name });
     const shared = [`${one.triggers} triggers`, ...(one.tokens === null ? [] : [`${one.tokens} tokens`])].join(", ");
     row.append(cell(link), cell(shared), cell(Object.assign(document.createElement("bdi"), { textContent: one.summary ?? "" })));
     table.tBodies[0].append(row);

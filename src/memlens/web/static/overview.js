@@ -1,5 +1,5 @@
 // The map of all memories on a canvas, and the experiments' charts.
-import { ask, debounced } from "./base.js";
+import { ask, debounced, here, library } from "./base.js";
 
 const section = document.querySelector(".map");
 const holder = section.querySelector(".map-holder");
@@ -164,7 +164,7 @@ function move(key) {
   goTo({ row, cell });
 }
 
-const open = () => place && window.location.assign(`/m/${memoryOf(place)}`);
+const open = () => place && window.location.assign(here(`/m/${memoryOf(place)}`));
 const atPointer = (event) => {
   const box = canvas.getBoundingClientRect();
   return cellAt(event.clientX - box.left, event.clientY - box.top);
@@ -231,7 +231,7 @@ function complain(error) {
 }
 
 choice.addEventListener("change", () => {
-  history.replaceState(null, "", `/?by=${choice.value}`);
+  history.replaceState(null, "", here(`/?by=${choice.value}`));
   showMap().catch(complain);
 });
 new ResizeObserver(debounced(() => map && Math.abs(canvas.width / Math.min(window.devicePixelRatio || 1, 2) - canvas.parentElement.clientWidth) > 1 && showMap().catch(complain))).observe(canvas.parentElement);
@@ -260,7 +260,7 @@ async function showCharts(charts) {
   const wait = charts.querySelector(".charts-wait");
   wait.textContent = "The charts are being drawn …";
   try {
-    const [sections] = await Promise.all([ask("/api/charts"), import("./vega.js")]);
+    const [sections] = await Promise.all([ask("/api/charts"), library("vega.js")]);
     const made = sections.map(article);
     charts.append(...made);
     for (const [number, one] of sections.entries()) {
@@ -283,6 +283,6 @@ if (charts) {
     if (!entries.some((entry) => entry.isIntersecting)) return;
     seen.disconnect();
     showCharts(charts);
-  }, { rootMargin: "600px" });
+  }, { rootMargin: globalThis.memlensSite ? "0px" : "600px" });
   seen.observe(charts);
 }

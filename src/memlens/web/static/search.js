@@ -1,5 +1,5 @@
 // Results as one types. The form works without this; here it is only asked for earlier, and in place.
-import { debounced } from "./base.js";
+import { askPage, debounced, here } from "./base.js";
 
 const form = document.querySelector("form.search");
 const results = document.getElementById("results");
@@ -20,11 +20,10 @@ async function show() {
   const number = ++latest;
   results.setAttribute("aria-busy", "true");
   try {
-    const response = await fetch(wanted);
-    const text = await response.text();
+    const text = await askPage(wanted);
     if (number !== latest) return; // something else was written meanwhile
-    if (response.headers.get("content-type")?.startsWith("text/html")) results.innerHTML = text;
-    history.replaceState(null, "", address("/search"));
+    if (text !== null) results.innerHTML = text;
+    history.replaceState(null, "", here(address("/search")));
   } catch {
     if (number === latest) results.textContent = "The workbench does not answer; is it still running?";
   }

@@ -1,0 +1,257 @@
+// A site of static files: what the workbench's server would answer, from files of data that are fetched as needed.
+// Data are scripts, because a page opened from a disk may run scripts of its folder but not read other files.
+
+globalThis.memlensSite = (() => {
+  const waiting = new Map(); // file -> { resolve, reject }
+  const kept = new Map(); // file -> promise of its content
+
+  async function unpacked(text) {
+    const bytes = Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+    return JSON.parse(await new Response(stream).text());
+  }
+
+  function run(file) {
+    return new Promise((resolve, reject) => {
+      const script = Object.assign(document.createElement("script"), { src: file, onload: resolve });
+      script.onerror = () => reject(new Error(`${file} is missing from this site`));
+      document.head.append(script);
+    });
+  }
+
+  function data(file) {
+    if (!kept.has(file)) {
+      const arrives = new Promise((resolve, reject) => waiting.set(file, { resolve, reject }));
+      run(`data/${file}.js`).catch((error) => waiting.get(file)?.reject(error));
+      kept.set(file, arrives.then(unpacked));
+    }
+    return kept.get(file);
+  }
+
+  function arrived(file, text) {
+    waiting.get(file)?.resolve(text);
+    waiting.delete(file);
+  }
+
+  // Addresses: /m/L3N512?end=bottom is memory.html?name=L3N512&end=bottom
+
+  function local(address) {
+    const [path, query = ""] = address.split("?");
+    const more = query ? `?${query}` : "";
+    if (path.startsWith("/m/")) return `memory.html?name=${path.slice(3)}${query ? `&${query}` : ""}`;
+    return { "/": "index.html", "/search": "search.html", "/report": "report.html" }[path] + more;
+  }
+
+  // Names: every group of memories (a layer, or an expert) has a prefix and its first row in the site's order
+
+  async function rowOf(name) {
+    const { groups } = await data("site");
+    const match = /^(.*[ND])(\d+)$/i.exec(name.trim());
+    const prefix = match?.[1].toUpperCase().replace(/D$/, "N");
+    const group = match && groups.find((one) => one.prefix === prefix);
+    return group && Number(match[2]) < group.count ? group.first + Number(match[2]) : null;
+  }
+
+  // The map, in as many cells as there is room for; a cell of several memories shows the highest
+
+  async function map(by, room) {
+    const whole = await data(`map-${by}`);
+    const levels = Uint8Array.from(atob(whole.levels), (sign) => sign.charCodeAt(0));
+    const layers = whole.layers.map((layer) => ({ ...layer, size: Math.max(1, Math.ceil(layer.memories / room)) }));
+    const cells = [];
+    const places = [];
+    let start = 0;
+    for (const { memories, size } of layers) {
+      for (let first = 0; first < memories; first += size) {
+        let best = 255;
+        let place = 0;
+        for (let i = 0; i < size && first + i < memories; i++) {
+          const level = levels[start + first + i];
+          if (level !== 255 && (best === 255 || level > best)) [best, place] = [level, i];
+        }
+        cells.push(best);
+        places.push(place & 255, place >> 8);
+      }
+      start += memories;
+    }
+    const packed = (bytes) => btoa(bytes.reduce((text, byte) => text + String.fromCharCode(byte), ""));
+    const isBinned = layers.some((layer) => layer.size > 1);
+    return { ...whole, layers, levels: packed(cells), highest: isBinned ? packed(places) : null };
+  }
+
+  async function ask(address) {
+    const { pathname, searchParams } = new URL(address, "http://site");
+    if (pathname === "/api/map") {
+      return map(searchParams.get("by") ?? "max", Number(searchParams.get("room") ?? 4096));
+    }
+    if (pathname === "/api/charts") return data("charts");
+    if (pathname.startsWith("/api/brief/")) {
+      const line = await lineOf(await rowOf(pathname.slice(11)));
+      return { value: null, summary: line.querySelector(".summary")?.textContent ?? "" };
+    }
+    throw new Error("A site of static files cannot compute this; the workbench can: memlens serve INDEX");
+  }
+
+  // Search: rows of a word, token or pattern, from the file in which its first letters are
+
+  const words = (text) => text.toLowerCase().match(/[\p{L}\p{N}_]+/gu) ?? [];
+
+  function shard(word, count) {
+    let hash = 2166136261;
+    for (const byte of new TextEncoder().encode([...word].slice(0, 2).join(""))) hash = Math.imul(hash ^ byte, 16777619) >>> 0;
+    return hash % count;
+  }
+
+  async function rowsOf(place, word, isLast) {
+    const { shards } = await data("site");
+    if (!shards[place]) throw new Error("This site was made without that.");
+    const found = await data(`${place}/${shard(word, shards[place])}`);
+    const lists = isLast && word.length > 1 ? Object.keys(found).filter((one) => one.startsWith(word)) : [word];
+    const rows = new Map();
+    for (const one of lists) {
+      let row = 0;
+      for (const step of found[one] ?? []) {
+        row += step;
+        if (!rows.has(row)) rows.set(row, 1);
+      }
+    }
+    return rows;
+  }
+
+  async function tokenRows(text) {
+    const { shards } = await data("site");
+    if (!shards.values) throw new Error("What values promote is not in this site.");
+    const plain = text.trim();
+    const found = await data(`values/${shard(plain.toLowerCase(), shards.values)}`);
+    const forms = text.startsWith(" ") ? [text] : [text, ` ${text}`];
+    const rows = new Map();
+    for (const form of forms) for (const [row, p] of found[form] ?? []) rows.set(row, (rows.get(row) ?? 0) + p);
+    return new Map([...rows].sort((one, other) => other[1] - one[1] || one[0] - other[0]));
+  }
+
+  async function matching(place, text) {
+    if (place === "values") return tokenRows(text);
+    if (place === "name") {
+      const row = await rowOf(text);
+      return new Map(row === null ? [] : [[row, null]]);
+    }
+    const asked = words(text);
+    if (!asked.length) return new Map();
+    const lists = await Promise.all(asked.map((word, number) => rowsOf(place, word, number === asked.length - 1)));
+    const rows = [...lists[0].keys()].filter((row) => lists.every((list) => list.has(row)));
+    return new Map(rows.sort((one, other) => one - other).map((row) => [row, null]));
+  }
+
+  function inLayers(text) {
+    if (!text.trim()) return null;
+    const chosen = new Set();
+    for (const part of text.split(",")) {
+      const match = /^\s*(\d+)(?:\s*-\s*(\d+))?\s*$/.exec(part);
+      if (!match) throw new Error(`'${text}' are no layers; write numbers and ranges like 0-5,11`);
+      for (let layer = Number(match[1]); layer <= Number(match[2] ?? match[1]); layer++) chosen.add(layer);
+    }
+    return chosen;
+  }
+
+  const column = (text, kind) => new kind(Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0)).buffer);
+
+  async function filter(asked) {
+    const { groups } = await data("site");
+    const layers = inLayers(asked.get("layers") ?? "");
+    const [kind, agreement] = [asked.get("class"), asked.get("agreement")];
+    const known = kind || agreement ? await data("statistics") : null;
+    const classes = kind ? column(known.categories.class, Uint8Array) : null;
+    const agrees = agreement ? column(known.categories.agreement, Uint8Array) : null;
+    const wanted = { none: [0], shallow: [1, 3], semantic: [2, 3], both: [3] }[kind];
+    return (row) =>
+      (!layers || groups.some((one) => row >= one.first && row < one.first + one.count && layers.has(one.layer))) &&
+      (!classes || wanted.includes(classes[row])) &&
+      (!agrees || agrees[row] === (agreement === "yes" ? 2 : 1));
+  }
+
+  async function byStatistic(order) {
+    const known = await data("statistics");
+    const numbers = column(known.numbers[order], Float32Array);
+    const rows = [...numbers.keys()].filter((row) => Number.isFinite(numbers[row]));
+    return new Map(rows.sort((one, other) => numbers[other] - numbers[one] || one - other).map((row) => [row, null]));
+  }
+
+  async function lineOf(row) {
+    const { lines } = await data("site");
+    const html = (await data(`lines/${Math.floor(row / lines)}`))[row % lines];
+    return Object.assign(document.createElement("template"), { innerHTML: html }).content.firstElementChild;
+  }
+
+  async function askPage(address) {
+    const asked = new URL(address, "http://site").searchParams;
+    const [text, place, limit] = [asked.get("q") ?? "", asked.get("in") ?? "triggers", Number(asked.get("limit") ?? 20)];
+    const holder = document.createElement("div");
+    try {
+      const isIn = await filter(asked);
+      const named = text && (await rowOf(text));
+      const rows = !text ? await byStatistic(asked.get("order") ?? "max") : named != null ? new Map([[named, null]]) : await matching(place, text);
+      const found = [...rows].filter(([row]) => isIn(row));
+      const shown = found.slice(0, limit);
+      const told = found.length ? `${found.length.toLocaleString("en")} ${found.length === 1 ? "memory" : "memories"}${found.length > shown.length ? `, the first ${shown.length}` : ""}` : "Nothing found";
+      holder.append(Object.assign(document.createElement("p"), { className: "quiet count", textContent: told }));
+      holder.firstChild.setAttribute("role", "status");
+      const list = Object.assign(document.createElement("ol"), { className: "results" });
+      for (const [row, p] of shown) {
+        const line = await lineOf(row);
+        if (p !== null) line.querySelector(".why").textContent = `p ${Number((100 * p).toPrecision(3))}%`;
+        list.append(line);
+      }
+      holder.append(list);
+      if (found.length > shown.length && limit < 500) {
+        asked.set("limit", Math.min(500, 5 * limit));
+        holder.append(Object.assign(document.createElement("a"), { className: "button", href: `search.html?${asked}`, textContent: "Show more" }));
+      }
+    } catch (error) {
+      holder.replaceChildren(Object.assign(document.createElement("p"), { className: "note error", textContent: error.message }));
+    }
+    return holder.innerHTML;
+  }
+
+  // Pages that are put together here
+
+  async function showMemory(main, asked) {
+    const name = asked.get("name") ?? "";
+    const row = await rowOf(name);
+    const { pages, model } = await data("site");
+    if (row === null) {
+      main.replaceChildren(Object.assign(document.createElement("h1"), { textContent: "Not found" }), Object.assign(document.createElement("p"), { textContent: `${name} is not a memory of this site.` }));
+      return;
+    }
+    const found = (await data(`pages/${Math.floor(row / pages)}`))[row % pages];
+    const end = asked.get("end") === "bottom" && found.length > 1 ? 1 : 0;
+    main.innerHTML = found[end];
+    document.title = `${main.querySelector(".memory-page").dataset.name} · ${model} · memlens`;
+    await run("static/memory.js");
+  }
+
+  async function showSearch(asked) {
+    const form = document.querySelector("form.search");
+    for (const [name, value] of asked) {
+      const field = form.elements[name];
+      if (field) field.value = value;
+    }
+    if ([...asked].length) document.getElementById("results").innerHTML = await askPage(`/search/results?${asked}`);
+    await run("static/search.js");
+  }
+
+  function begin() {
+    const asked = new URLSearchParams(location.search);
+    const kind = document.documentElement.dataset.site;
+    const told = (error) => document.getElementById("main").append(Object.assign(document.createElement("p"), { className: "note error", textContent: error.message }));
+    if (kind === "memory") showMemory(document.getElementById("main"), asked).catch(told);
+    if (kind === "search") showSearch(asked).catch(told);
+    if (kind === "overview") {
+      const choice = document.getElementById("by");
+      if ([...choice.options].some((one) => one.value === asked.get("by"))) choice.value = asked.get("by");
+      run("static/overview.js").catch(told);
+    }
+  }
+
+  document.addEventListener("DOMContentLoaded", begin);
+  return { arrived, ask, askPage, data, library: (name) => run(`static/${name}`), local };
+})();

@@ -1,0 +1,358 @@
+"""The workbench as static files (`memlens site`): pages for a reader who has no server and installs nothing.
+
+    index.html, search.html, memory.html, report.html     the workbench's own pages, of its own templates
+    static/     its styles and scripts; site.js answers in the place of the server
+    data/       pages/ every memory's page, lines/ each memory in a list of results, triggers/ values/ patterns/ which
+                memories a word, a token or a pattern leads to; statistics, maps and charts
+
+A file of data is a script that hands over gzipped JSON: a page opened from a disk may run scripts but read no other
+file. Rows count the memories of all shown layers through. Labels of people are not in a site.
+"""
+
+import base64
+import gzip
+import json
+import re
+import shutil
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from html import escape
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pydantic import TypeAdapter
+
+from memlens.errors import SettingError
+from memlens.files import explain_os_errors, prepare_output_folder
+from memlens.index.memory import MemoryRecord, read_memory, read_summaries
+from memlens.index.search import MemoryHit, SearchQuery, SearchResult, search
+from memlens.memory import ExpertId, MemoryId
+from memlens.parallel import Progress, no_progress
+from memlens.reports.report import make_report
+from memlens.reports.sections import Section
+from memlens.text import finite
+from memlens.web.pages.memory import TOKENS_SHOWN, LabelledMemory, has_bottom, memory_content
+from memlens.web.pages.overview import draw_map, measures, overview_content, read_charts
+from memlens.web.pages.search import read_asked, search_content
+from memlens.web.rendering import render, static_files, vega_file
+from memlens.web.served_index import ServedIndex, read_statistics
+from memlens.web.workbench import Workbench
+
+_PAGES = 32  # memories in one file of pages
+_LINES = 256
+_PART = 512  # memories that are read from the tables at once
+_SHARDS = {"triggers": 512, "values": 256, "patterns": 128}
+_NAV = (("/", "Overview"), ("/search", "Search"), ("/report", "Report"))
+_WORD = re.compile(r"\w+")
+_MAIN = '<main id="main" tabindex="-1">'
+_MODULES = ("overview.js", "search.js", "memory.js")
+_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE)
+_ADDRESS = re.compile(r'\b(href|src|action)="/([^"]*)"')
+
+
+class SiteIndex(ServedIndex):
+    """An index of which some layers are shown, and which reads the rows of many memories when one is asked for."""
+
+    def __init__(self, folder: str | Path, layers: Sequence[int] | None) -> None:
+        super().__init__(folder)
+        for layer in layers or ():
+            self.memories(layer)  # refuses one that was not scanned
+        self._shown = None if layers is None else tuple(layers)
+        self._part: list[MemoryId] = []
+        self._rows: dict[tuple[str, ...], dict[MemoryId, list[dict[str, Any]]]] = {}
+        self._texts: dict[int, dict[str, Any]] = {}
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        shown = getattr(self, "_shown", None)
+        return self.manifest.layers if shown is None else shown
+
+    def table(self, table: str, columns: Sequence[str] | None = None, filters: Any = None) -> pa.Table:
+        found = super().table(table, columns, filters)
+        if self._shown is None or "layer" not in found.column_names:
+            return found
+        return found.filter(pc.is_in(found.column("layer"), pa.array(self._shown, found.schema.field("layer").type)))
+
+    def take(self, part: list[MemoryId]) -> None:
+        """Pages of these memories come next."""
+        self._part, self._rows, self._texts = part, {}, {}
+
+    def rows_of(
+        self, table: str, memories: Iterable[MemoryId], columns: str = "*", *, where: str = "true", order: str = ""
+    ) -> dict[MemoryId, list[dict[str, Any]]]:
+        asked, key = list(memories), (table, columns, where, order)
+        if len(asked) != 1 or asked[0] not in self._part:
+            return super().rows_of(table, asked, columns, where=where, order=order)
+        if key not in self._rows:
+            self._rows[key] = super().rows_of(table, self._part, columns, where=where, order=order)
+            if table in ("triggers", "ordinary"):
+                wanted = {row["sentence"] for rows in self._rows[key].values() for row in rows}
+                self._texts |= super().sentences(sorted(wanted - self._texts.keys()))
+        return {asked[0]: self._rows[key][asked[0]]}
+
+    def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
+        if all(one in self._texts for one in ids):
+            return {one: self._texts[one] for one in ids}
+        return super().sentences(ids)
+
+
+class SiteBench(Workbench):
+    """The workbench that the templates see: there is no model."""
+
+    def __init__(self, index: SiteIndex) -> None:
+        super().__init__(index)
+        self.index = index
+
+    @property
+    def status_text(self) -> str:
+        return "this needs the model, which a site of static files cannot run; in the workbench: memlens serve INDEX"
+
+
+def make_site(
+    folder: str | Path,
+    out: Path,
+    *,
+    layers: Sequence[int] | None = None,
+    top: int = 10,
+    force: bool = False,
+    progress: Progress = no_progress,
+) -> Path:
+    """Write the site of an index into a folder; its first page comes back. `top`: triggers of each end of a memory."""
+    if top < 1:
+        raise SettingError(f"--top is {top}; show at least 1 trigger of a memory")
+    site = _Site(SiteIndex(folder, layers), out, top, progress)
+    prepare_output_folder(out, force=force)
+    with explain_os_errors(out):
+        for name in ("data", "static"):
+            shutil.rmtree(out / name, ignore_errors=True)
+        site.write()
+    return out / "index.html"
+
+
+class _Site:
+    def __init__(self, index: SiteIndex, out: Path, top: int, progress: Progress) -> None:
+        self.index, self.out, self.top, self.progress = index, out, top, progress
+        self.bench = SiteBench(index)
+        self.ends = ("top", "bottom") if has_bottom(index) else ("top",)
+        self.triggers: dict[str, list[int]] = defaultdict(list)
+        self.patterns: dict[str, list[int]] = defaultdict(list)
+        self.values: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        self.words: dict[int, tuple[list[str], list[int]]] = {}  # of a sentence, and where each ends
+
+    @cached_property
+    def names(self) -> list[MemoryId]:
+        """All memories that are shown, in the order of their rows."""
+        name, count = self.index.names.name, self.index.memories
+        return [name(layer, number) for layer in self.index.layers for number in range(count(layer))]
+
+    def write(self) -> None:
+        self.progress("site", 0, len(self.names))
+        self.write_static()
+        self.write_frames()
+        self.write_pages()
+        self.write_words()
+        self.write_whole()
+        make_report(self.index, self.out / "report.html", force=True)
+
+    # Data
+
+    def data(self, name: str, content: Any) -> None:
+        text = json.dumps(finite(content), ensure_ascii=False, separators=(",", ":"))
+        packed = base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 9, mtime=0)).decode()
+        path = self.out / "data" / f"{name}.js"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f'memlensSite.arrived("{name}","{packed}")\n', encoding="ascii")
+
+    def write_pages(self) -> None:
+        """Every memory's page and line, and the words that lead to it."""
+        pages: list[list[str]] = []
+        for first in range(0, len(self.names), _PART):
+            part = self.names[first : first + _PART]
+            self.index.take(part)
+            for row, name in enumerate(part, first):
+                view = self.view_of(name)
+                pages.append([self.main_of(view, end) for end in self.ends])
+                self.note_words(row, view)
+                if len(pages) == _PAGES or row + 1 == len(self.names):
+                    self.data(f"pages/{row // _PAGES}", pages)
+                    pages = []
+                self.progress("site", row + 1, len(self.names))
+            self.words.clear()
+            self.index.take([])
+        for first in range(0, len(self.names), _LINES):
+            self.data(f"lines/{first // _LINES}", self.lines_of(self.names[first : first + _LINES]))
+
+    def view_of(self, name: MemoryId) -> LabelledMemory:
+        record = read_memory(self.index, name, self.ends, self.top)
+        return LabelledMemory(**vars(record), labels=(), unfinished=None)
+
+    def main_of(self, view: LabelledMemory, end: str) -> str:
+        page = self.render("memory.html", "/m", related=None, **memory_content(self.index, view, end))
+        return page.partition(_MAIN)[2].rpartition("</main>")[0].strip()
+
+    def lines_of(self, names: list[MemoryId]) -> list[str]:
+        """Each memory as it stands in a list of results."""
+        summaries = read_summaries(self.index, names)
+        found = tuple(MemoryHit(name, summaries.get(name)) for name in names)
+        answer = SearchResult((), "name", len(found), found)
+        content = search_content(self.index, read_asked()) | {"problem": None, "more": ""}
+        page = self.render("results.html", "/search", answer=answer, **content)
+        return ["<li" + line.partition("</li>")[0] + "</li>" for line in page.split("<li")[1:]]
+
+    def note_words(self, row: int, record: MemoryRecord) -> None:
+        found: set[str] = set()
+        for end in self.ends:
+            for trigger in record.triggers[end]:
+                sentence = trigger.prefix.sentence
+                if sentence not in self.words:
+                    text = trigger.text + trigger.after
+                    matches = [(match[0].lower(), match.end()) for match in _WORD.finditer(text)]
+                    self.words[sentence] = [one[0] for one in matches], [one[1] for one in matches]
+                words, ends = self.words[sentence]
+                found.update(words[: bisect_right(ends, len(trigger.text))])
+        for word in found:
+            self.triggers[word].append(row)
+        for word in {word for pattern in record.patterns or () for word in _WORD.findall(pattern.description.lower())}:
+            self.patterns[word].append(row)
+        for one in record.value.promotes[:TOKENS_SHOWN] if record.value else ():
+            self.values[one.text].append((row, float(f"{one.number:.4g}")))
+
+    def write_words(self) -> None:
+        for place, lists in (("triggers", self.triggers), ("patterns", self.patterns)):
+            shards: list[dict[str, list[int]]] = [{} for _ in range(_SHARDS[place])]
+            for word, rows in lists.items():
+                steps = [row - before for row, before in zip(rows, [0, *rows], strict=False)]
+                shards[shard_of(word, _SHARDS[place])][word] = steps
+            for number, content in enumerate(shards):
+                self.data(f"{place}/{number}", content)
+        tokens: list[dict[str, Any]] = [{} for _ in range(_SHARDS["values"])]
+        for text, hits in self.values.items():
+            tokens[shard_of(text.strip().lower(), _SHARDS["values"])][text] = hits
+        for number, content in enumerate(tokens):
+            self.data(f"values/{number}", content)
+
+    def write_whole(self) -> None:
+        """What is about all memories: names, statistics, maps, charts."""
+        statistics = read_statistics(self.index)
+        self.data(
+            "site",
+            {
+                "model": self.index.manifest.model.name,
+                "groups": list(self.groups()),
+                "pages": _PAGES,
+                "lines": _LINES,
+                "shards": {
+                    "triggers": _SHARDS["triggers"],
+                    "values": _SHARDS["values"] if self.index.has("values") else 0,
+                    "patterns": _SHARDS["patterns"] if self.index.has("patterns") else 0,
+                },
+            },
+        )
+        packed = {name: _packed(column.astype("<f4")) for name, column in statistics.numbers.items()}
+        kinds = {name: _packed(column) for name, column in statistics.categories.items()}
+        self.data("statistics", {"numbers": packed, "categories": kinds})
+        most = max(self.index.memories(layer) for layer in self.index.layers)
+        for measure in measures(statistics):
+            self.data(f"map-{measure.name}", draw_map(statistics, measure.name, most).model_dump())
+        self.data("charts", TypeAdapter(list[Section]).dump_python(read_charts(self.index), mode="json"))
+
+    def groups(self) -> Iterator[dict[str, Any]]:
+        """Memories whose names differ in their last number only, with the row of the first."""
+        first, owner = 0, None
+        for row, name in enumerate([*self.names, None]):
+            if name is None or name.owner != owner:
+                if owner is not None:
+                    yield self.group(owner, first, row - first)
+                first, owner = row, None if name is None else name.owner
+
+    @staticmethod
+    def group(owner: ExpertId, first: int, count: int) -> dict[str, Any]:
+        return {"prefix": f"{owner}N", "layer": owner.layer, "first": first, "count": count}
+
+    # Pages
+
+    def render(self, template: str, path: str, **content: Any) -> str:
+        return localized(render(template, self.bench, path, _NAV, is_site=True, **content))
+
+    def write_static(self) -> None:
+        (self.out / "static").mkdir()
+        contents = {name: content for name, (content, _, _) in static_files().items()}
+        base = contents.pop("base.js").decode()
+        for name in _MODULES:
+            contents[name] = classic_script(base, contents[name].decode()).encode()
+        contents["vega.js"] = vega_file()[0]
+        for name, content in contents.items():
+            if not name.startswith(("annotate", "compare", "trace")):
+                (self.out / "static" / name).write_bytes(content)
+
+    def write_frames(self) -> None:
+        """The pages themselves; that of a memory is empty until site.js has filled it."""
+        overview = self.render("overview.html", "/", sections=None, **overview_content(self.bench))
+        self.write_page("index.html", "overview", overview)
+        asked = search_content(self.index, read_asked()) | {"problem": None, "more": "/search?limit=100"}
+        answer = search(self.index, SearchQuery(layers=self.index.layers))
+        self.write_page("search.html", "search", self.render("search.html", "/search", answer=answer, **asked))
+        view = self.view_of(self.names[0])
+        page = self.render("memory.html", "/m", related=None, **memory_content(self.index, view, "top"))
+        head, _, rest = page.partition(_MAIN)
+        head = re.sub(r'<link rel="(prev|next)"[^>]*>\n', "", head)
+        head = re.sub(r"<title>.*?</title>", f"<title>{escape(self.index.manifest.model.name)} · memlens</title>", head)
+        note = '<noscript><p class="note">This page is put together by JavaScript.</p></noscript>'
+        self.write_page("memory.html", "memory", f"{head}{_MAIN}{note}</main>{rest.rpartition('</main>')[2]}")
+        self.write_page("404.html", "", _LOST)
+
+    def write_page(self, name: str, kind: str, page: str) -> None:
+        """With site.js in the place of the scripts that a page of the workbench loads."""
+        page = re.sub(r'<script type="module" src="[^"]*"></script>\n', "", page)
+        page = page.replace("</head>", '<script src="static/site.js"></script>\n</head>', 1) if kind else page
+        page = page.replace("<html ", f'<html data-site="{kind}" ', 1)
+        (self.out / name).write_text(page, encoding="utf-8", errors="replace")
+
+
+# Where a host shows this page for an address it does not know, one of the workbench leads to the site's own.
+_LOST = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Not found</title></head>
+<body><p>There is nothing at this address.</p>
+<script>
+const found = /^(.*\\/)(m\\/([^/]+)|search|report)\\/?$/.exec(location.pathname);
+if (found && found[3]) location.replace(`${found[1]}memory.html?name=${found[3]}${location.search.replace("?", "&")}`);
+else if (found) location.replace(`${found[1]}${found[2]}.html${location.search}`);
+</script></body></html>
+"""
+
+
+def localized(page: str) -> str:
+    """Addresses of the workbench as names of the site's files. In text a quote is escaped, so none of it is changed."""
+    return _ADDRESS.sub(lambda found: f'{found[1]}="{_local(found[2])}"', page)
+
+
+def _local(address: str) -> str:
+    path, mark, query = address.partition("?")
+    if path.startswith("static/"):
+        return address
+    if path.startswith("m/"):
+        return f"memory.html?name={quote(path[2:])}" + (f"&amp;{query}" if mark else "")
+    return f"{path or 'index'}.html{mark}{query}"
+
+
+def classic_script(base: str, page: str) -> str:
+    """Two modules as one plain script: a page opened from a disk may not load modules."""
+    inner = _IMPORT.sub("", page)
+    return "(() => {\n" + base.replace("export ", "") + "\n{\n" + inner + "}\n})();\n"
+
+
+def shard_of(word: str, count: int) -> int:
+    """The file that a word is in, by its first two letters (FNV-1a); site.js computes the same."""
+    number = 2166136261
+    for byte in word[:2].encode("utf-8", "replace"):
+        number = ((number ^ byte) * 16777619) & 0xFFFFFFFF
+    return number % count
+
+
+def _packed(column: Any) -> str:
+    return base64.b64encode(column.tobytes()).decode()

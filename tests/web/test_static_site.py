@@ -1,0 +1,185 @@
+"""`memlens site`: the workbench's pages as files, with the same content, from a disk and from any host."""
+
+import functools
+import gzip
+import json
+import re
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+import memlens
+from memlens.index.memory import read_memory
+from memlens.index.reader import Index
+from memlens.web.static_site import localized, shard_of
+
+MANY = 50  # more triggers than any list has
+
+
+def data(site: Path, name: str) -> Any:
+    """What a file of data hands over."""
+    match = re.fullmatch(r'memlensSite\.arrived\("(.*)","(.*)"\)\n', (site / "data" / f"{name}.js").read_text())
+    assert match is not None and match[1] == name
+    return json.loads(gzip.decompress(b64decode(match[2])))
+
+
+def main_of(page: str) -> str:
+    return page.partition('<main id="main" tabindex="-1">')[2].rpartition("</main>")[0].strip()
+
+
+def without_model(page: str) -> str:
+    """A page but for what stands there of the model."""
+    return re.sub(r'<section class="silence".*?</section>', "", page, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def site(index: Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return memlens.site(index, out=tmp_path_factory.mktemp("static") / "site", top=MANY).parent
+
+
+def names_of(index: Index) -> list[str]:
+    return [str(index.names.name(layer, n)) for layer in index.layers for n in range(index.memories(layer))]
+
+
+def test_every_page_of_a_memory_is_the_workbenchs(
+    site: Path, index: Index, client_of: Callable[..., TestClient]
+) -> None:
+    client = client_of(index.folder)
+    about = data(site, "site")
+    for row, name in enumerate(names_of(index)):
+        pages = data(site, f"pages/{row // about['pages']}")[row % about["pages"]]
+        for end, page in zip(("top", "bottom"), pages, strict=False):
+            answer = client.get(f"/m/{name}", params={} if end == "top" else {"end": end})
+            assert without_model(page) == localized(without_model(main_of(answer.text))), name
+
+
+def test_names_lead_to_rows(site: Path, index: Index) -> None:
+    groups = data(site, "site")["groups"]
+    rows = {f"{one['prefix']}{n}": one["first"] + n for one in groups for n in range(one["count"])}
+    assert rows == {name: row for row, name in enumerate(names_of(index))}
+
+
+def test_words_tokens_and_patterns_lead_to_the_memories_that_have_them(site: Path, index: Index) -> None:
+    about = data(site, "site")
+    found: dict[str, dict[str, Any]] = {
+        place: {word: rows for n in range(count) for word, rows in data(site, f"{place}/{n}").items()}
+        for place, count in about["shards"].items()
+    }
+    triggers: dict[str, list[int]] = {}
+    values: dict[str, list[int]] = {}
+    patterns: dict[str, list[int]] = {}
+    for row, name in enumerate(names_of(index)):
+        record = read_memory(index, name)
+        lists = [record.triggers["top"], record.triggers["bottom"]]
+        texts = [(one.text, one.text + one.after) for own in lists for one in own]
+        words = {w[0].lower() for text, whole in texts for w in re.finditer(r"\w+", whole) if w.end() <= len(text)}
+        for word in words:
+            triggers.setdefault(word, []).append(row)
+        for word in {word for one in record.patterns or () for word in re.findall(r"\w+", one.description.lower())}:
+            patterns.setdefault(word, []).append(row)
+        for token in record.value.promotes[:15] if record.value else ():
+            values.setdefault(token.text, []).append(row)
+    summed = {word: [sum(steps[: n + 1]) for n in range(len(steps))] for word, steps in found["triggers"].items()}
+    assert summed == triggers
+    assert {word: [sum(own[: n + 1]) for n in range(len(own))] for word, own in found["patterns"].items()} == patterns
+    assert {token: [row for row, _ in hits] for token, hits in found["values"].items()} == values
+    assert all(word in data(site, f"triggers/{shard_of(word, about['shards']['triggers'])}") for word in triggers)
+
+
+def test_layers_and_top_make_it_smaller(index: Index, tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
+    code, out, err = run(
+        "site", index.folder, "-o", tmp_path / "s", "--layers", index.layers[-1], "--top", "2", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["bytes"] == sum(
+        path.stat().st_size for path in (tmp_path / "s").rglob("*") if path.is_file()
+    )
+    assert {one["layer"] for one in data(tmp_path / "s", "site")["groups"]} == {index.layers[-1]}
+    assert all(page.count('<li data-rank="') <= 2 for own in data(tmp_path / "s", "pages/0") for page in own)
+    assert f">{index.names.name(index.layers[0], 0)}<" not in (tmp_path / "s" / "search.html").read_text()
+
+
+def test_what_cannot_be_a_site_is_refused(index: Index, tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "diary.txt").write_text("dear diary")
+    assert "did not make" in refused("site", index.folder, "-o", tmp_path / "mine")
+    assert "lies inside" in refused("site", index.folder, "-o", index.folder / "site")
+    assert "layer 99" in refused("site", index.folder, "-o", tmp_path / "s", "--layers", "99")
+    assert "--top" in refused("site", index.folder, "-o", tmp_path / "s", "--top", "0")
+    assert not (tmp_path / "s").exists()
+
+
+def test_the_workbench_knows_the_addresses_of_a_site(client: TestClient, index: Index) -> None:
+    name = names_of(index)[3]
+    for address, expected in {
+        f"/memory.html?name={name}": f"/m/{name}",
+        f"/memory.html?name={name}&end=bottom": f"/m/{name}?end=bottom",
+        "/search.html?q=river+bank": "/search?q=river+bank",
+        "/index.html": "/",
+    }.items():
+        answer = client.get(address, follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (308, expected)
+
+
+@contextmanager
+def hosted(folder: Path) -> Iterator[str]:
+    """`python -m http.server`."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("way", ["file", "http"])
+def test_it_is_browsed_and_searched_without_a_server(way: str, site: Path, index: Index, browser: Any) -> None:
+    with hosted(site) as address:
+        base = address if way == "http" else site.as_uri()
+        context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme="dark")
+        page = context.new_page()
+        problems: list[str] = []
+        asked: list[str] = []
+        page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(f"{base}/index.html")
+        page.wait_for_selector("[data-drawn=max]")
+        page.select_option("#by", "frequency")
+        page.wait_for_selector("[data-drawn=frequency]")
+        for name in names_of(index)[::3][:20]:
+            page.goto(f"{base}/memory.html?name={name}")
+            page.wait_for_selector(f".memory-page[data-name={name}]")
+            facts = index.facts(name)
+            assert page.locator(".trigger-list > li").count() == len(index.triggers(name)) or facts.dead
+        page.click("a[rel=next]")
+        page.wait_for_selector(".memory-page")
+        page.goto(f"{base}/search.html?q=river")
+        page.wait_for_selector(".results li")
+        expected = {str(name) for name in map(str, names_of(index)) if has_word(index, name, "river")}
+        told = page.inner_text("#results .count")
+        assert int(told.split()[0].replace(",", "")) == len(expected)
+        assert {one.inner_text() for one in page.locator(".results .memory").all()} <= expected
+        page.click(".results a")
+        page.wait_for_selector(".memory-page")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.goto(f"{base}/report.html")
+        assert not problems and all(one.startswith(base) for one in asked), (problems, asked)
+        context.close()
+
+
+def has_word(index: Index, name: str, word: str) -> bool:
+    """Words that begin with it, in any trigger."""
+    texts = [one.text for end in ("top", "bottom") for one in index.triggers(name, end)]
+    return any(re.search(rf"\b{word}\w*", text.lower()) for text in texts)
