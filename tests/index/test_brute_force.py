@@ -11,7 +11,7 @@ import torch
 
 import memlens
 from memlens.models.memory_model import MemoryModel
-from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
+from memlens.testing import FAMILIES, MIXTURES, tiny_model, tiny_tokenizer
 
 # Repeated sentences, repeated beginnings, a sentence that begins another, one-token sentences, one that is cut.
 TEXT = """The river runs to the sea. The river runs to the hills. The river runs to the sea.
@@ -132,9 +132,9 @@ def check_index(index: memlens.Index, family: str, per_sentence: str, dedup: str
     assert index.manifest.counts.prefixes == len(prefixes)
 
 
-EVERY_FAMILY = [(family, "best", "prefix", 4, 100) for family in FAMILIES]
+EVERY_FAMILY = [(family, "best", "prefix", 4, 100) for family in FAMILIES + MIXTURES]
 EVERY_CHOICE = product(
-    ("gpt2", "llama", "gpt_neox", "gemma2"), ("best", "all"), ("prefix", "sentence", "none"), (6,), (64,)
+    ("gpt2", "llama", "gpt_neox", "gemma2", "qwen2_moe"), ("best", "all"), ("prefix", "sentence", "none"), (6,), (64,)
 )
 
 

@@ -183,7 +183,7 @@ def _print_analysis(screen: Screen, analysis: Analysis) -> None:
     screen.result(table)
     screen.result()
     screen.result(Text.assemble(("report  ", "bold"), visible(str(analysis.report))))
-    screen.note(f"next: memlens show {visible(str(index.folder))} L{index.layers[0]}N0")
+    screen.note(f"next: memlens show {visible(str(index.folder))} {index.names.name(index.layers[0], 0)}")
 
 
 def _drawn(numbers: list[float | None], write: Any) -> tuple[str, str]:
