@@ -14,13 +14,13 @@ from memlens.reports.sections import Tables
 
 def claims(index: memlens.Index) -> str:
     """The report's table: what the paper says, and whether this model shows it."""
-    lines = ["| the paper's claim | published | this model | interval or spread | verdict |", "| --- " * 5 + "|"]
+    lines = ["| the paper's claim | published | this model | 95% interval | verdict | why |", "| --- " * 6 + "|"]
     for judged in Tables(index).judge():
         claim, judgement = judged.claim, judged.judgement
         if judgement is None:
             continue
-        cells = (claim.text, claim.published, judgement.yours, judgement.interval or "–", f"**{judgement.verdict}**")
-        lines.append(f"| {' | '.join(cells)} |")
+        found = (judgement.yours, judgement.interval or "–", f"**{judgement.verdict}**", judgement.reason)
+        lines.append(f"| {' | '.join((claim.text, claim.published, *found))} |")
     return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,7 @@ from cli_helpers import Run, checksums, is_refused
 
 import memlens
 from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.verdicts import VERDICTS
 from memlens.index.reader import Index
 
 
@@ -50,6 +51,12 @@ def test_json_has_the_rows_of_the_tables(run: Run, whole: Path) -> None:
         for name, rows in one["tables"].items():
             kept = index.table(f"experiments/{name}")
             assert len(rows) == kept.num_rows and all(list(row) == kept.column_names for row in rows)
+        assert [claim["claim"] for claim in one["claims"]] == [claim.slug for claim in known.claims]
+        assert all(claim["verdict"] in VERDICTS and claim["reason"].endswith(".") for claim in one["claims"])
+    reported = json.loads(run("report", whole, "--json").out)["claims"]
+    assert {claim["claim"]: claim for claim in reported} == {
+        claim["claim"]: claim for one in told["experiments"] for claim in one["claims"]
+    }
     assert {"predictive-values", "predictive-values-bins"} == set(told["experiments"][2]["tables"])
 
 

@@ -162,8 +162,11 @@ def report(
         page = memlens.report(opened, out=out, assets=assets, force=force, progress=progress)
     missing = [name for name in EXPERIMENTS if not opened.has(f"experiments/{name}")]
     if as_json:
+        from memlens.reports.sections import Tables
+
         told = {"index": str(opened.folder), "report": str(page), "bytes": page.stat().st_size}
-        screen.json(told | {"assets": assets, "missing_experiments": missing})
+        claims = [judged.record for judged in Tables(opened).judge() if judged.judgement]
+        screen.json(told | {"assets": assets, "missing_experiments": missing, "claims": claims})
         return
     screen.result(visible(str(page)))
     screen.note(f"{size(page.stat().st_size)}, self-contained: open it in a browser, or send it to somebody")

@@ -168,11 +168,11 @@ EXPERIMENT = ex.Experiment(
     uses_model=True,
     picture=ex.Picture(
         (
-            ex.Column("standing", "standing", ex.short, ("low", "high")),
+            ex.Column("standing", "standing", ex.short),
             ex.Column("others’", "shuffled", ex.short),
             ex.Column("promote", "promote", interval=("promote_low", "promote_high")),
-            ex.Column("in top tenth", "top"),
-            ex.Column("in bottom tenth", "bottom"),
+            ex.Column("top 10%", "top"),
+            ex.Column("bottom 10%", "bottom"),
         ),
         {"standing": "standing"},
         by_layer,

@@ -105,7 +105,7 @@ EXPERIMENT = ex.prefix_experiment(
         (
             ex.Column("pushed down", "rate", interval=("low", "high")),
             ex.Column("where on top", "suppressed_rate", interval=("suppressed_low", "suppressed_high")),
-            ex.Column("mean push", "push", ex.short, ("push_low", "push_high")),
+            ex.Column("mean push", "push", ex.short),
         ),
         {"rate": "pushed down", "suppressed_rate": "where on top"},
     ),
