@@ -23,6 +23,7 @@ FEW = 30  # observations; of fewer, a mean has Student's interval
 Z = 1.959964  # standard deviations of a two-sided 95% interval
 _UPPER = 1.645  # of a one-sided bound
 _TAIL = 0.025
+_DRAWN_AT_ONCE = 1 << 21  # numbers, so that resamples of a large sample fit the memory
 
 
 class Estimate(NamedTuple):
@@ -133,11 +134,21 @@ def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interva
 
         spread = float(stdtrit(count - 1, 1 - _TAIL)) * error
         return mean - spread, mean + spread
-    drawn = numbers[random.integers(0, count, (RESAMPLES, count))]
-    errors = drawn.std(1, ddof=1) / sqrt(count)
-    kept = errors > 0
-    low, high = np.percentile((drawn.mean(1)[kept] - mean) / errors[kept], [100 * _TAIL, 100 - 100 * _TAIL])
+    at_once = max(_DRAWN_AT_ONCE // count, 1)
+    distances = [
+        _distances(numbers[random.integers(0, count, (min(at_once, RESAMPLES - done), count))], mean)
+        for done in range(0, RESAMPLES, at_once)
+    ]
+    low, high = np.percentile(np.concatenate(distances), [100 * _TAIL, 100 - 100 * _TAIL])
     return mean - float(high) * error, mean - float(low) * error
+
+
+def _distances(drawn: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
+    """How many of its own standard errors the mean of each resample [resamples, n] lies from the true one."""
+    errors = drawn.std(1, ddof=1) / sqrt(drawn.shape[1])
+    kept = errors > 0
+    distances: NDArray[np.float64] = (drawn.mean(1)[kept] - mean) / errors[kept]
+    return distances
 
 
 def ratio_estimate(parts: NDArray[Any], wholes: NDArray[Any], random: np.random.Generator) -> Estimate | None:
