@@ -14,6 +14,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -99,7 +100,9 @@ def main() -> int:
     sizes, good = Sizes(given), True
     with TemporaryDirectory() as scratch:
         model, text, index = (str(Path(scratch) / name) for name in ("model", "text.txt", "index"))
-        make_model(Path(model), given)
+        maker = get_context("spawn").Process(target=make_model, args=(Path(model), given))
+        maker.start()  # not here: what a process has taken counts for the children that it starts, too
+        maker.join()
         make_text(Path(text), given)
         commands = {
             "info": ["info", model],
