@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 CPU_TORCH ?= https://download.pytorch.org/whl/cpu
 JOBS ?= 2
 
-.PHONY: demo test faults everywhere dist check format clean chromium
+.PHONY: demo test faults everywhere dist docs check format clean chromium
 
 demo: $(RUNS)
 	$(BIN)/memlens demo
@@ -42,6 +42,10 @@ dist: $(INSTALLED)
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -P -m build --no-isolation
 	sha256sum dist/*
+
+# The documentation as a site, in build/docs; a warning is an error.
+docs: $(INSTALLED)
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs build/docs
 
 # What the demo and the workbench it leads to need. PyPI's torch for Linux brings 3 GB for GPUs with it: where pip does not
 # find a CPU build by itself, it is taken from PyTorch's own index.

@@ -1,0 +1,20 @@
+"""The documentation as a site: `make docs` builds these pages with Sphinx and MyST, every warning an error."""
+
+import re
+
+project, author = "memlens", "the authors of memlens"
+extensions = ["myst_parser"]
+myst_heading_anchors = 4
+html_theme = "furo"
+html_title = "memlens"
+exclude_patterns: list[str] = []
+suppress_warnings = ["misc.highlighting_failure"]  # a code block may show what a program prints
+
+
+def name_files_outside(_app: object, _page: str, source: list[str]) -> None:
+    """A link to a file that is no page of the site becomes its name: where the repository is shown is not known."""
+    source[0] = re.sub(r"\[([^\]]*)\]\((?:\.\./)+([^)#]*)[^)]*\)", r"\1 (`\2`)", source[0])
+
+
+def setup(app: object) -> None:
+    app.connect("source-read", name_files_outside)  # type: ignore[attr-defined]

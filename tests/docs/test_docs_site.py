@@ -1,0 +1,25 @@
+"""The documentation builds as a site without a warning, so every link inside it leads somewhere."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    options = ["--quiet", "--fail-on-warning", "--keep-going", "-b", "html", "-d", tmp_path / "doctrees"]
+    command = [sys.executable, "-m", "sphinx", *options, DOCS, tmp_path / "site"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    made = {path.stem for path in (tmp_path / "site").rglob("*.html")}
+    assert {path.stem for path in DOCS.rglob("*.md")} <= made
+
+
+def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "conf.py").write_text((DOCS / "conf.py").read_text())
+    (tmp_path / "docs" / "index.md").write_text("# Title\n\n[a page](nothing.md) and [a place](#nowhere)\n")
+    command = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--keep-going", "-b", "html"]
+    ran = subprocess.run([*command, tmp_path / "docs", tmp_path / "site"], capture_output=True, text=True)
+    assert ran.returncode != 0 and "nothing.md" in ran.stderr and "nowhere" in ran.stderr
