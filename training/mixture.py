@@ -7,6 +7,7 @@ which two are chosen. All is seeded. The router's load is balanced by transforme
 """
 
 import argparse
+import json
 import time
 from pathlib import Path
 
@@ -96,6 +97,9 @@ def main() -> None:
     network.config.output_router_logits = False
     network.half().save_pretrained(options.out)
     tokenizer.save_pretrained(options.out)
+    # fp16 is for the journey only: without this, transformers would compute in fp16 too, which CPUs are slow at
+    config = json.loads((options.out / "config.json").read_text(encoding="utf-8")) | {"dtype": "float32"}
+    (options.out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     print(f"{sum(one.numel() for one in network.parameters()):,} parameters, loss {loss:.3f} -> {options.out}")
 
 
