@@ -56,3 +56,17 @@ def test_every_memory_has_a_name_in_one_line(planted: tuple[Index, Planted]) -> 
     for row in rows:
         assert "\n" not in row["name"] and row["covered"] <= row["triggers"] == 25
         assert (row["patterns"] == 0) == row["name"].startswith("no pattern found")
+
+
+def test_a_wording_in_some_prefixes_and_a_topic_in_others_are_two_senses(planted: tuple[Index, Planted]) -> None:
+    hits = false = missed = 0
+    for memory in range(34, 40):
+        query = "SELECT sense, prefixes FROM {patterns} WHERE layer = $1 AND memory = $2"
+        senses: dict[int, set[int]] = defaultdict(set)
+        for row in planted[0].sql(query, [memory // 20, memory % 20]):
+            senses[row["sense"]].update(row["prefixes"])
+        for truth in (planted[1].shallow[memory], planted[1].semantic[memory]):
+            found = max(senses.values(), key=lambda own: len(own & truth), default=set())
+            hits, false, missed = hits + len(found & truth), false + len(found - truth), missed + len(truth - found)
+    precision, recall = rates(hits, false, missed)
+    assert precision >= 0.8 and recall >= 0.8, (precision, recall)

@@ -167,12 +167,13 @@ def print_patterns(screen: Screen, record: MemoryRecord) -> None:
             pattern.kind,
             str(len(pattern.prefixes)),
             f"{pattern.confidence:.2f}",
+            *("–" if score is None else f"{score:.2f}" for score in (pattern.auroc, pattern.auroc_same_token)),
             Text(visible(pattern.description), "cyan"),
         ]
         for place, pattern in enumerate(patterns)
     ]
     if rows:
-        heads = ["", "kind", ">prefixes", ">confidence", "pattern"]
+        heads = ["", "kind", ">prefixes", ">confidence", ">AUROC", ">same token", "pattern"]
         screen.result(plain_table(heads, rows, last_wraps=screen.out.is_terminal))
 
 

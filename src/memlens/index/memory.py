@@ -58,6 +58,9 @@ class MemoryPattern:
     confidence: float
     share: float  # upper bound of the share of random prefixes that have it
     q: float  # lowest rate of false discoveries at which it is believed
+    sense: int = 0  # patterns of one sense hold for much the same prefixes
+    auroc: float | None = None  # triggers that were held out against random prefixes
+    auroc_same_token: float | None = None  # the same against prefixes with the same last tokens
 
 
 @dataclass(frozen=True)

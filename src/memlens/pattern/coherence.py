@@ -92,6 +92,11 @@ def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
     return found
 
 
+def swap_prefixes(rows: NDArray[np.int64], tokens: LastTokens, random: np.random.Generator) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = _swap(rows, tokens, random.random(rows.shape))
+    return found
+
+
 @compiled
 def _mean_before(
     slot: int, documents: Any, excluded: Any, words: VectorWords, tokens: LastTokens, vectors: WordVectors,
@@ -265,8 +270,7 @@ class Coherence:
 
     def swap(self, rows: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.int64]:
         """The same sets with every prefix swapped for one of another document with the same last token."""
-        swapped: NDArray[np.int64] = _swap(rows, self.tokens, random.random(rows.shape))
-        return swapped
+        return swap_prefixes(rows, self.tokens, random)
 
     def z_scores(
         self, sets: NDArray[np.int64], owners: NDArray[np.int64]

@@ -337,6 +337,40 @@ def shared_keys(
     return memory, keys, sets, sizes
 
 
+@compiled
+def _key_shares(rows: Any, keys: Any, offsets: Any, prefixes: _PrefixArrays) -> Any:
+    shares = np.zeros(len(keys))
+    for m in range(len(rows)):
+        first, last = offsets[m], offsets[m + 1]
+        there = 0
+        for row in rows[m]:
+            if row < 0 or first == last:
+                continue
+            there += 1
+            own = np.empty(_room(prefixes, row), np.int64)
+            count = _add_keys_(prefixes, row, own, 0)
+            for k in range(first, last):
+                for i in range(count):
+                    if own[i] == keys[k]:
+                        shares[k] += 1
+                        break
+        if there:
+            shares[first:last] /= there
+    return shares
+
+
+def key_shares(
+    rows: NDArray[np.int64],
+    keys: KeyArray,
+    offsets: NDArray[np.int64],
+    prefixes: PrefixWords,
+    spelled: SpellingFeatures,
+) -> NDArray[np.float64]:
+    """The share of a memory's prefixes (rows [memories, t], -1 for none) that have each of its keys, by offsets."""
+    found: NDArray[np.float64] = _key_shares(rows, keys, offsets, _PrefixArrays.of(prefixes, spelled))
+    return found
+
+
 def is_anywhere(keys: KeyArray) -> NDArray[np.bool_]:
     """Which keys are of n-grams, that may stand anywhere; the others look at the end."""
     kinds = keys >> _KIND

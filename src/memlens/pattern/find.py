@@ -6,7 +6,8 @@
  4. Find memories that are coherent beyond their words and last tokens, with a cut of its own, and their topics
     (word_vectors, matched, coherence, topics). The share of memories that pass with swapped triggers is noted.
  5. Add content words that no topic accounts for (shallow).
- 6. A next token is typical if it follows at least three triggers, more often than its share of the corpus allows: again
+ 6. Score every pattern on triggers that were held out (score); patterns of much the same prefixes make one sense.
+ 7. A next token is typical if it follows at least three triggers, more often than its share of the corpus allows: again
     a binomial tail and a cut over all memories and all tokens.
 
 The rate of false discoveries holds in each of the three families of hypotheses. Memory grows with the number of
@@ -15,7 +16,7 @@ triggers, not with the corpus. No model is needed.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,25 @@ import pyarrow.parquet as pq
 from memlens.index.memory import token_counts
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
+from memlens.pattern.coherence import LastTokens
+from memlens.pattern.score import (
+    HELD,
+    RANDOM,
+    Scores,
+    nearness,
+    same_last_tokens,
+    topic_scores,
+    wording_scores,
+)
 from memlens.pattern.shallow import Candidate, Ending, ShallowChoice, Texts, add_waiting, choose, find_significant
 from memlens.pattern.topics import SemanticTopic, find_topics
-from memlens.pattern.word_vectors import WordVectors, word_vectors
+from memlens.pattern.word_vectors import VectorWords, WordVectors, word_vectors
 from memlens.pattern.words import GROUNDED, TriggerRows, read_trigger_rows
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values, upper_share
 
 PROMOTED = 3  # tokens of a value that are named
+_GENERAL, _SAME_SENSE = 0.7, 0.5  # shares of triggers, and of the smaller of two sets of prefixes
 _LOOKED_AT = 10  # tokens of a value that a typical next token is looked for in
 
 
@@ -45,10 +57,18 @@ class Pattern:
     members: int  # trigger ranks, a bit each
     share: float  # of random prefixes that have it
     q: float
+    scores: Scores  # on triggers that were held out
+    sense: int = 0  # patterns of one sense hold for much the same prefixes
 
     @property
     def ranks(self) -> list[int]:
         return [rank for rank in range(self.members.bit_length()) if self.members >> rank & 1]
+
+    def order(self, triggers: int) -> tuple[float, str]:
+        """The first is what a person would say first: sure here, and on triggers that were held out."""
+        held = self.scores[0]
+        sure = self.confidence(triggers)
+        return -(sure if held is None else (sure + max(2 * held - 1, 0.0)) / 2), self.name
 
     def confidence(self, triggers: int) -> float:
         """Share of triggers that have it beyond chance (0: as random ones, 1: all), times the chance to be real."""
@@ -66,7 +86,7 @@ class PatternResult:
 
 
 def find_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternResult:
-    triggers = read_trigger_rows(index, settings.top)
+    triggers = read_trigger_rows(index, settings.top, HELD)
     if len(triggers.rows) == 0:
         return PatternResult(triggers, [], {})
     progress("words", 0, None)
@@ -81,15 +101,28 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
         choose(own, filled[m], ends[m], content, significant.cutoffs) if own else ShallowChoice((), ())
         for m, own in enumerate(candidates)
     ]
-    topics, swapped = find_topics(texts, triggers, chosen, vectors, settings, progress)
+    own = VectorWords.of(texts.prefixes, vectors)
+    tokens = LastTokens.of(texts.prefixes, own, texts.matched, vectors)
+    topics, swapped = find_topics(texts, triggers, chosen, own, tokens, vectors, settings, progress)
+    kept = []
+    for m, significant_here in enumerate(candidates):
+        members = 0
+        for topic in topics.get(m, ()):
+            members |= topic.members
+        kept.append(add_waiting(chosen[m], significant_here, members, filled[m], ends[m], significant.cutoffs))
+    same = same_last_tokens(triggers.held, tokens, settings.seed)
+    wordings = wording_scores(texts, triggers.held, same, [[c.key for c in of_memory] for of_memory in kept])
+    sample = VectorWords.of(texts.sample, vectors)
+    some = np.random.default_rng([settings.seed, 12]).integers(0, len(texts.sample), RANDOM)
     patterns = []
-    for m, own in enumerate(candidates):
-        topic, q = topics.get(m, (None, 1.0))
-        members = topic.members if topic else 0
-        kept = add_waiting(chosen[m], own, members, filled[m], ends[m], significant.cutoffs)
-        named = [_shallow_pattern(candidate, texts, ends[m]) for candidate in kept]
-        named += [_semantic_pattern(topic, texts, vectors, q)] if topic else []
-        patterns.append(sorted(named, key=lambda pattern: (-pattern.confidence(filled[m]), pattern.name)))
+    for m, of_memory in enumerate(kept):
+        scored = zip(of_memory, wordings[m], strict=True)
+        named = [_shallow_pattern(candidate, texts, ends[m], scores) for candidate, scores in scored]
+        for topic in topics.get(m, ()):
+            near = nearness(sample, vectors, topic.direction, some)
+            scores = topic_scores(own, vectors, topic.direction, triggers.held[m], same[m], near)
+            named.append(_semantic_pattern(topic, texts, vectors, scores))
+        patterns.append(in_senses(named, filled[m]))
     notes: dict[str, Any] = {
         "hypotheses": significant.hypotheses + len(triggers.rows),
         "background": len(texts.sample),
@@ -101,6 +134,29 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
     return PatternResult(triggers, patterns, notes)
 
 
+def in_senses(patterns: list[Pattern], triggers: int) -> list[Pattern]:
+    """The patterns, best first, each with its sense: those that hold for much the same prefixes are of one.
+
+    A pattern of nearly all triggers belongs to every sense and makes none of its own, unless there is no other.
+    """
+    ordered = sorted(patterns, key=lambda pattern: pattern.order(triggers))
+    senses: list[int] = []  # prefixes, a bit each
+    found = []
+    for pattern in ordered:
+        size = pattern.members.bit_count()
+        is_general = size >= _GENERAL * triggers
+        shared = [(own & pattern.members).bit_count() / min(size, own.bit_count()) for own in senses]
+        best = max(range(len(senses)), key=lambda sense: shared[sense], default=0)
+        if is_general or (senses and shared[best] >= _SAME_SENSE):
+            if not is_general:
+                senses[best] |= pattern.members
+        else:
+            best = len(senses)
+            senses.append(pattern.members)
+        found.append(replace(pattern, sense=0 if is_general else best))
+    return found
+
+
 def _endings(texts: Texts, triggers: TriggerRows) -> list[list[Ending]]:
     """The last three words of every trigger, by memory and rank; 0 where there is none."""
     prefixes = texts.prefixes
@@ -110,18 +166,18 @@ def _endings(texts: Texts, triggers: TriggerRows) -> list[list[Ending]]:
     return [[(one, two, three) for one, two, three in memory] for memory in own.tolist()]
 
 
-def _shallow_pattern(candidate: Candidate, texts: Texts, ends: list[Ending]) -> Pattern:
+def _shallow_pattern(candidate: Candidate, texts: Texts, ends: list[Ending], scores: Scores) -> Pattern:
     feature, words = candidate.feature, texts.words
     last = Counter(words.texts[own[-1]] for rank, own in enumerate(ends) if candidate.members >> rank & 1)
     examples = [word for word, _ in sorted(last.items(), key=lambda pair: (-pair[1], pair[0]))]
     described = (feature.name(words), "shallow", feature.describe(words, examples))
-    return Pattern(*described, candidate.members, candidate.share, candidate.q)
+    return Pattern(*described, candidate.members, candidate.share, candidate.q, scores)
 
 
-def _semantic_pattern(topic: SemanticTopic, texts: Texts, vectors: WordVectors, q: float) -> Pattern:
+def _semantic_pattern(topic: SemanticTopic, texts: Texts, vectors: WordVectors, scores: Scores) -> Pattern:
     words = [texts.words.texts[vectors.numbers[row]] for row in topic.words]
     described = (f"topic:{' '.join(sorted(words))}", "semantic", f"about: {', '.join(words)}")
-    return Pattern(*described, topic.members, topic.share, q)
+    return Pattern(*described, topic.members, topic.share, topic.q, scores)
 
 
 @dataclass(frozen=True)

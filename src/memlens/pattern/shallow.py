@@ -14,7 +14,8 @@ Choice, for one memory, since features overlap ("free press" implies "press", -e
  2. A content word in few triggers waits until topics are known: a word of the memory's topic is no pattern of its own.
  3. The most telling feature is taken first (below 1 in 1000 rarity adds nothing, so that what covers more wins). One
     that concerns the same words must be significant among the prefixes that are left.
- 4. A longer ending or n-gram that covers as much takes the place of the shorter one.
+ 4. An ending that is frequent even among the prefixes of a broader pattern is named beside it ("and his" and "his").
+ 5. A longer ending or n-gram that covers as much takes the place of the shorter one.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -48,6 +49,8 @@ _AT_ONCE = 2048  # memories
 _FREQUENT = 4e-3  # of all words: a word that is so frequent has no content
 _RARE = 1e-3  # below this, rarity adds nothing to the order of choice
 _COVERS_AS_MUCH = 0.9
+_COVERS_MUCH_LESS = 0.7
+_SURE_INSIDE = 1e-3  # chance of an ending among the prefixes of a broader pattern
 _EXPLAINED = 0.01  # a feature no rarer than this, given its content word, is explained by the word
 _GRAINS = ["coarse", "fine"]  # classes of tokens.parquet
 _ONE_WORD = 0.67  # of the prefixes of a class or shape that end with one word: it is an ending first
@@ -66,6 +69,7 @@ class Candidate:
     share: float  # chance that a random prefix has it
     count: int  # how many of the sampled prefixes have it
     q: float
+    key: int = 0  # of the feature, or of the shorter one that it was made from
 
     @property
     def size(self) -> int:
@@ -157,9 +161,9 @@ class SignificantFeatures:
     def candidates(self, texts: Texts, memories: int) -> Iterator[list[Candidate]]:
         """Those of each memory."""
         counts = texts.background.count(self.keys)
-        columns = zip(self.keys.tolist(), self.sets.tolist(), self.shares.tolist(), counts.tolist(), self.q.tolist(),
-                      strict=True)  # fmt: skip
-        flat = [Candidate(read_key(key, texts.spelled.names), *rest) for key, *rest in columns]
+        columns = (self.sets, self.shares, counts, self.q, self.keys)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        flat = [Candidate(read_key(row[-1], texts.spelled.names), *row) for row in rows]
         edges = np.searchsorted(self.memory, np.arange(memories + 1)).tolist()
         for first, last in pairwise(edges):
             yield flat[first:last]
@@ -215,7 +219,8 @@ def add_waiting(
     """Patterns with those waiting words that the topic's prefixes (a bit each) do not account for."""
     free = [c for c in chosen.waiting if (c.members & topic).bit_count() < c.size / 2]
     more = _pick(list(chosen.patterns), free, triggers, ends, cutoffs)
-    return tuple(_longest(more, candidates, before=len(chosen.patterns)))
+    named = _longest(more, candidates, before=len(chosen.patterns))
+    return (*named, *_inside(named, sorted(candidates, key=lambda c: _score(c, triggers))))
 
 
 def _explains(word: Candidate | None, candidate: Candidate) -> bool:
@@ -256,6 +261,28 @@ def _pick(
             continue
         picked.append(candidate)
     return picked
+
+
+def _inside(picked: Sequence[Candidate], queue: Iterable[Candidate]) -> list[Candidate]:
+    """Endings and pieces that are frequent even among the prefixes of a broader pattern: "and his" among "his"."""
+    found: list[Candidate] = []
+    for candidate in queue:
+        if candidate in picked or candidate.feature.kind not in ("ending", "piece"):
+            continue
+        if any((candidate.members & other.members).bit_count() > candidate.size / 2 for other in found):
+            continue
+        wider = [
+            other
+            for other in picked
+            if not other.feature.places.isdisjoint(candidate.feature.places)
+            and candidate.size <= _COVERS_MUCH_LESS * other.size
+            and (candidate.members & other.members).bit_count() >= _COVERS_AS_MUCH * candidate.size
+        ]
+        given = [min((candidate.count + 1) / (other.count + 1), 1.0) for other in wider]
+        sizes = [other.size for other in wider]
+        if wider and max(binomial_tail(candidate.size, sizes, given)) <= _SURE_INSIDE:
+            found.append(candidate)
+    return found
 
 
 def _most_frequent(members: int, ends: Sequence[Ending]) -> float:

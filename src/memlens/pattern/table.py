@@ -38,6 +38,9 @@ PATTERNS_SCHEMA = pa.schema(
         ("confidence", pa.float64()),
         ("share", pa.float64()),  # upper bound of the share of random prefixes that have it
         ("q", pa.float64()),  # lowest rate of false discoveries at which it is believed
+        ("sense", pa.int32()),  # patterns of one sense hold for much the same prefixes
+        ("auroc", pa.float64()),  # triggers that were held out against random prefixes; null where there are none
+        ("auroc_same_token", pa.float64()),  # the same against prefixes with the same last tokens
     ]
 )
 NAMES_SCHEMA = pa.schema(
@@ -103,6 +106,9 @@ def _pattern_rows(found: PatternResult) -> Iterator[dict[str, Any]]:
                 "confidence": pattern.confidence(triggers),
                 "share": pattern.share,
                 "q": pattern.q,
+                "sense": pattern.sense,
+                "auroc": pattern.scores[0],
+                "auroc_same_token": pattern.scores[1],
             }
 
 
@@ -129,8 +135,11 @@ def _name_rows(
 
 
 def _one_line(patterns: Sequence[Pattern], following: FollowingTokens, vocabulary: Sequence[str]) -> str:
-    """`ends with "press", about: news, papers → followed by "conference"; promotes "release", "office"`."""
-    parts = [", ".join(pattern.description for pattern in patterns[:_NAMED]) or UNNAMED]
+    """`ends with "press", about: news or ends with a month: may → followed by "conference"; promotes "release"`."""
+    first = [pattern for pattern in patterns if pattern.sense == patterns[0].sense][:_NAMED]
+    other = [pattern for pattern in patterns if pattern.sense != patterns[0].sense][:1]
+    parts = [", ".join(pattern.description for pattern in first) or UNNAMED]
+    parts = [" or ".join([parts[0], *(pattern.description for pattern in other)])]
     for words, tokens in (
         ("followed by", [token for token, _ in following.typical[:_TOKENS_IN_NAME]]),
         ("promotes", list(following.promoted)),

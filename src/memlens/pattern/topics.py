@@ -15,7 +15,7 @@ Topic of a coherent memory:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from memlens.settings import PatternSettings
 from memlens.stats import q_values
 
 BAR = 1.65
+TOPICS = 3  # of a memory, at most
 POOL = 400  # random prefixes of each size class
 SHOWN = 5
 _ROUNDS = 3
@@ -45,6 +46,8 @@ class SemanticTopic:
     members: int  # prefixes by trigger rank, a bit each
     words: tuple[int, ...]  # rows of WordVectors, the most telling first
     share: float  # of random prefixes that are as close
+    direction: NDArray[np.float32]  # unit length
+    q: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +124,9 @@ def _find_topic(
     telling = _telling_words([words[i] for i in np.flatnonzero(members)], vectors, direction)
     if len(telling) < GROUNDED:
         return None
-    return SemanticTopic(sum(1 << int(i) for i in np.flatnonzero(members)), tuple(telling[:SHOWN]), share)
+    unit_direction = direction / max(float(np.linalg.norm(direction)), 1e-9)
+    ranks = sum(1 << int(i) for i in np.flatnonzero(members))
+    return SemanticTopic(ranks, tuple(telling[:SHOWN]), share, unit_direction.astype(np.float32))
 
 
 def _telling_words(words: list[NDArray[np.int32]], vectors: WordVectors, direction: NDArray[Any]) -> list[int]:
@@ -141,34 +146,46 @@ def find_topics(
     texts: Texts,
     triggers: TriggerRows,
     chosen: Sequence[ShallowChoice],
+    own: VectorWords,
+    tokens: LastTokens,
     vectors: WordVectors,
     settings: PatternSettings,
     progress: Progress,
-) -> tuple[dict[int, tuple[SemanticTopic, float]], NDArray[np.bool_]]:
-    """Topic and q-value by row of TriggerRows; and which memories would be coherent with swapped triggers."""
+) -> tuple[dict[int, list[SemanticTopic]], NDArray[np.bool_]]:
+    """Topics by row of TriggerRows; and which memories would be coherent with swapped triggers.
+
+    After a topic the triggers that it does not hold are tested again, for another; a memory has TOPICS at most.
+    """
     if len(vectors.vectors) == 0:
         return {}, np.zeros(len(triggers.rows), np.bool_)
     sample = VectorWords.of(texts.sample, vectors)
-    own = VectorWords.of(texts.prefixes, vectors)
     excluded = _words_of_patterns(chosen, vectors)
     rows = one_per_document(triggers.rows, texts.prefixes.documents)
-    tokens = LastTokens.of(texts.prefixes, own, texts.matched, vectors)
     coherence = Coherence.calibrate(rows, own, tokens, excluded, vectors, settings.seed)
-    z, filled = coherence.z_scores(rows, np.arange(len(rows)))
-    p = coherence.p_values(z, filled)
-    q = q_values(p, len(z))
+    pool = Pool.draw(sample, vectors, settings.seed)
+    found: dict[int, list[SemanticTopic]] = {}
+    left, memories, cut = triggers.rows.copy(), np.arange(len(rows)), -1.0
+    for turn in range(TOPICS):
+        p = coherence.p_values(*coherence.z_scores(np.where(left >= 0, rows, -1)[memories], memories))
+        q = q_values(p, len(p))
+        coherent = np.flatnonzero(q <= settings.rate)
+        cut = float(p[coherent].max(initial=-1.0)) if turn == 0 else cut
+        more = []
+        for done, i in enumerate(coherent.tolist()):
+            progress("topics", done, len(coherent))
+            m = int(memories[i])
+            topic = _find_topic(own, vectors, left[m], excluded, m, pool)
+            alone = np.flatnonzero(rows[m] >= 0)  # the first of its document
+            if topic and sum(topic.members >> int(rank) & 1 for rank in alone) >= GROUNDED:
+                found.setdefault(m, []).append(replace(topic, q=float(q[i])))
+                left[m, [rank for rank in range(left.shape[1]) if topic.members >> rank & 1]] = -1
+                more.append(m)
+        memories = np.array(more, np.int64)
+        if len(memories) == 0:
+            break
     random = np.random.default_rng([settings.seed, 10])
     swapped = coherence.p_values(*coherence.z_scores(coherence.swap(rows, random), np.arange(len(rows))))
-    pool = Pool.draw(sample, vectors, settings.seed)
-    found: dict[int, tuple[SemanticTopic, float]] = {}
-    coherent = np.flatnonzero(q <= settings.rate).tolist()
-    for done, m in enumerate(coherent):
-        progress("topics", done, len(coherent))
-        topic = _find_topic(own, vectors, triggers.rows[m], excluded, m, pool)
-        alone = rows[m] >= 0  # the first of its document
-        if topic and sum(topic.members >> int(rank) & 1 for rank in np.flatnonzero(alone)) >= GROUNDED:
-            found[m] = (topic, float(q[m]))
-    return found, swapped <= p[coherent].max(initial=-1.0)
+    return found, swapped <= cut
 
 
 def _words_of_patterns(chosen: Sequence[ShallowChoice], vectors: WordVectors) -> ExcludedWords:

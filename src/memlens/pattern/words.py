@@ -42,6 +42,7 @@ class TriggerRows:
     following: NDArray[np.int32]  # [memories, t]: next tokens, -1 for none
     sentences: NDArray[np.int64]  # [prefixes]
     positions: NDArray[np.int64]  # [prefixes]
+    held: NDArray[np.int64]  # [memories, h]: the triggers after these, which patterns are tested on
 
     @property
     def filled(self) -> NDArray[np.int64]:
@@ -60,9 +61,10 @@ def one_per_document(rows: NDArray[np.int64], documents: NDArray[np.int64]) -> N
     return found
 
 
-def read_trigger_rows(index: Index, top: int) -> TriggerRows:
+def read_trigger_rows(index: Index, top: int, held: int = 0) -> TriggerRows:
+    """The first `top` triggers of every memory that has some, and `held` more."""
     columns = ["layer", "memory", "rank", "sentence", "position", "next_token"]
-    filters = [("end", "=", "top"), ("rank", "<", top)]
+    filters = [("end", "=", "top"), ("rank", "<", top + held)]
     table = index.table("triggers", columns, filters)
     layer, memory, rank, sentence, position = (table.column(name).to_numpy() for name in columns[:-1])
     following = pc.fill_null(table.column("next_token"), -1).to_numpy()
@@ -76,10 +78,11 @@ def read_trigger_rows(index: Index, top: int) -> TriggerRows:
     return TriggerRows(
         (names >> 32).astype(np.int32),
         (names & 0xFFFFFFFF).astype(np.int32),
-        rows,
-        next_tokens,
+        rows[:, :top],
+        next_tokens[:, :top],
         places >> 24,
         (places & 0xFFFFFF) - 1,
+        rows[:, top:],
     )
 
 

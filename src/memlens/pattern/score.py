@@ -1,0 +1,85 @@
+"""How well a pattern tells triggers that it was not found in from other prefixes: the area under the ROC curve.
+
+Held out are the triggers after those that patterns are looked for in (ranks 25 to 49). 0.5: as often in other prefixes
+as in them, 1: in all of them and nowhere else. There are two scores, against random prefixes and against prefixes of
+other documents with the same last tokens; for a pattern that says no more than what the last token is, the second is
+0.5. A wording is there or not, which gives 0.5 + (share of triggers - share of others) / 2; a topic ranks prefixes by
+how near they are to its direction.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlens.parallel import compiled
+from memlens.pattern.coherence import LastTokens, swap_prefixes
+from memlens.pattern.features import key_shares
+from memlens.pattern.shallow import Texts
+from memlens.pattern.word_vectors import VectorWords, WordVectors, prefix_vector_
+
+HELD = 25  # triggers
+TIMES = 4  # prefixes with the same last token for each of them
+RANDOM = 1000  # random prefixes that topics are compared with
+Scores = tuple[float | None, float | None]  # against random prefixes, against the same last tokens
+
+
+def wording_scores(
+    texts: Texts, held: NDArray[np.int64], same: NDArray[np.int64], keys: Sequence[Sequence[int]]
+) -> list[list[Scores]]:
+    """Of the features (keys) of every memory; held [memories, h] and same [memories, h * TIMES]: rows, -1 for none."""
+    flat = np.array([key for own in keys for key in own], np.int64)
+    offsets = np.concatenate([[0], np.cumsum([len(own) for own in keys])]).astype(np.int64)
+    random = texts.background.count(flat) / max(texts.background.prefixes, 1)
+    mine, others = (key_shares(rows, flat, offsets, texts.prefixes, texts.spelled) for rows in (held, same))
+    owner = np.repeat(np.arange(len(keys)), np.diff(offsets))
+    enough = ((held >= 0).sum(1) > 0)[owner]
+    against = [0.5 + (mine - other) / 2 for other in (random, others)]
+    known = [enough, enough & ((same >= 0).sum(1) > 0)[owner]]
+    columns = [
+        [float(score) if is_known else None for score, is_known in zip(*pair, strict=True)]
+        for pair in zip(against, known, strict=True)
+    ]
+    pairs = list(zip(*columns, strict=True))
+    return [pairs[first:last] for first, last in pairwise(offsets.tolist())]
+
+
+def topic_scores(
+    prefixes: VectorWords, vectors: WordVectors, direction: NDArray[Any], held: Any, same: Any, random: NDArray[Any]
+) -> Scores:
+    """Of one topic; `random`: nearness of random prefixes to its direction."""
+    mine, others = (_nearness(prefixes, vectors, direction, rows[rows >= 0]) for rows in (held, same))
+    return _area(mine, random), _area(mine, others)
+
+
+def same_last_tokens(held: NDArray[np.int64], tokens: LastTokens, seed: int) -> NDArray[np.int64]:
+    """Prefixes of other documents with the last tokens of the given ones, TIMES each; -1 where there are none."""
+    random = np.random.default_rng([seed, 11])
+    return np.concatenate([swap_prefixes(held, tokens, random) for _ in range(TIMES)], 1)
+
+
+def nearness(prefixes: VectorWords, vectors: WordVectors, direction: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
+    found: NDArray[Any] = _nearness(prefixes, vectors, direction, rows)
+    return found
+
+
+@compiled
+def _nearness(prefixes: VectorWords, vectors: WordVectors, direction: Any, rows: Any) -> Any:
+    found = np.zeros(len(rows))
+    vector = np.empty(vectors.vectors.shape[1], np.float32)
+    used, parts, nothing = np.empty(64, np.int32), np.empty(64, np.float32), np.empty(0, np.int32)
+    for i in range(len(rows)):
+        if prefix_vector_(prefixes, rows[i], nothing, False, vectors, vector, used, parts) > 0:
+            found[i] = (vector * direction).sum()
+    return found
+
+
+def _area(mine: NDArray[Any], others: NDArray[Any]) -> float | None:
+    """Chance that one of mine is above one of the others; ties count half."""
+    if len(mine) == 0 or len(others) == 0:
+        return None
+    others = np.sort(others)
+    below = np.searchsorted(others, mine, "left") + np.searchsorted(others, mine, "right")
+    return float(below.mean() / (2 * len(others)))

@@ -1,0 +1,51 @@
+"""Scores of patterns on triggers that were held out, against plain counting; the labels of memories read by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index_by_hand import pieces, write_index
+from memlens.pattern.score import _area
+from memlens.pattern.table import compute_patterns
+from memlens.settings import PatternSettings
+
+TEXTS = [f"On day {n} the free press was read by {n} people of the press." for n in range(300)]
+
+
+def test_the_score_of_an_ending_is_that_of_counting(tmp_path: Path) -> None:
+    places = [(s, 5) for s in range(20)] + [(s, 2) for s in range(20, 25)]  # five of those held out end otherwise
+    index = write_index(tmp_path / "index", TEXTS, {(0, 0): places})
+    compute_patterns(index, PatternSettings(top=15))
+    (row,) = (row for row in index.table("patterns").to_pylist() if row["pattern"].startswith("ending:"))
+    phrase = " " + row["description"].split('"')[1]
+
+    def has(sentence: int, position: int) -> bool:
+        return (" " + "".join(pieces(TEXTS[sentence])[: position + 1])).lower().endswith(phrase)
+
+    mine = np.mean([has(*place) for place in places[15:]])
+    random = np.mean([has(s, p) for s, text in enumerate(TEXTS) for p in range(len(pieces(text)))])
+    assert mine == 0.5 and row["auroc"] == pytest.approx(0.5 + (mine - random) / 2)
+
+
+def test_no_trigger_held_out_gives_no_score(tmp_path: Path) -> None:
+    index = write_index(tmp_path / "index", TEXTS, {(0, 0): [(s, 5) for s in range(20)]})
+    compute_patterns(index)
+    assert {row["auroc"] for row in index.table("patterns").to_pylist()} == {None}
+
+
+def test_the_area_is_the_share_of_pairs_in_the_right_order() -> None:
+    random = np.random.default_rng(0)
+    mine, others = random.integers(0, 9, 31) / 1.0, random.integers(0, 7, 43) / 1.0
+    pairs = [(one > other) + (one == other) / 2 for one in mine for other in others]
+    assert _area(mine, others) == pytest.approx(np.mean(pairs))
+    assert _area(mine[:0], others) is None
+
+
+def test_labels_of_read_memories_are_whole() -> None:
+    path = Path(__file__).parent / "data" / "labelled_memories.json"
+    labels = json.loads(path.read_text(encoding="utf-8"))["labels"]
+    assert len(labels) == 46
+    for own in labels.values():
+        assert all(label["kind"] in ("shallow", "semantic") and len(label["prefixes"]) >= 3 for label in own)
