@@ -1,4 +1,4 @@
-"""How well a pattern tells triggers that it was not found in from other prefixes: the area under the ROC curve.
+"""Scores of patterns on triggers they were not found in: the area under the ROC curve, against two kinds of prefixes.
 
 Held out are the triggers after those that patterns are looked for in (ranks 25 to 49). 0.5: as often in other prefixes
 as in them, 1: in all of them and nowhere else. There are two scores, against random prefixes and against prefixes of
