@@ -164,6 +164,15 @@ def outside(ran: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[nn.Mo
     return [module for module in ran if module not in inside]
 
 
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """One pass over a few tokens: the calls of the blocks, and the modules that ran around them."""
+
+    tokens: Tensor  # [batch, pos] int64
+    calls: list[BlockCall]
+    around: list[nn.Module]
+
+
 @contextmanager
 def passed_over(calls: Sequence[BlockCall], states: Tensor) -> Iterator[None]:
     """Within, every block puts out `states` at once, in the place of its own; nothing of it is run."""

@@ -21,16 +21,31 @@ from memlens.models.blocks import BlockCall, ModuleCall, in_float32
 from memlens.models.experts import expert_groups, is_experts
 from memlens.models.groups import LinearGroup, MemoryGroup, MemoryLayer, Scale, scaled
 from memlens.models.lens import Norm
-from memlens.models.match import NEAR, carried, deviation, is_linear, match_keys, ratio, recognised_norm, rows_of
+from memlens.models.match import (
+    NEAR,
+    Scaled,
+    carried,
+    deviation,
+    is_linear,
+    match_keys,
+    ratio,
+    recognised_norm,
+    rows_of,
+)
 
 
 def discover_layers(calls: Sequence[BlockCall], activations: Sequence[str]) -> list[MemoryLayer]:
     """The memories of every block; `activations`: names to try first. UnsupportedModel where a block has others."""
     layers: list[MemoryLayer] = []
+    known: dict[tuple[Any, ...], MemoryLayer] = {}
     for number, call in enumerate(calls):
+        kind = tuple((name, type(module)) for name, module in call.block.named_modules())
         with in_float32(call.block):
             try:
-                layers.append(_Discovery(call, number, activations).layer())
+                found = _Discovery(call, number, activations)
+                alike = found.as_in(known[kind]) if kind in known else None
+                layers.append(found.layer() if alike is None else alike)
+                known[kind] = layers[-1]
             except UnsupportedModel as error:
                 raise UnsupportedModel(f"layer {number}: {error}") from error
     if not any(layer.groups for layer in layers):
@@ -64,6 +79,34 @@ class _Discovery:
             input_norm, parallel = self._stream(groups, y)
             return self._layer(scaled_groups, outputs, input_norm, post_norm, scale, parallel)
         raise UnsupportedModel(last_reason)
+
+    def as_in(self, other: MemoryLayer) -> MemoryLayer | None:
+        """The layer as one that is built alike, if that fits: most blocks of a network are alike, but for weights."""
+        paths = {module: name for name, module in other.block.named_modules()}
+        own = dict(self.block.named_modules())
+
+        def moved(thing: Any) -> Any:
+            if isinstance(thing, Norm):
+                return replace(thing, module=own[paths[thing.module]])
+            return own[paths[thing]] if thing in paths else thing
+
+        groups: list[MemoryGroup] = []
+        for group in other.groups:
+            if not isinstance(group, LinearGroup) or not _is_plain(group) or isinstance(other.scale, Tensor):
+                return None
+            parts = ("key_projection", "up_projection", "down")
+            groups.append(replace(group, **{part: moved(getattr(group, part)) for part in parts}))
+        outputs = tuple(moved(module) for module in other.outputs)
+        input_norm, post_norm = moved(other.input_norm), moved(other.post_norm)
+        if not groups or any(module not in self.by_module for module in (*outputs, *map(_first_module, groups))):
+            return None
+        stream = rows_of(self.o) - self._addition(outputs, post_norm, other.scale)
+        read = rows_of(self.by_module[_first_module(groups[0]) if input_norm is None else input_norm.module].given)
+        if other.parallel and deviation(read, rows_of(self.call.states)) > NEAR:
+            return None
+        if not other.parallel and deviation(read, stream) > NEAR / 100:
+            return None
+        return self._layer(groups, outputs, input_norm, post_norm, other.scale, other.parallel)
 
     def _layer(
         self,
@@ -273,6 +316,16 @@ class TokenGate:
         bias = self.module.bias
         weight, bias = self.module.weight.to(inputs.dtype), None if bias is None else bias.to(inputs.dtype)
         return torch.sigmoid(nn.functional.linear(inputs, weight, bias))
+
+
+def _is_plain(group: LinearGroup) -> bool:
+    """Is all that is known of a group its modules and a function of transformers?"""
+    return (
+        group.combine is None
+        and group.token_scale is None
+        and group.scale is None
+        and not isinstance(group.activate, Scaled)
+    )
 
 
 def _last_module(group: Any) -> nn.Module:

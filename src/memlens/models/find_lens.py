@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from memlens.errors import UnsupportedModel
-from memlens.models.blocks import BlockCall, ModuleCall, in_float32, passed_over, record_calls
+from memlens.models.blocks import ModuleCall, Probe, in_float32, passed_over, record_calls
 from memlens.models.lens import Norm
 from memlens.models.match import NEAR, deviation, ratio, recognised_norm
 
@@ -30,18 +30,12 @@ class FoundLens:
     soft_cap: float | None
 
 
-def find_lens(
-    network: Any,
-    calls: Sequence[BlockCall],
-    around: Sequence[nn.Module],
-    run: Callable[[], Tensor],
-    soft_caps: Sequence[float],
-) -> FoundLens:
-    """`around`: the modules that run outside of the blocks; `run`: gives the logits; `soft_caps`: what may be one."""
-    states = calls[-1].states
+def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: Sequence[float]) -> FoundLens:
+    """`run`: gives the logits of the probe; `soft_caps`: numbers of the configuration that may be one."""
+    states, around = probe.calls[-1].states, probe.around
     made: list[ModuleCall] = []
     with in_float32(*around, deep=False):
-        with passed_over(calls, states), record_calls(around, made.append):
+        with passed_over(probe.calls, states), record_calls(around, made.append):
             logits = run()
         head = _head(network, made, logits)
         final_norm, normed = None, states

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
-from memlens.models.blocks import find_blocks, note_runs, outside, probe_tokens
+from memlens.models.blocks import Probe, find_blocks, note_runs, outside, probe_tokens
 from memlens.models.discover import discover_layers
 from memlens.models.experts import is_experts, own_experts
 from memlens.models.find_lens import find_lens
@@ -67,11 +67,12 @@ class HuggingFaceModel(MemoryModel):
         refuse_kind(self.config, name)
         _refuse_unreadable_weights(network, name)
         self.network = network.eval()
+        self._latest_probe: Probe | None = None
         self._has_experts = any(is_experts(module) for module in network.modules())
         context = context_of(self.config)
         try:
             layers, lens = self._discover(context)
-        except UnsupportedModel as error:
+        except (UnsupportedModel, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
             refuse_broken_weights(network, name)  # which would look like anything
             raise refused_because(self.config, name, error) from error
         super().__init__(
@@ -91,19 +92,15 @@ class HuggingFaceModel(MemoryModel):
         embedding = network.get_input_embeddings()
         tokens = probe_tokens(embedding.weight.shape[0], context).to(embedding.weight.device)
 
-        def run() -> Tensor:
-            try:
-                return self._logits(tokens)
-            except Exception as error:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())[:160]
-                raise UnsupportedModel(f"it does not run on tokens alone ({reason})") from error
-
         with torch.no_grad(), self.running():
             with note_runs(network) as ran:
-                calls = find_blocks(network, tokens, run)
+                calls = find_blocks(network, tokens, lambda: self._body(tokens))
+            body = set(network.base_model.modules())
+            ran |= {module for module in network.modules() if module not in body}  # the head, which did not run
             layers = discover_layers(calls, activations_of(self.config))
-            around = outside(ran, [call.block for call in calls])
-            found = find_lens(network, calls, around, run, _soft_caps(self.config))
+            probe = Probe(tokens, calls, outside(ran, [call.block for call in calls]))
+            found = find_lens(network, probe, lambda: self._logits(tokens), _soft_caps(self.config))
+        self._latest_probe = probe  # the proof that follows needs no pass of its own
         lens = Lens(
             output=found.output,
             input_embedding=embedding,
@@ -116,11 +113,18 @@ class HuggingFaceModel(MemoryModel):
         )
         return layers, lens
 
+    def probe(self) -> Probe:
+        probe, self._latest_probe = self._latest_probe, None
+        return super().probe() if probe is None else probe
+
     def _run_body(self, tokens: Tensor) -> Tensor:
         last: list[Tensor] = []
         with self.running(), hooks.on_output(self.layers[-1].block, last.append):
-            self.network.base_model(tokens, attention_mask=self._mask(tokens), use_cache=False)  # type: ignore[operator]
+            self._body(tokens)
         return last[-1]
+
+    def _body(self, tokens: Tensor) -> None:
+        self.network.base_model(tokens, attention_mask=self._mask(tokens), use_cache=False)  # type: ignore[operator]
 
     def _logits(self, tokens: Tensor) -> Tensor:
         with self.running():

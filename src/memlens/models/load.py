@@ -17,6 +17,7 @@ import torch
 
 from memlens.errors import MemlensError, ModelError, ModelNotFound, SettingError, UnsupportedModel, needing
 from memlens.files import FileStamp, file_stamp
+from memlens.models.adapters import as_memories, refuse_config
 from memlens.models.checkpoint import (
     check_config_file,
     one_line,
@@ -27,9 +28,8 @@ from memlens.models.checkpoint import (
     unreadable_weights,
 )
 from memlens.models.gguf_file import read_head
-from memlens.models.huggingface import HuggingFaceModel, quiet_transformers
+from memlens.models.huggingface import quiet_transformers
 from memlens.models.memory_model import MemoryModel
-from memlens.models.refusals import refuse_kind
 from memlens.models.tokenizer import Tokenizer
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -168,21 +168,21 @@ def _load_folder(folder: Path, options: _Options, *, name: str, source: str) -> 
     return _load_checkpoint(str(folder), options, name=name, source=source)
 
 
-def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -> HuggingFaceModel:
+def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -> MemoryModel:
     """The checkpoint of a local folder or a Hub id."""
     tokenizer = _tokenizer(options.tokenizer)
     refuse_adapter(place, name)
     config = read_config(place, name)
-    refuse_kind(config, name)
+    refuse_config(config, name)
     refuse_misfit(name, config, *stored_tensors(place, name))
     if options.device_map is None:
         network = _read_network(place, name, options.dtype, config=config).to(options.device)
     else:
         network = _read_network(place, name, options.dtype, config=config, device_map=_device_map(options.device_map))
-    return HuggingFaceModel(network, tokenizer or _read_tokenizer(place), name=name, source=source)
+    return as_memories(network, tokenizer or _read_tokenizer(place), name=name, source=source)
 
 
-def _load_gguf(path: Path, options: _Options) -> HuggingFaceModel:
+def _load_gguf(path: Path, options: _Options) -> MemoryModel:
     """The model and the tokenizer of one .gguf file; its own metadata say whether BOS goes before a text."""
     tokenizer = _tokenizer(options.tokenizer)
     with needing("gguf", str(path), ModelError):  # transformers reads .gguf files with them
@@ -191,16 +191,16 @@ def _load_gguf(path: Path, options: _Options) -> HuggingFaceModel:
     head = read_head(path)
     folder, file = str(path.resolve().parent), path.name
     config = read_config(folder, file, gguf_file=file)
-    refuse_kind(config, file)
+    refuse_config(config, file)
     refuse_misfit(file, config, head.tensors, sum(4 * tensor.numel() for tensor in head.tensors.values()))
     with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting of transformers reaches
         network = _read_network(folder, file, options.dtype, gguf_file=file)
     if tokenizer is None:
         tokenizer = _read_tokenizer(folder, head.adds_bos, gguf_file=file)
-    return HuggingFaceModel(network.to(options.device), tokenizer, name=file, source=str(path.resolve()))
+    return as_memories(network.to(options.device), tokenizer, name=file, source=str(path.resolve()))
 
 
-def _wrap_object(network: Any, tokenizer: Tokenizer | None) -> HuggingFaceModel:
+def _wrap_object(network: Any, tokenizer: Tokenizer | None) -> MemoryModel:
     from transformers import PreTrainedModel
 
     if not isinstance(network, PreTrainedModel):
@@ -208,12 +208,12 @@ def _wrap_object(network: Any, tokenizer: Tokenizer | None) -> HuggingFaceModel:
             f"{type(network).__name__} is not a model; give a Hub id, a folder, a .gguf file or a loaded causal LM"
         )
     name = getattr(network.config, "_name_or_path", "") or type(network).__name__
-    refuse_kind(network.config, name)
+    refuse_config(network.config, name)
     if network.get_output_embeddings() is None:
         raise UnsupportedModel(
             f"{type(network).__name__} has no language modelling head; load it with AutoModelForCausalLM"
         )
-    return HuggingFaceModel(network, tokenizer, name=name, source="")
+    return as_memories(network, tokenizer, name=name, source="")
 
 
 def _read_network(place: str, name: str, dtype: torch.dtype, **options: Any) -> Any:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from memlens.errors import ModelError, SettingError, UnknownName
 from memlens.memory import MemoryNames
 from memlens.models import hooks
+from memlens.models.blocks import BlockCall, ModuleCall, Probe, note_runs, outside, probe_tokens, record_calls
 from memlens.models.groups import CoefficientBlock, MemoryLayer
 from memlens.models.lens import at_least_float32
 from memlens.models.tokenizer import Tokenizer
@@ -119,6 +120,16 @@ class MemoryModel(ABC):
         """The model's own scores, [batch, pos, vocabulary], soft-capping included."""
         with torch.no_grad():
             return self._logits(self._check_tokens(tokens))
+
+    def probe(self) -> Probe:
+        """One pass over a few random tokens, for the proof."""
+        used = min(self.vocabulary, self.tokenizer.size) if self.has_tokenizer else self.vocabulary
+        tokens = probe_tokens(used, self.context)
+        made: list[ModuleCall] = []
+        blocks = [layer.block for layer in self.layers]
+        with record_calls(blocks, made.append), note_runs(self.network) as ran:
+            self.logits(tokens)
+        return Probe(tokens, [BlockCall(call) for call in made], outside(ran, blocks))
 
     def running(self) -> AbstractContextManager[None]:
         """Around whatever runs the network or a part of it, so that all passes are run alike."""
