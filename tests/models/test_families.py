@@ -146,10 +146,10 @@ def test_where_a_block_adds_one_value_its_top_token_is_that_of_the_value(family,
 
     with model.edit(dict.fromkeys(range(LAYERS), one_memory_each)), model.record() as recording:
         model.run_body(tokens())
-    for layer in model.layers:
-        expected = model.lens.value_scores(layer.values[:7], layer.layer, reading).argmax(-1).tolist()
-        for y in recording.y[layer.layer]:  # [pos, d]
-            assert model.lens.addition_scores(y, layer.layer, reading).argmax(-1).tolist() == expected
+    for layer, memories in enumerate(model.layers):
+        expected = model.lens.value_scores(memories.values[:7], layer, reading).argmax(-1).tolist()
+        for y in recording.y[layer]:  # [pos, d]
+            assert model.lens.addition_scores(y, layer, reading).argmax(-1).tolist() == expected
 
 
 def test_padding_on_the_right_does_not_reach_the_tokens_before_it(model):
