@@ -10,7 +10,8 @@ Joining needs neither the model nor the text. Every shard must be there exactly 
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from typing import Any
 from memlens.errors import IndexFolderError, SettingError
 from memlens.files import (
     FileFacts,
+    FileStamp,
     checksum,
     explain_os_errors,
     facts_of,
+    file_stamp,
     has_size,
     is_as_noted,
     only_writer,
@@ -132,7 +135,7 @@ def merge_shards(
         folder.mkdir(parents=True, exist_ok=True)
         staging.refuse_foreign(folder)
     first = shards[0]
-    with only_writer(folder / LOCK) as refuse_replaced:
+    with only_writer(folder / LOCK) as refuse_replaced, _at_rest(shards) as refuse_changed:
         wait_for_orphans(folder)
         if resume and staging.is_finished(folder, first.plan):
             return first.plan
@@ -149,7 +152,12 @@ def merge_shards(
             hands = [one for shard in shards for one in shard.content.get("scanned_with", [])]
             apart = [one for number, one in enumerate(hands) if one not in hands[:number]]
             store, words = CorpusStore(first.partial), first.files[VOCABULARY]
-            publish(folder, scanned, store, words, first.content["model"], first.plan, apart, refuse_replaced)
+
+            def refuse_both() -> None:
+                refuse_replaced()
+                refuse_changed()
+
+            publish(folder, scanned, store, words, first.content["model"], first.plan, apart, refuse_both)
     return first.plan
 
 
@@ -185,8 +193,31 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
         raise IndexFolderError(f"of {of} shards these are missing: {named}; make them with --shard {missing[0]}/{of}")
 
 
+@contextmanager
+def _at_rest(shards: Sequence[Shard]) -> Iterator[Callable[[], None]]:
+    """What comes back refuses to go on if a file of the shards is not the one that was there at the beginning.
+
+    Tables of two shards mixed may fail anywhere within, so an error is told as a change where there was one.
+    """
+
+    def stamps() -> dict[Path, FileStamp | None]:
+        return {path: file_stamp(path) for shard in shards for path in map(shard.partial.joinpath, shard.files)}
+
+    before = stamps()
+
+    def refuse_changed() -> None:
+        if changed := [path for path, stamp in stamps().items() if stamp != before[path]]:
+            raise IndexFolderError(f"{changed[0]} changed while it was merged; merge again when the shards are at rest")
+
+    try:
+        yield refuse_changed
+    except Exception:
+        refuse_changed()
+        raise
+
+
 def _refuse_damage(shard: Shard) -> None:
-    """Byte for byte, since what is joined now is looked at no more."""
+    """Byte for byte; that they stay so is watched by their stamps."""
     for name, facts in shard.files.items():
         if not is_as_noted(shard.partial / name, facts):
             raise _damaged(shard, name)
