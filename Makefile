@@ -5,7 +5,6 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet
 RUNS := $(VENV)/.runs
 INSTALLED := $(VENV)/.installed
-CPU_TORCH ?= https://download.pytorch.org/whl/cpu
 JOBS ?= 2
 
 .PHONY: demo test faults everywhere dist docs check format clean chromium
@@ -47,14 +46,11 @@ dist: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs build/docs
 
-# What the demo and the workbench it leads to need. PyPI's torch for Linux brings 3 GB for GPUs with it: where pip does not
-# find a CPU build by itself, it is taken from PyTorch's own index.
+# What the demo and the workbench it leads to need. Where pip's usual index gives a torch for GPUs (3 GB more), name one of
+# CPU builds in PIP_EXTRA_INDEX_URL.
 $(RUNS): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	index=; torch=`sed -n '/^torch==/p' constraints.txt`; \
-	  if [ `uname -s` = Linux ] && ! $(BIN)/python -m pip install --dry-run --no-deps $$torch | grep -q +cpu; \
-	  then index="--extra-index-url $(CPU_TORCH)"; fi; \
-	  $(PIP) install --constraint constraints.txt $$index --editable '.[serve]'
+	$(PIP) install --constraint constraints.txt --editable '.[serve]'
 	touch $@
 
 $(INSTALLED): $(RUNS)

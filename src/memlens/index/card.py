@@ -52,7 +52,7 @@ def write_card(index: Index, repo: str) -> str:
             "",
             "Every feed-forward layer of this language model read as key-value memories "
             "([Geva et al. 2021](https://arxiv.org/abs/2012.14913)): for each hidden dimension the prefixes that drive "
-            "it most, and what its value promotes. Made with [memlens](https://pypi.org/project/memlens/).",
+            "it most, and what its value promotes. Made with memlens.",
             "",
             "```",
             f"memlens pull {repo}                  # every file is compared with its checksum",
