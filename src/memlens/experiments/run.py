@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STOP_WORDS = "en"
 _ORIGIN = "origin"  # where the prefixes of an experiment come from, in words
-_READING_OF_Y = {"y": "as values"}  # what tables were made by beside other tables: those that read y as a state are old
+_READING_OF_Y = {"y": "as values"}  # of tables on prefixes: those that read y as a state are old
 
 
 def run(
@@ -127,7 +127,10 @@ def is_made(
 def is_outdated(index: Index, experiment: Experiment) -> bool:
     """Has something that the experiment's tables were made from changed since?"""
     noted = index.manifest.experiments.get(experiment.name)
-    return noted is not None and noted.made_from != _sources(index, experiment)
+    if noted is None:
+        return False
+    is_read_otherwise = experiment.on_prefixes and not _READING_OF_Y.items() <= noted.content.items()
+    return is_read_otherwise or noted.made_from != _sources(index, experiment)
 
 
 def origin(index: Index, experiment: Experiment) -> str:
@@ -187,13 +190,12 @@ def _keep(
 
 def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
     """With the checksum of what it was made from, a table that is older than the values can be told."""
-    return {**settings, "from": _sources(index, experiment)}
+    return {**settings, **(_READING_OF_Y if experiment.on_prefixes else {}), "from": _sources(index, experiment)}
 
 
 def _sources(index: Index, experiment: Experiment) -> dict[str, str]:
     """Checksums of the tables that an experiment is made from, and of what people have said."""
     used = {table: checksum for table in experiment.needs if (checksum := index.manifest.sha256(table))}
-    used |= _READING_OF_Y if experiment.on_prefixes else {}
     mark = history_mark(index, experiment.people) if experiment.people else None
     return used if mark is None else used | {OLD_TABLES[experiment.people]: mark}
 
