@@ -34,7 +34,7 @@ def test_every_experiment_is_on_the_page_with_its_recipe(measured: memlens.Index
         size = 30 if EXPERIMENTS[name].on_prefixes else EXPERIMENTS[name].sample
         sample = "" if size is None else f" --sample {size}"
         assert f"memlens experiment INDEX {name}{sample} --seed 4" in text
-    assert "at most 1% are expected to be chance over the" in text
+    assert "Of shallow patterns at most 1% are expected in random prefixes" in text
     assert "30 random prefixes of the scanned corpus, seed 4" in text
     assert measured.has("experiments/prefix-layers") and "prefix-layers" not in text  # a working table is no result
     assert "has changed since" not in text and "different passes" not in text
@@ -63,7 +63,7 @@ def test_tables_of_different_passes_say_so_and_each_where_it_comes_from(
 
 def test_the_chart_of_agreement_has_both_baselines(measured: memlens.Index) -> None:
     rows = measured.table("experiments/agreement").to_pylist()
-    spec = draw(rows, ModelShape(len(measured.layers), 97))[0].spec
+    spec = draw(rows, ModelShape.of(measured))[0].spec
     drawn = {
         (row["baseline"], row["layer"]): row["value"]
         for layer in spec["layer"]

@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from own_server import fewer_patterns
 
 from memlens.index.reader import Index
+from memlens.memory import GroupShape, MemoryNames
 from memlens.web.pages.overview import NOTHING, draw_map
 from memlens.web.served_index import CLASSES, ServedIndex, Statistics, read_statistics
 
@@ -80,22 +81,26 @@ def test_a_cell_of_several_stands_for_its_highest_memory(client: TestClient, roo
     assert cell == len(levels)
 
 
+def dense(layers: int, size: int) -> MemoryNames:
+    return MemoryNames({layer: [GroupShape("dense", 1, size)] for layer in range(layers)})
+
+
 def test_a_million_memories_fit_into_a_small_answer() -> None:
     many = 1_000_000
-    statistics = Statistics(tuple(range(8)), np.arange(9) * (many // 8), {"max": np.random.default_rng(0).random(many)})
+    statistics = Statistics(tuple(range(8)), dense(8, many // 8), np.arange(9) * (many // 8), {"max": np.random.default_rng(0).random(many)})
     drawn = draw_map(statistics, "max", 5000)
     assert len(drawn.levels) < 60_000 and all(row.size == 25 for row in drawn.layers)
 
 
 def test_what_is_not_known_has_a_level_of_its_own_and_odd_numbers_can_be_drawn() -> None:
-    statistics = Statistics((0,), np.array([0, 4]), {"max_p": np.array([np.nan, 1e-4, 1e-2, 1.0])})
+    statistics = Statistics((0,), dense(1, 4), np.array([0, 4]), {"max_p": np.array([np.nan, 1e-4, 1e-2, 1.0])})
     levels = base64.b64decode(draw_map(statistics, "max_p", 9).levels)
     assert levels[0] == NOTHING and list(levels[1:]) == sorted(levels[1:]) and levels[3] == 254
     binned = base64.b64decode(draw_map(statistics, "max_p", 2).levels)
     assert binned[0] == levels[1] and binned[1] == levels[3]
     for column in ([0.0, 0.0], [3.0, 3.0], [np.nan, np.nan], [-1.0, -2.0], [0.0, np.inf]):
         for by in ("max", "max_p"):
-            statistics = Statistics((0,), np.array([0, 2]), {by: np.array(column)})
+            statistics = Statistics((0,), dense(1, 2), np.array([0, 2]), {by: np.array(column)})
             assert len(base64.b64decode(draw_map(statistics, by, 5).levels)) == 2
 
 
