@@ -80,7 +80,7 @@ def test_serve_opens_the_workbench_on_the_demo(run, shown, tmp_path, monkeypatch
     shutil.copytree(shown.index.folder, tmp_path / "index")
     served: list[Any] = []
     monkeypatch.setattr(
-        "memlens.cli.index.serve", lambda **options: served.append((options["index"], options["model"]))
+        "memlens.cli.analyze.open_workbench", lambda **options: served.append((options["index"], options["model"]))
     )
     assert run("demo", "-o", tmp_path / "index", "--serve").code == 0
     assert served == [(str(tmp_path / "index"), "bundled")]

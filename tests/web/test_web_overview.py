@@ -87,7 +87,9 @@ def dense(layers: int, size: int) -> MemoryNames:
 
 def test_a_million_memories_fit_into_a_small_answer() -> None:
     many = 1_000_000
-    statistics = Statistics(tuple(range(8)), dense(8, many // 8), np.arange(9) * (many // 8), {"max": np.random.default_rng(0).random(many)})
+    statistics = Statistics(
+        tuple(range(8)), dense(8, many // 8), np.arange(9) * (many // 8), {"max": np.random.default_rng(0).random(many)}
+    )
     drawn = draw_map(statistics, "max", 5000)
     assert len(drawn.levels) < 60_000 and all(row.size == 25 for row in drawn.layers)
 
