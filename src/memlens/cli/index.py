@@ -226,6 +226,10 @@ def serve(
     from memlens.web.app import serve as serve_workbench
     from memlens.web.workbench import Workbench
 
+    if model is not None and not Path(model).is_dir():  # else it is loaded, or refused, while pages answer
+        from memlens.models.load import refuse_missing
+
+        refuse_missing(model)
     screen = Screen(False, quiet, verbose)
     workbench = Workbench(index, model, compare, LiveSettings(**options))
 

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from memlens.errors import IndexFolderError, MemlensError
-from memlens.files import explain_os_errors, holding, is_as_noted, read_json, sync_folder, write_json
+from memlens.files import (
+    explain_os_errors,
+    holding,
+    is_as_noted,
+    read_json,
+    read_sealed,
+    sync_folder,
+    write_json,
+    write_sealed,
+)
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import (
     ANNOTATIONS,
@@ -121,14 +130,13 @@ def begin(folder: Path, plan: dict[str, Any], resume: bool) -> None:
 def _note_machine(folder: Path) -> None:
     known, ours = scanned_with(folder), made_with()
     if ours not in known:
-        write_json(folder / PARTIAL / _MACHINES, {"made_with": [*known, ours]})
+        write_sealed(folder / PARTIAL / _MACHINES, {"made_with": [*known, ours]})
 
 
 def scanned_with(folder: Path) -> list[dict[str, str]]:
     """With what an unfinished scan was worked on, in that order; more than one where it was continued elsewhere."""
     path = folder / PARTIAL / _MACHINES
-    noted = read_json(path).get("made_with") if path.is_file() else None
-    return [one for one in noted if isinstance(one, dict)] if isinstance(noted, list) else []
+    return list(read_sealed(path)["made_with"]) if path.is_file() else []
 
 
 def continued_elsewhere(folder: Path) -> str:

@@ -105,10 +105,6 @@ class Workbench:
         self._lock = Lock()
         self._closing = Event()
         self._preparing: Thread | None = None
-        if isinstance(model, str) and not Path(model).is_dir():  # else it is loaded, or refused, while pages answer
-            from memlens.models.load import refuse_missing
-
-            refuse_missing(model)
         if model is not None and not isinstance(model, str):
             self.index.check_model(model)
             self._model = model
