@@ -28,11 +28,19 @@ def stop_at(wanted: str) -> Any:
 
 def test_an_analysis_has_every_stage_and_its_sample_counts_prefixes_only(analyzed: Analysis) -> None:
     assert outcomes(analyzed) == dict.fromkeys(STAGES, "made")
-    assert analyzed.stages[3].made == tuple(EXPERIMENTS) and analyzed.stages[3].skipped == ()
+    in_order = sorted(EXPERIMENTS, key=lambda name: EXPERIMENTS[name].on_prefixes)
+    assert analyzed.stages[3].made == tuple(in_order) and analyzed.stages[3].skipped == ()
     assert analyzed.report == analyzed.index.folder / "report.html" and analyzed.report.is_file()
     assert all(map(analyzed.index.has, ["values", "names", *(f"experiments/{name}" for name in EXPERIMENTS)]))
     noted = analyzed.index.manifest.content["experiments"]
-    expected = {"agreement": None, "rank": None, "predictive-values": 100, "local-edits": 100, "patterns": None}
+    expected = {
+        "agreement": None,
+        "rank": None,
+        "predictive-values": 100,
+        "local-edits": 100,
+        "patterns": None,
+        "promotion": 100,
+    }
     assert {name: noted[name]["sample"] for name in EXPERIMENTS} == dict.fromkeys(EXPERIMENTS, 30) | expected
 
 
@@ -41,7 +49,7 @@ def test_text_without_any_next_token_makes_a_page_with_gaps(run: Run, models: Pa
     command = ["analyze", models["plain"], tmp_path / "letters.txt", "-o", tmp_path / "index", "--unit", "line"]
     ran = run(*command, "--sample", 9, "--threads", 1)
     assert ran.code == 0 and "Traceback" not in ran.err
-    assert "the layers that would show it were not measured" in (tmp_path / "index" / "report.html").read_text("utf-8")
+    assert "The layers that would show it were not measured" in (tmp_path / "index" / "report.html").read_text("utf-8")
 
 
 def test_interrupted_at_every_stage_it_continues_to_the_same_tables(models, text, analyzed, tmp_path) -> None:
@@ -58,8 +66,9 @@ def test_interrupted_at_every_stage_it_continues_to_the_same_tables(models, text
         manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
         stages = [name for name in ("values", "patterns") if name in manifest]
         reached.append((*stages, len(manifest.get("experiments", {}))))
+    from_tables = sum(not one.on_prefixes for one in EXPERIMENTS.values())
     assert reached == [(0,), (0,), *[("values", 0)] * 3] + [
-        ("values", "patterns", made) for made in (0, 1, 5, len(EXPERIMENTS))
+        ("values", "patterns", made) for made in (0, 1, from_tables, len(EXPERIMENTS))
     ]
     assert outcomes(memlens.analyze(**job)) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
     assert tables(tmp_path / "index") == tables(analyzed.index.folder)

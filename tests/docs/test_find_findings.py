@@ -5,6 +5,7 @@ import json
 import random
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,7 +87,7 @@ def test_the_planted_memory_is_found_and_measured(made: Paths, capsys: Capture) 
     assert code == 0 and err == ""
     found: list[dict[str, Any]] = json.loads(out)
     first = found[0]
-    assert first["candidate"]["memory"] == {"layer": PLANTED.layer, "memory": PLANTED.memory}
+    assert first["candidate"]["memory"] == asdict(PLANTED)
     assert first["candidate"]["text"] == " of" and "river" in first["candidate"]["patterns"][0]
     assert len(first["measured"]) == 6 == first["fell"] and first["effect"] > 0
     scanned = set(made["scanned.txt"].read_text().splitlines())

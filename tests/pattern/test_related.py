@@ -114,7 +114,7 @@ def test_figure_two_counts_every_prefix_once(index: Index) -> None:
         assert row["shallow_low"] <= 5 / 60 <= row["shallow_high"]
         assert (row["memories"], row["patterned_memories"], row["patterns"]) == (6, 2, 3)
     assert [row["memories"] for row in figure.compute(index, sample=2)] == [2, 2]
-    assert len(figure.draw(figure.compute(index), ModelShape(2, 97))) == 2
+    assert len(figure.draw(figure.compute(index), ModelShape.of(index))) == 2
 
 
 def test_figure_two_is_an_experiment_that_knows_when_patterns_or_labels_are_others(index: Index) -> None:
@@ -148,4 +148,4 @@ def test_figure_two_from_people_waits_until_they_have_finished(index: Index) -> 
         notes.finish("ann")
     (row,) = figure.compute_people(index)
     assert (row["annotator"], row["layer"], row["semantic"], row["not_covered"]) == ("ann", 1, 3, 7)
-    assert [panel.name for panel in figure.draw_people([row], ModelShape(2, 97))] == ["patterns-people-0"]
+    assert [panel.name for panel in figure.draw_people([row], ModelShape.of(index))] == ["patterns-people-0"]
