@@ -232,7 +232,9 @@ class Scene:
         return ""
 
 
-@pytest.mark.parametrize("verb", VERBS)
+# The workbench in a forked process hung once, waiting for a lock; until that is understood only `make faults` tries it.
+# tests/web/test_web_served_index.py has indexes that are replaced under it in every run.
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if EVERYTHING or verb != "serve"])
 def test_a_change_under_a_running_verb_gives_the_right_result_or_one_line(verb: str, stock: Stock) -> None:
     scene = Scene(verb, stock)
     draw, tried = random.Random(verb), cases(verb)
