@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
+from importlib import resources
 from typing import Any
 
 import pytest
 
 from memlens.index.reader import Index
+from memlens.memory import GroupShape, MemoryNames
 
 Open = Callable[..., Any]
 
@@ -154,3 +157,24 @@ def test_keyboard_users_see_where_they_are(open_page: Open) -> None:
     assert skip.evaluate("node => node === document.activeElement && node.getBoundingClientRect().left >= 0")
     page.keyboard.press("Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+def test_the_map_names_memories_of_experts_as_the_index_does(browser: Any) -> None:
+    groups = (
+        GroupShape("dense", 1, 3),
+        GroupShape("shared", 2, 5),
+        GroupShape("routed", 4, 7),
+        GroupShape("routed", 2, 3),
+    )
+    names = MemoryNames({6: groups})
+    script = resources.files("memlens.web").joinpath("static", "overview.js").read_text("utf-8")
+    function = re.search(r"^function nameOf.*?^}$", script, re.DOTALL | re.MULTILINE)
+    assert function is not None
+    page = browser.new_page()
+    layer = {"layer": 6, "groups": [asdict(group) for group in groups]}
+    numbers = list(range(names.count(6)))
+    made = page.evaluate(
+        f"([layer, numbers]) => {{ {function[0]}; return numbers.map((n) => nameOf(layer, n)) }}", [layer, numbers]
+    )
+    page.close()
+    assert made == [str(names.name(6, number)) for number in numbers]

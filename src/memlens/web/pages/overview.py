@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from memlens.errors import UnknownName
 from memlens.index.layout import EXPERIMENTS
 from memlens.index.memory import read_summaries
+from memlens.memory import GroupShape
 from memlens.reports.sections import Section, Tables, make_sections
 from memlens.web.rendering import PROBLEMS, Bench, IndexRoute, page
 from memlens.web.served_index import TABLES, LayerStatistics, ServedIndex, Statistics, read_layers, read_statistics
@@ -83,11 +84,12 @@ MEASURES = (
 
 
 class MapLayer(BaseModel):
-    """One row of the map: how many memories it has, and how many of them are one cell."""
+    """One row of the map: how many memories it has, how many of them are one cell, and what names are made from."""
 
     layer: int
     memories: int
     size: int
+    groups: list[GroupShape]
 
 
 class MemoryMap(BaseModel):
@@ -133,7 +135,8 @@ def draw_map(statistics: Statistics, by: str, room: int) -> MemoryMap:
         own = levels[statistics.rows_of_layer(layer)]
         size = max(1, -(-len(own) // room))
         highest, place = _cells(own, size)
-        rows.append(MapLayer(layer=layer, memories=len(own), size=size))
+        groups = list(statistics.names.layers[layer])
+        rows.append(MapLayer(layer=layer, memories=len(own), size=size, groups=groups))
         cells.append(highest)
         places.append(place)
     is_binned = any(row.size > 1 for row in rows)

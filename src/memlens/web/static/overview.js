@@ -102,9 +102,22 @@ function cellAt(x, y) {
   return { row, cell };
 }
 
+// Numbers to names, as MemoryNames.name in memory.py: a layer counts dense, shared and routed memories through.
+function nameOf(layer, number) {
+  const before = { shared: 0, routed: 0 };
+  for (const { kind, count, size } of layer.groups) {
+    if (number < count * size) {
+      const owner = kind === "dense" ? "" : `${kind === "shared" ? "S" : "E"}${before[kind] + Math.floor(number / size)}`;
+      return `L${layer.layer}${owner}N${number % size}`;
+    }
+    number -= count * size;
+    before[kind] += count;
+  }
+}
+
 function memoryOf({ row, cell }) {
   const layer = map.layers[row];
-  return `L${layer.layer}N${cell * layer.size + (map.highest ? map.highest[map.starts[row] + cell] : 0)}`;
+  return nameOf(layer, cell * layer.size + (map.highest ? map.highest[map.starts[row] + cell] : 0));
 }
 
 const written = (value) => (map.percent ? `${(100 * value).toPrecision(3)}%` : value.toPrecision(4));
