@@ -26,7 +26,7 @@ from memlens.experiments.experiment import Experiment
 from memlens.experiments.prefixes import check_stop_words
 from memlens.experiments.registry import EXPERIMENTS as KNOWN, find_experiments
 from memlens.experiments.run import is_made
-from memlens.index.layout import EXPERIMENTS, KEYS, NAMES, PATTERNS, TOKENS, VALUES, Manifest, is_complete
+from memlens.index.layout import EXPERIMENTS, KEYS, NAMES, PATTERNS, ROUTERS, TOKENS, VALUES, Manifest, is_complete
 from memlens.index.reader import Index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
@@ -321,7 +321,7 @@ def repair(
     wrong = api.check(index, progress=progress).to_make_again()
     opened = api.open_index(index.folder if isinstance(index, Index) else index)
     noted = opened.manifest
-    if {VALUES, KEYS, TOKENS} & {*wrong}:
+    if {VALUES, KEYS, ROUTERS, TOKENS} & {*wrong}:
         was = noted.values
         api.values(opened, model=model, progress=progress, top=was.top, reading=was.reading, threads=was.threads)
     if {PATTERNS, NAMES} & {*wrong} and noted.patterns is not None:

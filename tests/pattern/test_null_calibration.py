@@ -8,13 +8,15 @@ tokens, and the triggers of the first 100 swapped for prefixes of other paragrap
 import random
 from collections import defaultdict
 
+import numpy as np
 import pytest
 
 from index_by_hand import Place, pieces, write_index
 from memlens.corpus.sentences import read_units
 from memlens.index.reader import Index
+from memlens.pattern.matched import _noise
 from memlens.pattern.table import compute_patterns
-from memlens.settings import CorpusSettings
+from memlens.settings import MOST_SEED, CorpusSettings
 
 KINDS = ("subject", "random", "one token", "three tokens", "swapped")
 REAL, FAKE, TRIGGERS = 100, 250, 25
@@ -64,3 +66,9 @@ def test_at_most_one_fake_memory_in_fifty_gets_a_topic(index: Index) -> None:
     shares = {kind: rows[0]["n"] / (REAL if kind == "subject" else FAKE) for kind, rows in counts.items()}
     assert shares.pop("subject") >= 0.25, shares
     assert max(shares.values()) <= 0.02, shares
+
+
+def test_every_seed_that_is_allowed_gives_places_a_noise_of_their_own() -> None:
+    places = np.arange(1000)
+    made = [_noise(places, places % 7, seed) for seed in (0, 1, 1 << 23, MOST_SEED)]
+    assert len(set(np.concatenate(made).tolist())) == 4000

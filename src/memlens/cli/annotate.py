@@ -134,6 +134,8 @@ def annotate(
             raise SettingError(f"'{doing}' is not something to do with verdicts; choose one of: {known}")
     _refuse_others(context, action, doing)
     if action in _SAFE:
+        if what is not None and file is not None:
+            raise SettingError(f"two files are named, '{what}' and --file '{file}'; name one")
         _keep_safe(screen, opened, action, what or file, force)
         return
     if doing in ("status", "agreement", "compare", "list"):

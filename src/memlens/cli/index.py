@@ -41,8 +41,10 @@ def check(index: IndexFolder, as_json: Json = False, quiet: Quiet = False, verbo
         screen.json({"index": str(checked.folder), "whole": checked.is_whole, "files": findings})
     elif not quiet:
         _print(screen, checked)
+    from memlens.index.layout import ANNOTATIONS
+
     for finding in checked.damaged:
-        if finding.file == "annotations.sqlite":  # nobody can make it again, and no advice for tables may cost it
+        if finding.file == ANNOTATIONS:  # nobody can make it again, and no advice for tables may cost it
             raise IndexFolderError(finding.detail)
     if checked.damaged:
         names = [visible(finding.file) for finding in checked.damaged]

@@ -84,6 +84,7 @@ def _print_index(screen: Screen, index: "memlens.Index") -> None:
         screen.json(summary)
     elif not screen.quiet:
         _print_summary(screen, summary)
+        screen.note(f"next: memlens show {visible(summary['index'])} {index.names.name(index.layers[0], 0)}")
 
 
 def _print_shard(screen: Screen, shard: "Shard") -> None:
@@ -111,8 +112,6 @@ def _print_summary(screen: Screen, summary: dict[str, Any]) -> None:
     for name, fact in rows.items():
         table.add_row(Text(name, "bold"), Text(visible(fact)))
     screen.result(table)
-    first = summary["layers"][0]
-    screen.note(f"next: memlens show {visible(summary['index'])} L{first}N0")
 
 
 def _cut(summary: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import json
 
 from memlens import __version__
-from memlens.index.layout import DERIVED_TABLES, SCAN_TABLES
+from memlens.index.layout import DERIVED_TABLES, MIXTURE_TABLES, SCAN_TABLES
 from memlens.index.memory import summarize
 from memlens.index.reader import Index
 from memlens.settings import option_name
@@ -19,6 +19,10 @@ _ABOUT = {
     "keys": "the tokens that every key matches on its own",
     "patterns": "what the triggers of a memory have in common",
     "names": "each memory in one line",
+    "tokens": "every token: its count in the corpus, whether it was trained, its classes",
+    "experts": "how often every expert is chosen",
+    "routing": "prefixes that are sent to an expert",
+    "routers": "the tokens that every router's row matches on its own",
 }
 
 
@@ -83,7 +87,7 @@ def write_card(index: Index, repo: str) -> str:
 
 def _front_matter(index: Index) -> list[str]:
     """What the Hub reads: tags, and the tables that its viewer can show."""
-    tables = [name for name in (*SCAN_TABLES, *DERIVED_TABLES) if name in index.manifest.files]
+    tables = [name for name in (*SCAN_TABLES, *MIXTURE_TABLES, *DERIVED_TABLES) if name in index.manifest.files]
     lines = ["---", f"pretty_name: {json.dumps('Memories of ' + visible(index.manifest.model.name))}"]
     lines += ["tags:", "- memlens", "- interpretability", "- feed-forward", "configs:"]
     for name in tables:
@@ -92,8 +96,8 @@ def _front_matter(index: Index) -> list[str]:
 
 
 def _about(name: str) -> str:
-    table = name.removesuffix(".parquet")
-    return _ABOUT.get(table) or f"the experiment {table.rpartition('/')[2]}"
+    folder, _, table = name.removesuffix(".parquet").rpartition("/")
+    return f"the experiment {table}" if folder else _ABOUT[table]
 
 
 def _makers(index: Index) -> list[dict[str, str]]:

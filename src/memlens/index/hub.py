@@ -33,13 +33,20 @@ from memlens.index.layout import (
     HUB,
     LOCK,
     MANIFEST,
+    MIXTURE_TABLES,
     PARTIAL,
     PULL,
     REPORT,
     Manifest,
     is_complete,
 )
-from memlens.index.staging import can_continue, refuse_annotations, refuse_foreign, throw_partial_away
+from memlens.index.staging import (
+    can_continue,
+    refuse_annotations,
+    refuse_foreign,
+    take_manifest_away,
+    throw_partial_away,
+)
 from memlens.parallel import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -157,6 +164,7 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
                 f"{out} holds another index than {where.name}; choose another folder with -o, or replace that one with "
                 "--fresh"
             )
+        refuse_annotations(out)
         total, done = sum(facts.bytes for facts in manifest.files.values()), 0
         for name, facts in manifest.files.items():
             progress("pull", done, total)
@@ -179,11 +187,8 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
 
 def _publish(out: Path, content: bytes, manifest: Manifest) -> None:
     """Move the tables up; from here until the manifest is written this is no index."""
-    if is_complete(out):
-        refuse_annotations(out)
-        (out / MANIFEST).unlink()
-        sync_folder(out)
-    old = [*(out / name for name in (*DERIVED_TABLES, REPORT)), *(out / EXPERIMENTS).glob("*.parquet")]
+    take_manifest_away(out)
+    old = [*(out / name for name in (*DERIVED_TABLES, *MIXTURE_TABLES, REPORT)), *(out / EXPERIMENTS).glob("*.parquet")]
     for path in old:
         if path.relative_to(out).as_posix() not in manifest.files:
             path.unlink(missing_ok=True)

@@ -182,15 +182,20 @@ def throw_partial_away(folder: Path) -> None:
         shutil.rmtree(folder / PARTIAL)
 
 
-def replace_tables(folder: Path, mixture: bool) -> None:
-    """Put the new tables in the place of what was there; from here until the manifest is written this is no index."""
+def take_manifest_away(folder: Path) -> None:
+    """Make an index a folder of tables that may be replaced; refused where somebody has labels in it, or makes some."""
     try:
         with holding(folder, alone=True, wait=False):  # who labels holds it, too, and looks at the manifest
             refuse_annotations(folder)
             (folder / MANIFEST).unlink(missing_ok=True)
             sync_folder(folder)  # else a power cut could leave new tables with the old manifest
     except BlockingIOError as error:
-        raise IndexFolderError(f"somebody labels memories of {folder}; scan into another folder with -o") from error
+        raise IndexFolderError(f"somebody labels memories of {folder}; choose another folder with -o") from error
+
+
+def replace_tables(folder: Path, mixture: bool) -> None:
+    """Put the new tables in the place of what was there; from here until the manifest is written this is no index."""
+    take_manifest_away(folder)
     for name in (*DERIVED_TABLES, REPORT):
         (folder / name).unlink(missing_ok=True)
     if (folder / EXPERIMENTS).is_dir():

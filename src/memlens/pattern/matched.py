@@ -61,7 +61,8 @@ def draw_matched(index: Index, multiplicity: NDArray[np.int64], seed: int) -> Ma
 
 def _noise(sentence: NDArray[np.int64], position: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
     """A random number for every place that depends on nothing but place and seed (SplitMix64)."""
-    x = (sentence.astype(np.uint64) << np.uint64(24)) + position.astype(np.uint64) + np.uint64(seed * 2 + 1 << 40)
+    start = np.uint64((2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+    x = (sentence.astype(np.uint64) << np.uint64(24)) + position.astype(np.uint64) + start
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x ^ (x >> np.uint64(31))

@@ -19,12 +19,11 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from memlens.errors import IndexFolderError, MemlensError
-from memlens.files import reader_of
+from memlens.files import FileStamp, file_stamp, reader_of
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, MemoryNames
 
 T = TypeVar("T")
-Stamp = tuple[int, int, int]
 
 # What pages ask for most comes first.
 _COPIED = ("memories", "triggers", "corpus", "values", "names", "patterns", "keys")
@@ -40,8 +39,8 @@ class ServedIndex(Index):
     def __init__(self, folder: str | Path, most_bytes: int = _MOST_BYTES) -> None:
         super().__init__(folder)
         self._most_bytes = most_bytes
-        self._in_memory: dict[str, Stamp] = {}  # table -> the file that was copied
-        self._results: dict[tuple[Any, ...], tuple[tuple[Stamp | None, ...], Any]] = {}
+        self._in_memory: dict[str, FileStamp] = {}  # table -> the file that was copied
+        self._results: dict[tuple[Any, ...], tuple[tuple[FileStamp | None, ...], Any]] = {}
         self._keeping, self._remembering = Lock(), Lock()
         self._is_closed = False
 
@@ -57,7 +56,7 @@ class ServedIndex(Index):
                 if self._in_memory.get(table) != stamp:
                     self._copy(table, stamp)
 
-    def _copy(self, table: str, stamp: Stamp) -> None:
+    def _copy(self, table: str, stamp: FileStamp) -> None:
         with self._explaining_damage(), self._connect() as cursor:
             # Replaced in one step: questions that run meanwhile still see the earlier one.
             cursor.execute(f'CREATE OR REPLACE TABLE "{table}" AS SELECT * FROM {reader_of(self.path(table))}')
@@ -66,12 +65,9 @@ class ServedIndex(Index):
         if self.stamp(table) == stamp:  # not replaced while it was read
             self._in_memory[table] = stamp
 
-    def stamp(self, table: str) -> Stamp | None:
-        """Size, time and number of a table's file, from which a new one is known; None where there is none."""
-        if not self.has(table):
-            return None
-        found = (self.folder / f"{table}.parquet").stat()
-        return found.st_size, found.st_mtime_ns, found.st_ino
+    def stamp(self, table: str) -> FileStamp | None:
+        """What a new file of a table is known by; None where there is none."""
+        return file_stamp(self.folder / f"{table}.parquet") if self.has(table) else None
 
     def remember(self, tables: Sequence[str], key: tuple[Any, ...], make: Callable[[], T]) -> T:
         """What `make` gives, made once for a key and these tables as they are now; the latest few are kept."""

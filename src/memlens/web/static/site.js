@@ -86,7 +86,9 @@ globalThis.memlensSite = (() => {
     }
     if (pathname === "/api/charts") return data("charts");
     if (pathname.startsWith("/api/brief/")) {
-      const line = await lineOf(await rowOf(pathname.slice(11)));
+      const row = await rowOf(pathname.slice(11));
+      if (row === null) throw new Error("there is no such memory");
+      const line = await lineOf(row);
       return { value: null, summary: line.querySelector(".summary")?.textContent ?? "" };
     }
     throw new Error("A site of static files cannot compute this; the workbench can: memlens serve INDEX");
@@ -94,6 +96,8 @@ globalThis.memlensSite = (() => {
 
   // Search: rows of a word, token or pattern, from the file in which its first letters are
 
+  // A token may be called like something that every object has, such as constructor.
+  const own = (found, key) => (Object.hasOwn(found, key) ? found[key] : []);
   const words = (text) => text.toLowerCase().match(/[\p{L}\p{N}_]+/gu) ?? [];
 
   function shard(word, count) {
@@ -110,7 +114,7 @@ globalThis.memlensSite = (() => {
     const rows = new Map();
     for (const one of lists) {
       let row = 0;
-      for (const step of found[one] ?? []) {
+      for (const step of own(found, one)) {
         row += step;
         if (!rows.has(row)) rows.set(row, 1);
       }
@@ -125,7 +129,7 @@ globalThis.memlensSite = (() => {
     const found = await data(`values/${shard(plain.toLowerCase(), shards.values)}`);
     const forms = text.startsWith(" ") ? [text] : [text, ` ${text}`];
     const rows = new Map();
-    for (const form of forms) for (const [row, p] of found[form] ?? []) rows.set(row, (rows.get(row) ?? 0) + p);
+    for (const form of forms) for (const [row, p] of own(found, form)) rows.set(row, (rows.get(row) ?? 0) + p);
     return new Map([...rows].sort((one, other) => other[1] - one[1] || one[0] - other[0]));
   }
 
