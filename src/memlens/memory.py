@@ -43,6 +43,11 @@ class ExpertId:
         letter = _LETTERS[self.kind]
         return f"L{self.layer}{letter}{self.expert}" if letter else f"L{self.layer}"
 
+    @property
+    def beginning(self) -> str:
+        """How the names of its memories begin: `L3N`, `L3E5N`."""
+        return f"{self}N"
+
     def to_json(self) -> str:
         return str(self)
 
@@ -85,7 +90,7 @@ class MemoryId:
         return ExpertId(self.layer, self.kind, self.expert)
 
     def __str__(self) -> str:
-        return f"{self.owner}N{self.memory}"
+        return f"{self.owner.beginning}{self.memory}"
 
     @property
     def _place(self) -> tuple[int, int, int, int]:

@@ -275,7 +275,7 @@ class _Site:
 
     @staticmethod
     def group(owner: ExpertId, first: int, count: int) -> dict[str, Any]:
-        return {"prefix": f"{owner}N", "layer": owner.layer, "first": first, "count": count}
+        return {"prefix": owner.beginning, "layer": owner.layer, "first": first, "count": count}
 
     # Pages
 
