@@ -157,12 +157,11 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def probability(value: float | None) -> str:
-    """A probability or a frequency, however small: 12.3%, 0.04%, 3.0e-7."""
+    """A probability or a frequency, however small, always in percent: 12.3%, 0.04%, 3.0e-5%."""
     if value is None or not math.isfinite(value):
         return MISSING
-    if value == 0 or value >= 0.0001:
-        return f"{100 * value:.3g}%"
-    return f"{value:.1e}".replace("e-0", "e-")
+    shown = f"{100 * value:.3g}" if value == 0 or value >= 1e-5 else f"{100 * value:.1e}".replace("e-0", "e-")
+    return f"{shown}%"
 
 
 def edge(value: float) -> str:

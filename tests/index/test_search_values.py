@@ -31,9 +31,9 @@ def naive(index, tokens, column="tokens", p="p"):
     return found
 
 
-def test_memories_that_promote_a_token_come_by_its_probability(index):
+def test_memories_that_promote_a_token_come_by_its_place_then_its_probability(index):
     token = index.vocabulary.index(" the")
-    expected = sorted(naive(index, {token}), key=lambda row: (-row[0], row[3][0], row[1], row[2]))
+    expected = sorted(naive(index, {token}), key=lambda row: (row[3][0], -row[0], row[1], row[2]))
     found = found_in(index, " the")
     assert [(one.name.layer, one.name.memory) for one in found] == [row[1:3] for row in expected]
     assert [[token.rank for token in one.tokens] for one in found] == [row[3] for row in expected]
@@ -43,7 +43,7 @@ def test_memories_that_promote_a_token_come_by_its_probability(index):
 
 def test_of_several_tokens_memories_with_more_of_them_come_first(index):
     tokens = {index.vocabulary.index(" the"), index.vocabulary.index("e")}
-    expected = sorted(naive(index, tokens), key=lambda row: (-len(row[3]), -row[0]))
+    expected = sorted(naive(index, tokens), key=lambda row: (-len(row[3]), min(row[3]), -row[0]))
     found = found_in(index, " the", "e")
     assert [len(one.tokens) for one in found] == [len(row[3]) for row in expected]
     assert [one.p for one in found] == pytest.approx([row[0] for row in expected])
@@ -55,7 +55,7 @@ def test_a_substring_finds_every_token_that_contains_it(index):
     found = found_in(index, "e", mode="substring")
     assert len(found) == len(naive(index, tokens))
     assert {token.token for one in found for token in one.tokens} <= tokens
-    assert [one.p for one in found] == sorted((one.p for one in found), reverse=True)
+    assert [(one.rank, -one.p) for one in found] == sorted((one.rank, -one.p) for one in found)
 
 
 def test_a_word_is_its_token_with_or_without_a_space_and_else_what_contains_it(index):

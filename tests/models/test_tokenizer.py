@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from memlens.errors import CorpusError, ModelError, UnknownName
-from memlens.models.tokenizer import Tokenizer
+from memlens.models.tokenizer import Tokenizer, bytes_text
 from memlens.testing import VOCABULARY, tiny_tokenizer
+from memlens.text import token as shown_token
 
 BYTES = Tokenizer(tiny_tokenizer())
 SPACES = Tokenizer(tiny_tokenizer(style="spaces"))
@@ -71,7 +72,7 @@ def test_whether_bos_is_added_is_found_by_encoding_a_text():
 
 def test_half_characters_special_tokens_and_unused_rows_have_a_text():
     half = BYTES.encode(["é"])[0].ids
-    assert len(half) == 2 and [BYTES.token_text(token) for token in half] == ["\ufffd", "\ufffd"]
+    assert len(half) == 2 and [BYTES.token_text(token) for token in half] == ["⟨C3⟩", "⟨A9⟩"]
     assert BYTES.token_text(1) == "<s>"
     assert BYTES.size == VOCABULARY
     assert BYTES.token_text(VOCABULARY + 3) == "<no token 100>"
@@ -80,12 +81,24 @@ def test_half_characters_special_tokens_and_unused_rows_have_a_text():
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
+def test_no_two_tokens_look_alike(tokenizer):
+    shown = [shown_token(tokenizer.token_text(number)) for number in range(tokenizer.size)]
+    assert len(set(shown)) == len(shown)
+
+
+def test_bytes_that_are_no_character_are_named_and_characters_stay():
+    assert bytes_text(b" \xe2\x80") == " ⟨E2 80⟩" and bytes_text(b"\x80\xc3\xa9\xff") == "⟨80⟩é⟨FF⟩"
+    every = [bytes_text(bytes([first, second])) for first in range(256) for second in range(256)]
+    assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
 def test_every_full_token_is_found_again_by_its_text_leading_space_included(tokenizer):
     assert tokenizer.token_text(tokenizer.id_of(" river")) == " river"
     assert tokenizer.token_text(tokenizer.id_of("he")) == "he"
     for token in range(tokenizer.size):
         text = tokenizer.token_text(token)
-        if "\ufffd" not in text:
+        if "⟨" not in text:
             assert tokenizer.token_text(tokenizer.id_of(text)) == text
 
 

@@ -90,7 +90,7 @@ def test_words_tokens_and_patterns_lead_to_the_memories_that_have_them(site: Pat
     summed = {word: [sum(steps[: n + 1]) for n in range(len(steps))] for word, steps in found["triggers"].items()}
     assert summed == triggers
     assert {word: [sum(own[: n + 1]) for n in range(len(own))] for word, own in found["patterns"].items()} == patterns
-    assert {token: [row for row, _ in hits] for token, hits in found["values"].items()} == values
+    assert {token: [row for row, _, _ in hits] for token, hits in found["values"].items()} == values
     assert all(word in data(site, f"triggers/{shard_of(word, about['shards']['triggers'])}") for word in triggers)
 
 

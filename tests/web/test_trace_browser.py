@@ -82,6 +82,26 @@ def test_the_page_goes_on_by_itself_when_the_model_is_there(
         page.locator(".grid .cell[aria-current]").wait_for()
 
 
+def test_any_edit_can_be_typed_and_a_wrong_one_is_told_at_once(open_page: Open) -> None:
+    page = open_page("/trace?prompt=The+river+runs&set=L1N7%3D25")
+    page.locator("#any").fill("L2=x-1.5e0")
+    page.locator(".any button").click()
+    page.locator(".edit").nth(1).wait_for()
+    page.locator("#any").fill("L2-1")
+    page.locator("#any").press("Enter")
+    assert page.locator("#any:invalid").count() == 1  # told by the browser, where it is typed
+    assert page.locator(".edit code").all_inner_texts() == ["L1N7=25", "L2=x-1.5e0"]
+
+
+def test_what_a_cell_opens_is_on_the_screen(open_page: Open) -> None:
+    page = open_page("/trace?prompt=The+river+runs+to+the+sea&layer=2&at=0")
+    page.set_viewport_size({"width": 1280, "height": 420})
+    page.locator('.cell[data-layer="1"][data-at="1"]').click()
+    page.locator('.opened[data-layer="1"][data-at="1"]').wait_for()
+    page.wait_for_timeout(700)  # it moves smoothly
+    assert page.locator("#cell").bounding_box()["y"] < 0.6 * 420
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_every_screen(open_page: Open, width: int, scheme: str) -> None:

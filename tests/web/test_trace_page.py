@@ -130,6 +130,13 @@ def test_bad_input_is_one_line_and_never_a_crash(
     assert client.get("/trace", params=query).status_code == (status if query["prompt"] else 200)
 
 
+def test_a_bad_edit_is_told_and_the_good_ones_stay(client: TestClient) -> None:
+    answer = client.get("/trace", params={"prompt": PROMPT, "set": ["L1N7=25", "L1N4000=0", "L2=x2", "L1N7"]})
+    assert answer.status_code == 422 and "L1N4000 does not exist" in answer.text and "changes nothing" in answer.text
+    assert re.findall(r'class="edit"><code>([^<]+)', answer.text) == ["L1N7=25", "L2=x2"]
+    assert 'class="cell' in answer.text
+
+
 def test_without_the_model_it_says_how_to_get_it(
     client_of: Callable[..., TestClient], index_folder: Path, tmp_path: Path
 ) -> None:

@@ -96,7 +96,8 @@ def test_filters_keep_exactly_the_memories_that_pass(client: TestClient, index: 
     every = [one["name"] for one in client.get("/api/search?q=the&limit=500").json()["found"]]
     for query, passes in (
         ("layers=1-2", lambda name: name[1] in "12"),
-        ("class=shallow", lambda name: "shallow" in kinds.get(name, ())),
+        ("class=shallow", lambda name: kinds.get(name) == {"shallow"}),
+        ("class=semantic", lambda name: kinds.get(name) == {"semantic"}),
         ("class=both", lambda name: len(kinds.get(name, ())) == 2),
         ("class=none", lambda name: name not in kinds),
         ("agreement=yes", lambda name: agree.get(name) is True),

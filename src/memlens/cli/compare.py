@@ -67,17 +67,11 @@ def _head(found: IndexComparison) -> Text:
 
 
 def _layer_table(found: IndexComparison) -> Table:
-    table = _table("layer", "memories", "mean change", "unchanged", "all new", numbers=True)
-    by_counterpart = any(layer.matched < layer.memories or layer.layer != layer.other for layer in found.layers)
-    if by_counterpart:
-        table = _table("layers", "memories", "with counterpart", "mean change", "unchanged", numbers=True)
+    table = _table("layer", "memories", "compared", "mean change", "unchanged", "all new", numbers=True)
     for layer in found.layers:
-        mean, same = percent(layer.mean_change), f"{layer.unchanged:,}"
-        if by_counterpart:
-            pair = f"{layer.layer}:{layer.other}"
-            table.add_row(pair, f"{layer.memories:,}", f"{layer.matched:,}", mean, same)
-        else:
-            table.add_row(str(layer.layer), f"{layer.memories:,}", mean, same, f"{layer.replaced:,}")
+        name = str(layer.layer) if layer.layer == layer.other else f"{layer.layer}:{layer.other}"
+        counts = [f"{count:,}" for count in (layer.memories, layer.matched, layer.unchanged, layer.replaced)]
+        table.add_row(name, *counts[:2], percent(layer.mean_change), *counts[2:])
     return table
 
 

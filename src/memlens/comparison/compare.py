@@ -68,7 +68,7 @@ class LayerChange:
     layer: int
     other: int  # the layer of b
     memories: int
-    matched: int  # memories that have a partner
+    matched: int  # memories that have a partner, and an entry on either side: two that never fire tell nothing
     mean_change: float | None  # of those; None where there are none
     unchanged: int  # change 0
     replaced: int  # change 1
@@ -201,10 +201,13 @@ def _pairs_by_name(a: Index, b: Index, query: ListQuery) -> Iterator[_Pairs]:
         ours = query.read(a, layers, memories)
         theirs = ours if same else query.read(b, layers, memories)
         jaccard, weighted = memory_by_memory(ours, theirs, len(layers) * len(memories))
+        has_any = np.bincount(np.concatenate((ours.owners, theirs.owners)), minlength=len(jaccard)) > 0
         names = np.arange(memories.start, memories.stop, dtype=np.int64)
         for number, layer in enumerate(layers):
             own = slice(number * len(names), (number + 1) * len(names))
-            yield _Pairs(layer, layer, names, names, 1 - jaccard[own], weighted[own], len(names))
+            some = np.flatnonzero(has_any[own])
+            change, tie = 1 - jaccard[own][some], weighted[own][some]
+            yield _Pairs(layer, layer, names[some], names[some], change, tie, len(names))
 
 
 def _blocks(index: Index) -> Iterator[tuple[list[int], range]]:

@@ -22,9 +22,9 @@ COLOURS: dict[str, tuple[str, str]] = {
     "paper": ("#c4500c", "#f2a25c"),
     "c1": ("#0067a5", "#62b6f0"),
     "c2": ("#c4500c", "#f2a25c"),
-    "c3": ("#007d5c", "#4cc9a0"),
-    "c4": ("#a4407f", "#e59acb"),
-    "c5": ("#bdb8ac", "#5c5850"),
+    "c3": ("#2a9d78", "#a5e8a0"),
+    "c4": ("#6a1b57", "#b35598"),
+    "c5": ("#d9d5ca", "#5c5850"),
 }
 CATEGORIES = ("c1", "c2", "c3", "c4", "c5")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")

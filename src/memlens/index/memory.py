@@ -8,8 +8,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from memlens.index.reader import Index
@@ -28,6 +29,7 @@ class TokenNumber:
     token: int
     text: str
     number: float
+    score: float | None = None  # of a value: ln(p V), above 0 as far as it is more likely than all V tokens alike
 
 
 @dataclass(frozen=True)
@@ -155,8 +157,8 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
         target,
         None if target is None else index.vocabulary[target],
         row["target_rank"],
-        _tokens(index, row["tokens"], row["p"]),
-        _tokens(index, row["bottom_tokens"], row["bottom_p"]),
+        _scored_tokens(index, row["tokens"], row["p"]),
+        _scored_tokens(index, row["bottom_tokens"], row["bottom_p"]),
         () if key is None else _tokens(index, key["tokens"], key["scores"]),
     )
 
@@ -206,6 +208,12 @@ def _tokens(index: Index, tokens: Sequence[int], numbers: Sequence[float]) -> tu
     return tuple(
         TokenNumber(token, index.vocabulary[token], number) for token, number in zip(tokens, numbers, strict=True)
     )
+
+
+def _scored_tokens(index: Index, tokens: Sequence[int], p: Sequence[float]) -> tuple[TokenNumber, ...]:
+    size = index.manifest.model.vocabulary
+    scores = [math.log(one * size) if one > 0 else -math.inf for one in p]
+    return tuple(replace(one, score=score) for one, score in zip(_tokens(index, tokens, p), scores, strict=True))
 
 
 def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:

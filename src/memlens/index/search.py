@@ -48,7 +48,7 @@ class SearchQuery:
     texts: tuple[str, ...] = ()  # in values several, else one; none lists memories by `order`
     place: Place = "triggers"
     layers: tuple[int, ...] | None = None
-    kind: Kind | None = None  # of patterns; shallow and semantic include memories that have both
+    kind: Kind | None = None  # of patterns: none, shallow ones only, semantic ones only, or both
     agreement: Literal["yes", "no"] | None = None  # does the value promote what follows the top trigger?
     order: Statistic = "max"
     limit: int = 20
@@ -69,11 +69,9 @@ class SearchQuery:
                 index.memories(layer)  # refuses one that is not there
             parts.append(f"{row}.layer IN ({', '.join(map(str, self.layers))})")
         having = "(SELECT layer::BIGINT << 32 | memory FROM {{{}}} WHERE {})"
-        if self.kind == "none":
-            parts.append(f"{own} NOT IN {having.format('patterns', 'true')}")
-        elif self.kind is not None:
-            kinds = ("shallow", "semantic") if self.kind == "both" else (self.kind,)
-            parts += [f"{own} IN " + having.format("patterns", f"kind = '{kind}'") for kind in kinds]
+        for kind in () if self.kind is None else ("shallow", "semantic"):
+            is_in = "IN" if self.kind in (kind, "both") else "NOT IN"
+            parts.append(f"{own} {is_in} " + having.format("patterns", f"kind = '{kind}'"))
         if self.agreement is not None:
             parts.append(
                 f"{own} IN " + having.format("values", f"argmax {'=' if self.agreement == 'yes' else '<>'} target")
@@ -255,7 +253,7 @@ SELECT *, count(*) OVER () AS total FROM own ORDER BY queries DESC, {order}, lay
 
 def search_values(index: Index, query: SearchQuery, mode: str = "token") -> SearchResult:
     """Memories whose value promotes the texts (or pushes them down): of several those with more of them first, then
-    by the probability of what was found, at the bottom end by best place.
+    by their best place in the value's list, then by the probability of what was found (at the bottom end the lowest).
 
     mode "token": each text must be one token; else it is refused with its split into the fewest tokens. mode
     "substring": all tokens that contain a text. mode "word": as the module says.
@@ -266,7 +264,7 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
     tokens, note = _tokens(index, query.texts, mode)
     counted = [0 if mode == "substring" else query_number for query_number in tokens.values()]
     names, numbers = _VALUE_COLUMNS["bottom" if query.bottom else "top"]
-    order = "best, sum_p" if query.bottom else "sum_p DESC, best"
+    order = "best, sum_p" if query.bottom else "best, sum_p DESC"
     sql = _VALUES.format(tokens=names, p=numbers, condition=query.condition(index, "v"), order=order)
     rows = index.sql(sql, [list(tokens), counted, query.limit])
 

@@ -4,6 +4,7 @@ No special token is added to a text: BOS is put before it when a batch is made.
 """
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -14,6 +15,8 @@ from memlens.errors import CorpusError, ModelError, UnknownName
 from memlens.memory import EncodedText
 
 _PROBE = "The river"
+_LONE_BYTES = re.compile("[\udc80-\udcff]+")
+_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # how sentencepiece writes a token of one byte
 _SPACE_MARK = "\u2581"  # how sentencepiece writes a space inside a token
 
 
@@ -71,7 +74,7 @@ class Tokenizer:
         ]
 
     def token_text(self, token: int) -> str:
-        """The token as text, its leading space kept; bytes that are no full character as U+FFFD or like <0xE2>."""
+        """The token as text, its leading space kept; bytes that are no full character like ⟨E2 80⟩."""
         if token < 0:
             raise UnknownName(f"token {token} does not exist: tokens count from 0")
         if token in self._special:
@@ -82,7 +85,9 @@ class Tokenizer:
         if self._byte_level:
             table = self._byte_of
             if all(sign in table for sign in piece):
-                return bytes(table[sign] for sign in piece).decode("utf-8", errors="replace")
+                return bytes_text(bytes(table[sign] for sign in piece))
+        if _BYTE_PIECE.fullmatch(piece):
+            return f"⟨{piece[3:5]}⟩"
         return piece.replace(_SPACE_MARK, " ") if self._space_marked else piece
 
     def id_of(self, text: str) -> int:
@@ -145,9 +150,15 @@ class Tokenizer:
         readings: dict[str, int] = {}
         for token in range(self.size):
             text = self.token_text(token)
-            if "\ufffd" not in text:
+            if "⟨" not in text:
                 readings.setdefault(text, token)
         return readings
+
+
+def bytes_text(data: bytes) -> str:
+    """UTF-8 as text; bytes that are no full character are written ⟨E2 80⟩, so that no two tokens look alike."""
+    text = data.decode("utf-8", errors="surrogateescape")
+    return _LONE_BYTES.sub(lambda run: f"⟨{' '.join(f'{ord(sign) - 0xDC00:02X}' for sign in run[0])}⟩", text)
 
 
 def _first_line(error: Exception) -> str:

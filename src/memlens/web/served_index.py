@@ -44,6 +44,12 @@ class ServedIndex(Index):
         self._keeping, self._remembering = Lock(), Lock()
         self._is_closed = False
 
+    @property
+    def example(self) -> MemoryId:
+        """A memory that there is, to show how names are written."""
+        layer = self.layers[len(self.layers) // 2]
+        return self.names.name(layer, self.memories(layer) // 2)
+
     def keep_in_memory(self) -> None:
         """Copy tables into memory, as many as fit; those that are there already are left alone."""
         with self._keeping:

@@ -144,7 +144,7 @@ class _Site:
         self.ends = ("top", "bottom") if has_bottom(index) else ("top",)
         self.triggers: dict[str, list[int]] = defaultdict(list)
         self.patterns: dict[str, list[int]] = defaultdict(list)
-        self.values: dict[str, list[tuple[int, float]]] = defaultdict(list)
+        self.values: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
         self.words: dict[int, tuple[list[str], list[int]]] = {}  # of a sentence, and where each ends
 
     @cached_property
@@ -222,8 +222,8 @@ class _Site:
             self.triggers[word].append(row)
         for word in {word for pattern in record.patterns or () for word in _WORD.findall(pattern.description.lower())}:
             self.patterns[word].append(row)
-        for one in record.value.promotes[:TOKENS_SHOWN] if record.value else ():
-            self.values[one.text].append((row, float(f"{one.number:.4g}")))
+        for place, one in enumerate(record.value.promotes[:TOKENS_SHOWN] if record.value else ()):
+            self.values[one.text].append((row, place, float(f"{one.number:.4g}")))
 
     def write_words(self) -> None:
         for place, lists in (("triggers", self.triggers), ("patterns", self.patterns)):

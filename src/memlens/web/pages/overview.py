@@ -77,7 +77,7 @@ MEASURES = (
         "class",
         "kind of pattern",
         "what the machine found its triggers to have in common",
-        kinds=("no pattern", "shallow", "semantic", "both"),
+        kinds=("no pattern", "shallow only", "semantic only", "both kinds"),
     ),
     Measure("dead", "never fires", "memories without any trigger", kinds=("fires", "never fires")),
 )

@@ -120,7 +120,7 @@ def reason(hit: MemoryHit) -> str:
         side = "" if hit.end == "top" else " most negative"
         return f"{hit.matches}{side} trigger{'' if hit.matches == 1 else 's'}"
     if isinstance(hit, ValueHit):
-        return f"p {probability(hit.p)}"
+        return f"place {hit.rank + 1:,}, p {probability(hit.p)}"
     if isinstance(hit, PatternHit):
         return f"in {hit.prefixes} of its triggers"
     if isinstance(hit, StatisticHit):

@@ -162,6 +162,24 @@ class TraceAddress:
         return self.link(sets=[] if edit is None else [one for one in self.sets if one != edit])
 
 
+def _without_bad_edits(bench: Workbench, address: TraceAddress) -> tuple[TraceAddress, str, int]:
+    """The address with the edits that the model can make, what is wrong with the others, and the answer's status."""
+    from memlens.tracer.intervene import apply_edits
+    from memlens.tracer.prompt import read_prompt
+
+    good, problems, status = [], [], 200
+    with bench.model() as model:
+        prompt = read_prompt(model, address.prompt)
+        for edit in address.sets:
+            try:
+                apply_edits(model, Intervention.of(edit), prompt)
+                good.append(edit)
+            except MemlensError as error:
+                problems.append(str(error))
+                status = status_of(error)
+    return replace(address, sets=good), "; ".join(problems), status
+
+
 def _shown(address: TraceAddress, opened: Trace | InterventionEffect) -> dict[str, Any]:
     """The variables of trace_cell.html."""
     before, after = (opened, None) if isinstance(opened, Trace) else (opened.before, opened.after)
@@ -189,7 +207,8 @@ def trace_page(
     grid, problem, status = None, "", 200
     if prompt and bench.status == READY:
         try:
-            grid = read_trace_grid(bench, prompt, sets)
+            address, problem, status = _without_bad_edits(bench, address)
+            grid = read_trace_grid(bench, prompt, address.sets)
             shown = _shown(address, open_cell(bench, address))
         except MemlensError as error:
             grid, problem, status = None, str(error), status_of(error)

@@ -129,8 +129,13 @@ globalThis.memlensSite = (() => {
     const found = await data(`values/${shard(plain.toLowerCase(), shards.values)}`);
     const forms = text.startsWith(" ") ? [text] : [text, ` ${text}`];
     const rows = new Map();
-    for (const form of forms) for (const [row, p] of own(found, form)) rows.set(row, (rows.get(row) ?? 0) + p);
-    return new Map([...rows].sort((one, other) => other[1] - one[1] || one[0] - other[0]));
+    for (const form of forms) {
+      for (const [row, place, p] of own(found, form)) {
+        const before = rows.get(row) ?? { place, p: 0 };
+        rows.set(row, { place: Math.min(place, before.place), p: before.p + p });
+      }
+    }
+    return new Map([...rows].sort(([one, left], [other, right]) => left.place - right.place || right.p - left.p || one - other));
   }
 
   async function matching(place, text) {
@@ -166,7 +171,7 @@ globalThis.memlensSite = (() => {
     const known = kind || agreement ? await data("statistics") : null;
     const classes = kind ? column(known.categories.class, Uint8Array) : null;
     const agrees = agreement ? column(known.categories.agreement, Uint8Array) : null;
-    const wanted = { none: [0], shallow: [1, 3], semantic: [2, 3], both: [3] }[kind];
+    const wanted = { none: [0], shallow: [1], semantic: [2], both: [3] }[kind];
     return (row) =>
       (!layers || groups.some((one) => row >= one.first && row < one.first + one.count && layers.has(one.layer))) &&
       (!classes || wanted.includes(classes[row])) &&
@@ -200,9 +205,9 @@ globalThis.memlensSite = (() => {
       holder.append(Object.assign(document.createElement("p"), { className: "quiet count", textContent: told }));
       holder.firstChild.setAttribute("role", "status");
       const list = Object.assign(document.createElement("ol"), { className: "results" });
-      for (const [row, p] of shown) {
+      for (const [row, hit] of shown) {
         const line = await lineOf(row);
-        if (p !== null) line.querySelector(".why").textContent = `p ${Number((100 * p).toPrecision(3))}%`;
+        if (hit !== null) line.querySelector(".why").textContent = `place ${hit.place + 1}, p ${Number((100 * hit.p).toPrecision(3))}%`;
         list.append(line);
       }
       holder.append(list);

@@ -19,12 +19,19 @@ async function openCell(cell, isNew = true) {
     place.replaceChildren(document.adoptNode(part));
     mark(cell);
     if (isNew) history.pushState(null, "", address);
+    if (isNew) bringIntoView();
     announce(cell.title);
   } catch {
     location.href = cell.href; // the page itself says what is wrong
   } finally {
     if (mine === asked) place.classList.remove("busy");
   }
+}
+
+/** What was opened must be seen: its beginning in the upper half of the screen, the grid as far as there is room. */
+function bringIntoView() {
+  const below = place.getBoundingClientRect().top - window.innerHeight * 0.5;
+  if (below > 0) window.scrollBy({ top: below, behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
 }
 
 function mark(cell) {
@@ -74,7 +81,10 @@ if (grid) {
   });
   // what is open should be seen, also where the grid is wider than the screen
   const box = grid.parentElement;
-  if (first) box.scrollLeft += first.getBoundingClientRect().right - box.getBoundingClientRect().right + 16;
+  if (first) {
+    const [cell, frame] = [first.getBoundingClientRect(), box.getBoundingClientRect()];
+    box.scrollBy(Math.max(0, cell.right - frame.right + 16), Math.max(0, cell.bottom - frame.bottom + 8));
+  }
 }
 
 const share = document.querySelector(".share");
