@@ -1,5 +1,7 @@
 """A package can bring an adapter for a model type by an entry point; what it gives is proven like any other model."""
 
+import json
+
 import pytest
 
 from memlens.errors import ModelError, UnsupportedModel
@@ -13,7 +15,6 @@ class Adapted(HuggingFaceModel):
     pass
 
 def adapt(network, tokenizer, *, name, source):
-    network.config.add_cross_attention = False
     return Adapted(network, tokenizer, name=name, source=source)
 
 def wrong(network, tokenizer, *, name, source):
@@ -48,13 +49,14 @@ def test_an_adapter_is_used_for_its_type_only_and_its_model_is_proven(installed,
     assert type(load(tiny_model("llama"))).__name__ == "HuggingFaceModel"
 
 
-def test_an_adapter_may_take_what_memlens_refuses(installed):
-    network = tiny_model("gpt2")
-    network.config.add_cross_attention = True
-    with pytest.raises(UnsupportedModel, match="attend to an encoder"):
-        load(network)
+def test_an_adapter_may_take_what_memlens_refuses_by_its_configuration(installed, tmp_path):
+    folder = save_tiny(tmp_path / "tiny", "gpt2")
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"is_encoder_decoder": True}))
+    with pytest.raises(UnsupportedModel, match="encoder-decoder"):
+        load(folder)
     installed("gpt2 = stand_in:adapt")
-    assert load(network).proof is not None
+    assert load(folder).proof is not None
 
 
 @pytest.mark.parametrize(

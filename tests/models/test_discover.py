@@ -5,6 +5,7 @@ import torch
 from family_list import PLACES, VARIANTS
 from torch.nn.functional import gelu, relu, silu
 
+from memlens.errors import UnsupportedModel
 from memlens.models.groups import LinearGroup
 from memlens.models.load import load
 from memlens.testing import FAMILIES, tiny_model
@@ -173,3 +174,49 @@ def test_types_that_may_have_experts_load_without_them(model_type):
     without = {"num_local_experts": 0} if model_type == "granitemoehybrid" else {"is_moe": False}
     model = load(tiny_network(model_type, **without))
     assert all([group.kind for group in layer.groups] == ["dense"] for layer in model.layers)
+
+
+def scale_mlp(block, factor):
+    forward = block.mlp.forward
+    block.mlp.forward = lambda x: forward(x) * factor
+
+
+def test_layers_that_are_built_alike_may_have_scales_and_activations_of_their_own():
+    network = tiny_model("gptj")  # parallel: what its blocks read does not show what they add
+    for number, block in enumerate(network.transformer.h):
+        scale_mlp(block, 0.5 + number)
+    model = load(network)
+    assert [layer.scale or 1.0 for layer in model.layers] == [0.5 + number for number in range(len(model.layers))]
+    network = tiny_model("llama")
+    for number, block in enumerate(network.model.layers):
+        del block.mlp.act_fn
+        block.mlp.act_fn = relu if number else silu
+    assert [layer.activation for layer in load(network).layers] == ["silu"] + ["relu"] * (len(network.model.layers) - 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (ZeroDivisionError("no"), UnsupportedModel, "does not run on tokens alone .ZeroDivisionError: no"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), MemoryError, "can't allocate"),
+        (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "out of memory"),
+    ],
+)
+def test_a_network_that_stumbles_is_refused_but_lack_of_memory_is_no_fault_of_it(error, kind, words):
+    network = tiny_model("llama")
+
+    def stumble(_module, _given):
+        raise error
+
+    network.model.layers[1].mlp.register_forward_pre_hook(stumble)
+    with pytest.raises(kind, match=words):
+        load(network)
+
+
+def test_a_mistake_of_discovery_itself_is_not_blamed_on_the_network(monkeypatch):
+    def broken(*_arguments):
+        raise TypeError("a mistake")
+
+    monkeypatch.setattr("memlens.models.discover.match_keys", broken)
+    with pytest.raises(TypeError, match="a mistake"):
+        load(tiny_model("llama"))

@@ -6,6 +6,7 @@ import torch
 from memlens.errors import ModelError, SettingError, UnknownName
 from memlens.models.load import load
 from memlens.testing import CONTEXT, LAYERS, tiny_model, tiny_tokenizer
+from memlens.testing_types import tiny_network
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 
@@ -71,6 +72,31 @@ def test_an_edit_of_one_memory_changes_the_output_by_that_memory_times_its_value
     after = recorded(model, edits={2: lambda m, _: torch.where(seventh, 5.0, m)})
     change = (5.0 - before.coefficients[2][..., 7, None]) * model.layers[2].values[7]
     torch.testing.assert_close(after.o[2] - before.o[2], change, rtol=1e-4, atol=1e-5)
+
+
+def test_a_value_projection_that_is_called_by_name_is_watched_and_edited():
+    network = tiny_model("llama")
+    for block in network.model.layers:
+        mlp = block.mlp
+        mlp.forward = lambda x, mlp=mlp: mlp.down_proj(input=mlp.act_fn(mlp.gate_proj(x)) * mlp.up_proj(x))
+    model = load(network)
+    before, after = recorded(model), recorded(model, edits={2: lambda m, _: m * 2})
+    assert torch.equal(after.coefficients[2], before.coefficients[2] * 2)
+    torch.testing.assert_close(after.y[2] - before.y[2], before.coefficients[2] @ model.layers[2].values)
+
+
+def test_a_token_whose_shared_experts_gate_is_shut_has_coefficients_of_zero_that_only_zero_can_replace():
+    network = tiny_network("qwen2_moe")
+    model = load(network)
+    with torch.no_grad():
+        network.model.layers[1].mlp.shared_expert_gate.weight.mul_(1e6)
+    before = recorded(model)
+    silent = recorded(model, edits={1: lambda c, _: torch.zeros_like(c)})
+    (shared,) = (group for group in model.layers[1].groups if group.kind == "shared")
+    assert (before.coefficients[1][..., shared.columns] == 0).all(-1).any()
+    assert torch.isfinite(silent.o[1]).all() and not silent.coefficients[1].any()
+    with pytest.raises(SettingError, match="gate of shared expert 0 is 0 at a token"):
+        recorded(model, edits={1: lambda c, _: torch.ones_like(c)})
 
 
 def test_recorded_states_are_copies_that_later_changes_do_not_reach():

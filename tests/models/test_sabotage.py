@@ -52,20 +52,20 @@ def later(x):
     return torch.cat([x[:, 1:], x[:, :1]], 1)
 
 
-def around_mlp(change):
-    def sabotage(network):
-        block = network.model.layers[LAYER]
-        block.mlp = Around(block.mlp, change)
+def around(part):
+    """`around("mlp")(change)`: a sabotage that does something around a part of a block of a Llama."""
 
-    return sabotage
+    def changing(change):
+        def sabotage(network):
+            block = network.model.layers[LAYER]
+            setattr(block, part, Around(getattr(block, part), change))
+
+        return sabotage
+
+    return changing
 
 
-def around_attention(change):
-    def sabotage(network):
-        block = network.model.layers[LAYER]
-        block.self_attn = Around(block.self_attn, change)
-
-    return sabotage
+around_mlp, around_attention, around_norm = around("mlp"), around("self_attn"), around("post_attention_layernorm")
 
 
 def around_block(change):
@@ -75,12 +75,27 @@ def around_block(change):
     return sabotage
 
 
-def inside(change):
+def with_mlp(kind, change=None):
     def sabotage(network):
         block = network.model.layers[LAYER]
-        block.mlp = Mixed(block.mlp, change)
+        block.mlp = kind(block.mlp, change)
 
     return sabotage
+
+
+def inside(change):
+    return with_mlp(Mixed, change)
+
+
+class Softmaxed(Mixed):
+    """An activation that every unit of the layer has a part in, but that does not heed their order."""
+
+    def __init__(self, mlp, change):
+        super().__init__(mlp, change)
+        self.act_fn = nn.Softmax(-1)
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
 class GatedAttention(Mixed):
@@ -108,14 +123,6 @@ def noise(like):
     return torch.randn(like.shape).to(like)
 
 
-def around_norm(change):
-    def sabotage(network):
-        block = network.model.layers[LAYER]
-        block.post_attention_layernorm = Around(block.post_attention_layernorm, change)
-
-    return sabotage
-
-
 def around_final_norm(network):
     network.model.norm = Around(network.model.norm, lambda own, x, y: y + SMALL * y.abs())
 
@@ -132,6 +139,7 @@ SABOTAGE = {
     "mixed coefficients": inside(lambda own, x, m: m + SMALL * m.roll(1, -1)),
     "coefficients of the position before": inside(lambda own, x, m: m + SMALL * m.roll(1, 1)),
     "gated attention": gated_attention,
+    "an activation over all units": with_mlp(Softmaxed),
     "a coefficient with a term of its own": inside(lambda own, x, m: m + SMALL * torch.sin(own.up_proj(x))),
     "normed coefficients": inside(lambda own, x, m: m / (1 + SMALL * m.norm(dim=-1, keepdim=True))),
     "keys that are not shown": other_weights("gate_proj"),
@@ -154,18 +162,6 @@ def test_what_only_looks_like_memories_is_refused(sabotage, dtype):
     assert "\n" not in str(caught.value)
 
 
-class Beside(nn.Module):
-    """Unseen memories beside those that are seen: the attention of a parallel block with a second feed-forward part."""
-
-    def __init__(self, attention, second):
-        super().__init__()
-        self.attention, self.second = attention, second
-
-    def forward(self, hidden_states, *arguments, **named):
-        first, *rest = self.attention(hidden_states, *arguments, **named)
-        return (first + self.second(hidden_states), *rest)
-
-
 class Hidden(nn.Module):
     """A feed-forward part whose coefficients are no product of keys."""
 
@@ -177,20 +173,69 @@ class Hidden(nn.Module):
         return self.outward(torch.softmax(self.inward(x), -1))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_unseen_memories_beside_those_of_a_parallel_block_are_refused(dtype):
-    network = tiny_model("gptj")
-    block = network.transformer.h[LAYER]
-    block.attn = Beside(block.attn, Hidden())
-    with pytest.raises(UnsupportedModel, match="works on each position by itself"):
-        load(network.to(dtype))
+class Beside(nn.Module):
+    """Unseen memories beside those that are seen: the attention of a parallel block with a second feed-forward part."""
+
+    def __init__(self, attention, way):
+        super().__init__()
+        self.attention, self.second, self.way = attention, Hidden(), way
+
+    def forward(self, hidden_states, *arguments, **named):
+        first, *rest = self.attention(hidden_states, *arguments, **named)
+        ways = {
+            "as a module": lambda x: self.second(x),
+            "flattened": lambda x: self.second(x.reshape(-1, WIDTH)).reshape(x.shape),
+            "in its code": lambda x: Hidden.forward(self.second, x),
+        }
+        return (first + ways[self.way](hidden_states), *rest)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_layer_whose_feed_forward_part_is_not_understood_is_not_a_layer_without_memories(dtype):
-    network = tiny_model("llama")
+class Inline(Hidden):
+    """A block of a Llama whose feed-forward part is in its own code, in no module of its own."""
+
+    def __init__(self, block):
+        super().__init__()
+        self.block = block
+        del block.mlp
+
+    def forward(self, hidden_states, *arguments, **named):
+        added, _ = self.block.self_attn(self.block.input_layernorm(hidden_states), *arguments, **named)
+        states = hidden_states + added
+        return states + super().forward(self.block.post_attention_layernorm(states))
+
+
+def beside(way):
+    def sabotage(network):
+        block = network.transformer.h[LAYER]
+        block.attn = Beside(block.attn, way)
+
+    return sabotage
+
+
+def hidden_mlp(network):
     network.model.layers[LAYER].mlp = Hidden()
-    with pytest.raises(UnsupportedModel, match=r"layer 1.*mlp works on each position by itself"):
+
+
+def inline(network):
+    network.model.layers[LAYER] = Inline(network.model.layers[LAYER])
+
+
+UNSEEN = {
+    "beside others": ("gptj", beside("as a module"), "attn.second"),
+    "beside others, flattened": ("gptj", beside("flattened"), "attn.second"),
+    "beside others, in the code of an attention": ("gptj", beside("in its code"), "attn.second.outward"),
+    "in a layer without others": ("llama", hidden_mlp, "mlp"),
+    "in the code of a layer without others": ("llama", inline, "outward"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("where", UNSEEN)
+def test_unseen_memories_are_refused(where, dtype):
+    family, sabotage, part = UNSEEN[where]
+    network = tiny_model(family)
+    sabotage(network)
+    with pytest.raises(UnsupportedModel, match=rf"layer 1.*: {part} works on each position by itself"):
         load(network.to(dtype))
 
 

@@ -7,8 +7,8 @@ other. Half of what it is given are the network's own states and half is noise, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memlens.errors import UnsupportedModel
+from memlens.errors import MemlensError, UnsupportedModel
 
 SEQUENCES, LENGTH, _SEED = 2, 7, 2021
 
@@ -40,15 +40,17 @@ class ModuleCall:
 
     def again(self, given: Tensor) -> Tensor:
         """What the module puts out for another first tensor."""
-        place = next((number for number, value in enumerate(self.arguments) if isinstance(value, Tensor)), None)
-        arguments, named = list(self.arguments), dict(self.named)
-        if place is not None:
-            arguments[place] = given.clone()
-        else:
-            named[next(name for name, value in named.items() if isinstance(value, Tensor))] = given.clone()
-        with torch.no_grad():
+        arguments, named = with_first_input(self.arguments, self.named, given.clone())
+        with torch.no_grad(), errors_of_the_network():
             output: Tensor = first_output(self.module(*arguments, **named))
         return output.detach().clone()
+
+    def returning(self, output: Tensor) -> Any:
+        """What the module returned, with another first tensor."""
+        if not isinstance(self.returned, tuple | list):
+            return output
+        place = next(number for number, value in enumerate(self.returned) if isinstance(value, Tensor))
+        return type(self.returned)(output if number == place else value for number, value in enumerate(self.returned))
 
 
 class BlockCall:
@@ -67,15 +69,6 @@ class BlockCall:
         """What the block puts out for `states`, or for its probe."""
         return self._finer.again(self.states if states is None else states)
 
-    def returned(self, states: Tensor) -> Any:
-        """What the block returns around its output, with other states in its place."""
-        if not isinstance(self.own.returned, tuple | list):
-            return states
-        place = next(number for number, value in enumerate(self.own.returned) if isinstance(value, Tensor))
-        return type(self.own.returned)(
-            states if number == place else value for number, value in enumerate(self.own.returned)
-        )
-
     def traced(self) -> tuple[Tensor, list[ModuleCall]]:
         """The output, and the calls of all modules inside in the order in which they ended; of those run once."""
         calls: list[ModuleCall] = []
@@ -85,8 +78,34 @@ class BlockCall:
         return output, [call for call in calls if counts[call.module] == 1]
 
 
-def _first(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+@contextmanager
+def errors_of_the_network() -> Iterator[None]:
+    """Around a call of the network: what it stumbles over is a reason to refuse it, unless memory ran out."""
+    try:
+        yield
+    except (MemlensError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+            raise MemoryError(str(error)) from error
+        reason = " ".join(str(error).split())[:200]
+        raise UnsupportedModel(f"it does not run on tokens alone ({type(error).__name__}: {reason})") from error
+
+
+def first_input(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """The first tensor that a module is given, by place or by name; None where it is given none."""
     return next((value for value in (*arguments, *named.values()) if isinstance(value, Tensor)), None)
+
+
+def with_first_input(
+    arguments: tuple[Any, ...], named: dict[str, Any], given: Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a module with another tensor in the place of the first."""
+    first = first_input(arguments, named)
+    place = next((number for number, value in enumerate(arguments) if value is first), None)
+    if place is None:
+        return arguments, {**named, next(name for name, value in named.items() if value is first): given}
+    return (*arguments[:place], given, *arguments[place + 1 :]), named
 
 
 def first_output(output: Any) -> Any:
@@ -113,7 +132,7 @@ def record_calls(modules: Iterable[nn.Module], use: Callable[[ModuleCall], None]
     open_calls: list[Tensor | None] = []
 
     def before(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given = _first(arguments, named)
+        given = first_input(arguments, named)
         open_calls.append(None if given is None else given.detach().clone())
 
     def after(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
@@ -174,23 +193,28 @@ class Probe:
 
 
 @contextmanager
-def passed_over(calls: Sequence[BlockCall], states: Tensor) -> Iterator[None]:
-    """Within, every block puts out `states` at once, in the place of its own; nothing of it is run."""
-    kept = [call.block.__dict__.get("forward") for call in calls]
-
-    def forward(call: BlockCall) -> Callable[..., Any]:
-        return lambda *_arguments, **_named: call.returned(states)
-
+def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Within, modules run these functions in the place of their own."""
+    kept = {module: module.__dict__.get("forward") for module in forwards}
     try:
-        for call in calls:
-            call.block.forward = forward(call)
+        for module, forward in forwards.items():
+            module.forward = forward
         yield
     finally:
-        for call, own in zip(calls, kept, strict=True):
+        for module, own in kept.items():
             if own is None:
-                del call.block.forward
+                del module.forward
             else:
-                call.block.forward = own
+                module.forward = own
+
+
+def passed_over(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextManager[None]:
+    """Within, every block puts out `states` at once, in the place of its own; nothing of it is run."""
+
+    def forward(call: BlockCall) -> Callable[..., Any]:
+        return lambda *_arguments, **_named: call.own.returning(states)
+
+    return replaced({call.block: forward(call) for call in calls})
 
 
 def find_blocks(network: nn.Module, tokens: Tensor, run: Callable[[], Any]) -> list[BlockCall]:
@@ -201,7 +225,7 @@ def find_blocks(network: nn.Module, tokens: Tensor, run: Callable[[], Any]) -> l
     lists = [list(module) for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)]
     members = dict.fromkeys(member for modules in lists for member in modules)
     calls: list[ModuleCall] = []
-    with record_calls(members, calls.append):
+    with record_calls(members, calls.append), errors_of_the_network():
         run()
     called = {call.module for call in calls}
     running = [modules for modules in lists if called & set(modules)]

@@ -82,6 +82,10 @@ class _Discovery:
 
     def as_in(self, other: MemoryLayer) -> MemoryLayer | None:
         """The layer as one that is built alike, if that fits: most blocks of a network are alike, but for weights."""
+        plain = [group for group in other.groups if isinstance(group, LinearGroup) and _is_plain(group)]
+        # what a parallel block reads says nothing of what it adds, so that a scale of its own would go unnoticed
+        if not plain or len(plain) < len(other.groups) or isinstance(other.scale, Tensor) or other.parallel:
+            return None
         paths = {module: name for name, module in other.block.named_modules()}
         own = dict(self.block.named_modules())
 
@@ -90,23 +94,27 @@ class _Discovery:
                 return replace(thing, module=own[paths[thing.module]])
             return own[paths[thing]] if thing in paths else thing
 
-        groups: list[MemoryGroup] = []
-        for group in other.groups:
-            if not isinstance(group, LinearGroup) or not _is_plain(group) or isinstance(other.scale, Tensor):
-                return None
-            parts = ("key_projection", "up_projection", "down")
-            groups.append(replace(group, **{part: moved(getattr(group, part)) for part in parts}))
+        parts = ("key_projection", "up_projection", "down")
+        groups = [replace(group, **{part: moved(getattr(group, part)) for part in parts}) for group in plain]
         outputs = tuple(moved(module) for module in other.outputs)
         input_norm, post_norm = moved(other.input_norm), moved(other.post_norm)
-        if not groups or any(module not in self.by_module for module in (*outputs, *map(_first_module, groups))):
+        norms = [norm.module for norm in (input_norm, post_norm) if norm is not None]
+        if not {*outputs, *norms} <= self.by_module.keys() or not all(map(self._fires_as_said, groups)):
             return None
+        read = rows_of(self.by_module[norms[0] if input_norm else groups[0].reader].given)
         stream = rows_of(self.o) - self._addition(outputs, post_norm, other.scale)
-        read = rows_of(self.by_module[_first_module(groups[0]) if input_norm is None else input_norm.module].given)
-        if other.parallel and deviation(read, rows_of(self.call.states)) > NEAR:
+        if not deviation(read, stream) < NEAR / 100:
             return None
-        if not other.parallel and deviation(read, stream) > NEAR / 100:
-            return None
-        return self._layer(groups, outputs, input_norm, post_norm, other.scale, other.parallel)
+        return self._layer(groups, outputs, input_norm, post_norm, other.scale, False)
+
+    def _fires_as_said(self, group: LinearGroup) -> bool:
+        """Does a plain group's activation turn what its projections put out into what its down projection was given?"""
+        if not {group.key_projection, group.up_projection or group.down, group.down} <= self.by_module.keys():
+            return False
+        m = group.activate(rows_of(self.by_module[group.key_projection].output)[:, group.key_rows])
+        if group.up_projection is not None:
+            m = m * rows_of(self.by_module[group.up_projection].output)[:, group.up_rows]
+        return deviation(m, rows_of(self.by_module[group.down].given)) < NEAR / 100
 
     def _layer(
         self,
@@ -140,18 +148,8 @@ class _Discovery:
             keys = match_keys(down, self.calls, self.activations)
             if keys is None:
                 continue
-            yield LinearGroup(
-                kind="shared" if mixture else "dense",
-                expert=count,
-                activation=keys.activation,
-                activate=keys.activate,
-                combine=keys.combine,
-                key_projection=keys.key_projection,
-                up_projection=keys.up_projection,
-                down=down.module,
-                key_rows=keys.key_rows,
-                up_rows=keys.up_rows,
-            )
+            kind = "shared" if mixture else "dense"
+            yield LinearGroup(kind=kind, expert=count, down=down.module, **vars(keys))
             count += 1
 
     def _expert_groups(self) -> Iterator[MemoryGroup]:
@@ -173,19 +171,14 @@ class _Discovery:
 
     def _silenced(self, groups: Sequence[MemoryGroup]) -> dict[nn.Module | None, ModuleCall | Tensor]:
         """Every module's call, and under None the block's output, with the coefficients of some groups at zero."""
-        chosen = {(group.kind, group.expert) for group in groups}
         layer = self._layer(groups, (), None, None, None, False)
-
-        def silence(c: Tensor, group: MemoryGroup) -> Tensor:
-            return torch.zeros_like(c) if (group.kind, group.expert) in chosen else c
-
-        with hooks.edit_coefficients(layer, silence):
+        with hooks.edit_coefficients(layer, lambda c, _group: torch.zeros_like(c)):
             o, calls = self.call.traced()
         return {None: o} | {call.module: call for call in calls}
 
     def _possible_outputs(self, groups: Sequence[MemoryGroup]) -> Iterator[tuple[nn.Module, ...]]:
         """Modules that may put out the sum of all groups, the innermost first."""
-        parts = list(dict.fromkeys(_last_module(group) for group in groups))
+        parts = list(dict.fromkeys(group.writer for group in groups))
         if len(parts) == 1 and isinstance(groups[0], LinearGroup):
             yield (parts[0],)
         above = [module for module in self.block.modules() if module is not self.block and module in self.by_module]
@@ -247,7 +240,7 @@ class _Discovery:
         for part in (*([group] for group in groups if group.kind != "routed"), experts):
             if not part:
                 continue
-            last = _last_module(part[0])
+            last = part[0].writer
             if outputs == (last,):
                 found += part
                 continue
@@ -285,9 +278,10 @@ class _Discovery:
 
     def _stream(self, groups: Sequence[MemoryGroup], y: Tensor) -> tuple[Norm | None, bool]:
         """(the norm whose output is x, does the block read the stream from before its attention?)"""
-        inputs = {id(module): rows_of(self.by_module[module].given) for module in map(_first_module, groups)}
-        x = next(iter(inputs.values()))
-        if any(not torch.equal(other, x) for other in inputs.values()):
+        x, *others = (
+            rows_of(self.by_module[module].given) for module in dict.fromkeys(group.reader for group in groups)
+        )
+        if not all(torch.equal(other, x) for other in others):
             raise UnsupportedModel("its memories do not all read the same input")
         stream = rows_of(self.o) - y
         for norm, read in [*self._norms_before(x), (None, x)]:
@@ -326,16 +320,6 @@ def _is_plain(group: LinearGroup) -> bool:
         and group.scale is None
         and not isinstance(group.activate, Scaled)
     )
-
-
-def _last_module(group: Any) -> nn.Module:
-    module: nn.Module = group.down if isinstance(group, LinearGroup) else group.experts
-    return module
-
-
-def _first_module(group: Any) -> nn.Module:
-    module: nn.Module = group.key_projection if isinstance(group, LinearGroup) else group.experts
-    return module
 
 
 def _expert_facts(experts: Any, activations: Sequence[str]) -> dict[str, Any]:

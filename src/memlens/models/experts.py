@@ -41,6 +41,13 @@ class ExpertGroup(MemoryGroup):
     router: Any = field(kw_only=True, default=None, repr=False)  # the module with one row per expert as its weight
 
     @property
+    def reader(self) -> nn.Module:
+        module: nn.Module = self.experts
+        return module
+
+    writer = reader
+
+    @property
     def gated(self) -> bool:
         return bool(self.experts.has_gate)
 
@@ -102,8 +109,6 @@ def expert_groups(experts: Any, router: nn.Module | None = None, **facts: Any) -
         raise UnsupportedModel("a norm follows every expert, so that values do not add up; use another model")
     if getattr(experts, "_is_expert_parallel", False):
         raise UnsupportedModel("its experts are spread over several devices; load the model onto one device")
-    if router is not None and getattr(router, "weight", torch.empty(0)).shape[:1] != (experts.num_experts,):
-        router = None
     return [
         ExpertGroup(kind="routed", expert=expert, experts=experts, router=router, **facts)
         for expert in range(experts.num_experts)

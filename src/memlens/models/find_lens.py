@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from memlens.errors import UnsupportedModel
-from memlens.models.blocks import ModuleCall, Probe, in_float32, passed_over, record_calls
+from memlens.models.blocks import ModuleCall, Probe, errors_of_the_network, in_float32, passed_over, record_calls
 from memlens.models.lens import Norm
 from memlens.models.match import NEAR, deviation, ratio, recognised_norm
 
@@ -35,7 +35,7 @@ def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: 
     states, around = probe.calls[-1].states, probe.around
     made: list[ModuleCall] = []
     with in_float32(*around, deep=False):
-        with passed_over(probe.calls, states), record_calls(around, made.append):
+        with passed_over(probe.calls, states), record_calls(around, made.append), errors_of_the_network():
             logits = run()
         head = _head(network, made, logits)
         final_norm, normed = None, states

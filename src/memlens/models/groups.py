@@ -47,6 +47,16 @@ class MemoryGroup(ABC):
 
     @property
     @abstractmethod
+    def reader(self) -> nn.Module:
+        """The module that is given x."""
+
+    @property
+    @abstractmethod
+    def writer(self) -> nn.Module:
+        """The module that puts out the memories' sum, of a stacked module that of all its experts."""
+
+    @property
+    @abstractmethod
     def keys(self) -> Tensor:
         """[size, d]; the gate's rows where the block is gated."""
 
@@ -112,6 +122,14 @@ class LinearGroup(MemoryGroup):
     down: nn.Module = field(kw_only=True, repr=False)  # its input is m, its output m V + b_V
     key_rows: slice = field(default_factory=lambda: slice(None))
     up_rows: slice = field(default_factory=lambda: slice(None))
+
+    @property
+    def reader(self) -> nn.Module:
+        return self.key_projection
+
+    @property
+    def writer(self) -> nn.Module:
+        return self.down
 
     @property
     def gated(self) -> bool:

@@ -9,26 +9,17 @@ One model serves one thread at a time: a hook sees every pass through its model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memlens.models.experts import stacked_experts
+from memlens.errors import SettingError
+from memlens.models.blocks import first_input, first_output, with_first_input
+from memlens.models.experts import StackedExperts, stacked_experts
 from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryGroup, MemoryLayer, scaled
-
-
-def first_tensor(output: Tensor | tuple[Any, ...]) -> Tensor:
-    """A block's hidden state, whether it returns it alone or first in a tuple."""
-    tensor: Tensor = output[0] if isinstance(output, tuple) else output
-    return tensor
-
-
-def first_argument(arguments: tuple[Any, ...], named: dict[str, Any]) -> Tensor:
-    """The hidden state that a module was called with, by place or by name."""
-    tensor: Tensor = arguments[0] if arguments else named["hidden_states"]
-    return tensor
 
 
 @contextmanager
@@ -36,7 +27,7 @@ def on_input(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None]
     """Call `use` with the hidden state that goes into `module`, before it runs."""
 
     def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        use(first_argument(arguments, named))
+        use(first_input(arguments, named))
 
     handle = module.register_forward_pre_hook(hook, with_kwargs=True)
     try:
@@ -49,8 +40,8 @@ def on_input(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None]
 def on_output(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None]:
     """Call `use` with the hidden state that comes out of `module`, before anyone else can change it in place."""
 
-    def hook(_module: nn.Module, _arguments: tuple[Any, ...], output: Tensor | tuple[Any, ...]) -> None:
-        use(first_tensor(output))
+    def hook(_module: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:
+        use(first_output(output))
 
     handle = module.register_forward_hook(hook)
     try:
@@ -78,35 +69,39 @@ Change = Callable[[Tensor, "MemoryGroup"], Tensor]  # (coefficients [batch, pos,
 @contextmanager
 def watch_coefficients(layer: MemoryLayer, use: Callable[[CoefficientBlock], None]) -> Iterator[None]:
     """Call `use` with the coefficients of each group of the layer whenever they have been used."""
-    shape = BatchShape()
-    with ExitStack() as stack:
-        stack.enter_context(on_input(layer.block, shape.note))
-        for group in layer.groups:
-            if isinstance(group, LinearGroup):
-                stack.enter_context(_watch_group(group, shape, use))
-        for experts in stacked_experts(layer):
-            stack.enter_context(experts.watch(shape, use))
+    with _on_groups(layer, partial(_watch_group, use=use), partial(StackedExperts.watch, use=use)):
         yield
 
 
 @contextmanager
 def edit_coefficients(layer: MemoryLayer, change: Change) -> Iterator[None]:
     """Let each group use `change(c, group)` instead of its coefficients c; the same tensor leaves it as it is."""
+    with _on_groups(layer, partial(_edit_group, change=change), partial(StackedExperts.edit, change=change)):
+        yield
+
+
+@contextmanager
+def _on_groups(
+    layer: MemoryLayer,
+    on_linear: Callable[[LinearGroup, BatchShape], AbstractContextManager[None]],
+    on_experts: Callable[[StackedExperts, BatchShape], AbstractContextManager[None]],
+) -> Iterator[None]:
+    """Within, all groups of a layer are hooked, and know [batch, pos] of the running pass."""
     shape = BatchShape()
     with ExitStack() as stack:
         stack.enter_context(on_input(layer.block, shape.note))
         for group in layer.groups:
             if isinstance(group, LinearGroup):
-                stack.enter_context(_edit_group(group, shape, change))
+                stack.enter_context(on_linear(group, shape))
         for experts in stacked_experts(layer):
-            stack.enter_context(experts.edit(shape, change))
+            stack.enter_context(on_experts(experts, shape))
         yield
 
 
 @contextmanager
 def _watch_group(group: LinearGroup, shape: BatchShape, use: Callable[[CoefficientBlock], None]) -> Iterator[None]:
     def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], _output: Tensor) -> None:
-        m = first_argument(arguments, named).reshape(shape.batch * shape.positions, -1)
+        m = first_input(arguments, named).reshape(shape.batch * shape.positions, -1)
         if scale.latest is not None:
             m = m * scale.latest
         weights = None if scale.latest is None else scale.latest[:, 0]
@@ -122,23 +117,34 @@ def _watch_group(group: LinearGroup, shape: BatchShape, use: Callable[[Coefficie
 
 @contextmanager
 def _edit_group(group: LinearGroup, shape: BatchShape, change: Change) -> Iterator[None]:
-    def hook(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        given: Tensor = arguments[0]
+    def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        given = first_input(arguments, named)
         m = shape.unflatten(given)
         factor = None if scale.latest is None else shape.unflatten(scale.latest)
         before = m if factor is None else m * factor
         after = change(before, group)
         if after is before:
-            return arguments
-        changed = after if factor is None else after / factor
-        return (changed.reshape(given.shape).to(given.dtype), *arguments[1:])
+            return None
+        changed = after if factor is None else _unscaled(after, factor, group)
+        return with_first_input(arguments, named, changed.reshape(given.shape).to(given.dtype))
 
     with _TokenScale(group).followed() as scale:
-        handle = group.down.register_forward_pre_hook(hook)
+        handle = group.down.register_forward_pre_hook(hook, with_kwargs=True)
         try:
             yield
         finally:
             handle.remove()
+
+
+def _unscaled(coefficients: Tensor, factor: Tensor, group: MemoryGroup) -> Tensor:
+    """m of which s m are these coefficients; where s is 0 none but 0 can be had, by any m."""
+    shut = factor == 0
+    if bool((shut & (coefficients != 0)).any()):
+        raise SettingError(
+            f"the gate of shared expert {group.expert} is 0 at a token, so no coefficient there can be other than 0; "
+            "change it at other positions"
+        )
+    return torch.where(shut, 0, coefficients / torch.where(shut, 1, factor))
 
 
 class _TokenScale:

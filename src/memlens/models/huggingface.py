@@ -21,7 +21,7 @@ from memlens.models.groups import MemoryLayer
 from memlens.models.lens import Lens
 from memlens.models.memory_model import MemoryModel, fingerprint_of
 from memlens.models.proof import refuse_broken_weights
-from memlens.models.refusals import Config, refuse_kind, refused_because, text_config
+from memlens.models.refusals import Config, refused_because, text_config
 from memlens.models.tokenizer import Tokenizer
 
 
@@ -64,7 +64,6 @@ class HuggingFaceModel(MemoryModel):
 
     def __init__(self, network: Any, tokenizer: Tokenizer | None, *, name: str, source: str) -> None:
         self.config: Config = network.config
-        refuse_kind(self.config, name)
         _refuse_unreadable_weights(network, name)
         self.network = network.eval()
         self._latest_probe: Probe | None = None
@@ -72,7 +71,7 @@ class HuggingFaceModel(MemoryModel):
         context = context_of(self.config)
         try:
             layers, lens = self._discover(context)
-        except (UnsupportedModel, RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+        except UnsupportedModel as error:
             refuse_broken_weights(network, name)  # which would look like anything
             raise refused_because(self.config, name, error) from error
         super().__init__(

@@ -8,7 +8,7 @@ here is a proposal: it is proven, much more strictly, in proof.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -74,15 +74,13 @@ def recognised_norm(call: ModuleCall) -> Norm | None:
 class Keys:
     """Where the keys of a down projection lie and what turns them into coefficients."""
 
-    inputs: Tensor  # x, [batch * pos, d]
     key_projection: nn.Module
     up_projection: nn.Module | None
     key_rows: slice
     up_rows: slice
     activation: str
     activate: Callable[[Tensor], Tensor]
-    combine: Callable[[Tensor, Tensor], Tensor] | None
-    deviation: float
+    combine: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +112,7 @@ def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], named: Sequence[st
             norm = recognised_norm(call)
             inner = None if norm is None else _best(candidates, rows_of(call.given), before, named)
             if norm is not None and inner is not None and inner.up_projection is not None:
-                return Keys(**vars(inner) | {"combine": _NormedProduct(inner.activate, norm)})
+                return replace(inner, combine=_NormedProduct(inner.activate, norm))
     return None
 
 
@@ -157,18 +155,9 @@ def _best(
             for name, activate in functions:
                 off = _distance(candidate, activate, m)
                 if off < found[0]:
-                    keys = Keys(
-                        rows_of(candidate.call.given),
-                        candidate.call.module,
-                        None if candidate.up_call is None else candidate.up_call.module,
-                        candidate.key_rows,
-                        candidate.up_rows,
-                        name,
-                        activate,
-                        None,
-                        off,
-                    )
-                    found = (off, keys)
+                    up = None if candidate.up_call is None else candidate.up_call.module
+                    rows = (candidate.key_rows, candidate.up_rows)
+                    found = (off, Keys(candidate.call.module, up, *rows, name, activate))
                 if off < _EXACT:
                     return found[1]
     return found[1]
@@ -200,11 +189,7 @@ def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callabl
     for call in before:
         if call.given.shape != call.output.shape or call.given.shape[-1] != size or is_linear(call):
             continue
-        try:
-            turned = call.again(call.given.flip(-1)).flip(-1)
-        except Exception:  # a module of several inputs is no activation
-            continue
-        if not torch.allclose(turned, call.output, rtol=1e-5, atol=1e-6):
+        if not _is_elementwise(call):
             continue
         for source in before:
             if is_linear(source) and source.output.shape[-1] == size and source.output.numel() == call.given.numel():
@@ -212,6 +197,16 @@ def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callabl
                 if factor is not None:
                     found.append((_name_of(call.module), Scaled(call.module, factor)))
     return found
+
+
+def _is_elementwise(call: ModuleCall) -> bool:
+    """Does a module do the same to every number, whatever the others are?"""
+    # softmax and norms without a gain do not care for the order either, but every number has a part in all they put out
+    if not torch.allclose(call.again(call.given.flip(-1)).flip(-1), call.output, rtol=1e-5, atol=1e-6):
+        return False
+    kept = torch.rand(call.given.shape, generator=torch.Generator().manual_seed(0)).to(call.given.device) < 0.5
+    changed = call.again(torch.where(kept, call.given, call.given.flip(-1)))
+    return torch.equal(changed[kept], call.output[kept])
 
 
 def _name_of(module: nn.Module) -> str:

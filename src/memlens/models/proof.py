@@ -15,7 +15,6 @@ prediction    the last state read through the lens gives the model's own logits
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -23,11 +22,12 @@ from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
-from memlens.models.blocks import BlockCall, ModuleCall, Probe, in_float32, passed_over, record_calls
-from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryLayer, scaled
+from memlens.models.blocks import BlockCall, ModuleCall, Probe, in_float32, passed_over
+from memlens.models.groups import CoefficientBlock, MemoryLayer, scaled
 from memlens.models.lens import at_least_float32
-from memlens.models.match import carried
+from memlens.models.match import carried, rows_of
 from memlens.models.memory_model import MemoryModel
+from memlens.models.unseen import unseen_part
 
 _CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
 # deviation allowed, as a share of the largest number at the same position
@@ -121,7 +121,9 @@ class _LayerProof:
         self._prove_addition(o, y - y_silent, scale)
         if self.layer.groups:
             self._prove_stream(o - y, scale)
-        self._refuse_other_parts()
+        unseen = unseen_part(self.layer, self.call, self.calls)
+        if unseen is not None:
+            self.worst.refuse(f"{self.where}: {unseen} works on each position by itself and is not made of memories")
 
     def _prove_addition(self, o: Tensor, y: Tensor, scale: Tensor) -> None:
         """With every coefficient at zero the stream lacks exactly y, whatever stands at the last position."""
@@ -132,26 +134,21 @@ class _LayerProof:
         turned[later] = turned[later].flip(-1)
         expected = (o - y)[early]
         with hooks.edit_coefficients(self.layer, lambda c, _group: torch.zeros_like(c)):
-            silent = _rows(self.call.run(turned))[early]
+            silent = rows_of(self.call.run(turned))[early]
         if self.worst.deviation(silent, expected, scale[early]) <= self.worst.tolerance:
             self.worst.compare("addition", self.where, silent, expected, scale[early])
             self.worst.compare("causality", self.where, silent, expected, scale[early])
             return
-        other = _rows(self.call.run(turned))[early]  # which of the two is it?
+        other = rows_of(self.call.run(turned))[early]  # which of the two is it?
         self.worst.compare("causality", self.where, other, o[early], scale[early])
         self.worst.compare("addition", self.where, silent, expected, scale[early])
 
     def _run(self) -> Tensor:
         """o of the block, with everything noted on the way."""
-
-        def note(call: ModuleCall) -> None:
-            self.calls[call.module] = call
-
-        inside = [module for module in self.layer.block.modules() if module is not self.layer.block]
-        with ExitStack() as stack:
-            stack.enter_context(record_calls(inside, note))
-            stack.enter_context(hooks.watch_coefficients(self.layer, self.blocks.append))
-            return _rows(self.call.run())
+        with hooks.watch_coefficients(self.layer, self.blocks.append):
+            o, calls = self.call.traced()
+        self.calls = {call.module: call for call in calls}
+        return rows_of(o)
 
     def _of(self, module: nn.Module, part: str) -> ModuleCall:
         if module not in self.calls:
@@ -162,12 +159,10 @@ class _LayerProof:
         """(y, and y with every coefficient at zero), by formula."""
         output = silent = torch.zeros(())
         for group in self.layer.groups:
-            if isinstance(group, LinearGroup):
-                self._of(group.down, "down projection")
+            self._of(group.writer, "down projection")
         for block in self.blocks:
             group = block.group
-            first = group.key_projection if isinstance(group, LinearGroup) else group.experts  # type: ignore[attr-defined]
-            x = _rows(self._of(first, "key projection").given)
+            x = rows_of(self._of(group.reader, "key projection").given)
             rows = torch.arange(len(x), device=x.device) if block.rows is None else block.rows
             expected = group.coefficients(x[rows])
             if block.rows is not None and block.weights is not None:  # the router's weight is no part of the formula
@@ -179,71 +174,32 @@ class _LayerProof:
             nothing = x.new_zeros(x.shape)
             output = output + nothing.index_add(0, rows, added)
             silent = silent + nothing.index_add(0, rows, scaled(biases, group.scale))
-        outputs = [_rows(self._of(module, "output").output) for module in self.layer.outputs]
+        outputs = [rows_of(self._of(module, "output").output) for module in self.layer.outputs]
         self.worst.compare("output", self.where, torch.stack(outputs).sum(0), output)
         norm = self.layer.post_norm
         if norm is not None:
             call = self._of(norm.module, "norm after the block")
-            self.worst.compare("norms", f"{self.where} (before the norm after the block)", _rows(call.given), output)
+            self.worst.compare("norms", f"{self.where} (before the norm after the block)", rows_of(call.given), output)
             output, silent = norm.by_formula(output), norm.by_formula(silent)
-            self.worst.compare("norms", f"{self.where} (after the block)", _rows(call.output), output)
+            self.worst.compare("norms", f"{self.where} (after the block)", rows_of(call.output), output)
         return scaled(output, self.layer.scale), scaled(silent, self.layer.scale)
 
     def _prove_stream(self, stream: Tensor, scale: Tensor) -> None:
         norm = self.layer.input_norm
-        group = self.layer.groups[0]
-        first = group.key_projection if isinstance(group, LinearGroup) else group.experts  # type: ignore[attr-defined]
-        x = _rows(self._of(first, "key projection").given)
-        for other in self.layer.groups:
-            module = other.key_projection if isinstance(other, LinearGroup) else other.experts  # type: ignore[attr-defined]
-            self.worst.compare("stream", f"{self.where} (inputs of its groups)", _rows(self.calls[module].given), x)
+        x, *others = (
+            rows_of(self.calls[module].given) for module in dict.fromkeys(group.reader for group in self.layer.groups)
+        )
+        for other in others:
+            self.worst.compare("stream", f"{self.where} (inputs of its groups)", other, x)
         reads = x
         if norm is not None:
-            reads = _rows(self._of(norm.module, "norm before the block").given)
+            reads = rows_of(self._of(norm.module, "norm before the block").given)
             self.worst.compare("norms", f"{self.where} (before the block)", x, norm.by_formula(reads))
         if self.layer.parallel:
-            self.worst.compare("stream", self.where, reads, _rows(self.call.states), scale)
+            self.worst.compare("stream", self.where, reads, rows_of(self.call.states), scale)
             return
         moved = carried(stream, reads, tolerance=self.worst.tolerance)
         self.worst.compare("stream", self.where, reads if moved is None else moved, stream, scale)
-
-    def _refuse_other_parts(self) -> None:
-        """No other part of the block may work on each position by itself, as unseen memories would.
-
-        What a block adds is memories and what mixes positions. Behind the memories the check of the stream sees all;
-        in front of them and beside them (a parallel block, a layer without memories) it is looked for here.
-        """
-        known = {id(module) for part in self.layer.outputs for module in part.modules()}
-        holders = {id(part) for part in self.layer.outputs}
-        width = self.call.states.shape[-1]
-        for name, module in self.layer.block.named_modules():
-            call = self.calls.get(module)
-            if call is None or id(module) in known or call.output.shape[-1] != width or call.given.shape[-1] != width:
-                continue
-            if holders & {id(inner) for inner in module.modules()} or _matrices(module) < 2:
-                continue
-            if call.given.shape != call.output.shape or call.given.dim() != 3 or call.given.shape[1] < 2:
-                continue
-            others, own = call.given.clone(), call.given.clone()
-            others[:, :-1], own[:, -1] = others[:, :-1].flip(-1), own[:, -1].flip(-1)
-            try:
-                heeds_others, heeds_own = (_last_moves(call.output, call.again(given)) for given in (others, own))
-            except Exception:  # it cannot be run by itself
-                continue
-            if heeds_own and not heeds_others:  # what heeds neither adds a constant: attention that was cut out
-                self.worst.refuse(f"{self.where}: {name} works on each position by itself and is not made of memories")
-
-
-def _last_moves(before: Tensor, after: Tensor) -> bool:
-    return not torch.allclose(after[:, -1], before[:, -1], rtol=1e-5, atol=1e-6)
-
-
-def _matrices(module: nn.Module) -> int:
-    return sum(parameter.dim() > 1 for parameter in module.parameters())
-
-
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:

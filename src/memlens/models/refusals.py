@@ -66,11 +66,8 @@ def refuse_kind(config: Config, name: str) -> None:
         raise UnsupportedModel(f"{name} ({config.model_type}) cannot be read as memories: {reason}")
 
 
-def refused_because(config: Config, name: str, error: Exception) -> UnsupportedModel:
-    """What discovery found wrong, or what the network itself stumbled over, as one line about this model."""
-    reason = " ".join(str(error).split())[:200]
-    if not isinstance(error, UnsupportedModel):
-        reason = f"it does not run on tokens alone ({type(error).__name__}: {reason})"
+def refused_because(config: Config, name: str, reason: UnsupportedModel) -> UnsupportedModel:
+    """What discovery found wrong as one line about this model."""
     return UnsupportedModel(
         f"{name} ({config.model_type}) cannot be read as memories: {reason}; docs/your-model.md says what can be done"
     )
