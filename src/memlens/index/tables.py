@@ -130,7 +130,8 @@ def prefixes_seen(scan: LayerScan, prefixes: int) -> NDArray[np.int64]:
     """How many of all prefixes reached each memory: those of an expert see what its router sends there. [memories]"""
     seen = np.full(len(scan.total), prefixes, np.int64)
     if scan.routing is not None:
-        seen[len(seen) - scan.experts * scan.size :] = np.repeat(scan.routing.chosen, scan.size)
+        routed = np.repeat(scan.routing.chosen, scan.size)
+        seen[len(seen) - len(routed) :] = routed
     return seen
 
 

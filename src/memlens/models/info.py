@@ -96,6 +96,7 @@ class ModelSizes:
 
     parameters: int
     memories: tuple[int, ...] = ()  # by layer
+    widest: int = 0  # the memories of the largest group: experts are run one after another
     width: int = 0
     gated: bool = False
     unpacked: int = 0  # bytes of float32 weights that are held beside the network's own while a .gguf file is read
@@ -135,17 +136,18 @@ def _from_configuration(place: str, **options: str) -> ModelSizes:
     found = [[one for module in block.modules() for one in _memories_in(module, width)] for block in blocks]
     return ModelSizes(
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        memories=tuple(sum(size for size, _gated in groups) for groups in found) if any(found) else (),
+        memories=tuple(sum(count * size for count, size, _ in parts) for parts in found) if any(found) else (),
+        widest=max((size for parts in found for _, size, _ in parts), default=0),
         width=width,
-        gated=any(gated for groups in found for _size, gated in groups),
+        gated=any(gated for parts in found for *_, gated in parts),
     )
 
 
-def _memories_in(module: Any, width: int) -> Iterator[tuple[int, bool]]:
-    """(memories, are they gated?) of a module that looks like a feed-forward part; loading it proves what it is."""
+def _memories_in(module: Any, width: int) -> Iterator[tuple[int, int, bool]]:
+    """(groups, memories of each, are they gated?) of what looks like a feed-forward part; loading proves what it is."""
     if is_experts(module):
         size = module.down_proj.shape[1 if module.is_transposed else 2]
-        yield module.num_experts * size, bool(module.has_gate)
+        yield module.num_experts, size, bool(module.has_gate)
         return
     maps = [tuple(input_rows(child).shape) for child in module.children() if _is_map(child)]
     names = (*vars(module), *(name for name, _child in module.named_children()))
@@ -154,7 +156,7 @@ def _memories_in(module: Any, width: int) -> Iterator[tuple[int, bool]]:
     for out, size in maps:
         inward = [rows for rows, given in maps if given == width and (rows, given) != (out, size)]
         if out == width and inward in ([size], [size, size], [2 * size]):
-            yield size, inward != [size]
+            yield 1, size, inward != [size]
 
 
 def _is_map(module: Any) -> bool:

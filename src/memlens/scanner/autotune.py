@@ -87,7 +87,7 @@ def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_num
     """Bytes of weights, lists and one batch, and what a file to be unpacked takes beyond these, from sizes alone."""
     bottom = settings.bottom == "yes" or (settings.bottom == "auto" and sizes.gated)
     two, one = (sum(a.nbytes for a in LayerScan(0, n, bottom, settings=settings).arrays().values()) for n in (2, 1))
-    wide = (3 if sizes.gated else 2) * max(sizes.memories, default=0) + 8 * sizes.width
+    wide = (3 if sizes.gated else 2) * sizes.widest + 8 * sizes.width
     lists, batch = sum(sizes.memories) * (two - one), settings.batch_tokens * wide * bytes_a_number
     return {
         "weights": sizes.parameters * bytes_a_number,

@@ -2,8 +2,8 @@
 
 TopTriggers is associative and commutative: its order is total (higher coefficient, then lower sentence, then lower
 position), so any cut into batches, any worker and any merge tree give the same lists. The bottom end is the same with
-the sign turned. Coefficients on this
-machine's processor go through the compiled pass; those on another device are filtered there, so that only the ones
+the sign turned. Coefficients come group by group, those of an expert only where its router sent a token there; on this
+machine's processor they go through the compiled pass, on another device they are filtered there, so that only the ones
 that reach a list travel.
 """
 
@@ -129,7 +129,7 @@ class LayerScan:
     def __init__(
         self, layer: int, memories: int, bottom: bool, experts: int = 0, size: int = 0, *, settings: ScanSettings
     ) -> None:
-        self.layer, self.experts, self.size = layer, experts, size
+        self.layer, self.size = layer, size  # `size`: memories of one expert
         self.triggers = TopTriggers(memories, settings.top, per_sentence=settings.per_sentence, bottom=bottom)
         # Each layer draws its own sample, as the same prefixes in all of them would be.
         seed = settings.seed * 1_000_003 + layer
@@ -145,9 +145,9 @@ class LayerScan:
 
         A token that is not sent to an expert is no candidate for its memories: nothing was computed there.
         """
-        if block.rows is not None and block.weights is not None:
+        if block.rows is not None:
             candidates = among_rows(candidates, block.rows.cpu().numpy(), block.shape[0] * block.shape[1])
-            if self.routing is not None:
+            if self.routing is not None and block.weights is not None:
                 self.routing.update(block.group.expert, block.weights, candidates)
         if block.coefficients.device.type == "cpu":
             coefficients = block.coefficients.to(torch.float32).contiguous().numpy()
