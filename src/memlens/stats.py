@@ -27,7 +27,7 @@ _DRAWN_AT_ONCE = 1 << 21  # numbers, so that resamples of a large sample fit the
 
 
 class Estimate(NamedTuple):
-    """A number with the ends of its interval; all three are the same where nothing is known of its error."""
+    """A number with the ends of its interval; all three are the same for a number that the paper states."""
 
     value: float
     low: float
@@ -123,13 +123,15 @@ def paired_interval(one: NDArray[np.bool_], other: NDArray[np.bool_], comparison
 
 
 def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interval:
-    """Of the mean of independent numbers [n]; none for fewer than two."""
+    """Of the mean of independent numbers [n]; none for fewer than two, nor where all are alike and show no spread."""
     count = len(numbers)
     if count < 2:
         return None, None
     numbers = np.asarray(numbers, np.float64)
+    if np.ptp(numbers) == 0:
+        return None, None
     mean, error = float(numbers.mean()), float(numbers.std(ddof=1)) / sqrt(count)
-    if count < FEW or error == 0:
+    if count < FEW:
         from scipy.special import stdtrit
 
         spread = float(stdtrit(count - 1, 1 - _TAIL)) * error
@@ -151,15 +153,38 @@ def _distances(drawn: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
     return distances
 
 
-def ratio_estimate(parts: NDArray[Any], wholes: NDArray[Any], random: np.random.Generator) -> Estimate | None:
-    """sum(parts) / sum(wholes) over observations [n] that belong together inside; None where the wholes are nothing."""
-    whole = float(np.sum(wholes))
-    if whole == 0:
+def mean_estimate(
+    numbers: NDArray[Any], random: np.random.Generator
+) -> tuple[float, float | None, float | None] | None:
+    """The mean of independent numbers [n] and its interval; None where there are none."""
+    return (float(np.mean(numbers)), *mean_interval(numbers, random)) if len(numbers) else None
+
+
+def ratio_estimate(
+    parts: NDArray[Any],
+    wholes: NDArray[Any],
+    random: np.random.Generator,
+    bounds: tuple[float, float] | None = (0.0, 1.0),  # of what the ratio can be
+) -> Estimate | None:
+    """sum(parts) / sum(wholes) over observations [n] that belong together inside; None where its error is unknown.
+
+    Where all observations have the same ratio there is nothing to resample: the interval is Wilson's within the bounds,
+    and without bounds nothing is known.
+    """
+    whole, observed = float(np.sum(wholes)), int(np.count_nonzero(wholes))
+    if observed < 2:
         return None
     ratio = float(np.sum(parts)) / whole
-    # what each observation moves the ratio by, so that the ratio is a mean
-    low, high = mean_interval(ratio + (parts - ratio * wholes) * (len(wholes) / whole), random)
-    return Estimate(ratio, ratio if low is None else low, ratio if high is None else high)
+    moves = (parts - ratio * wholes) * (len(wholes) / whole)  # of the ratio by each observation, so that it is a mean
+    if np.abs(moves).max() < 1e-12:
+        if bounds is None:
+            return None
+        least, most = bounds
+        edges = wilson((ratio - least) / (most - least) * observed, observed)
+        below, above = (least + edge * (most - least) for edge in edges)
+        return Estimate(ratio, min(below, ratio), max(above, ratio))
+    low, high = mean_interval(ratio + moves, random)
+    return None if low is None or high is None else Estimate(ratio, low, high)
 
 
 def median_interval(numbers: NDArray[Any]) -> Interval:
@@ -204,13 +229,3 @@ def slope_weights(places: Sequence[float], sizes: Sequence[float] | None = None)
     centred = w * (x - (w * x).sum() / w.sum())
     weights: list[float] = (centred / (centred * x).sum()).tolist()
     return weights
-
-
-def share_difference(hits: float, total: float, other_hits: float, other_total: float) -> tuple[float, float]:
-    """Interval of hits / total - other_hits / other_total for independent samples."""
-    shares = [
-        Estimate(part / whole if whole else 0.5, *wilson(part, whole))
-        for part, whole in ((hits, total), (other_hits, other_total))
-    ]
-    found = contrast((1, -1), shares)
-    return found.low, found.high

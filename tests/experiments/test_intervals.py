@@ -15,7 +15,6 @@ from memlens.stats import (
     median_interval,
     paired_interval,
     ratio_estimate,
-    share_difference,
     share_interval,
     slope_weights,
     wilson,
@@ -124,6 +123,21 @@ def test_student_for_fewer_than_thirty_and_none_for_one() -> None:
     assert mean_interval(numbers[:1], generator(0, "x")) == (None, None)
 
 
+def test_observations_that_are_all_alike_are_no_certainty() -> None:
+    random = generator(0, "x")
+    for count in (2, 29, 60):
+        assert mean_interval(np.full(count, 0.1), random) == (None, None)
+        wholes = np.full(count, 7)
+        for ratio, bounds in ((1, (0, 1)), (0, (0, 1)), (-1, (-1, 1))):
+            found = ratio_estimate(ratio * wholes, wholes, random, bounds)
+            low, high = wilson(count * (ratio - bounds[0]) / (bounds[1] - bounds[0]), count)
+            width = bounds[1] - bounds[0]
+            assert found == pytest.approx((ratio, bounds[0] + width * low, bounds[0] + width * high))
+        assert ratio_estimate(3 * wholes, wholes, random, None) is None
+    assert ratio_estimate(np.array([3, 0]), np.array([5, 0]), random) is None  # one observation
+    assert ratio_estimate(np.array([]), np.array([]), random) is None
+
+
 def test_a_median_lies_between_the_order_statistics_that_bracket_95_percent() -> None:
     for count in (7, 20, 63):
         numbers = np.arange(count, dtype=float)
@@ -143,7 +157,8 @@ def test_a_contrast_is_a_slope_a_mean_or_a_difference_of_shares() -> None:
     assert contrast(slope_weights(x.tolist()), estimates).value == pytest.approx(np.polyfit(x, y, 1)[0])
     weighted = contrast(slope_weights(x.tolist(), sizes.tolist()), estimates).value
     assert weighted == pytest.approx(np.polyfit(x, y, 1, w=np.sqrt(sizes))[0])
-    low, high = share_difference(30, 100, 20, 80)  # Newcombe's tenth method, by hand
+    shares = [Estimate(hits / total, *wilson(hits, total)) for hits, total in ((30, 100), (20, 80))]
+    _, low, high = contrast((1, -1), shares)  # Newcombe's tenth method, by hand
     (a, b), (c, d) = wilson(30, 100), wilson(20, 80)
     below, above = ((0.3 - a) ** 2 + (d - 0.25) ** 2) ** 0.5, ((b - 0.3) ** 2 + (0.25 - c) ** 2) ** 0.5
     assert (low, high) == pytest.approx((0.05 - below, 0.05 + above))

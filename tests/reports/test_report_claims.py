@@ -20,7 +20,7 @@ from memlens.experiments.verdicts import (
     direction,
     third,
 )
-from memlens.stats import Estimate, share_difference, wilson
+from memlens.stats import Estimate, contrast, wilson
 
 Row = dict[str, Any]
 LAYERS = 16
@@ -115,8 +115,10 @@ def excess(name: str, found: float, width: float, base: float = 0.3) -> list[Row
     return [{"layer": layer, f"{name}_pooled": base + found} | edges for layer in range(LAYERS)]
 
 
-def changes(distant: int, related: int, bar: float | None = 0.5) -> list[Row]:
-    return [{"layer": 15, "cosine": cosine, "bar": bar} for cosine in [0.1] * distant + [0.9] * related]
+def changes(distant: int, related: int, hinted: float = 0.1) -> list[Row]:
+    """Judged by one person; all cosines on one side of the bar."""
+    said = [{"distant": 1, "related": 0}] * distant + [{"distant": 0, "related": 1}] * related
+    return [{"layer": 15, "cosine": hinted, "bar": 0.5} | one for one in said]
 
 
 def ranks(share: Any, width: float = 0.002) -> list[Row]:
@@ -259,18 +261,71 @@ def test_every_layer_is_corrected_for_the_number_of_layers() -> None:
     assert verdict("composition", counts("zero", lambda n: 0.6 if n == 4 else 0.9, 2000)) == ABSENT
 
 
-def test_people_count_before_the_hint() -> None:
-    said = [row | {"related": int(n < 80), "distant": int(n >= 80)} for n, row in enumerate(changes(100, 0))]
-    judged = judge("last-layer", said)
+def test_people_count_and_the_hint_alone_decides_nothing() -> None:
+    judged = judge("last-layer", changes(20, 80))
     assert judged.verdict == ABSENT and judged.yours == "20 of 100 distant by people, 100 of 100 by the hint"
+    unseen = [row | {"related": 0, "distant": 0} for row in changes(100, 0)]
+    for cosine in (0.1, 0.9):
+        judged = judge("last-layer", [row | {"cosine": cosine} for row in unseen])
+        assert judged.verdict == UNCLEAR and "by the hint; no person has judged" in judged.yours
 
 
-@pytest.mark.parametrize("slug", ["last-token", "last-token-depth", "rank", "active", "confidence"])
+ON_MEMORIES = ("last-token", "last-token-depth", "rank")
+ON_PREFIXES = (
+    "active", "active-middle", "composition", "stop-words", "short-prefixes", "refinement", "last-residual",
+    "bottom-third", "acceleration", "confidence", "residual", "changes",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("slug", [*ON_MEMORIES, *ON_PREFIXES])
 @pytest.mark.parametrize("expected", [APPEARS, ABSENT])
 def test_a_handful_of_observations_shows_nothing_however_clear_they_look(slug: str, expected: str) -> None:
-    observed = "prefixes" if slug in ("active", "confidence") else "memories"
-    few, enough = ([row | {observed: count} for row in SHOWN[slug][expected]] for count in (5, 6))
+    observed = "memories" if slug in ON_MEMORIES else "prefixes"
+    few, enough = ([row | {observed: count} for row in SHOWN[slug][expected]] for count in (5, 4000))
     assert verdict(slug, few) == UNCLEAR and verdict(slug, enough) == expected
+
+
+@pytest.mark.parametrize("slug", [*ON_MEMORIES, "active", "confidence"])
+def test_layers_in_which_nothing_took_part_are_no_evidence(slug: str) -> None:
+    numbers = ("change", "low", "high", "q1", "median", "q3")
+    rows = SHOWN[slug][APPEARS]
+    empty = [{key: None if key in numbers else value for key, value in row.items()} for row in rows]
+    judgement = judge(slug, empty)
+    assert judgement.verdict == UNCLEAR and "not measured" in judgement.yours
+    step = 3 if slug.startswith("last-token") else 1  # rows a layer
+    some = slice(3 * step, 6 * step)
+    assert verdict(slug, [*rows[: some.start], *empty[some], *rows[some.stop :]]) == APPEARS  # the others still count
+
+
+EDGES = {
+    "active-middle": "drop", "stop-words": "stop_words_excess", "short-prefixes": "short_excess", "residual": "kept",
+    "changes": "compromises", "confidence": "trend", "refinement": "trend", "acceleration": "pace", "patterns": "lead",
+    "patterns-a-key": "each", "covered": "not_covered", "last-token": "beside_last",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("slug", [*EDGES, "last-token-depth", "rank", "active", "confidence-agreement", "agreement"])
+def test_a_number_without_an_interval_is_no_certainty(slug: str) -> None:
+    """A measured number whose interval is missing, as of one observation or of observations that are all alike."""
+    name = EDGES.get(slug, "")
+    edges = dict.fromkeys((f"{name}_low", f"{name}_high") if name else ("low", "high"))
+    rows = [row | ({name: row.get(name, 0.9)} if name else {}) | edges for row in SHOWN[slug][APPEARS]]
+    assert verdict(slug, rows) == UNCLEAR
+
+
+def test_without_the_layers_that_a_claim_speaks_of_nobody_can_tell() -> None:
+    def missing(slug: str, expected: str, *layers: int) -> str:
+        return verdict(slug, [row for row in SHOWN[slug][expected] if row["layer"] not in layers])
+
+    for expected in (APPEARS, ABSENT):
+        assert missing("last-residual", expected, 15) == UNCLEAR
+        assert missing("last-residual", expected, 0) == expected
+        assert missing("bottom-third", expected, 4) == UNCLEAR
+        assert missing("acceleration", expected, 0) == missing("acceleration", expected, 15) == UNCLEAR
+        assert missing("acceleration", expected, 8, 9, 10) == UNCLEAR
+        for slug in ("refinement", "confidence", "agreement", "rank", "last-token-depth", "patterns"):
+            assert missing(slug, expected, *range(8, 16)) == missing(slug, expected, *range(8)) == UNCLEAR
+            assert missing(slug, expected, 0) == missing(slug, expected, 15) == expected  # the slope is there
 
 
 def test_depth_is_the_middle_of_a_layers_part() -> None:
@@ -284,8 +339,8 @@ def test_intervals_of_shares_hold_what_they_promise() -> None:
     assert (round(low, 3), round(high, 3)) == (0.366, 0.557)
     assert wilson(0, 0) == (0.0, 1.0)
     # Newcombe's own example: 56/70 against 48/80
-    low, high = share_difference(56, 70, 48, 80)
-    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+    found = contrast((1, -1), [Estimate(hits / total, *wilson(hits, total)) for hits, total in ((56, 70), (48, 80))])
+    assert (round(found.low, 4), round(found.high, 4)) == (0.0524, 0.3339)
 
 
 def test_layers_of_the_paper_are_quoted_from_zero() -> None:
@@ -298,6 +353,15 @@ def test_layers_of_the_paper_are_quoted_from_zero() -> None:
     assert said["rank"] == f"median {first} of 20,000 in layer 0, {final} in layer 15"
     assert f"{-last[16]['change']:.0%} in layer 0" in said["last-token-depth"] and last[16]["edit"] == "last"
     refinement = EXPERIMENTS["refinement"].tables[0].published()
+    assert said["refinement"] == f"{refinement[0]['rate']:.1%} → {refinement[15]['rate']:.0%}"
+    assert said["last-residual"] == f"{refinement[15]['rate']:.0%}"
+    for slug, quote, number in (
+        ("residual", "83% over", "82.8%"), ("changes", "98.5%", "98.5%"), ("last-residual", "86%", "86.2%"),
+        ("composition", "67% to", "66.7%"), ("last-token", "47 points", "+46.9 points"),
+        ("confidence-agreement", "0.2% in", "0.2% and 100.0%"),
+    ):  # fmt: skip
+        reason = judge(slug, published(slug)).reason
+        assert quote in said[slug] and (f"published {number}" in reason or f"{number} published" in reason), reason
     assert f"{refinement[4]['rate']:.0%} by layer 4" in said["bottom-third"]
     assert f"{100 * refinement[9]['pace']:.1f} points a layer" in said["acceleration"]
 

@@ -142,12 +142,11 @@ def _summarize(screen: Screen, index: "memlens.Index") -> None:
         for row in rows
     ]
     screen.table(["layer", "memories", "with a pattern", "shallow", "semantic", "both", "not covered"], table)
-    tested = f"{notes.hypotheses:,} hypotheses"
-    swapped = notes.content.get("swapped", {}).values()
-    screen.note(f"shallow: at most {notes.rate:g} expected in random prefixes ({tested})")
-    if swapped:
-        share = percent(sum(swapped) / len(swapped))
-        screen.note(f"semantic: beyond the last token; {share} of memories pass with swapped triggers")
+    screen.note(notes.chance)
+    if notes.swapped is not None:
+        screen.note(
+            f"topics are beyond the last token: {percent(notes.swapped)} of memories have one with swapped triggers"
+        )
 
 
 def _browse(screen: Screen, index: "memlens.Index", related: str | None, shared: bool, limit: int) -> None:

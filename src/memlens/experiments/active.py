@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex, verdicts as vd
-from memlens.stats import Estimate, generator, mean_interval, median_interval
+from memlens.stats import Estimate, generator, mean_estimate, median_interval
 from memlens.text import percent
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def _drop(shares: Mapping[int, NDArray[np.float64]], layers: int, seed: int) -> 
     if not all(thirds):
         return ex.estimate_columns("drop", None)
     middle, lower = (np.mean(own, axis=0) for own in thirds)
-    edges = mean_interval(middle - lower, generator(seed, "active drop"))
-    return ex.estimate_columns("drop", (float((middle - lower).mean()), *edges))
+    return ex.estimate_columns("drop", mean_estimate(middle - lower, generator(seed, "active drop")))
 
 
 def published() -> list[ex.Row]:
@@ -87,9 +86,9 @@ _OF_ANOTHER_KIND = vd.Judgement(
 @only_for_relu
 def few_memories_are_active(evidence: vd.Evidence) -> vd.Judgement:
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
-    if not rows:
-        return vd.NOT_MEASURED
     medians = {row["layer"]: one.widened(len(rows)) for row in rows if (one := vd.estimate_of(row, "median"))}
+    if not medians:
+        return vd.NOT_MEASURED
     outside = [layer for layer, one in medians.items() if one.high < 0.1 or one.low > 0.5]
     values = [one.value for one in medians.values()]
     share = len(outside) / len(medians)
@@ -113,12 +112,17 @@ def active_drops_towards_the_middle(evidence: vd.Evidence) -> vd.Judgement:
 
 def _middle_less_lower(evidence: vd.Evidence) -> Estimate | None:
     """As the table has it; of medians where it has none, as the paper's."""
-    noted = ex.prefix_estimate(evidence.rows, "drop")
-    thirds = [[row["median"] for row in evidence.third(which) if row["layer"]] for which in ("middle", "lower")]
-    if noted is not None or not all(thirds):
-        return noted
-    middle, lower = (sum(own) / len(own) for own in thirds)
-    return Estimate(middle - lower, middle - lower, middle - lower)
+    rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
+
+    def of_medians() -> Estimate | None:
+        thirds = [[row["median"] for row in vd.in_third(rows, which, evidence.layers) if row["layer"]]
+                  for which in ("middle", "lower")]  # fmt: skip
+        if not all(thirds):
+            return None
+        middle, lower = (sum(own) / len(own) for own in thirds)
+        return Estimate(middle - lower, middle - lower, middle - lower)
+
+    return ex.prefix_estimate(rows, "drop", of_medians)
 
 
 EXPERIMENT = ex.prefix_experiment(

@@ -1,5 +1,6 @@
 """Cases (Figure 11): how often a layer's output has the token of the residual, of the block, of both, or of neither."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,8 +12,8 @@ from memlens.text import percent
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
+_CHANGES = ("composition", "ffn")
 CASES = ("residual", "agreement", "composition", "ffn", "reversal")
-_PUBLISHED_KEPT = 0.828
 HUES = {"residual": "c1", "composition": "c2", "agreement": "c3", "ffn": "c4", "reversal": "c5"}
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 residual:int64 ffn:int64 agreement:int64 composition:int64 reversal:int64",
@@ -60,12 +61,13 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def residual_is_left(evidence: vd.Evidence) -> vd.Judgement:
-    totals = sum(int(row[case]) for row in evidence.rows for case in CASES)
-    if not totals:
+    share, published = (
+        _share(one.rows, "kept", ("residual", "agreement"), CASES) for one in (evidence, evidence.theirs)
+    )
+    if share is None or published is None:
         return vd.NOT_MEASURED
-    kept = sum(row["residual"] + row["agreement"] for row in evidence.rows)
-    share = ex.prefix_estimate(evidence.rows, "kept") or Estimate(kept / totals, *wilson(kept, totals))
-    judged = vd.judge_share(share, 0.5, "one half", _PUBLISHED_KEPT, f"{percent(share.value)} over all layers")
+    yours = f"{percent(share.value)} over all layers"
+    judged = vd.judge_share(share, 0.5, "one half", published.value, yours)
     first = next((row for row in evidence.rows if row["layer"] == 0), None)
     if first is None:
         return judged
@@ -74,15 +76,23 @@ def residual_is_left(evidence: vd.Evidence) -> vd.Judgement:
 
 
 def changes_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
-    composition, ffn = (sum(row[case] for row in evidence.rows) for case in ("composition", "ffn"))
-    changes = composition + ffn
-    if not changes:
+    changes = sum(row[case] for row in evidence.rows for case in _CHANGES)
+    if evidence.rows and not changes:
         return vd.Judgement("no prefix changes its prediction", "", vd.UNCLEAR, "There is no change to look at.")
-    share = ex.prefix_estimate(evidence.rows, "compromises")
-    share = share or Estimate(composition / changes, *wilson(composition, changes))
-    judged = vd.judge_share(share, 0.5, "one half", 0.985, f"{percent(share.value)} of {changes:,} changes")
-    rest = [sum(row[case] for row in evidence.rows if row["layer"]) for case in ("composition", "ffn")]
+    both = (_share(one.rows, "compromises", _CHANGES[:1], _CHANGES) for one in (evidence, evidence.theirs))
+    share, published = both
+    if share is None or published is None:
+        return vd.NOT_MEASURED
+    judged = vd.judge_share(share, 0.5, "one half", published.value, f"{percent(share.value)} of {changes:,} changes")
+    rest = [sum(row[case] for row in evidence.rows if row["layer"]) for case in _CHANGES]
     return judged.and_also(f"without layer 0 {percent(rest[0] / sum(rest))}") if sum(rest) else judged
+
+
+def _share(rows: list[ex.Row], name: str, parts: Sequence[str], wholes: Sequence[str]) -> Estimate | None:
+    """Of all layers together, prefix by prefix as the table notes it; from counts where it does not, as the paper's."""
+    rows = ex.known_rows(rows, (), "prefixes")
+    part, whole = (sum(row[case] for row in rows for case in cases) for cases in (parts, wholes))
+    return ex.prefix_estimate(rows, name, lambda: Estimate(part / whole, *wilson(part, whole)) if whole else None)
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -106,10 +116,10 @@ EXPERIMENT = ex.prefix_experiment(
     claims=(
         vd.Claim(
             "residual",
-            "Most layers leave the residual’s prediction as it is",
+            "A layer mostly leaves the residual’s prediction as it is",
             "83% over all layers",
             "Share of prefixes and layers where top(o) = top(r), agreement included; the interval resamples prefixes. "
-            "Appears if it lies above one half; does not if it lies below.",
+            "Appears if it lies above one half; does not if it lies below." + ex.rule_of_enough("prefixes"),
             residual_is_left,
         ),
         vd.Claim(
@@ -117,7 +127,7 @@ EXPERIMENT = ex.prefix_experiment(
             "Where a layer changes the prediction, it is a compromise, not the layer’s own",
             "98.5% of changes",
             "Share of “composition” among “composition” and “ffn” of all layers; the interval resamples prefixes. "
-            "Appears if it lies above one half; does not if it lies below.",
+            "Appears if it lies above one half; does not if it lies below." + ex.rule_of_enough("prefixes"),
             changes_are_compositions,
         ),
     ),

@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex, verdicts as vd
-from memlens.stats import Estimate, critical, generator, mean_interval, share_interval, wilson
+from memlens.stats import Estimate, critical, generator, mean_estimate, share_interval, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
 SHORT = 5  # tokens
-_PUBLISHED_LEAST = 0.68
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 zero:int64 rate low high",
     "zero_active:int64 rate_active low_active high_active",
@@ -74,14 +73,13 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
 def _excess(name: str, holds: NDArray[np.bool_], times: NDArray[np.float64], seed: int) -> ex.Row:
     """How much more often something holds where a memory agrees, in any layer, than among all prefixes [n]."""
     whole = float(times.sum())
-    columns = [f"{name}_pooled", f"{name}_excess", f"{name}_excess_low", f"{name}_excess_high"]
     if not whole:
-        return dict.fromkeys(columns)
+        return {f"{name}_pooled": None} | ex.estimate_columns(f"{name}_excess", None)
     share, base = float((holds * times).sum()) / whole, float(holds.mean())
     # what each prefix moves the difference by, so that it is a mean over prefixes
     moves = share - base + (holds - share) * times * (len(times) / whole) - (holds - base)
-    edges = mean_interval(moves, generator(seed, f"composition {name}"))
-    return dict(zip(columns, (share, share - base, *edges), strict=True))
+    excess = mean_estimate(moves, generator(seed, f"composition {name}"))
+    return {f"{name}_pooled": share} | ex.estimate_columns(f"{name}_excess", excess)
 
 
 def _share(hits: NDArray[np.bool_], among: NDArray[np.bool_]) -> float | None:
@@ -106,41 +104,44 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def outputs_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
-    rows = [row for row in evidence.rows if row["prefixes"]]
+    rows = ex.known_rows(evidence.rows, ("rate",), "prefixes")
     if not rows:
         return vd.NOT_MEASURED
+    bar = ex.paper_statement("no_single_memory")
     z = critical(len(rows))
     shares = {
         row["layer"]: Estimate(row["zero"] / row["prefixes"], *wilson(row["zero"], row["prefixes"], z)) for row in rows
     }
-    below = [layer for layer, one in shares.items() if one.high < _PUBLISHED_LEAST]
+    below = [layer for layer, one in shares.items() if one.high < bar]
     reach = [layer for layer, one in shares.items() if one.low > 0.5]
     least = min(shares, key=lambda layer: shares[layer].value)
     verdict = vd.ABSENT if below else vd.APPEARS if len(reach) == len(shares) else vd.UNCLEAR
-    where = f"below 68% in {len(below)} of {len(shares)} layers" if below else "below 68% in no layer"
+    where = f"{len(below)} of {len(shares)} layers" if below else "no layer"
+    published = min(row["rate"] for row in evidence.published)
     return vd.Judgement(
         f"least {percent(shares[least].value)}, in layer {least}",
         vd.as_span(shares[least].low, shares[least].high),
         verdict,
-        f"With intervals that hold for all {len(shares)} layers at once the share is surely {where}; the least is "
-        f"{percent(shares[least].value)}, published 67%.",
+        f"With intervals that hold for all {len(shares)} layers at once the share is surely below {percent(bar, 0)} in "
+        f"{where}; the least is {percent(shares[least].value)}, published {percent(published)}.",
     )
 
 
-def _judge_excess(name: str, published: float, what: str) -> Callable[[vd.Evidence], vd.Judgement]:
+def _judge_excess(name: str, what: str) -> Callable[[vd.Evidence], vd.Judgement]:
     def judged(evidence: vd.Evidence) -> vd.Judgement:
-        found = ex.prefix_estimate(evidence.rows, f"{name}_excess")
+        rows = ex.known_rows(evidence.rows, (), "prefixes")
+        found, published = ex.prefix_estimate(rows, f"{name}_excess"), ex.paper_statement(name)
         if found is None:
             return vd.NOT_MEASURED
-        share = evidence.rows[0][f"{name}_pooled"]
+        share = rows[0][f"{name}_pooled"]
         verdict = vd.share_verdict(found.low, found.high, 0)
         small = verdict == vd.APPEARS and share < published / 2
-        side = "more often" if found.low > 0 else "less often" if found.high < 0 else "as often, as far as can be told,"
+        often = "more often than" if found.low > 0 else "less often than" if found.high < 0 else "perhaps as often as"
         return vd.Judgement(
             f"{percent(share)}, base rate {percent(share - found.value)}",
             f"{vd.as_points(found.low)} to {vd.as_points(found.high)} beside the base rate",
             vd.PARTLY if small else verdict,
-            f"Where a memory agrees, {what} {side} than among all prefixes, {percent(share)} against "
+            f"Where a memory agrees, {what} {often} among all prefixes, {percent(share)} against "
             f"{percent(share - found.value)}; published {percent(published, 0)}, without a base rate.",
         )
 
@@ -171,7 +172,8 @@ EXPERIMENT = ex.prefix_experiment(
             "In every layer at least 68% of outputs match no single memory",
             "67% to 96% (68% in the text)",
             "Wilson’s intervals that hold for all layers at once (Bonferroni). Appears if that of every layer reaches "
-            "68% and stays above one half; does not if that of any layer ends below 68%.",
+            "68% and stays above one half; does not if that of any layer ends below 68%."
+            + ex.rule_of_enough("prefixes"),
             outputs_are_compositions,
         ),
         vd.Claim(
@@ -180,15 +182,15 @@ EXPERIMENT = ex.prefix_experiment(
             "60%",
             "Share of stop words among the targets of prefixes where a memory agrees, all layers together, less that "
             "among all prefixes; the interval resamples prefixes. Appears if it lies above 0, in part if the share is "
-            "less than half the published one; does not if it lies below 0.",
-            _judge_excess("stop_words", 0.60, "the target is a stop word"),
+            "less than half the published one; does not if it lies below 0." + ex.rule_of_enough("prefixes"),
+            _judge_excess("stop_words", "the target is a stop word"),
         ),
         vd.Claim(
             "short-prefixes",
             "Where a single memory agrees, the prefix is often short",
             "43% shorter than 5 tokens",
             "As for stop words, with prefixes shorter than 5 tokens.",
-            _judge_excess("short", 0.43, "the prefix is shorter than 5 tokens"),
+            _judge_excess("short", "the prefix is shorter than 5 tokens"),
         ),
     ),
     picture=ex.Picture(

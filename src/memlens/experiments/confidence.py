@@ -58,7 +58,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 def confidence_grows(evidence: vd.Evidence) -> vd.Judgement:
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
-    yours = (ex.prefix_estimate(rows, "trend") or evidence.trend("median")) if rows else None
+    yours = replace(evidence, rows=rows).trend("median")
     ends = [row["median"] for row in (rows[:1] + rows[-1:])]
     words = f"median {' → '.join(map(decimal, ends))}" if ends else ""
     first = f"median {decimal(evidence.first('median') or 0)}"

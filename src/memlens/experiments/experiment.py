@@ -20,7 +20,7 @@ from memlens.experiments.verdicts import FEWEST, Claim, Evidence, JudgedClaim, R
 from memlens.index.reader import Index
 from memlens.memory import MemoryNames
 from memlens.parallel import Progress
-from memlens.stats import Estimate, mean_interval, slope_weights
+from memlens.stats import Estimate, mean_estimate, slope_weights
 from memlens.text import number, percent, visible
 
 Write = Callable[[Any], str]
@@ -255,6 +255,11 @@ def paper_figures() -> dict[str, Any]:
     return content
 
 
+def paper_statement(name: str) -> float:
+    """A number that the paper's text states and no figure shows."""
+    return float(paper_figures()["stated"][name])
+
+
 def paper_quartiles(figure: str, unit: float = 1) -> list[Row]:
     columns = paper_figures()[figure]
     return [{"layer": n} | {name: columns[name][n] * unit for name in QUARTILES} for n in range(PAPER_LAYERS)]
@@ -283,13 +288,16 @@ def prefix_trend(matrix: Any, layers: Sequence[int], depths: int, random: np.ran
     if len(rest) < 2:
         return estimate_columns("trend", None)
     weights = np.array(slope_weights([depth(layers[place], depths) for place in rest]))
-    slopes = weights @ np.asarray(matrix, np.float64)[rest]
-    return estimate_columns("trend", (float(slopes.mean()), *mean_interval(slopes, random)))
+    return estimate_columns("trend", mean_estimate(weights @ np.asarray(matrix, np.float64)[rest], random))
 
 
-def prefix_estimate(rows: Sequence[Row], name: str) -> Estimate | None:
-    """A number that is the same in every row, with its interval."""
-    return estimate_of(rows[0], name, f"{name}_low", f"{name}_high") if rows else None
+def prefix_estimate(
+    rows: Sequence[Row], name: str, otherwise: Callable[[], Estimate | None] = lambda: None
+) -> Estimate | None:
+    """A number that is the same in every row, with its interval; `otherwise` for rows without it, as the paper's."""
+    if not rows or name not in rows[0]:
+        return otherwise() if rows else None
+    return estimate_of(rows[0], name, f"{name}_low", f"{name}_high")
 
 
 def known_rows(rows: list[Row], columns: Sequence[str], observed: str) -> list[Row]:

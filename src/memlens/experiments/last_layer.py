@@ -168,14 +168,18 @@ def changes_are_distant(evidence: vd.Evidence) -> vd.Judgement:
     summary = summarize_verdicts(rows)
     judged = summary.related + summary.distant if summary else 0
     hinted = [row for row in rows if row.get("bar") is not None]
-    if not judged and not hinted:
-        return vd.NOT_MEASURED
-    hint = sum(row["cosine"] <= row["bar"] for row in hinted)
-    distant, total = (summary.distant, judged) if summary and judged else (hint, len(hinted))
-    share = Estimate(distant / total, *wilson(distant, total))
-    who = f"by people, {hint} of {len(hinted)} by the hint" if judged else "by the hint; no person has judged"
-    found = vd.judge_share(share, 0.5, "one half", 0.66, f"{distant} of {total} distant {who}")
-    return found if judged else found.and_also("by cosines above 95% of chance, not by people")
+    hint = f"{sum(row['cosine'] <= row['bar'] for row in hinted)} of {len(hinted)}"
+    if summary is None or not judged:
+        return vd.NOT_MEASURED if not hinted else vd.Judgement(
+            f"{hint} distant by the hint; no person has judged",
+            "",
+            vd.UNCLEAR,
+            "The hint cannot tell: by its bar 95% of words that have nothing to do with each other are distant, and so "
+            "are many that people call related.",
+        )  # fmt: skip
+    share = Estimate(summary.distant / judged, *wilson(summary.distant, judged))
+    yours = f"{summary.distant} of {judged} distant by people, {hint} by the hint"
+    return vd.judge_share(share, 0.5, "one half", ex.paper_statement("distant"), yours)
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -203,9 +207,9 @@ EXPERIMENT = ex.prefix_experiment(
             "last-layer",
             "The last layer’s changes lead to distant words more often than to related ones",
             "66 distant, 34 related, by people",
-            "Share of distant words among the sampled changes: by people’s majority where people have judged, else by "
-            "the hint (related: a cosine above 95% of those between words of different changes). Appears if Wilson’s "
-            "interval lies above one half; does not if it lies below.",
+            "Share of distant words among the sampled changes that people have judged, by majority. Appears if "
+            "Wilson’s interval lies above one half; does not if it lies below. The hint alone (related: a cosine above "
+            "95% of those between words of different changes) decides nothing.",
             changes_are_distant,
         ),
     ),

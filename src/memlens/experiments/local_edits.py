@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import Estimate, contrast, draw as draw_sample, generator, mean_interval
+from memlens.stats import Estimate, draw as draw_sample, generator, mean_estimate
 from memlens.text import percent
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 TRIGGERS = 50
 EDITS = ("first", "last", "random")
-_PUBLISHED_LEAD = 0.469  # mean over the paper's layers
 
 SCHEMA = ex.schema(
     "layer:int32 edit:string change low high",  # mean over memories
@@ -147,15 +146,10 @@ def compute(
         for edit, own in zip(EDITS, means.T, strict=True):
             median = float(np.median(own)) if len(own) else None
             row = {"layer": layer, "edit": edit, "median": median} | counts
-            row |= _mean("change", "", own, random)
-            rows.append(row | _mean("beside_last", "beside_last_", own - means[:, EDITS.index("last")], paired))
+            row |= dict(zip(("change", "low", "high"), mean_estimate(own, random) or (None,) * 3, strict=True))
+            beside = mean_estimate(own - means[:, EDITS.index("last")], paired)
+            rows.append(row | ex.estimate_columns("beside_last", beside))
     return rows
-
-
-def _mean(name: str, prefix: str, numbers: NDArray[np.float64], random: np.random.Generator) -> ex.Row:
-    low, high = mean_interval(numbers, random)
-    mean = float(numbers.mean()) if len(numbers) else None
-    return {name: mean, f"{prefix}low": low, f"{prefix}high": high}
 
 
 def _edit_triggers(
@@ -236,18 +230,13 @@ def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
 
 
 def last_token_matters_most(evidence: vd.Evidence) -> vd.Judgement:
-    layers: dict[int, dict[str, ex.Row]] = {}
-    for row in ex.known_rows(evidence.rows, ("change",), "memories"):
-        layers.setdefault(row["layer"], {})[row["edit"]] = row
-    whole = {layer: edits for layer, edits in layers.items() if edits.keys() >= set(EDITS)}
-    if not whole:
+    nearest, theirs = (_leads(one.rows) for one in (evidence, evidence.theirs))
+    if not nearest:
         return vd.NOT_MEASURED
-    nearest = {layer: min((_beside(edits, edit) for edit in ("first", "random")), key=lambda one: one.value)
-               for layer, edits in whole.items()}  # fmt: skip
-    mean = contrast([1 / len(nearest)] * len(nearest), list(nearest.values()))
+    mean, published = (vd.mean_of(list(one.values())) for one in (nearest, theirs))
     certain = sum(one.widened(len(nearest)).low > 0 for one in nearest.values())
     against = [layer for layer, one in nearest.items() if one.widened(len(nearest)).high < 0]
-    verdict = vd.direction(mean, _PUBLISHED_LEAD)
+    verdict = vd.direction(mean, published.value)
     verdict = vd.PARTLY if verdict == vd.APPEARS and against else verdict
     words = f"in {certain} of {len(nearest)} layers it does beyond doubt, counted for all layers at once"
     words += f", and not in layer {', '.join(map(str, against))}" if against else ""
@@ -257,15 +246,29 @@ def last_token_matters_most(evidence: vd.Evidence) -> vd.Judgement:
         f"{vd.as_points(mean.low)} to {vd.as_points(mean.high)}",
         verdict,
         f"On average over layers the last token costs {vd.as_points(mean.value)} more than the first or a random one "
-        f"({vd.as_points(_PUBLISHED_LEAD)} published); {words}{first}.",
+        f"({vd.as_points(published.value)} published); {words}{first}.",
     )
 
 
-def _beside(edits: dict[str, ex.Row], edit: str) -> Estimate:
+def _leads(rows: list[ex.Row]) -> dict[int, Estimate]:
+    """By layer how much more the last token costs than the first or a random one, whichever is nearer."""
+    layers: dict[int, dict[str, ex.Row]] = {}
+    for row in ex.known_rows(rows, ("change",), "memories"):
+        layers.setdefault(row["layer"], {})[row["edit"]] = row
+    found = {}
+    for layer, edits in layers.items():
+        known = [one for edit in ("first", "random") if (one := _beside(edits, edit))]
+        if len(known) == 2:
+            found[layer] = min(known, key=lambda one: one.value)
+    return found
+
+
+def _beside(edits: dict[str, ex.Row], edit: str) -> Estimate | None:
     """How much less of a drop an edit is than the last token's, for the same memories; the paper prints means alone."""
-    paired = vd.estimate_of(edits[edit], "beside_last", "beside_last_low", "beside_last_high")
+    if not edits.keys() >= {edit, "last"}:
+        return None
     lead = edits[edit]["change"] - edits["last"]["change"]
-    return paired or Estimate(lead, lead, lead)
+    return ex.prefix_estimate([edits[edit]], "beside_last", lambda: Estimate(lead, lead, lead))
 
 
 def last_token_matters_less_with_depth(evidence: vd.Evidence) -> vd.Judgement:

@@ -2,9 +2,9 @@
 
 A prefix is shallow, semantic, both or not covered, by the patterns that are listed for it. The machine's patterns are
 counted for all memories (or a sample), people's for the memories they have labelled, each person on their own and only
-once they have finished. Intervals are over memories, since the prefixes of one memory belong together; where a kind has
-no prefix or all, they are Wilson's with the memories as observations. `lead` is the share of shallow prefixes less that
-of semantic ones.
+once they have finished. Intervals are over memories, since the prefixes of one memory belong together; where all
+memories are alike, they are Wilson's with the memories as observations. `lead` is the share of shallow prefixes less
+that of semantic ones.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import Estimate, contrast, draw as draw_sample, generator, ratio_estimate, wilson
+from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estimate, wilson
 from memlens.text import cut_right, percent, visible
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
@@ -103,8 +103,9 @@ def _summary(memories: list[tuple[int, list[Listed]]], random: np.random.Generat
     }
     for place, kind in enumerate(KINDS):
         found |= {kind: int(counts[:, place].sum()), f"{kind}_low": low[place], f"{kind}_high": high[place]}
-    lead = ratio_estimate(counts[:, 0] - counts[:, 1], counts.sum(1), random)
-    each = ratio_estimate(np.array([len(listed) for _, listed in memories]), np.ones(len(memories)), random)
+    lead = ratio_estimate(counts[:, 0] - counts[:, 1], counts.sum(1), random, bounds=(-1.0, 1.0))
+    listed = np.array([len(listed) for _, listed in memories])
+    each = ratio_estimate(listed, np.ones(len(memories)), random, bounds=None)
     return found | ex.estimate_columns("lead", lead) | ex.estimate_columns("each", each)
 
 
@@ -118,19 +119,8 @@ def _kinds(filled: int, listed: list[Listed]) -> list[int]:
 
 def _intervals(counts: NDArray[np.int64], random: np.random.Generator) -> tuple[list[Any], list[Any]]:
     """95% intervals of the shares; counts [memories, kinds]."""
-    if counts.sum() == 0:
-        return [None] * len(KINDS), [None] * len(KINDS)
-    low, high = [], []
-    for place, total in enumerate(counts.sum(0)):
-        one = ratio_estimate(counts[:, place], counts.sum(1), random)
-        edges = (
-            (one.low, one.high)
-            if one and 0 < total < counts.sum()
-            else wilson(len(counts) * float(total > 0), len(counts))
-        )  # where every memory is alike there is nothing to resample
-        low.append(max(edges[0], 0.0))
-        high.append(min(edges[1], 1.0))
-    return low, high
+    found = [ratio_estimate(column, counts.sum(1), random) for column in counts.T]
+    return [one and max(one.low, 0.0) for one in found], [one and min(one.high, 1.0) for one in found]
 
 
 def published() -> list[ex.Row]:
@@ -202,18 +192,16 @@ def false_discoveries(index: Index, rows: list[ex.Row]) -> tuple[str, str] | Non
     noted = index.manifest.patterns
     if noted is None:
         return None
-    tested = f" over the {noted.hypotheses:,} hypotheses of the whole model" if noted.hypotheses else ""
-    said = f"Of shallow patterns at most {100 * noted.rate:.2g}% are expected in random prefixes{tested}. "
-    said += "A topic is one that prefixes of other documents with the same last tokens do not have"
-    swapped = noted.content.get("swapped", {}).values()
-    if swapped:
-        said += f": with every trigger swapped for one, {percent(sum(swapped) / len(swapped))} of memories pass"
+    said = f"{noted.chance}. Chance is a random prefix for a wording, and for a topic prefixes of other documents with "
+    said += "the same last tokens"
+    if noted.swapped is not None:
+        said += f"; with every trigger swapped for such a one, {percent(noted.swapped)} of memories have a topic"
     return "false discoveries", f"{said}."
 
 
 def rate_of_chance(index: Index) -> str:
     noted = index.manifest.patterns
-    return f"shallow: at most {noted.rate:.2g} by chance; semantic: beyond the last token" if noted else ""
+    return f"at most {noted.rate:.2g} of each kind by chance; semantic: beyond the last token" if noted else ""
 
 
 def shallow_below_semantic_above(evidence: vd.Evidence) -> vd.Judgement:
@@ -221,7 +209,7 @@ def shallow_below_semantic_above(evidence: vd.Evidence) -> vd.Judgement:
     above = [one for row in evidence.third("upper") if (one := vd.estimate_of(row, "lead", "lead_low", "lead_high"))]
     if not above:
         return vd.NOT_MEASURED
-    top = contrast([1 / len(above)] * len(above), above)
+    top = vd.mean_of(above)
     more = "more" if top.high < 0 else "no more" if top.low > 0 else "perhaps more"
     words = f"in the upper third {more} prefixes are semantic than shallow (lead of shallow {vd.as_points(top.value)})"
     first = f"a lead of {vd.as_points(evidence.first('lead') or 0)}"
@@ -237,7 +225,9 @@ def every_key_has_one(evidence: vd.Evidence) -> vd.Judgement:
 
 
 def patterns_a_key(evidence: vd.Evidence) -> vd.Judgement:
-    return vd.judge_size(_mean_over_layers(evidence.rows, "each"), 3.6, lambda size: f"{size:.2f}", "a key")
+    known = [one for row in evidence.rows if (one := ex.prefix_estimate([row], "each"))]
+    mean = vd.mean_of(known) if known else None
+    return vd.judge_size(mean, ex.paper_statement("patterns_a_key"), lambda size: f"{size:.2f}", "a key")
 
 
 def triggers_are_covered(evidence: vd.Evidence) -> vd.Judgement:
@@ -246,14 +236,9 @@ def triggers_are_covered(evidence: vd.Evidence) -> vd.Judgement:
     covered = [Estimate(1 - one.value, 1 - one.high, 1 - one.low) for one in bare if one]
     if not covered:
         return vd.NOT_MEASURED
-    mean = contrast([1 / len(covered)] * len(covered), covered)
-    judged = vd.judge_share(mean, 0.65, "the paper’s least", None, f"{percent(mean.value)} of triggers")
-    return judged.and_also("more than the paper’s most, 80%") if mean.low > 0.8 else judged
-
-
-def _mean_over_layers(rows: list[ex.Row], name: str) -> Estimate | None:
-    known = [one for row in rows if (one := vd.estimate_of(row, name, f"{name}_low", f"{name}_high"))]
-    return contrast([1 / len(known)] * len(known), known) if known else None
+    mean, least, most = vd.mean_of(covered), *(ex.paper_statement(f"covered_{end}") for end in ("least", "most"))
+    judged = vd.judge_share(mean, least, "the paper’s least", None, f"{percent(mean.value)} of triggers")
+    return judged.and_also(f"more than the paper’s most, {percent(most, 0)}") if mean.low > most else judged
 
 
 EXPERIMENT = ex.Experiment(

@@ -205,7 +205,8 @@ def confident_values_sit_high(evidence: vd.Evidence) -> vd.Judgement:
     found = sum(row["layer"] in high_layers for row in rows)
     first = sum(row["layer"] == 0 for row in rows)
     share = Estimate(found / len(rows), *wilson(found, len(rows)))
-    judged = vd.judge_share(share, even, "an even spread over the layers", 0.97, f"{found} of {len(rows)}")
+    published = ex.paper_statement("confident_in_upper_layers")
+    judged = vd.judge_share(share, even, "an even spread over the layers", published, f"{found} of {len(rows)}")
     return judged.and_also(f"in layer 0 by itself: {first}")
 
 
@@ -216,7 +217,8 @@ def confident_values_predict(evidence: vd.Evidence) -> vd.Judgement:
     agree = sum(bool(row.get("agrees", (row["precision"] or 0) > 0)) for row in rows)
     share = Estimate(agree / len(rows), *wilson(agree, len(rows)))
     chance = sum(row.get("chance") or 0 for row in rows) / len(rows)
-    judged = vd.judge_share(share, chance, "what chance gives", 0.46, f"{agree} of {len(rows)}")
+    published = ex.paper_statement("confident_and_agreeing")
+    judged = vd.judge_share(share, chance, "what chance gives", published, f"{agree} of {len(rows)}")
     precision = sum(row["precision"] or 0 for row in rows) / len(rows)
     by_chance = sum(row.get("precision_chance") or 0 for row in rows) / len(rows)
     return judged.and_also(f"mean precision {percent(precision)}, by chance {percent(by_chance)}")
@@ -238,18 +240,18 @@ def confidence_brings_agreement(evidence: vd.Evidence) -> vd.Judgement:
         f"{vd.as_points(yours.value)} a bin",
         f"{vd.as_points(yours.low)} to {vd.as_points(yours.high)}",
         verdict,
-        f"The slope’s interval lies {side} 0; {ends or 'no counts'}; published 0.2% and 100%.",
+        f"The slope’s interval lies {side} 0; {ends or 'no counts'}; published "
+        f"{' and '.join(percent(row['rate']) for row in (evidence.published[0], evidence.published[-1]))}.",
     )
 
 
 def _slope(bins: list[ex.Row]) -> Estimate | None:
     """Of agreement over the number of the bin; bins count as much as they have memories, as the paper's do not say."""
-    known = [(place, row) for place, row in enumerate(bins) if row["rate"] is not None]
-    sizes = [row.get("memories", 1) for _, row in known]
+    known = {place: one for place, row in enumerate(bins) if (one := vd.estimate_of(row, "rate"))}
     if len(known) < 2:
         return None
-    estimates = [one for _, row in known if (one := vd.estimate_of(row, "rate"))]
-    return contrast(slope_weights([place for place, _ in known], sizes), estimates)
+    sizes = [bins[place].get("memories", 1) for place in known]
+    return contrast(slope_weights(list(known), sizes), list(known.values()))
 
 
 EXPERIMENT = ex.Experiment(

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.stats import Estimate, draw as draw_sample, generator, mean_interval, share_interval
+from memlens.stats import Estimate, draw as draw_sample, generator, mean_estimate, share_interval
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
@@ -26,6 +26,8 @@ SCHEMA = ex.schema(
     "layer:int32 memory:int32 triggers:int64",  # triggers that have a next token
     "standing shuffled",  # means over these; over those of the next sampled memory of the layer
     "top:int64 bottom:int64",  # next tokens in the top tenth and in the bottom tenth
+    # of the layer, the same in every row of it: mean standing, and mean of standing less shuffled
+    "layer_standing layer_standing_low layer_standing_high layer_beside layer_beside_low layer_beside_high",
 )
 
 
@@ -45,10 +47,11 @@ def compute(
         chosen = draw_sample(having, sample, generator(seed, "promotion", layer))
         others = np.roll(chosen, -1)
         values = model.layers[layer].values[torch.from_numpy(chosen).to(model.device)]
+        of_layer: list[ex.Row] = []
         for place, (memory, other) in enumerate(zip(chosen.tolist(), others.tolist(), strict=True)):
             scores = model.lens.value_scores(values[place : place + 1], layer, reading)[0].cpu().numpy()
             own, shuffled = (_standings(scores, following[one]) for one in (memory, other))
-            rows.append(
+            of_layer.append(
                 {
                     "layer": layer,
                     "memory": memory,
@@ -59,7 +62,21 @@ def compute(
                     "bottom": int((own <= _TENTH).sum()),
                 }
             )
+        means = _layer_means(of_layer, layer, seed)
+        rows += [row | means for row in of_layer]
     return rows
+
+
+def _layer_means(rows: Sequence[ex.Row], layer: int, seed: int) -> ex.Row:
+    standing, random = np.array([row["standing"] for row in rows]), generator(seed, "promotion standing", layer)
+    found = ex.estimate_columns("layer_standing", mean_estimate(standing, random))
+    beside, random = _beside(rows), generator(seed, "promotion beside", layer)
+    return found | ex.estimate_columns("layer_beside", mean_estimate(beside, random))
+
+
+def _beside(rows: Sequence[ex.Row]) -> NDArray[np.float64]:
+    """Standing less chance, where chance is known. [n]"""
+    return np.array([row["standing"] - row["shuffled"] for row in rows if row["shuffled"] is not None])
 
 
 def _standings(scores: NDArray[Any], tokens: NDArray[np.int32]) -> NDArray[np.float64]:
@@ -75,27 +92,20 @@ def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
     found = []
     for layer in sorted({row["layer"] for row in rows}):
         own = [row for row in rows if row["layer"] == layer]
-        standing = np.array([row["standing"] for row in own])
-        beside = np.array([row["standing"] - row["shuffled"] for row in own if row["shuffled"] is not None])
-        low, high = mean_interval(standing, generator(0, "promotion standing", layer))
+        beside = _beside(own)
         promote, suppress = int((beside > 0).sum()), int((beside < 0).sum())
         edges = share_interval(promote, promote + suppress)
         triggers = sum(row["triggers"] for row in own)
         found.append(
-            {"layer": layer, "memories": len(own), "standing": float(standing.mean()), "low": low, "high": high}
-            | {"shuffled": float(standing.mean() - beside.mean()) if len(beside) else None}
-            | ex.estimate_columns("beside", _mean(beside, layer))
+            {"layer": layer, "memories": len(own), "standing": own[0]["layer_standing"]}
+            | {"low": own[0]["layer_standing_low"], "high": own[0]["layer_standing_high"]}
+            | {"shuffled": own[0]["layer_standing"] - float(beside.mean()) if len(beside) else None}
+            | {f"beside{edge}": own[0][f"layer_beside{edge}"] for edge in ("", "_low", "_high")}
             | {"promote": promote / (promote + suppress) if promote + suppress else None}
             | {"promote_low": edges[0], "promote_high": edges[1]}
             | {end: sum(row[end] for row in own) / triggers for end in ("top", "bottom")}
         )
     return found
-
-
-def _mean(numbers: NDArray[np.float64], layer: int) -> tuple[float, float | None, float | None] | None:
-    if not len(numbers):
-        return None
-    return float(numbers.mean()), *mean_interval(numbers, generator(0, "promotion beside", layer))
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
@@ -160,6 +170,7 @@ EXPERIMENT = ex.Experiment(
             "that follow another memory’s triggers, under the same value, which is what frequent tokens alone give. "
             "Intervals: over memories.",
             draw=draw,
+            contract=("layer", "memory", "standing", "shuffled", "layer_standing", "layer_beside"),
             note=say_where,
         ),
     ),

@@ -71,7 +71,11 @@ def _relative(rows: list[ex.Row], vocabulary: int = 0) -> list[ex.Row]:
     columns = (*ex.QUARTILES, "low", "high", "shuffled")
     return [
         {"layer": row["layer"], "memories": row.get("memories")}
-        | {key: None if row.get(key) is None else row[key] / (row.get("vocabulary") or vocabulary) for key in columns}
+        | {
+            key: None if row[key] is None else row[key] / (row.get("vocabulary") or vocabulary)
+            for key in columns
+            if key in row
+        }
         for row in rows
     ]
 

@@ -4,18 +4,20 @@
 it. Layers are seen on the same prefixes, so intervals of differences are over prefixes, not over shares.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from memlens.experiments import experiment as ex, verdicts as vd
-from memlens.stats import Estimate, generator, mean_interval, paired_interval, share_interval, wilson
+from memlens.stats import Estimate, generator, mean_estimate, paired_interval, share_interval, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
-_BEND = 0.594  # relative depth of the paper's layer 9
+_BEND = vd.depth(9, ex.PAPER_LAYERS)  # after the paper's layer 9 its curve bends upwards
+_NEAR_BEND = 0.1  # of the depth: a layer that lies further away is another part of the curve
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 match:int64 rate low high",
     "step step_low step_high",  # rate less that of the layer before; the interval holds for all layers at once
@@ -43,8 +45,8 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
         if 0 < place < len(layers) - 1:
             after = (matches[-1].astype(np.float64) - matches[place]) / (layers[-1] - layer)
             before = (matches[place].astype(np.float64) - matches[0]) / (layer - layers[0])
-            edges = mean_interval(after - before, generator(seed, "refinement pace", layer))
-            row |= ex.estimate_columns("pace", (float((after - before).mean()), *edges))
+            pace = mean_estimate(after - before, generator(seed, "refinement pace", layer))
+            row |= ex.estimate_columns("pace", pace)
         rows.append(row | trend)
     return rows
 
@@ -71,20 +73,25 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def predictions_settle(evidence: vd.Evidence) -> vd.Judgement:
-    yours = ex.prefix_estimate(evidence.rows, "trend") or evidence.trend("rate")
+    evidence = _enough(evidence)
     steps = [one for row in evidence.rows if (one := vd.estimate_of(row, "step", "step_low", "step_high"))]
     if not steps:
         return vd.NOT_MEASURED
     falls = sum(one.high < 0 for one in steps)
     words = f"{falls} of {len(steps)} steps from layer to layer surely go down"
     first = percent(evidence.first("rate"))
-    return vd.judge_trend(yours, evidence.theirs.trend("rate"), 1, vd.as_points, first, (not falls, words))
+    yours, theirs = evidence.trend("rate"), evidence.theirs.trend("rate")
+    return vd.judge_trend(yours, theirs, 1, vd.as_points, first, (not falls, words))
+
+
+def _enough(evidence: vd.Evidence) -> vd.Evidence:
+    return replace(evidence, rows=ex.known_rows(evidence.rows, ("rate",), "prefixes"))
 
 
 def last_residual_knows_the_token(evidence: vd.Evidence) -> vd.Judgement:
-    share = _share_of(evidence, evidence.layers - 1)
+    share, published = (_share_of(one, one.layers - 1) for one in (evidence, evidence.theirs))
     yours = "" if share is None else percent(share.value)
-    return vd.judge_share(share, 0.5, "one half", 0.862, yours)
+    return vd.judge_share(share, 0.5, "one half", published.value if published else None, yours)
 
 
 def bottom_layers_decide_a_third(evidence: vd.Evidence) -> vd.Judgement:
@@ -93,7 +100,7 @@ def bottom_layers_decide_a_third(evidence: vd.Evidence) -> vd.Judgement:
 
 
 def _share_of(evidence: vd.Evidence, layer: int) -> Estimate | None:
-    rows = [row for row in evidence.rows if row["layer"] == layer and row["prefixes"]]
+    rows = [row for row in _enough(evidence).rows if row["layer"] == layer]
     return Estimate(rows[0]["rate"], *wilson(rows[0]["match"], rows[0]["prefixes"])) if rows else None
 
 
@@ -102,23 +109,23 @@ def upper_layers_settle_faster(evidence: vd.Evidence) -> vd.Judgement:
     if yours is None or theirs is None:
         return vd.NOT_MEASURED
     verdict = vd.direction(yours, theirs.value)
-    words = "grows faster" if yours.low > 0 else "grows more slowly" if yours.high < 0 else "grows about as fast"
+    sure = "faster than" if yours.low > 0 else "more slowly than" if yours.high < 0 else "perhaps as fast as"
     return vd.Judgement(
         f"{vd.as_points(yours.value)} a layer more than below",
         f"{vd.as_points(yours.low)} to {vd.as_points(yours.high)}",
         verdict,
-        f"From five eighths of the depth on the share {words} than below, by {vd.as_points(yours.value)} a layer; "
-        f"published {vd.as_points(theirs.value)}.",
+        f"From {percent(_BEND, 0)} of the depth on the share grows {sure} below, by {vd.as_points(yours.value)} a "
+        f"layer; published {vd.as_points(theirs.value)}.",
     )
 
 
 def _pace(evidence: vd.Evidence) -> Estimate | None:
-    """Of the layer that lies where the paper's layer 9 does, after which its curve bends upwards."""
-    known = [row for row in evidence.rows if row.get("pace") is not None]
-    if not known:
+    """Of the layer where the paper's curve bends; None without it, or without the first or the last layer."""
+    rows = _enough(evidence).rows
+    away = {abs(vd.depth(row["layer"], evidence.layers) - _BEND): row for row in rows if row.get("pace") is not None}
+    if not away or min(away) > _NEAR_BEND or {0, evidence.layers - 1} - {row["layer"] for row in rows}:
         return None
-    nearest = min(known, key=lambda row: abs(vd.depth(row["layer"], evidence.layers) - _BEND))
-    return vd.estimate_of(nearest, "pace", "pace_low", "pace_high")
+    return vd.estimate_of(away[min(away)], "pace", "pace_low", "pace_high")
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -147,7 +154,7 @@ EXPERIMENT = ex.prefix_experiment(
             "Share of prefixes whose residual already has the final token on top, prefix by prefix. "
             + vd.RULE_OF_TRENDS
             + " It appears in part, too, if a step from one layer to the next surely goes down (intervals that hold "
-            "for all layers at once).",
+            "for all layers at once)." + ex.rule_of_enough("prefixes"),
             predictions_settle,
         ),
         vd.Claim(
@@ -155,7 +162,7 @@ EXPERIMENT = ex.prefix_experiment(
             "Before the last feed-forward layer most predictions are made",
             "86%",
             "Share of prefixes whose residual in the model's last layer has the final token on top. Appears if "
-            "Wilson’s interval lies above one half; does not if it lies below.",
+            "Wilson’s interval lies above one half; does not if it lies below." + ex.rule_of_enough("prefixes"),
             last_residual_knows_the_token,
         ),
         vd.Claim(
@@ -163,16 +170,17 @@ EXPERIMENT = ex.prefix_experiment(
             "A third of the predictions are made in the bottom few layers",
             "31% by layer 4, the last of its lower third",
             "Share of prefixes whose residual in the last layer of the lower third has the final token on top, "
-            "Wilson’s interval. " + vd.RULE_OF_SIZES,
+            "Wilson’s interval. " + vd.RULE_OF_SIZES + ex.rule_of_enough("prefixes"),
             bottom_layers_decide_a_third,
         ),
         vd.Claim(
             "acceleration",
             "Predictions settle faster in the upper layers",
             "from layer 9 on, by 3.2 points a layer more than before",
-            "Mean step of the share from five eighths of the depth on (the paper’s layer 9) less the mean step before, "
-            "prefix by prefix. Appears if the 95% interval lies above 0, in part if it ends below a tenth of the "
-            "published difference; does not if it lies below 0 or ends below that tenth.",
+            "Mean step of the share from the paper’s layer 9 on (59% of the depth; the nearest layer here) less the "
+            "mean step before, prefix by prefix. Appears if the 95% interval lies above 0, in part if it ends below a "
+            "tenth of the published difference; does not if it lies below 0 or ends below that tenth. The first, the "
+            "last and such a layer must have been scanned." + ex.rule_of_enough("prefixes"),
             upper_layers_settle_faster,
         ),
     ),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlens.experiments import experiment as ex
-from memlens.stats import generator, mean_interval, share_interval
+from memlens.stats import generator, mean_estimate, share_interval
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
@@ -33,11 +33,10 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
         low, high = share_interval(against, len(push))
         of = int(identified.sum())
         suppressed = (held / of, *share_interval(held, of)) if of else None
-        edges = mean_interval(push, generator(seed, "suppression", layer))
         rows.append(
             {"layer": layer, "prefixes": len(push), "against": against, "rate": against / len(push)}
             | {"low": low, "high": high, "identified": of, "suppressed": held}
-            | ex.estimate_columns("push", (float(push.mean()), *edges))
+            | ex.estimate_columns("push", mean_estimate(push, generator(seed, "suppression", layer)))
             | {
                 f"suppressed_{edge}": number
                 for edge, number in zip(("rate", "low", "high"), suppressed or (None, None, None), strict=True)

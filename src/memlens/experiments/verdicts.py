@@ -36,12 +36,13 @@ def in_third(rows: Iterable[Row], which: str, layers: int) -> list[Row]:
 
 
 def estimate_of(row: Row, column: str, low: str = "low", high: str = "high") -> Estimate | None:
-    """A number of a row with its interval; the number alone where the row has none, as the paper's have."""
+    """A number of a row with its interval; None where it was measured without one, as of too few observations.
+
+    The paper's rows have no columns for intervals: there the number stands alone.
+    """
     value = row.get(column)
-    if value is None:
-        return None
-    edges = [row.get(name) for name in (low, high)]
-    return Estimate(value, *(value if edge is None else edge for edge in edges))
+    below, above = (row.get(name, value) for name in (low, high))
+    return None if value is None or below is None or above is None else Estimate(value, below, above)
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,20 @@ class Evidence:
         """The paper's own rows as evidence."""
         return Evidence(self.published, self.published_layers, dict.fromkeys(range(self.published_layers), 4096))
 
-    def trend(self, column: str, low: str = "low", high: str = "high", all_layers: bool = False) -> Estimate | None:
-        """Slope over relative depth of one number a layer, of different memories in each; layer 0 left out."""
-        rows = [row for row in self.rows if row["layer"] > 0 or all_layers]
-        known = [(row["layer"], one) for row in rows if (one := estimate_of(row, column, low, high))]
-        if len(known) < 2:
+    def trend(self, column: str, low: str = "low", high: str = "high") -> Estimate | None:
+        """Slope over relative depth of one number a layer, layer 0 left out; None where layers span half of it or less.
+
+        As the rows note it where layers were seen on the same prefixes, else from numbers of different memories.
+        """
+        known = {
+            row["layer"]: one for row in self.rows if row["layer"] and (one := estimate_of(row, column, low, high))
+        }
+        if len(known) < 2 or max(known) - min(known) <= (self.layers - 2) / 2:
             return None
-        weights = slope_weights([depth(layer, self.layers) for layer, _ in known])
-        return contrast(weights, [one for _, one in known])
+        if "trend" in self.rows[0]:
+            return estimate_of(self.rows[0], "trend", "trend_low", "trend_high")
+        weights = slope_weights([depth(layer, self.layers) for layer in known])
+        return contrast(weights, list(known.values()))
 
     def first(self, column: str) -> float | None:
         """The number of layer 0."""
@@ -132,7 +139,7 @@ class JudgedClaim:
 RULE_OF_TRENDS = (
     "Slope over relative depth from layer 1 on; layer 0 is shown by itself. Appears if the slope’s 95% interval lies "
     "on the claimed side of 0, in part if it ends below a tenth of the published slope; does not appear if it lies on "
-    "the other side, or ends below that tenth."
+    "the other side, or ends below that tenth. Layers that span half of the depth or less show no trend."
 )
 
 
@@ -218,6 +225,11 @@ def judge_size(found: Estimate | None, published: float, write: Callable[[float]
 RULE_OF_SIZES = (
     "Appears if the 95% interval lies within half and double the published size; does not if it lies outside."
 )
+
+
+def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+    """Of independent ones."""
+    return contrast([1 / len(estimates)] * len(estimates), estimates)
 
 
 def pooled(rows: Sequence[Row], hits: str, of: str) -> tuple[int, int]:

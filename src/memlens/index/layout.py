@@ -226,10 +226,22 @@ class PatternsNote:
 
     top: int
     rate: float
-    hypotheses: int = 0
+    families: Mapping[str, int] = field(default_factory=dict)  # of hypotheses -> how many were tested
     settings: Mapping[str, Any] = field(default_factory=dict)
     made_from: Mapping[str, str] = field(default_factory=dict)  # table -> its checksum then
     content: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def chance(self) -> str:
+        """How many of the patterns chance alone may give: a rate of false discoveries in each family of hypotheses."""
+        tested = ", ".join(f"{name} ({count:,} hypotheses)" for name, count in self.families.items())
+        return f"At most {self.rate:.2g} of each kind are expected by chance" + (f": {tested}" if tested else "")
+
+    @property
+    def swapped(self) -> float | None:
+        """The share of memories that would have a topic with every trigger swapped for one with its last token."""
+        shares = list(self.content.get("swapped", {}).values())
+        return sum(shares) / len(shares) if shares else None
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,8 @@ def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
     found = np.full(rows.shape, -1, np.int64)
     for m in range(rows.shape[0]):
         for i in range(rows.shape[1]):
-            slot = -1 if rows[m, i] < 0 else tokens.slots[tokens.tokens[rows[m, i]]]
+            token = -1 if rows[m, i] < 0 else tokens.tokens[rows[m, i]]
+            slot = -1 if token < 0 else tokens.slots[token]
             if slot < 0:
                 continue
             begin, count = tokens.middles[slot], tokens.offsets[slot + 1] - tokens.middles[slot]
@@ -252,11 +253,12 @@ class Coherence:
         random = np.random.default_rng([seed, 8])
         kinds = (len(SIZES),) * 2
         found = cls(words, tokens, excluded, vectors, np.zeros(kinds), np.ones(kinds), {})
-        usable = rows[rows >= 0]
-        if len(usable) < 2:
+        memory, rank = np.nonzero(rows >= 0)
+        if len(memory) < 2:
             return found
-        pairs = found.swap(random.choice(usable, (_PAIRS, 2)), random)
-        found.means[:], found.variances[:] = found._pair_moments(pairs)
+        drawn = random.integers(0, len(memory), (_PAIRS, 2))
+        pairs = found.swap(rows[memory[drawn], rank[drawn]], random)
+        found.means[:], found.variances[:] = found._pair_moments(pairs, memory[drawn[:, 0]])
         packed = np.take_along_axis(rows, np.argsort(rows < 0, 1, kind="stable"), 1)  # triggers that are there first
         filled = (rows >= 0).sum(1)
         for size in sorted({size for size in _SIZES if size < rows.shape[1]} | {rows.shape[1]}):
@@ -288,9 +290,11 @@ class Coherence:
         found: tuple[Any, Any, Any] = _pair_sums(sets, owners, self.words, self.tokens, self.excluded, self.vectors)
         return found
 
-    def _pair_moments(self, pairs: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _pair_moments(
+        self, pairs: NDArray[np.int64], owners: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Mean and variance of a pair's product by the size classes of its two prefixes, in either order."""
-        sums, _, classes = self._sums(pairs, np.zeros(len(pairs), np.int64))
+        sums, _, classes = self._sums(pairs, owners)
         both = classes.sum(1) == 2
         sums, classes = sums[both], classes[both]
         low = classes.argmax(1)

@@ -42,6 +42,7 @@ from memlens.pattern.words import GROUNDED, TriggerRows, read_trigger_rows
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values, upper_share
 
+FAMILIES = ("wordings at the end", "wordings anywhere", "topics")  # of hypotheses, each with a cut of its own
 PROMOTED = 3  # tokens of a value that are named
 _GENERAL, _SAME_SENSE = 0.7, 0.5  # shares of triggers, and of the smaller of two sets of prefixes
 _LOOKED_AT = 10  # tokens of a value that a typical next token is looked for in
@@ -124,7 +125,7 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
             named.append(_semantic_pattern(topic, texts, vectors, scores))
         patterns.append(in_senses(named, filled[m]))
     notes: dict[str, Any] = {
-        "hypotheses": significant.hypotheses + len(triggers.rows),
+        "families": dict(zip(FAMILIES, (*significant.hypotheses, len(triggers.rows)), strict=True)),
         "background": len(texts.sample),
         "highest_p": significant.cutoffs.at_end,
         "highest_p_anywhere": significant.cutoffs.anywhere,

@@ -156,7 +156,7 @@ class SignificantFeatures:
     shares: NDArray[np.float64]
     q: NDArray[np.float64]
     cutoffs: Cutoffs
-    hypotheses: int
+    hypotheses: tuple[int, int]  # at the end, anywhere
 
     def candidates(self, texts: Texts, memories: int) -> Iterator[list[Candidate]]:
         """Those of each memory."""
@@ -193,7 +193,8 @@ def find_significant(
         highest.append(float(p[family & (q <= settings.rate)].max(initial=0.0)))
     kept = q <= settings.rate
     found = (memory[kept], keys[kept], sets[kept], shares[kept], q[kept])
-    return SignificantFeatures(*found, Cutoffs(*highest), sum(texts.background.hypotheses) * memories)
+    at_end, in_window = texts.background.hypotheses
+    return SignificantFeatures(*found, Cutoffs(*highest), (at_end * memories, in_window * memories))
 
 
 def choose(

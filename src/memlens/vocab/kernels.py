@@ -96,6 +96,13 @@ def read_softmax(scores: FloatArray, ends: Ends, targets: IntArray, pool: Thread
     return softmax
 
 
+def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor | None = None) -> IntArray:
+    """In every row, how many tokens have a strictly higher score than the given one [rows]; -1 for none."""
+    above = np.full(len(scores), -1, np.int64)
+    _in_parts(pool, len(scores), lambda first, last: _count_above_(scores, first, last, tokens, above))
+    return above
+
+
 def _in_parts(pool: ThreadPoolExecutor | None, rows: int, work: Callable[[int, int], None]) -> None:
     if pool is None:
         work(0, rows)
@@ -210,6 +217,16 @@ def _read_softmax_(scores: FloatArray, first: int, last: int, targets: IntArray,
         softmax.entropy[r] = np.log(all_total) - all_weighted / all_total
         if targets[r] >= 0:
             softmax.above[r] = all_above
+
+
+@compiled
+def _count_above_(scores: FloatArray, first: int, last: int, tokens: IntArray, above: IntArray) -> None:
+    for r in range(first, last):
+        if tokens[r] >= 0:
+            row, bar, count = scores[r], scores[r, tokens[r]], np.int64(0)
+            for token in range(row.shape[0]):
+                count += row[token] > bar
+            above[r] = count
 
 
 def rows_per_block(vocabulary: int) -> int:

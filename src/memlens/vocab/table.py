@@ -26,7 +26,7 @@ from memlens.models.groups import MemoryLayer
 from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Mapper, Progress, SerialMapper, no_progress
-from memlens.vocab.kernels import find_ends, read_softmax, score_blocks, thread_pool
+from memlens.vocab.kernels import count_above, find_ends, read_softmax, score_blocks, thread_pool
 from memlens.vocab.tokens import TOKENS_SCHEMA, token_tables
 
 
@@ -249,12 +249,11 @@ def _look_at(
     targets, next_tokens = following.targets[rows], following.tokens[rows]
     ends = find_ends(scores, k, pool)
     softmax = read_softmax(scores, ends, targets, pool)
-    shuffled = np.take_along_axis(scores, np.maximum(following.shuffled_targets[rows], 0)[:, None].astype(np.int64), 1)
     trigger_scores = np.take_along_axis(scores, np.maximum(next_tokens, 0).astype(np.int64), axis=1)
     return {
         "entropy": softmax.entropy,
         "target_rank": softmax.above + 1,
-        "shuffled_rank": np.array([np.count_nonzero(row > own) + 1 for row, own in zip(scores, shuffled, strict=True)]),
+        "shuffled_rank": count_above(scores, following.shuffled_targets[rows], pool) + 1,
         "tokens": ends.top,
         "p": softmax.p(ends.top_scores),
         "bottom_tokens": ends.bottom,
