@@ -127,6 +127,7 @@ def patterns(
 
 def _summarize(screen: Screen, index: "memlens.Index") -> None:
     from memlens.experiments.patterns import compute
+    from memlens.pattern.table import say_chance
 
     rows = compute(index)
     notes = index.manifest.patterns
@@ -142,11 +143,8 @@ def _summarize(screen: Screen, index: "memlens.Index") -> None:
         for row in rows
     ]
     screen.table(["layer", "memories", "with a pattern", "shallow", "semantic", "both", "not covered"], table)
-    screen.note(notes.chance)
-    if notes.swapped is not None:
-        screen.note(
-            f"topics are beyond the last token: {percent(notes.swapped)} of memories have one with swapped triggers"
-        )
+    for sentence in say_chance(notes):
+        screen.note(sentence)
 
 
 def _browse(screen: Screen, index: "memlens.Index", related: str | None, shared: bool, limit: int) -> None:

@@ -18,6 +18,7 @@ from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
+from memlens.pattern.table import say_chance
 from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estimate, wilson
 from memlens.text import cut_right, percent, visible
 
@@ -190,13 +191,7 @@ def print_people(tables: ex.Rows) -> list[Any]:
 
 def false_discoveries(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
     noted = index.manifest.patterns
-    if noted is None:
-        return None
-    said = f"{noted.chance}. Chance is a random prefix for a wording, and for a topic prefixes of other documents with "
-    said += "the same last tokens"
-    if noted.swapped is not None:
-        said += f"; with every trigger swapped for such a one, {percent(noted.swapped)} of memories have a topic"
-    return "false discoveries", f"{said}."
+    return ("false discoveries", " ".join(say_chance(noted))) if noted else None
 
 
 def rate_of_chance(index: Index) -> str:

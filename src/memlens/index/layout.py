@@ -231,18 +231,6 @@ class PatternsNote:
     made_from: Mapping[str, str] = field(default_factory=dict)  # table -> its checksum then
     content: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def chance(self) -> str:
-        """How many of the patterns chance alone may give: a rate of false discoveries in each family of hypotheses."""
-        tested = ", ".join(f"{name} ({count:,} hypotheses)" for name, count in self.families.items())
-        return f"At most {self.rate:.2g} of each kind are expected by chance" + (f": {tested}" if tested else "")
-
-    @property
-    def swapped(self) -> float | None:
-        """The share of memories that would have a topic with every trigger swapped for one with its last token."""
-        shares = list(self.content.get("swapped", {}).values())
-        return sum(shares) / len(shares) if shares else None
-
 
 @dataclass(frozen=True)
 class ExperimentNote:

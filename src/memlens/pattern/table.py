@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from memlens.index.layout import PatternsNote
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.settings import PatternSettings
+from memlens.text import percent
 
 if TYPE_CHECKING:
     from memlens.pattern.find import FollowingTokens, Pattern, PatternResult
@@ -85,6 +87,17 @@ def patterns_are_made(index: Index, settings: PatternSettings) -> bool:
     if noted is None or noted.settings != asdict(settings) or noted.made_from != _sources(index):
         return False
     return index.is_whole("patterns") and index.is_whole("names")
+
+
+def say_chance(noted: PatternsNote) -> list[str]:
+    """Sentences on how many of the patterns chance alone may give; each family of hypotheses has a cut of its own."""
+    tested = ", ".join(f"{name} ({count:,} hypotheses)" for name, count in noted.families.items())
+    said = [f"At most {noted.rate:.2g} of each kind are expected by chance" + (f": {tested}." if tested else ".")]
+    swapped = list(noted.content.get("swapped", {}).values())
+    if swapped:
+        share = percent(sum(swapped) / len(swapped))
+        said.append(f"With every trigger swapped for a prefix with its last token, {share} of memories have a topic.")
+    return said
 
 
 def _sources(index: Index) -> dict[str, str]:
