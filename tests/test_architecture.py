@@ -16,7 +16,7 @@ ORDER = (
     ("index",),
     ("vocab",),
     ("pattern", "tracer", "comparison"),
-    ("annotations",),
+    ("annotations", "probing"),
     ("experiments",),
     ("reports",),
     ("web",),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from memlens import stats
 from memlens.stats import binomial_tail, q_values, upper_share
 
 
@@ -36,3 +37,27 @@ def test_chance_alone_is_hardly_ever_believed() -> None:
 def test_the_share_of_what_was_never_met_is_above_zero_and_falls_with_the_sample() -> None:
     assert 0 < upper_share(np.array(0), 10_000) < upper_share(np.array(0), 100) < 1
     assert upper_share(np.array(50), 100) > 0.5
+
+
+def test_the_area_under_the_roc_curve_and_its_interval_are_those_of_all_pairs() -> None:
+    random = np.random.default_rng(4)
+    ones, others = random.normal(0.8, 1, 31).round(1), random.normal(0, 1, 47).round(1)  # rounded, so that ties occur
+    pairs = np.array([[1.0 if one > other else 0.5 if one == other else 0.0 for other in others] for one in ones])
+    error = np.sqrt(pairs.mean(1).var(ddof=1) / 31 + pairs.mean(0).var(ddof=1) / 47)  # DeLong
+    area = pairs.mean()
+    ends = [
+        1 / (1 + np.exp(-(np.log(area / (1 - area)) + z * error / (area * (1 - area))))) for z in (-stats.Z, stats.Z)
+    ]
+    assert stats.roc_estimate(ones, others) == pytest.approx((area, *ends))
+    assert stats.roc_area(ones, others) == pytest.approx(area) and stats.roc_area(ones, others[:0]) is None
+    assert stats.roc_estimate(np.ones(9), np.zeros(5)) == pytest.approx((1.0, stats.wilson(5, 5)[0], 1.0))
+
+
+def test_a_correlation_has_fishers_interval() -> None:
+    random = np.random.default_rng(5)
+    one = random.normal(size=40)
+    other = one + random.normal(size=40)
+    r = np.corrcoef(one, other)[0, 1]
+    ends = np.tanh(np.arctanh(r) + np.array([-1, 1]) * stats.Z / np.sqrt(37))
+    assert stats.correlation_estimate(one, other) == pytest.approx((r, *ends))
+    assert stats.correlation_estimate(one, np.ones(40)) == (0.0, -1.0, 1.0)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from memlens.models.load import load
     from memlens.models.memory_model import MemoryModel
     from memlens.pipeline import analyze, demo, repair
+    from memlens.probing.probe import probe
+    from memlens.probing.saved import SparseProbe
     from memlens.tracer.attribution import in_common, integrate, silence_each
     from memlens.tracer.intervene import generate, intervene, promoting
     from memlens.tracer.intervention import Edit, Intervention
@@ -51,6 +53,8 @@ _NAMES = {
     "memlens.models.load": ("load",),
     "memlens.models.memory_model": ("MemoryModel",),
     "memlens.pipeline": ("analyze", "demo", "repair"),
+    "memlens.probing.probe": ("probe",),
+    "memlens.probing.saved": ("SparseProbe",),
     "memlens.tracer.attribution": ("in_common", "integrate", "silence_each"),
     "memlens.tracer.intervene": ("generate", "intervene", "promoting"),
     "memlens.tracer.intervention": ("Edit", "Intervention"),
@@ -67,6 +71,7 @@ __all__ = [
     "MemoryId",
     "MemoryModel",
     "Prefix",
+    "SparseProbe",
     "Trigger",
     "ValueChange",
     "analyze",
@@ -82,6 +87,7 @@ __all__ = [
     "merge",
     "open_index",
     "patterns",
+    "probe",
     "promoting",
     "pull",
     "push",

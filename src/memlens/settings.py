@@ -203,6 +203,44 @@ class LiveSettings:
         check_limits(self)
 
 
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How labelled texts are read, and which probes are fitted to them."""
+
+    column: str = option("text", "The column that holds the text.", metavar="NAME")
+    label: str = option("label", "The column that holds the label.", metavar="NAME")
+    kind: str = option(
+        "auto", "What labels are; auto: a number where there are more than 10 different ones.",
+        choices=("auto", "classes", "number"),
+    )  # fmt: skip
+    at: str = option(
+        "last", "Where a text is read: at its last token, or pooled over its tokens.", choices=("last", "mean", "max")
+    )
+    layers: str | None = option(None, "Layers to probe.", metavar="0-5,11", otherwise="all")
+    k: str = option("1,2,4,8,16,32,64,128,256,512", "Numbers of memories that a probe reads.", metavar="1,2,4")
+    test: float = option(0.3, "The share of the texts that probes are tested on.", metavar="SHARE")
+    max_length: int | None = option(
+        None, "Tokens to read of a text, counted from its end.", metavar="N", otherwise="the model's context", least=1
+    )
+    top: int = option(20, "Memories of the best probe to list.", metavar="N", least=1, most=1000)
+    shuffled: bool = option(True)
+    seed: int = option(0, "Of the division into training and test.", metavar="N", least=0, most=MOST_SEED)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if not 0 < self.test < 1:
+            raise SettingError(f"--test is {self.test}; it is a share between 0 and 1, like 0.3")
+        if not self.sizes:
+            raise SettingError(f"--k is '{self.k}'; write numbers of memories with commas, like 1,2,4")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The numbers of memories; empty where they cannot be read."""
+        parts = [part.strip() for part in self.k.split(",")]
+        known = all(part.isascii() and part.isdecimal() and int(part[:9]) > 0 for part in parts)
+        return tuple(sorted({int(part[:9]) for part in parts})) if known else ()
+
+
 BUNDLED = "bundled"
 _HUB = "hf:"
 _UNITS = "sentence, line, document or block:N"

@@ -4,7 +4,8 @@ All intervals are 95%. Shares have Wilson's score interval (https://doi.org/10.1
 of paired shares that of Bonett and Price (https://doi.org/10.3102/1076998611411915), means Student's below 30
 observations and a studentized bootstrap from there on, medians interpolated order statistics (Hettmansperger and
 Sheather, https://doi.org/10.1016/0167-7152(86)90021-0). A sum of independent estimates with weights has the interval
-that theirs imply (Zou and Donner, https://doi.org/10.1002/sim.3095). A bootstrap depends on the seed, the name and part
+that theirs imply (Zou and Donner, https://doi.org/10.1002/sim.3095), an area under the ROC curve that of DeLong et al.
+(https://doi.org/10.2307/2531595), a correlation Fisher's. A bootstrap depends on the seed, the name and part
 it is for, and nothing else.
 """
 
@@ -229,3 +230,39 @@ def slope_weights(places: Sequence[float], sizes: Sequence[float] | None = None)
     centred = w * (x - (w * x).sum() / w.sum())
     weights: list[float] = (centred / (centred * x).sum()).tolist()
     return weights
+
+
+def roc_area(ones: NDArray[Any], others: NDArray[Any]) -> float | None:
+    """The area under the ROC curve: the chance that one of `ones` is above one of `others`, ties counting half."""
+    return float(_placements(ones, others).mean()) if len(ones) and len(others) else None
+
+
+def roc_estimate(ones: NDArray[Any], others: NDArray[Any]) -> Estimate:
+    """That area with the interval of DeLong et al., symmetric in its logit; everything where one side is empty."""
+    if not (len(ones) and len(others)):
+        return Estimate(0.5, 0.0, 1.0)
+    above, below = _placements(ones, others), 1 - _placements(others, ones)
+    area = float(above.mean())
+    if area in (0.0, 1.0) or min(len(ones), len(others)) < 2:  # no error is seen: as of a share of the smaller side
+        fewer = min(len(ones), len(others))
+        return Estimate(area, *wilson(area * fewer, fewer))
+    error = sqrt(above.var(ddof=1) / len(ones) + below.var(ddof=1) / len(others))
+    odds, spread = area / (1 - area), np.exp(Z * error / (area * (1 - area)))
+    return Estimate(area, float(odds / (odds + spread)), float(odds * spread / (1 + odds * spread)))
+
+
+def _placements(ones: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64]:
+    """[ones]: the share of the others that is below each, ties counting half."""
+    others = np.sort(others)
+    below = np.searchsorted(others, ones, "left") + np.searchsorted(others, ones, "right")
+    return np.asarray(below / (2 * len(others)))
+
+
+def correlation_estimate(one: NDArray[Any], other: NDArray[Any]) -> Estimate:
+    """Pearson's correlation with Fisher's interval; 0 where a side does not vary."""
+    if len(one) < 4 or np.ptp(one) == 0 or np.ptp(other) == 0:
+        return Estimate(0.0, -1.0, 1.0)
+    r = float(np.clip(np.corrcoef(one, other)[0, 1], -1, 1))
+    with np.errstate(divide="ignore"):
+        low, high = np.tanh(np.arctanh(r) + np.array([-1, 1]) * Z / sqrt(len(one) - 3))
+    return Estimate(r, float(low), float(high))

@@ -8,9 +8,9 @@ import pytest
 import memlens
 
 ROOT = Path(__file__).parents[2]
-TYPES = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "Trigger"]
+TYPES = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "SparseProbe", "Trigger"]
 VERBS = ["analyze", "check", "compare", "experiment", "load", "merge", "open_index", "report", "scan", "values"]
-VERBS += ["demo", "patterns", "pull", "push", "repair", "site"]
+VERBS += ["demo", "patterns", "probe", "pull", "push", "repair", "site"]
 TRACING = ["Edit", "Intervention", "ValueChange", "generate", "in_common", "integrate", "intervene", "promoting"]
 TRACING += ["save_changed", "side_effects", "silence_each", "trace", "trying"]
 PUBLIC = sorted([*TYPES, *VERBS, *TRACING])

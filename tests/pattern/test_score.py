@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from index_by_hand import pieces, write_index
-from memlens.pattern.score import _area
 from memlens.pattern.table import compute_patterns
 from memlens.settings import PatternSettings
+from memlens.stats import roc_area
 
 TEXTS = [f"On day {n} the free press was read by {n} people of the press." for n in range(300)]
 
@@ -39,8 +39,8 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order() -> None:
     random = np.random.default_rng(0)
     mine, others = random.integers(0, 9, 31) / 1.0, random.integers(0, 7, 43) / 1.0
     pairs = [(one > other) + (one == other) / 2 for one in mine for other in others]
-    assert _area(mine, others) == pytest.approx(np.mean(pairs))
-    assert _area(mine[:0], others) is None
+    assert roc_area(mine, others) == pytest.approx(np.mean(pairs))
+    assert roc_area(mine[:0], others) is None
 
 
 def test_labels_of_read_memories_are_whole() -> None:

@@ -115,6 +115,7 @@ VERBS = {  # verb -> module of memlens.cli
     "search": "lookup",
     "export": "index",
     "trace": "trace",
+    "probe": "probe",
     "annotate": "annotate",
     "compare": "compare",
     "serve": "index",

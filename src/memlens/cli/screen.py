@@ -113,6 +113,8 @@ _WORDS = {
     "patterns": "counting patterns",
     "prefixes": "reading prefixes",
     "local-edits": "editing prefixes",
+    "texts": "reading texts",
+    "probes": "fitting probes",
     "report": "writing the report",
     "assets": "drawing charts",
 }

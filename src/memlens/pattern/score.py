@@ -19,6 +19,7 @@ from memlens.pattern.coherence import LastTokens, swap_prefixes
 from memlens.pattern.features import key_shares
 from memlens.pattern.shallow import Texts
 from memlens.pattern.word_vectors import VectorWords, WordVectors, prefix_vector_
+from memlens.stats import roc_area
 
 HELD = 25  # triggers
 TIMES = 4  # prefixes with the same last token for each of them
@@ -51,7 +52,7 @@ def topic_scores(
 ) -> Scores:
     """Of one topic; `random`: nearness of random prefixes to its direction."""
     mine, others = (_nearness(prefixes, vectors, direction, rows[rows >= 0]) for rows in (held, same))
-    return _area(mine, random), _area(mine, others)
+    return roc_area(mine, random), roc_area(mine, others)
 
 
 def same_last_tokens(held: NDArray[np.int64], tokens: LastTokens, seed: int) -> NDArray[np.int64]:
@@ -74,12 +75,3 @@ def _nearness(prefixes: VectorWords, vectors: WordVectors, direction: Any, rows:
         if prefix_vector_(prefixes, rows[i], nothing, False, vectors, vector, used, parts) > 0:
             found[i] = (vector * direction).sum()
     return found
-
-
-def _area(mine: NDArray[Any], others: NDArray[Any]) -> float | None:
-    """Chance that one of mine is above one of the others; ties count half."""
-    if len(mine) == 0 or len(others) == 0:
-        return None
-    others = np.sort(others)
-    below = np.searchsorted(others, mine, "left") + np.searchsorted(others, mine, "right")
-    return float(below.mean() / (2 * len(others)))

@@ -1,0 +1,208 @@
+"""`memlens probe`: which memories know what labels say of texts; a probe saved, applied to new texts, steered along."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from memlens.cli.options import Device, Force, Json, Quiet, Verbose, with_settings
+from memlens.cli.screen import ScanProgress, Screen
+from memlens.errors import SettingError
+from memlens.parallel import import_torch
+from memlens.settings import RUN, ProbeSettings, divide
+from memlens.text import quoted, tail, visible
+
+if TYPE_CHECKING:
+    from memlens.probing.probe import ProbeResult, ProbeScore
+    from memlens.probing.saved import Prediction
+
+_USE = "Using a probe"
+_SHOWN = 60  # characters of a text or a trigger
+
+
+@with_settings(ProbeSettings)
+def probe(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL|INDEX", help="A model, or an index folder: its model is loaded.")
+    ],
+    labels: Annotated[str, typer.Argument(metavar="LABELS", help="A .csv or .jsonl file: a text and a label a row.")],
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Save the best probe as JSON.", rich_help_panel=_USE)
+    ] = None,
+    apply: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Apply a saved probe to the texts of LABELS.", rich_help_panel=_USE),
+    ] = None,
+    steer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write an intervention for `memlens trace --file`; see --towards.",
+            rich_help_panel=_USE,
+        ),
+    ] = None,
+    towards: Annotated[
+        str | None, typer.Option(metavar="LABEL", help="The label that --steer goes towards.", rich_help_panel=_USE)
+    ] = None,
+    strength: Annotated[
+        float,
+        typer.Option(metavar="X", help="1: as in texts with that label; 2: twice as far.", rich_help_panel=_USE),
+    ] = 1.0,
+    force: Force = False,
+    where: Annotated[
+        str | None, typer.Option("--model", metavar="MODEL", help="Where an index's model is now.", rich_help_panel=RUN)
+    ] = None,
+    device: Device = "auto",
+    dtype: Annotated[
+        str | None, typer.Option(help="Numbers of the model. Default: float32, or the index's.", rich_help_panel=RUN)
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    **options: Any,
+) -> None:
+    """Find the memories that know a concept, from texts and their labels."""
+    screen = Screen(as_json, quiet, verbose)
+    if (steer is None) != (towards is None):
+        raise SettingError("--steer names a file and --towards a label; give both or neither")
+    _refuse_outputs(save, steer, force)
+    if apply is not None and save is not None:
+        raise SettingError("--save keeps a probe that is fitted now, --apply uses one that is saved; choose one")
+    (given,) = divide("probe", options, ProbeSettings)
+    settings = ProbeSettings(**given)
+    import_torch()
+    if apply is not None:
+        from memlens.probing.saved import SparseProbe
+
+        known = SparseProbe.load(apply)
+        predictions = _apply(known, model, labels, settings.column, where=where, device=device, dtype=dtype)
+        _show_predictions(screen, predictions)
+    else:
+        from memlens.probing.probe import probe as run
+
+        with ScanProgress(screen) as progress:
+            result = run(model, labels, where=where, device=device, dtype=dtype, progress=progress, **given)
+        known = result.best
+        if as_json:
+            screen.json(result)
+        elif not quiet:
+            _show(screen, result)
+    if save is not None:
+        known.save(save, force=force)
+        screen.note(f"saved the probe of {len(known.memories)} memories in {save}")
+    if steer is not None and towards is not None:
+        known.steer(towards, strength).save(steer, force=force)
+        screen.note(f'steer with: memlens trace {visible(model)} "PROMPT" --file {steer} --generate 20')
+
+
+def _refuse_outputs(save: Path | None, steer: Path | None, force: bool) -> None:
+    """Before anything is computed."""
+    from memlens.files import refuse_output
+    from memlens.probing.saved import is_probe
+    from memlens.tracer.intervention import is_intervention
+
+    for path, is_ours in ((save, is_probe), (steer, is_intervention)):
+        if path is not None:
+            refuse_output(path, is_ours, force=force)
+
+
+def _apply(known: Any, model: str, labels: str, column: str, **place: Any) -> list[Prediction]:
+    from memlens.probing.labels import read_texts
+    from memlens.tracer.prompt import open_model
+
+    texts = read_texts(labels, column)
+    if not texts:
+        raise SettingError(f"{labels} holds no texts; there is nothing to apply the probe to")
+    loaded, _ = open_model(model, **place)
+    found: list[Prediction] = known.apply(loaded, texts)
+    return found
+
+
+def _show_predictions(screen: Screen, predictions: Sequence[Prediction]) -> None:
+    if screen.as_json:
+        screen.json(predictions)
+        return
+    rows = [[one.label, None if one.p is None else max(one.p.values()), tail(one.text, _SHOWN)] for one in predictions]
+    screen.table(["label", "p", "text"], rows)
+
+
+def _show(screen: Screen, result: ProbeResult) -> None:
+    what = ", ".join(visible(name) for name in result.classes[:8]) or "a number"
+    more = f" and {len(result.classes) - 8} more" if len(result.classes) > 8 else ""
+    screen.result(
+        f"{visible(result.model)}: {what}{more}; learnt from {result.train:,} texts, tested on {result.test:,}; "
+        f"{result.measure} of probes on k memories of a layer"
+    )
+    if result.cut:
+        screen.note(f"of {result.cut:,} texts only the end was read: they are longer than the model's context")
+    screen.result()
+    screen.result(_score_table(screen, result))
+    words = next(one for one in result.scores if one.input == "words")
+    residual = max((one for one in result.scores if one.input == "residual"), key=lambda one: one.held)
+    chance = [one.shuffled for one in result.scores if one.shuffled is not None]
+    screen.result()
+    best, probe = result.best.score, result.best
+    lines = {
+        "best probe": f"layer {probe.layer}, {len(probe.memories)} memories: {_with_interval(*best)}",
+        "residual stream": f"layer {residual.layer}: {_with_interval(residual.score, residual.low, residual.high)}",
+        "bag of words": _with_interval(words.score, words.low, words.high),
+    }
+    if chance:
+        lines["shuffled labels"] = f"{sum(chance) / len(chance):.3f} in the mean of {len(chance)} probes"
+    table = Table.grid(padding=(0, 2))
+    for name, line in lines.items():
+        table.add_row(Text(name, "bold"), Text(line))
+    screen.result(table)
+    screen.note("layer and k were chosen on a fifth of the training part, never on the test part")
+    screen.result()
+    _show_memories(screen, result)
+
+
+def _with_interval(score: float, low: float, high: float) -> str:
+    return f"{score:.3f} ({low:.3f} to {high:.3f})"
+
+
+def _score_table(screen: Screen, result: ProbeResult) -> Table:
+    by_layer: dict[int, dict[int | None, ProbeScore]] = {}
+    for one in result.scores:
+        if one.layer is not None:
+            by_layer.setdefault(one.layer, {})[one.k] = one
+    ks = sorted({k for own in by_layer.values() for k in own if k is not None})
+    best = result.best.layer, len(result.best.memories)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for head in ("layer", *(f"k={k}" for k in ks), "residual"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for layer, own in sorted(by_layer.items()):
+        cells = [own.get(k) for k in (*ks, None)]
+        is_best = [one is not None and (layer, one.k) == best for one in cells]
+        table.add_row(
+            str(layer),
+            *(Text("–" if one is None else f"{one.score:.3f}", "bold green" if is_it else "")
+              for one, is_it in zip(cells, is_best, strict=True)),
+        )  # fmt: skip
+    return table
+
+
+def _show_memories(screen: Screen, result: ProbeResult) -> None:
+    has_index = any(one.trigger is not None for one in result.memories)
+    apart = "correlation" if result.kind == "number" else "difference"
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for head in ("memory", apart, "alone", "promotes", *(["known as", "top trigger"] if has_index else [])):
+        table.add_column(head, no_wrap=True, overflow="ellipsis")
+    for one in result.memories:
+        trigger = "" if one.trigger is None else tail(one.trigger.text, _SHOWN)
+        table.add_row(
+            Text(str(one.memory), "bold"),
+            f"{one.difference:+.2f}",
+            f"{one.alone:.3f}",
+            Text(" ".join(quoted(token, 12) for token in one.promotes[:3]), "cyan"),
+            *([Text(visible(one.summary or "")), Text(visible(trigger), "dim")] if has_index else []),
+        )
+    screen.result(table)
+    if has_index:
+        screen.note(f"see one of them: memlens show INDEX {result.memories[0].memory}")

@@ -1,0 +1,136 @@
+"""Coefficients of all memories, and states of the stream, at the last token of each text or pooled over its tokens."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memlens.errors import SettingError
+from memlens.models.groups import CoefficientBlock
+from memlens.models.hooks import on_output
+from memlens.models.lens import at_least_float32
+from memlens.models.memory_model import MemoryModel
+from memlens.parallel import Progress, no_progress
+
+_BATCH_TOKENS = 4096
+_BYTES_AT_ONCE = 1 << 30  # of the activations of all texts, in the layers of one pass
+Layer = tuple[int, NDArray[np.float32], NDArray[np.float32]]  # number, [texts, memories], [texts, d]
+
+
+def encode_texts(
+    model: MemoryModel, texts: Sequence[str], max_length: int | None = None
+) -> tuple[list[list[int]], int]:
+    """The tokens of each text, BOS not among them, and how many texts lost tokens.
+
+    Of a text that is longer than the model (or `max_length`) allows the end is kept: a probe reads the last token.
+    """
+    before = int(model.tokenizer.adds_bos)
+    limits = [limit for limit in (model.context and model.context - before, max_length) if limit is not None]
+    longest = min(limits) if limits else None
+    encoded = [one.ids for one in model.tokenizer.encode(texts)]
+    for place, ids in enumerate(encoded):
+        if not ids:
+            raise SettingError(f"text {place} ({texts[place][:40]!r}) has no tokens; give it at least one word")
+    cut = 0 if longest is None else sum(len(ids) > longest for ids in encoded)
+    return ([ids[-longest:] for ids in encoded] if longest else encoded), cut
+
+
+def read_activations(
+    model: MemoryModel,
+    encoded: Sequence[Sequence[int]],
+    at: str,
+    layers: Sequence[int],
+    progress: Progress = no_progress,
+) -> Iterator[Layer]:
+    """Layer by layer, of texts given as tokens: m at the last token, or its mean or maximum over the text's tokens.
+
+    The stream is read behind the layer's block, in the same way. As many layers are read in one pass as fit.
+    """
+    chosen = [layer for layer in layers if model.layers[layer].groups]
+    row = 4 * max(model.layers[layer].memories + model.width for layer in chosen)
+    at_once = max(_BYTES_AT_ONCE // (row * len(encoded)), 1)
+    for first in range(0, len(chosen), at_once):
+        group = chosen[first : first + at_once]
+        m = {layer: np.zeros((len(encoded), model.layers[layer].memories), np.float32) for layer in group}
+        states = {layer: np.zeros((len(encoded), model.width), np.float32) for layer in group}
+        for done, texts in _batches(encoded):
+            progress("texts", done + first * len(encoded), len(encoded) * len(chosen))
+            _run(model, [encoded[text] for text in texts], texts, at, m, states)
+        for layer in group:
+            yield layer, m.pop(layer), states.pop(layer)
+
+
+def _batches(encoded: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]]:
+    """Texts of similar length together, with how many were given out before."""
+    batch: list[int] = []
+    done = 0
+    for text in sorted(range(len(encoded)), key=lambda place: len(encoded[place])):
+        if batch and (len(batch) + 1) * len(encoded[text]) > _BATCH_TOKENS:
+            yield done, batch
+            done, batch = done + len(batch), []
+        batch.append(text)
+    yield done, batch
+
+
+def _run(
+    model: MemoryModel,
+    own: Sequence[Sequence[int]],
+    texts: list[int],
+    at: str,
+    m: dict[int, NDArray[np.float32]],
+    states: dict[int, NDArray[np.float32]],
+) -> None:
+    """One pass over a batch of texts, into the rows of `m` and `states` that are theirs."""
+    bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
+    longest = max(map(len, own))
+    fed = torch.tensor([[*bos, *ids, *[ids[0]] * (longest - len(ids))] for ids in own])  # attention is causal
+    pool = TokenPool(at, [len(ids) for ids in own], len(bos), model.device)
+
+    def keep(layer: int, block: CoefficientBlock) -> None:
+        found = pool.rows(block) if at == "last" else pool(block.everywhere())
+        m[layer][texts, block.group.columns] = found
+
+    def keep_state(layer: int, output: Tensor) -> None:
+        states[layer][texts] = pool(output)
+
+    with ExitStack() as stack:
+        stack.enter_context(model.watch(keep, list(m)))
+        for layer in states:
+            stack.enter_context(on_output(model.layers[layer].block, partial(keep_state, layer)))
+        model.run_body(fed)
+
+
+class TokenPool:
+    """Takes what is known at every token of a batch to one row for each text."""
+
+    def __init__(self, at: str, lengths: Sequence[int], shift: int, device: torch.device) -> None:
+        self.at = at
+        ends = torch.tensor(lengths, device=device) + shift
+        places = torch.arange(max(lengths) + shift, device=device)
+        self.last = ends - 1
+        self.own = (places >= shift) & (places < ends[:, None])  # [batch, pos]: the text's own tokens
+
+    def rows(self, block: CoefficientBlock) -> NDArray[Any]:
+        """At the last tokens, without a copy of all others."""
+        batch = torch.arange(len(self.last), device=self.last.device)
+        return _array(block.at(batch * block.shape[1] + self.last)[0])
+
+    def __call__(self, numbers: Tensor) -> NDArray[Any]:
+        """[batch, pos, n] -> [batch, n]."""
+        numbers = at_least_float32(numbers.detach())
+        if self.at == "last":
+            return _array(numbers[torch.arange(len(self.last), device=numbers.device), self.last])
+        mask = self.own[..., None]
+        if self.at == "max":
+            return _array(numbers.masked_fill(~mask, -torch.inf).amax(1))
+        return _array((numbers * mask).sum(1) / mask.sum(1))
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    found: NDArray[Any] = tensor.detach().float().cpu().numpy()
+    return found

@@ -1,0 +1,137 @@
+"""SparseProbe: a fitted probe of one layer's memories as a document; applied to texts, or made an intervention."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from memlens.errors import FilesError, ModelError, SettingError, UnknownName
+from memlens.files import has_seal, is_sealed, read_json, refuse_output, write_sealed
+from memlens.memory import MemoryId
+from memlens.stats import Estimate
+from memlens.tracer.intervention import Edit, Intervention
+
+if TYPE_CHECKING:
+    from memlens.models.memory_model import MemoryModel
+
+KIND = "memlens probe"
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a probe says of one text."""
+
+    text: str
+    label: str | float  # the likeliest class, or the number
+    p: dict[str, float] | None  # of every class; None for numbers
+
+
+@dataclass(frozen=True)
+class SparseProbe:
+    """The memories of a probe, with how each is standardised and weighted; all that applying it needs but the model."""
+
+    model: str
+    fingerprint: str
+    dtype: str
+    at: str  # last, mean or max
+    max_length: int | None
+    layer: int
+    memories: tuple[str, ...]
+    classes: tuple[str, ...]  # empty for numbers
+    mean: tuple[float, ...]  # of each memory's coefficient over the training texts
+    scale: tuple[float, ...]
+    weights: tuple[tuple[float, ...], ...]  # [1 or classes][memories]
+    intercepts: tuple[float, ...]
+    typical: tuple[tuple[float, ...], ...]  # [classes][memories]: mean coefficients; for numbers [1]: change per unit
+    centre: float  # the mean label of numbers; 0 for classes
+    measure: str
+    score: Estimate  # on texts that it was not fitted on, with its interval
+
+    def check(self, model: MemoryModel) -> None:
+        """Refuse a model that the probe was not fitted on."""
+        if model.fingerprint() != self.fingerprint:
+            raise ModelError(
+                f"the probe is for {self.model} in {self.dtype}, and {model.name} is another model or has another "
+                "dtype (the fingerprint differs); use it with its own"
+            )
+
+    def apply(self, model: MemoryModel, texts: Sequence[str]) -> list[Prediction]:
+        """What the probe says of each text; the model must be the one that it was fitted on."""
+        from memlens.probing.activations import encode_texts, read_activations
+
+        self.check(model)
+        encoded, _ = encode_texts(model, texts, self.max_length)
+        ((_, m, _),) = read_activations(model, encoded, self.at, [self.layer])
+        numbers = [model.names.number(MemoryId.parse(name)) for name in self.memories]
+        z = (m[:, numbers] - np.array(self.mean)) / np.array(self.scale)
+        outputs = z @ np.array(self.weights).T + np.array(self.intercepts)  # [texts, 1 or classes]
+        if not self.classes:
+            return [Prediction(text, float(row[0]), None) for text, row in zip(texts, outputs, strict=True)]
+        if len(self.classes) == 2:
+            outputs = np.concatenate([np.zeros_like(outputs), outputs], 1)
+        odds = np.exp(outputs - outputs.max(1, keepdims=True))
+        return [
+            Prediction(text, self.classes[int(row.argmax())], dict(zip(self.classes, row.tolist(), strict=True)))
+            for text, row in zip(texts, odds / odds.sum(1, keepdims=True), strict=True)
+        ]
+
+    def steer(self, towards: str | float, strength: float = 1.0) -> Intervention:
+        """Set the probe's memories to their mean among texts with a label; `strength` 2 goes twice as far.
+
+        Of numbers: to what a straight line through label and coefficient says for this label.
+        """
+        if not math.isfinite(strength):
+            raise SettingError(f"the strength is {strength}; it must be a finite number")
+        mean = np.array(self.mean)
+        if self.classes:
+            if str(towards) not in self.classes:
+                raise UnknownName(f"the probe knows no label '{towards}'; it knows {', '.join(self.classes)}")
+            away = np.array(self.typical[self.classes.index(str(towards))]) - mean
+        else:
+            try:
+                away = (float(towards) - self.centre) * np.array(self.typical[0])
+            except ValueError:
+                raise SettingError(f"the probe is of numbers, and '{towards}' is none; give a number") from None
+        amounts = (mean + strength * away).tolist()
+        edits = tuple(
+            Edit(memories=(MemoryId.parse(name),), coefficient=amount or None)
+            for name, amount in zip(self.memories, amounts, strict=True)
+        )
+        return Intervention(edits, self.model, self.fingerprint, self.dtype)
+
+    def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
+        """Write the document; `force`: also over a file that memlens did not make."""
+        refuse_output(Path(path), is_probe, force=force)
+        write_sealed(Path(path), {"kind": KIND, "schema": SCHEMA, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> SparseProbe:
+        """Read a document that `save` wrote; anything else is refused."""
+        advice = "name a file that `memlens probe --save` made"
+        try:
+            content = read_json(Path(path), advice)
+        except FilesError as error:
+            raise SettingError(str(error)) from error
+        names = {one.name for one in fields(cls)}
+        if content.get("kind") != KIND or content.get("schema") != SCHEMA or not names <= content.keys():
+            raise SettingError(f"{path} is not a probe of this version of memlens; {advice}")
+        if not has_seal(content) or not is_sealed(content):
+            raise SettingError(f"{path} was changed after it was written; {advice}")
+        known = {name: _frozen(content[name]) for name in names}
+        return cls(**known | {"score": Estimate(*known["score"])})
+
+
+def _frozen(content: Any) -> Any:
+    return tuple(_frozen(one) for one in content) if isinstance(content, list) else content
+
+
+def is_probe(head: bytes) -> bool:
+    """Does a file begin as `save` writes it, with sorted keys?"""
+    return head.startswith(b'{\n "at": "')

@@ -1,0 +1,215 @@
+"""Probes equal scikit-learn's own pipeline, activations equal single passes, a saved probe says the same."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import log_loss, roc_auc_score
+from sklearn.model_selection import train_test_split
+from sklearn.preprocessing import StandardScaler
+
+import memlens
+from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
+from memlens.probing.activations import encode_texts, read_activations
+from memlens.probing.fit import STRENGTHS
+from memlens.probing.labels import read_labels
+from memlens.testing import tiny_model, tiny_tokenizer
+
+WORDS = "river sea press free city Paris people news café rain hills war spring papers day".split(" ")  # noqa: SIM905
+TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % 15] for j in range(2 + i % 5)) for i in range(80)]
+ABOUT = ["water" if set(text.split()) & {"river", "sea", "rain"} else "land" for text in TEXTS]
+NUMBERS = [float(len(text)) for text in TEXTS]
+
+
+@pytest.fixture(scope="module", params=["gpt2", "llama", "qwen2_moe"])
+def model(request: pytest.FixtureRequest) -> MemoryModel:
+    return memlens.load(tiny_model(request.param), tokenizer=tiny_tokenizer(adds_bos=request.param == "llama"))
+
+
+def layers_of(model: MemoryModel, at: str) -> dict[int, tuple[Any, Any]]:
+    encoded, _ = encode_texts(model, TEXTS)
+    return {layer: (m, o) for layer, m, o in read_activations(model, encoded, at, range(len(model.layers)))}
+
+
+@pytest.mark.parametrize("at", ["last", "mean", "max"])
+def test_activations_are_those_of_each_text_alone(model: MemoryModel, at: str) -> None:
+    found = layers_of(model, at)
+    pool = {"last": lambda rows: rows[-1], "mean": lambda rows: rows.mean(0), "max": lambda rows: rows.amax(0)}[at]
+    bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
+    for place, text in list(enumerate(TEXTS))[::9]:
+        ids = model.tokenizer.encode([text])[0].ids
+        with model.record() as recording:
+            model.run_body(torch.tensor([bos + ids]))
+        for layer, (m, o) in found.items():
+            own, state = recording.coefficients[layer][0, len(bos) :], recording.o[layer][0, len(bos) :]
+            np.testing.assert_allclose(m[place], pool(own), atol=2e-5)
+            np.testing.assert_allclose(o[place], pool(state), atol=2e-5)
+
+
+def test_several_passes_give_the_same_as_one(model: MemoryModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = layers_of(model, "last")
+    monkeypatch.setattr("memlens.probing.activations._BYTES_AT_ONCE", 1)
+    for layer, (m, o) in layers_of(model, "last").items():
+        assert np.array_equal(m, one[layer][0]) and np.array_equal(o, one[layer][1])
+
+
+def test_a_probe_equals_scikit_learns_own_pipeline(model: MemoryModel) -> None:
+    """The same texts, divided the same way; everything else is written here once more with scikit-learn."""
+    result = memlens.probe(model, (TEXTS, ABOUT), k="1,4,16", seed=3)
+    labels = read_labels((TEXTS, ABOUT), "", "", "auto")
+    train, test = labels.divided(0.3, 3)
+    y = np.array([about == "water" for about in ABOUT]).astype(int)
+    fitted, held = train_test_split(train, test_size=round(0.2 * len(train)), stratify=y[train], random_state=3)
+    for layer, (m, o) in layers_of(model, "last").items():
+        for columns, k in ((m, 1), (m, 4), (m, 16), (o, None)):
+            z = StandardScaler().fit(columns[train].astype(float)).transform(columns.astype(float))
+            apart = z[train][y[train] == 1].mean(0) - z[train][y[train] == 0].mean(0)
+            z = z if k is None else z[:, np.argsort(-abs(apart), kind="stable")[:k]]
+            losses = [
+                log_loss(
+                    y[held], LogisticRegression(C=c, max_iter=1000).fit(z[fitted], y[fitted]).predict_proba(z[held])
+                )
+                for c in STRENGTHS
+            ]
+            best = LogisticRegression(C=STRENGTHS[int(np.argmin(losses))], max_iter=1000).fit(z[train], y[train])
+            area = roc_auc_score(y[test], best.predict_proba(z[test])[:, 1])
+            (own,) = [one for one in result.scores if (one.layer, one.k) == (layer, k)]
+            assert own.score == pytest.approx(area, abs=1e-6) and own.low <= area <= own.high
+
+
+def test_numbers_are_probed_by_ridge_regression(model: MemoryModel) -> None:
+    result = memlens.probe(model, (TEXTS, NUMBERS), k="8", layers="1", kind="number")
+    train, test = read_labels((TEXTS, NUMBERS), "", "", "number").divided(0.3, 0)
+    (own,) = [one for one in result.scores if one.input == "memories"]
+    m, y = layers_of(model, "last")[1][0].astype(float), np.array(NUMBERS)
+    z = StandardScaler().fit(m[train]).transform(m)
+    related = np.array([np.corrcoef(column, y[train])[0, 1] if np.ptp(column) else 0 for column in z[train].T])
+    z = z[:, np.argsort(-abs(related), kind="stable")[:8]]
+    outputs = Ridge(alpha=1 / own.strength).fit(z[train], y[train]).predict(z[test])
+    assert own.score == pytest.approx(np.corrcoef(outputs, y[test])[0, 1], abs=1e-6)
+    assert result.measure == "correlation" and result.best.classes == ()
+
+
+def test_several_classes_are_scored_by_the_share_that_is_right(model: MemoryModel) -> None:
+    result = memlens.probe(model, (TEXTS, [str(len(text.split())) for text in TEXTS]), k="16", at="mean")
+    assert result.measure == "accuracy" and len(result.best.weights) == len(result.classes) == 5
+    assert result.best.score[0] in {one.score for one in result.scores}
+
+
+def test_shuffled_labels_are_told_no_better_than_by_chance() -> None:
+    """Of probes that learn from shuffled labels 95% have chance within their interval, and their mean is chance."""
+    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    scores = [one for seed in range(6) for one in memlens.probe(model, (TEXTS, ABOUT), k="1,8", seed=seed).scores]
+    chance = [one for one in scores if one.input == "memories"]
+    covered = [one.shuffled_low <= 0.5 <= one.shuffled_high for one in chance]  # type: ignore[operator]
+    assert np.mean(covered) >= 0.85
+    assert np.mean([one.shuffled for one in chance]) == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_saved_probe_says_of_texts_what_it_said_when_it_was_fitted(model: MemoryModel, tmp_path: Path) -> None:
+    result = memlens.probe(model, (TEXTS, ABOUT), k="16")
+    result.best.save(tmp_path / "probe.json")
+    probe = memlens.SparseProbe.load(tmp_path / "probe.json")
+    assert probe == result.best
+    _, test = read_labels((TEXTS, ABOUT), "", "", "auto").divided(0.3, 0)
+    said = probe.apply(model, [TEXTS[row] for row in test])
+    y = np.array([ABOUT[row] == "water" for row in test])
+    p = np.array([one.p["water"] for one in said])  # type: ignore[index]
+    assert roc_auc_score(y, p) == pytest.approx(probe.score[0], abs=1e-9)
+    assert all(one.label == ("water" if one.p["water"] > 0.5 else "land") for one in said)  # type: ignore[index]
+    other = memlens.load(tiny_model("gpt2", seed=5), tokenizer=tiny_tokenizer())
+    with pytest.raises(memlens.MemlensError, match="fingerprint differs"):
+        probe.apply(other, TEXTS[:1])
+
+
+def test_steering_sets_memories_to_their_mean_among_texts_with_the_label(tmp_path: Path) -> None:
+    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    probe = memlens.probe(model, (TEXTS, ABOUT), k="4").best
+    train, _ = read_labels((TEXTS, ABOUT), "", "", "auto").divided(0.3, 0)
+    m = layers_of(model, "last")[probe.layer][0]
+    number = model.names.number(memlens.MemoryId.parse(probe.memories[0]))
+    with_label = [m[row, number] for row in train if ABOUT[row] == "water"]
+    mean, own = np.mean([m[row, number] for row in train]), np.mean(with_label)
+    once, twice = (probe.steer("water", strength).edits[0].coefficient for strength in (1, 2))
+    assert once == pytest.approx(own, rel=1e-5) and twice == pytest.approx(mean + 2 * (own - mean), rel=1e-4)
+    assert memlens.intervene(model, "The river", probe.steer("water")).kl > 0
+    with pytest.raises(memlens.MemlensError, match="knows no label 'fire'"):
+        probe.steer("fire")
+
+
+def test_memories_of_a_probe_link_to_their_triggers_and_values(
+    tiny_gpt2_values: Index, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    file = tmp_path / "labels.jsonl"
+    rows = [{"words": text, "topic": about} for text, about in zip(TEXTS, ABOUT, strict=True)]
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    options = ("--column", "words", "--label", "topic", "--k", "1,4")
+    saved, steer = tmp_path / "probe.json", tmp_path / "steer.json"
+    more = ("--save", saved, "--steer", steer, "--towards", "water")
+    code, out, _ = run("probe", tiny_gpt2_values.folder, file, *options, *more, "--json")
+    content = json.loads(out)
+    first = content["memories"][0]
+    assert code == 0 and first["memory"] == content["best"]["memories"][0]
+    trigger = tiny_gpt2_values.triggers(first["memory"])[0]
+    assert first["trigger"]["before"] == trigger.before and first["summary"].startswith("promotes")
+    value = tiny_gpt2_values.table("values").to_pylist()
+    name = memlens.MemoryId.parse(first["memory"])
+    (own,) = [row for row in value if (row["layer"], row["memory"]) == (name.layer, name.memory)]
+    assert first["promotes"] == [tiny_gpt2_values.vocabulary[token] for token in own["tokens"][:5]]
+    code, out, _ = run("probe", tiny_gpt2_values.folder, file, "--column", "words", "--apply", saved, "--json")
+    assert code == 0 and {one["label"] for one in json.loads(out)} <= {"water", "land"}
+    code, out, _ = run("trace", tiny_gpt2_values.folder, "The river", "--file", steer)
+    assert code == 0
+    code, out, _ = run("probe", tiny_gpt2_values.folder, file, *options)
+    assert code == 0 and "best probe" in out and "bag of words" in out and "top trigger" in out
+
+
+def test_a_long_text_is_read_from_its_end() -> None:
+    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    encoded, cut = encode_texts(model, [" ".join(WORDS * 4), "The river"], None)
+    whole = model.tokenizer.encode([" ".join(WORDS * 4)])[0].ids
+    assert cut == 1 and encoded[0] == whole[-32:] and len(encoded[1]) < 32
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("text,label\n" + "a river,x\n" * 30, "every label is 'x'; a probe needs two classes or more"),
+        ("text,label\na,x\nb,y\nc,x\n", "3 labelled texts; a probe needs 20 or more"),
+        ("text,label\na river,x\n ,y\n", "record 2: the text is empty"),
+        ("text,topic\na river,x\n", "no column 'label'; choose one of these with --label: text, topic"),
+        ("words,label\na river,x\n", "no column 'text'; choose one of these with --column: words, label"),
+        ("text,label\na river\n", "record 1: it has no label"),
+        ("text,label\na, b,x\n", "record 1: more fields than the head has"),
+        ("text,label\n" + "a river,x\n" * 30 + "b,y\n", "'y' has 1 texts; a class needs 5 or more"),
+        ("", "0 labelled texts"),
+    ],
+)
+def test_labels_that_cannot_be_learnt_from_are_refused_in_one_line(
+    content: str, reason: str, tmp_path: Path, tiny_gpt2: Path, refused: Callable[..., str]
+) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text(content, encoding="utf-8")
+    assert reason in refused("probe", tiny_gpt2, file)
+
+
+def test_what_else_is_refused(tmp_path: Path, tiny_gpt2: Path, refused: Callable[..., str]) -> None:
+    file = tmp_path / "labels.csv"
+    file.write_text("text,label\n" + "".join(f"{text},{about}\n" for text, about in zip(TEXTS, ABOUT, strict=True)))
+    with pytest.raises(memlens.MemlensError, match="80 texts but 79 labels"):
+        memlens.probe(tiny_gpt2, (TEXTS, ABOUT[:-1]))
+    assert "unknown kind" in refused("probe", tiny_gpt2, tmp_path / "labels.xml")
+    assert "cannot be read" in refused("probe", tiny_gpt2, tmp_path / "none.csv")
+    assert "--k is '0'" in refused("probe", tiny_gpt2, file, "--k", "0")
+    assert "--test is 1.5" in refused("probe", tiny_gpt2, file, "--test", "1.5")
+    assert "layer 9 does not exist" in refused("probe", tiny_gpt2, file, "--layers", "9")
+    assert "is not a number; use --kind classes" in refused("probe", tiny_gpt2, file, "--kind", "number")
+    assert "give both or neither" in refused("probe", tiny_gpt2, file, "--steer", tmp_path / "s.json")
+    assert "is not a probe" in refused("probe", tiny_gpt2, file, "--apply", tiny_gpt2 / "config.json")
+    assert "choose one of: auto, classes, number" in refused("probe", tiny_gpt2, file, "--kind", "words")
