@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -170,9 +170,9 @@ def values(
 ) -> Index:
     """The tokens that every value promotes and pushes down, and those that every key matches, as tables of the index.
 
-    `options` are the fields of ValueSettings (top=50, reading) and RunSettings (threads, executor, ...). `model` is the
-    one that was scanned, or where it is now; None takes it from where it was. With `executor` "ray" a Ray cluster works
-    on the layers.
+    `options` are the fields of ValueSettings (top=50, reading, vocabulary="all") and RunSettings (threads, executor,
+    ...). `model` is the one that was scanned, or where it is now; None takes it from where it was. With `executor`
+    "ray" a Ray cluster works on the layers.
     """
     from memlens.scanner.executors import make_mapper
     from memlens.vocab.kernels import use_threads
@@ -181,11 +181,9 @@ def values(
     reading, running = divide("values", options, ValueSettings, RunSettings)
     settings, run, opened = ValueSettings(**reading), RunSettings(**running), _opened(index)
     mapper = make_mapper(run)
-    where = {} if mapper is None else {"mapper": mapper}
+    chosen = asdict(settings) | ({} if mapper is None else {"mapper": mapper})
     with use_threads(_threads(run)):
-        compute_values(
-            opened, _model_or_name(model), top=settings.top, reading=settings.reading, progress=progress, **where
-        )
+        compute_values(opened, _model_or_name(model), progress=progress, **chosen)
     return opened
 
 

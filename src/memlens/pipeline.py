@@ -14,7 +14,7 @@ and the five findings to begin with. The full samples can be had in the same fol
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ def analyze(
     tokenizer: Any = None,
     tokens: int = ValueSettings.top,
     reading: str | None = None,
+    vocabulary: str = "all",
     samples: Mapping[str, int] | None = None,
     validation: api.Source | Sequence[api.Source] | None = None,
     progress: Progress = no_progress,
@@ -98,10 +99,10 @@ def analyze(
 ) -> Analysis:
     """Everything there is to know about a model and a corpus, in the folder `out`, with its report.html.
 
-    `tokens` and `reading` are of the values (their `top` and `reading`), `validation` is a corpus to draw prefixes
-    from, `samples` are those of single experiments by name ({"local-edits": 10}; the others keep their own). `options`
-    are the fields of SampleSettings (sample, stop_words; `seed` is of scan, patterns and experiments) and those of
-    `scan` (top=50, layers=...).
+    `tokens`, `reading` and `vocabulary` are of the values (`tokens` is their `top`), `validation` is a corpus to draw
+    prefixes from, `samples` are those of single experiments by name ({"local-edits": 10}; the others keep their own).
+    `options` are the fields of SampleSettings (sample, stop_words; `seed` is of scan, patterns and experiments) and
+    those of `scan` (top=50, layers=...).
     """
     folder = api.folder_of(out)
     if tokens < 1:
@@ -116,7 +117,7 @@ def analyze(
     if reading is not None:
         loaded.lens.checked_reading(reading)
     asked = {"corpus": corpus, "resume": resume, **scanning, **cutting, **running}
-    work = _Work(loaded, folder, asked, ValueSettings(tokens, reading), drawn, progress)
+    work = _Work(loaded, folder, asked, ValueSettings(tokens, reading, vocabulary), drawn, progress)
     watcher = watcher or StageWatcher()
     stages = []
     for number, name in enumerate(STAGES):
@@ -189,7 +190,7 @@ class _Work:
         return Stage("scan", MADE if reached else KEPT)  # a complete one reports no progress
 
     def values(self) -> Stage:
-        chosen: dict[str, Any] = {"top": self.reading.top, "reading": self.reading.reading}
+        chosen = asdict(self.reading)
         if values_are_made(self.index, self.model, **chosen):
             return Stage("values", KEPT)
         api.values(self.index, model=self.model, threads=self.threads, progress=self.progress, **chosen)
@@ -323,7 +324,15 @@ def repair(
     noted = opened.manifest
     if {VALUES, KEYS, ROUTERS, TOKENS} & {*wrong}:
         was = noted.values
-        api.values(opened, model=model, progress=progress, top=was.top, reading=was.reading, threads=was.threads)
+        api.values(
+            opened,
+            model=model,
+            progress=progress,
+            top=was.top,
+            reading=was.reading,
+            vocabulary=was.vocabulary,
+            threads=was.threads,
+        )
     if {PATTERNS, NAMES} & {*wrong} and noted.patterns is not None:
         api.patterns(opened, progress=progress, **noted.patterns.settings)
     for name in _experiments_of(noted, wrong):

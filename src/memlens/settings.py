@@ -142,6 +142,9 @@ class ValueSettings:
         metavar="folded|raw",
         otherwise="folded where there is a final norm",
     )
+    vocabulary: str = option(
+        "all", "Read values over all tokens, or leave out those that were hardly trained.", choices=("all", "trained")
+    )
 
     def __post_init__(self) -> None:
         check_limits(self)

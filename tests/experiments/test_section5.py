@@ -14,6 +14,7 @@ from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_valid
 from memlens.experiments.run import run
 from memlens.models.memory_model import MemoryModel
 from memlens.settings import CorpusSettings
+from memlens.vocab import tokens as token_table
 from memlens.vocab.table import compute_values
 
 Fresh = tuple[memlens.Index, MemoryModel]
@@ -331,3 +332,23 @@ def test_values_and_what_a_block_adds_are_read_as_the_values_table_says(fresh: F
         assert raw["composition"][layer]["zero"] == sum(row["zero"] for row in own)
         assert raw["cases"][layer]["composition"] == sum(len({row["o"], row["r"], row["y"]}) == 3 for row in own)
     assert raw["cases"] != tables["cases"].to_pylist()
+
+
+@one_family
+def test_what_a_block_adds_is_read_over_the_tokens_that_values_are_read_over(
+    fresh: Fresh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, model = fresh
+    monkeypatch.setattr(token_table, "undertrained", lambda embedding, counts: np.arange(len(counts)) % 3 == 1)
+    compute_values(index, model, vocabulary="trained")
+    values = index.table("values").to_pylist()
+    prefixes = sample_prefixes(index, SAMPLE)
+    seen = dict(look_at_prefixes(index, model, prefixes).by_layer())
+    trained = torch.arange(model.vocabulary) % 3 != 1
+    for number, (sentence, position) in enumerate(zip(*places(prefixes), strict=True)):
+        for layer, (_, _, y, _) in enumerate(naive_states(index, model, sentence[: position + 1])):
+            scores = model.lens.addition_scores(y[None], layer)[0]
+            promoted = {row["argmax"] for row in values if row["layer"] == layer}
+            expected = int(scores.masked_fill(~trained, -torch.inf).argmax())
+            assert seen[layer]["ffn_token"][number] == expected
+            assert seen[layer]["promoted"][number] == (expected in promoted)

@@ -6,9 +6,10 @@ import torch
 
 import memlens
 from memlens.errors import ModelError, SettingError
+from memlens.index.memory import read_value, summarize_values
 from memlens.testing import VOCABULARY, tiny_model, tiny_tokenizer
-from memlens.vocab import kernels as blocks
-from memlens.vocab.table import compute_values
+from memlens.vocab import kernels as blocks, tokens
+from memlens.vocab.table import compute_values, values_are_made
 
 TOP = 10
 
@@ -22,25 +23,42 @@ def top_triggers(index):
     return found
 
 
-def naive_value(model, layer, memory, reading):
+def naive_value(model, layer, memory, reading, left_out=()):
     value = model.layers[layer].values[memory : memory + 1]
     scores = model.lens.value_scores(value, layer, reading)[0].double()
+    scores[list(left_out)] = -torch.inf
     return scores, scores.softmax(-1)
 
 
-@pytest.mark.parametrize("reading", ["folded", "raw"])
+def every_third(embedding, counts):
+    return np.arange(len(counts)) % 3 == 1
+
+
+@pytest.mark.parametrize("reading", ["folded", "raw", "trained"])
 def test_every_value_is_what_the_naive_formula_says(fresh, reading, monkeypatch):
     index, model = fresh
     monkeypatch.setattr(blocks, "rows_per_block", lambda vocabulary: 7)  # several blocks, the last one short
-    compute_values(index, model, top=TOP, reading=reading)
-    triggers = top_triggers(index)
+    left_out = set()
+    if reading == "trained":
+        monkeypatch.setattr(tokens, "undertrained", every_third)
+        compute_values(index, model, top=TOP, vocabulary="trained")
+        reading, left_out = None, set(range(1, model.vocabulary, 3))
+        assert index.manifest.values.tokens == model.vocabulary - len(left_out)
+        assert tokens.tokens_read(index).tolist() == [t for t in range(model.vocabulary) if t not in left_out]
+    else:
+        compute_values(index, model, top=TOP, reading=reading)
+    triggers = {
+        memory: [None if token in left_out else token for token in following]
+        for memory, following in top_triggers(index).items()
+    }
     rows = index.table("values").to_pylist()
     assert [(row["layer"], row["memory"]) for row in rows] == [
         (layer, memory) for layer in index.layers for memory in range(index.memories(layer))
     ]
     for row in rows:
-        scores, p = naive_value(model, row["layer"], row["memory"], reading)
-        order = torch.argsort(-scores, stable=True).tolist()
+        scores, p = naive_value(model, row["layer"], row["memory"], reading, left_out)
+        order = torch.argsort(-scores, stable=True).tolist()[: model.vocabulary - len(left_out)]
+        p = p.clamp(min=1e-300)
         assert row["argmax"] == row["tokens"][0] == int(scores.argmax())
         assert row["tokens"] == order[:TOP] and row["bottom_tokens"] == order[::-1][:TOP]
         np.testing.assert_allclose(row["p"], p[order[:TOP]], rtol=1e-4)
@@ -105,3 +123,24 @@ def test_another_model_and_wrong_settings_are_refused_and_nothing_is_written(fre
         compute_values(index, model, reading="upside down")
     assert not index.has("values") and not index.has("keys")
     assert (index.folder / "manifest.json").read_bytes() == before
+
+
+def test_values_over_trained_tokens_are_noted_shown_and_made_again_when_asked_otherwise(fresh, monkeypatch):
+    index, model = fresh
+    monkeypatch.setattr(tokens, "undertrained", every_third)
+    compute_values(index, model, top=TOP)
+    for vocabulary in ("all", "trained"):
+        compute_values(index, model, top=TOP, vocabulary=vocabulary)
+        assert values_are_made(index, model, top=TOP, vocabulary=vocabulary)
+        assert not values_are_made(index, model, top=TOP, vocabulary={"all": "trained"}.get(vocabulary, "all"))
+        value = read_value(index, "L0N0")
+        assert value.vocabulary == vocabulary
+        assert [one.trained for one in value.promotes] == [one.token % 3 != 1 for one in value.promotes]
+        summary = summarize_values(index)
+        tops = [row["argmax"] for row in index.table("values").to_pylist()]
+        assert (
+            summary["undertrained_on_top"] == sum(top % 3 == 1 for top in tops) and summary["vocabulary"] == vocabulary
+        )
+    assert summary["undertrained_on_top"] == 0
+    with pytest.raises(SettingError, match="--vocabulary is 'some'; choose one of: all, trained"):
+        memlens.values(index, model=model, vocabulary="some")

@@ -44,11 +44,17 @@ def _print(screen: Screen, summary: dict[str, Any]) -> None:
     agree, compared = summary["agree"], summary["with_target"]
     facts = {
         "model": summary["model"],
-        "values": f"{summary['memories']:,}, read {summary['reading']}, {summary['top']} tokens at each end",
+        "values": f"{summary['memories']:,}, read {summary['reading']} over {summary['vocabulary']} tokens, "
+        f"{summary['top']} at each end",
         "max p": f"{number(summary['median_max_p'])} in the median",
         "agree": f"{agree:,} of {compared:,} ({percent(agree / compared if compared else None)}): "
         "the top token is what follows the top trigger",
     }
+    if summary["undertrained_on_top"]:
+        share = percent(summary["undertrained_on_top"] / summary["memories"])
+        facts["hardly met"] = (
+            f"{share} have a token on top that the model hardly met in training (--vocabulary trained)"
+        )
     table = Table.grid(padding=(0, 2))
     for name, fact in facts.items():
         table.add_row(Text(name, "bold"), Text(visible(fact)))

@@ -29,6 +29,7 @@ _WITHIN = "◌"  # a token that is a further byte of the character before it
 _END = "(end)"
 _MARKED = "bold black on yellow"
 _TOKEN_WIDTH = 22
+_RARE = " °"  # behind a token that the model hardly met
 _KEY_TOKENS = 8
 _RELATED = 5
 
@@ -110,18 +111,22 @@ def _next_token(trigger: Trigger) -> Text:
 def print_value(screen: Screen, value: MemoryValue, count: int) -> None:
     """Numbers in one line, then both ends as two columns, then the key's own tokens."""
     screen.result()
-    line = Text.assemble("value", (f" ({value.reading})", "dim"))
+    over = "" if value.vocabulary == "all" else f", over {value.vocabulary} tokens"
+    line = Text.assemble("value", (f" ({value.reading}{over})", "dim"))
     for name, fact in (("max p", value.max_p), ("entropy", value.entropy), ("norm", value.norm)):
         line.append_text(Text.assemble((f"   {name} ", "dim"), number(fact)))
     screen.result(line)
     screen.result(_agreement(value))
 
     def cells(one: TokenNumber, style: str) -> list[Any]:
-        return [Text(quoted(one.text, _TOKEN_WIDTH), style), number(one.number)]
+        return [Text(quoted(one.text, _TOKEN_WIDTH) + ("" if one.trained else _RARE), style), number(one.number)]
 
     ends = zip(value.promotes[:count], value.demotes[:count], strict=True)
     rows = [cells(up, "green") + cells(down, "red") for up, down in ends]
     screen.result(plain_table(["promotes", ">p", "demotes", ">p"], rows))
+    if any(not one.trained for one in (*value.promotes[:count], *value.demotes[:count])):
+        words = "hardly met in training; without such tokens: memlens values INDEX --vocabulary trained"
+        screen.result(Text(f"{_RARE.strip()} {words}", "dim"))
     if value.key:
         tokens = [quoted(one.text, _TOKEN_WIDTH) for one in value.key[:_KEY_TOKENS]]
         screen.result(Text.assemble(("its key alone matches  ", "dim"), _fitting(tokens, screen.out.width - 23)))

@@ -157,14 +157,15 @@ def _queries(a: Index, b: Index, by: str) -> dict[str, ListQuery]:
         if by != "triggers":
             index.path(by)  # says which command makes the table, if it is not there
     if a.has("values") and b.has("values"):
-        readings = [index.manifest.values.reading for index in (a, b)]
+        noted = [index.manifest.values for index in (a, b)]
+        readings = [f"{one.reading} over {one.vocabulary} tokens" for one in noted]
         depth = min(index.manifest.values.top for index in (a, b))
         if readings[0] == readings[1]:
             queries["values"] = ListQuery("tokens" if _same_file(a, b, VOCABULARY) else "texts", depth)
         elif by == "values":
             raise SettingError(
                 f"the values of {a.folder} are read {readings[0]}, those of {b.folder} {readings[1]}; "
-                "make both with the same `memlens values --reading`"
+                "make both with the same `memlens values --reading --vocabulary`"
             )
     if a.has("patterns") and b.has("patterns"):
         queries["patterns"] = ListQuery("patterns")

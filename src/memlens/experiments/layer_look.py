@@ -105,6 +105,13 @@ class Likelihood(NamedTuple):
     rank: IntArray  # [n]; 1 + tokens with a strictly higher score
 
 
+class ValueReading(NamedTuple):
+    """How the values of an index were read, and so y is."""
+
+    reading: str | None = None  # None: the model's own
+    kept: NDArray[np.int64] | None = None  # the tokens they were read over, in order; None for all
+
+
 class LayerTops(NamedTuple):
     """The top tokens of a layer's states, and how likely the final token is in r. All [n]."""
 
@@ -120,13 +127,18 @@ def rows_at_once(lens: Lens) -> int:
 
 
 class Unembedding:
-    """Reads states through a lens, `rows` of them at a time; y by the `reading` of values, None for the model's own."""
+    """Reads states through a lens, `rows` of them at a time; y as `values` says, None for the model's own reading."""
 
     def __init__(
-        self, lens: Lens, pool: ThreadPoolExecutor | None = None, threads: int = 1, reading: str | None = None
+        self,
+        lens: Lens,
+        pool: ThreadPoolExecutor | None = None,
+        threads: int = 1,
+        values: ValueReading | None = None,
     ) -> None:
         self._lens, self._pool, self._threads = lens, pool, threads
-        self._reading = lens.checked_reading(reading)
+        self._reading = lens.checked_reading(values.reading if values else None)
+        self._kept = values.kept if values else None
         self.rows = rows_at_once(lens)
         self._constant = _constant_scores(lens)
         self._adds_up: bool | None = None  # not tried yet
@@ -155,7 +167,7 @@ class Unembedding:
         residual = self._top(residual_scores)
         likelihood = self._likelihood(residual_scores, residual, final)
         ffn_scores = self._scores_of_addition(layer, y)
-        ffn = self._top(ffn_scores)
+        ffn = self._top_of_addition(ffn_scores)
         if last:
             return LayerTops(residual, ffn, final, likelihood)
         if not self._adds_up:
@@ -177,6 +189,11 @@ class Unembedding:
     def _scores_of_addition(self, layer: int, y: Tensor) -> Tensor:
         """[rows, vocabulary] float32, as values are read."""
         return self._lens.addition_scores(y, layer, self._reading).to("cpu", torch.float32).contiguous()
+
+    def _top_of_addition(self, scores: Tensor) -> NDArray[np.int32]:
+        if self._kept is None:
+            return self._top(scores)
+        return self._kept[self._top(scores.index_select(1, torch.from_numpy(self._kept)))].astype(np.int32)
 
     def _top(self, scores: Tensor) -> NDArray[np.int32]:
         array = scores.numpy()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from memlens.corpus.sentences import corpus_fingerprint, cut_batches
 from memlens.experiments.experiment import SAMPLE
-from memlens.experiments.layer_look import TRIED, Columns, LayerLook, Unembedding, rows_at_once
+from memlens.experiments.layer_look import TRIED, Columns, LayerLook, Unembedding, ValueReading, rows_at_once
 from memlens.experiments.prefixes import (
     LAYERS_SCHEMA,
     PREFIXES_SCHEMA,
@@ -39,6 +39,7 @@ from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Mapper, Progress, no_progress
 from memlens.settings import CorpusSettings
 from memlens.vocab.kernels import thread_pool
+from memlens.vocab.tokens import tokens_read
 
 PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"
 _BATCH_TOKENS = 2048
@@ -171,8 +172,8 @@ def aggregate(
         "validation": None if validation is None else corpus_fingerprint(validation),
         "stop_words": stop_words,
         "values": index.manifest.sha256("values"),
-        "reading": index.manifest.values.reading
-        or None,  # of values and y; a pass that read y otherwise has no such note
+        # of values and y; a pass that read y otherwise has no such note
+        "reading": index.manifest.values.reading or None,
     }
     noted = dict(index.manifest.prefix_pass.content)
     if index.is_whole(PREFIXES) and index.is_whole(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
@@ -200,9 +201,7 @@ def look_at_prefixes(
     where: Mapper | None = None,
 ) -> Aggregate:
     """The pass over any prefixes, with the values of the index; nothing is written."""
-    whole, layers = run_pass(
-        model, prefixes, _promoted_tokens(index), progress, where, index.manifest.values.reading or None
-    )
+    whole, layers = run_pass(model, prefixes, _promoted_tokens(index), progress, where, value_reading(index))
     return Aggregate(
         index,
         prefix_table(prefixes, stops, whole),
@@ -218,7 +217,7 @@ def run_pass(
     promoted: Mapping[int, NDArray[np.int32]],  # layer -> [memories], the top token of each value
     progress: Progress = no_progress,
     where: Mapper | None = None,
-    reading: str | None = None,  # of values, and so of y; None is the model's own
+    values: ValueReading | None = None,
 ) -> tuple[Columns, dict[int, Columns]]:
     """The pass itself: columns with an entry a prefix, and the same for each layer."""
     whole: list[Columns] = []
@@ -226,7 +225,7 @@ def run_pass(
     order: list[NDArray[np.int64]] = []
     done = 0
     progress("prefixes", 0, len(prefixes))
-    for numbers, of_prefix, of_layers in _looks(model, prefixes, promoted, where, reading):
+    for numbers, of_prefix, of_layers in _looks(model, prefixes, promoted, where, values):
         whole.append(of_prefix)
         for layer, columns in of_layers.items():
             layers[layer].append(columns)
@@ -245,15 +244,15 @@ def _looks(
     prefixes: Prefixes,
     promoted: Mapping[int, NDArray[np.int32]],
     where: Mapper | None,
-    reading: str | None,
+    values: ValueReading | None,
 ) -> Iterator[_Look]:
     """What was seen at the prefixes, chunk by chunk."""
     if where is not None:
-        work = ChunkWork(prefixes, dict(promoted), reading)
+        work = ChunkWork(prefixes, dict(promoted), values)
         yield from where.map(work, range(work.chunks(model)))
         return
     with torch.inference_mode(), thread_pool() as pool:
-        unembedding = Unembedding(model.lens, pool, torch.get_num_threads(), reading)
+        unembedding = Unembedding(model.lens, pool, torch.get_num_threads(), values)
         look = LayerLook(model, promoted, unembedding)
         for numbers, positions in run_chunks(model, prefixes, set(promoted), chunk_rows(model, unembedding.rows)):
             yield numbers, *look.look(positions)
@@ -262,8 +261,10 @@ def _looks(
 class ChunkWork:
     """The pass over one chunk of prefixes by itself, wherever the model is. Can be pickled."""
 
-    def __init__(self, prefixes: Prefixes, promoted: dict[int, NDArray[np.int32]], reading: str | None = None) -> None:
-        self.prefixes, self.promoted, self.reading = prefixes, promoted, reading
+    def __init__(
+        self, prefixes: Prefixes, promoted: dict[int, NDArray[np.int32]], values: ValueReading | None = None
+    ) -> None:
+        self.prefixes, self.promoted, self.values = prefixes, promoted, values
         self._look: LayerLook | None = None  # made once a worker
 
     def chunks(self, model: MemoryModel) -> int:
@@ -273,7 +274,7 @@ class ChunkWork:
         rows, layers = self._rows(model), set(self.promoted)
         with torch.inference_mode(), thread_pool() as pool:
             if self._look is None:
-                unembedding = Unembedding(model.lens, None, torch.get_num_threads(), self.reading)
+                unembedding = Unembedding(model.lens, None, torch.get_num_threads(), self.values)
                 self._look = LayerLook(model, self.promoted, unembedding)
                 # Whether sums stand for scores is tried on the first states, which must be the same for every worker.
                 self._look.look(run_chunk(model, self.prefixes, layers, min(rows, TRIED), 0)[1])
@@ -283,6 +284,11 @@ class ChunkWork:
 
     def _rows(self, model: MemoryModel) -> int:
         return chunk_rows(model, rows_at_once(model.lens))
+
+
+def value_reading(index: Index) -> ValueReading:
+    """As the values table of an index was made."""
+    return ValueReading(index.manifest.values.reading or None, tokens_read(index))
 
 
 def _promoted_tokens(index: Index) -> dict[int, NDArray[np.int32]]:

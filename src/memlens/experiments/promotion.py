@@ -38,11 +38,14 @@ def compute(
     import torch
 
     from memlens.vocab.table import read_next_tokens
+    from memlens.vocab.tokens import tokens_read
 
     rows: list[ex.Row] = []
-    reading = index.manifest.values.reading or None
+    reading, kept = index.manifest.values.reading or None, tokens_read(index)
     for layer in ex.layers_of(index, "promotion", progress):
-        following = read_next_tokens(index, layer).tokens[:, :TRIGGERS]
+        next_tokens = read_next_tokens(index, layer)
+        next_tokens = next_tokens if kept is None else next_tokens.among(kept, model.vocabulary)
+        following = next_tokens.tokens[:, :TRIGGERS]
         having = np.flatnonzero((following >= 0).any(1))
         chosen = draw_sample(having, sample, generator(seed, "promotion", layer))
         others = np.roll(chosen, -1)
@@ -50,6 +53,7 @@ def compute(
         of_layer: list[ex.Row] = []
         for place, (memory, other) in enumerate(zip(chosen.tolist(), others.tolist(), strict=True)):
             scores = model.lens.value_scores(values[place : place + 1], layer, reading)[0].cpu().numpy()
+            scores = scores if kept is None else scores[kept]
             own, shuffled = (_standings(scores, following[one]) for one in (memory, other))
             of_layer.append(
                 {

@@ -216,6 +216,8 @@ class ValuesNote:
 
     top: int = 0
     reading: str = ""
+    vocabulary: str = "all"  # or "trained"
+    tokens: int = 0  # in it, where it is not all
     threads: int = 0
     made_from: Mapping[str, str] = field(default_factory=dict)  # table -> its checksum then
 

@@ -30,6 +30,7 @@ class TokenNumber:
     text: str
     number: float
     score: float | None = None  # of a value: ln(p V), above 0 as far as it is more likely than all V tokens alike
+    trained: bool = True  # False where tokens.parquet says that the model hardly met it
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class MemoryValue:
     """What one value promotes and pushes down, and which tokens its key matches on its own."""
 
     reading: str
+    vocabulary: str  # that it was read over: all tokens, or those that were trained
     max_p: float
     entropy: float  # nats
     norm: float
@@ -148,8 +150,10 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
         return None
     key = _row(index, "keys", memory) if index.has("keys") else None
     target = row["target"]
+    rare = hardly_trained(index, [*row["tokens"], *row["bottom_tokens"], *(key["tokens"] if key else ())])
     return MemoryValue(
         index.manifest.values.reading,
+        index.manifest.values.vocabulary,
         row["max_p"],
         row["entropy"],
         row["norm"],
@@ -157,9 +161,9 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
         target,
         None if target is None else index.vocabulary[target],
         row["target_rank"],
-        _scored_tokens(index, row["tokens"], row["p"]),
-        _scored_tokens(index, row["bottom_tokens"], row["bottom_p"]),
-        () if key is None else _tokens(index, key["tokens"], key["scores"]),
+        _scored_tokens(index, row["tokens"], row["p"], rare),
+        _scored_tokens(index, row["bottom_tokens"], row["bottom_p"], rare),
+        () if key is None else _tokens(index, key["tokens"], key["scores"], rare),
     )
 
 
@@ -204,16 +208,29 @@ def _without_name(row: dict[str, Any]) -> dict[str, Any]:
     return {column: tuple(value) if isinstance(value, list) else value for column, value in own.items()}
 
 
-def _tokens(index: Index, tokens: Sequence[int], numbers: Sequence[float]) -> tuple[TokenNumber, ...]:
+def hardly_trained(index: Index, tokens: Sequence[int]) -> frozenset[int]:
+    """Those of the tokens that tokens.parquet calls undertrained; none where the index has no such table."""
+    if not index.has("tokens"):
+        return frozenset()
+    query = "SELECT token FROM {tokens} WHERE NOT trained AND token IN (SELECT unnest($1::INTEGER[]))"
+    return frozenset(row["token"] for row in index.sql(query, [list(tokens)]))
+
+
+def _tokens(
+    index: Index, tokens: Sequence[int], numbers: Sequence[float], rare: frozenset[int]
+) -> tuple[TokenNumber, ...]:
+    pairs = zip(tokens, numbers, strict=True)
     return tuple(
-        TokenNumber(token, index.vocabulary[token], number) for token, number in zip(tokens, numbers, strict=True)
+        TokenNumber(token, index.vocabulary[token], number, trained=token not in rare) for token, number in pairs
     )
 
 
-def _scored_tokens(index: Index, tokens: Sequence[int], p: Sequence[float]) -> tuple[TokenNumber, ...]:
-    size = index.manifest.model.vocabulary
+def _scored_tokens(
+    index: Index, tokens: Sequence[int], p: Sequence[float], rare: frozenset[int]
+) -> tuple[TokenNumber, ...]:
+    size = index.manifest.values.tokens or index.manifest.model.vocabulary
     scores = [math.log(one * size) if one > 0 else -math.inf for one in p]
-    return tuple(replace(one, score=score) for one, score in zip(_tokens(index, tokens, p), scores, strict=True))
+    return tuple(replace(one, score=score) for one, score in zip(_tokens(index, tokens, p, rare), scores, strict=True))
 
 
 def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
@@ -228,12 +245,15 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
         [count],
     )
     noted = index.manifest.values
+    rare = hardly_trained(index, [row["argmax"] for row in best])
     return {
         "index": str(index.folder),
         "model": index.manifest.model.name,
         "reading": noted.reading,
+        "vocabulary": noted.vocabulary,
         "top": noted.top,
         **whole,
+        "undertrained_on_top": _undertrained_on_top(index),
         "most_confident": [
             {
                 "name": str(index.names.name(row["layer"], row["memory"])),
@@ -243,10 +263,19 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
                 "text": index.vocabulary[row["argmax"]],
                 "p": row["max_p"],
                 "agrees": row["agrees"],
+                "trained": row["argmax"] not in rare,
             }
             for row in best
         ],
     }
+
+
+def _undertrained_on_top(index: Index) -> int | None:
+    """How many values have a token on top that the model hardly met; None where the index has no table of tokens."""
+    if not index.has("tokens"):
+        return None
+    query = "SELECT count(*) AS n FROM {values} v JOIN {tokens} t ON v.argmax = t.token WHERE NOT t.trained"
+    return int(index.sql(query)[0]["n"])
 
 
 def token_counts(index: Index) -> NDArray[Any]:

@@ -27,7 +27,7 @@ from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Mapper, Progress, SerialMapper, no_progress
 from memlens.vocab.kernels import count_above, find_ends, read_softmax, score_blocks, thread_pool
-from memlens.vocab.tokens import TOKENS_SCHEMA, token_tables
+from memlens.vocab.tokens import TOKENS_SCHEMA, token_tables, trained_tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,12 @@ class NextTokens:
     layer: int
     tokens: NDArray[np.int32]  # [memories, triggers]; -1 where there is no next token or no trigger
     filled: NDArray[np.int64]  # [memories]: how many top triggers a memory has
+
+    def among(self, tokens: NDArray[np.int64], vocabulary: int) -> "NextTokens":
+        """With places in `tokens` for tokens, -1 for one that is not among them."""
+        places = np.full(vocabulary + 1, -1, np.int32)  # the last for -1
+        places[tokens] = np.arange(len(tokens))
+        return NextTokens(self.layer, places[self.tokens], self.filled)
 
     @property
     def targets(self) -> NDArray[np.int32]:
@@ -99,6 +105,7 @@ def compute_values(
     *,
     top: int = 50,
     reading: str | None = None,
+    vocabulary: str = "all",
     progress: Progress = no_progress,
     mapper: Callable[[MemoryModel], Mapper] = SerialMapper,
 ) -> None:
@@ -106,16 +113,21 @@ def compute_values(
 
     `model` is the one that was scanned, or where it is; None takes it from where it was at the scan. `reading` defaults
     to the model's own (folded where it has a final norm), but to raw for an index made with a preset of the paper.
+    With the `vocabulary` "trained", tokens that were hardly trained have no part in values: neither on top nor in p,
+    and what follows a trigger is no target if it is one of them.
     `mapper` says where layers are worked on; for the same number of threads the bytes are the same everywhere.
     """
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     model = checked_model(index, model)
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
-    notes: dict[str, Any] = {"top": min(top, model.vocabulary), "reading": chosen, "threads": torch.get_num_threads()}
+    kept = trained_tokens(index, model) if vocabulary == "trained" else None
+    count = model.vocabulary if kept is None else len(kept)
+    notes: dict[str, Any] = {"top": min(top, count), "reading": chosen, "threads": torch.get_num_threads()}
+    notes |= {} if kept is None else {"vocabulary": vocabulary, "tokens": count}
     notes["from"] = {"triggers": index.manifest.sha256("triggers")}
     where = mapper(model)
-    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, where=where)
+    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, where=where, kept=kept)
     index.write({"values": values}, lambda: {"values": notes})
     tables = {"tokens": (TOKENS_SCHEMA, token_tables(index, model))}
     tables |= {"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, where=where))}
@@ -124,11 +136,14 @@ def compute_values(
     index.write(tables, dict)
 
 
-def values_are_made(index: Index, model: MemoryModel, *, top: int = 50, reading: str | None = None) -> bool:
+def values_are_made(
+    index: Index, model: MemoryModel, *, top: int = 50, reading: str | None = None, vocabulary: str = "all"
+) -> bool:
     """Does the index hold these very tables, whole?"""
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
     noted = index.manifest.values
-    if (noted.top, noted.reading) != (min(top, model.vocabulary), chosen):
+    count = noted.tokens or model.vocabulary
+    if (noted.top, noted.reading, noted.vocabulary) != (min(top, count), chosen, vocabulary):
         return False
     if not all(index.is_whole(table) for table in ("values", "keys", "tokens")):
         return False
@@ -158,11 +173,12 @@ def value_tables(
     progress: Progress = no_progress,
     layers: Sequence[int] | None = None,
     where: Mapper | None = None,
+    kept: NDArray[np.int64] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of values.parquet in groups of memories, of some layers or all."""
+    """The rows of values.parquet in groups of memories, of some layers or all; `kept`: the tokens to read over."""
     layers = index.layers if layers is None else layers
     items: Iterator[ValuesOfLayer | KeysOfLayer] = (
-        ValuesOfLayer(read_next_tokens(index, layer), top, reading) for layer in layers
+        ValuesOfLayer(read_next_tokens(index, layer), top, reading, kept) for layer in layers
     )
     count = MemoryCount("values", sum(index.memories(layer) for layer in layers), progress)
     return _layer_tables(items, model, count, where)
@@ -221,25 +237,32 @@ class ValuesOfLayer:
     following: NextTokens
     top: int
     reading: str
+    kept: NDArray[np.int64] | None = None  # tokens to read over, in order; None for all
 
     def tables(self, model: MemoryModel, count: Callable[[int], None]) -> Iterator[pa.Table]:
         layer = self.following.layer
         parts: list[dict[str, NDArray[Any]]] = []
-        values = model.layers[layer].values
+        values, kept = model.layers[layer].values, self.kept
+        following = self.following if kept is None else self.following.among(kept, model.vocabulary)
+        k = min(self.top, model.vocabulary if kept is None else len(kept))
 
         def score(block: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
             return model.lens.value_scores(block, layer, self.reading, place)
 
         with thread_pool() as pool:
             for rows, scores in score_blocks(values, score, model.vocabulary):
-                parts.append(_look_at(scores, self.following, rows, min(self.top, model.vocabulary), pool))
+                parts.append(_look_at(scores if kept is None else scores.take(kept, 1), following, rows, k, pool))
                 rows_done = len(scores)
                 del scores  # or two blocks would be in memory while the next is made
                 count(rows_done)
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
         _refuse_not_finite(columns, layer, model)
-        yield from _value_rows(layer, columns, self.following)
+        if kept is not None:  # places are tokens again
+            columns |= {name: kept[columns[name]] for name in ("tokens", "bottom_tokens")}
+            known = np.where(following.tokens >= 0, self.following.tokens, -1)
+            following = NextTokens(layer, known, following.filled)
+        yield from _value_rows(layer, columns, following)
 
 
 def _look_at(

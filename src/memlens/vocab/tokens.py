@@ -61,6 +61,19 @@ def token_tables(index: Index, model: MemoryModel) -> Iterator[pa.Table]:
     yield pa.table(columns).cast(TOKENS_SCHEMA)
 
 
+def trained_tokens(index: Index, model: MemoryModel) -> NDArray[np.int64]:
+    """The tokens that were trained, in order."""
+    counts = token_counts(index)[: model.vocabulary]
+    return np.flatnonzero(~undertrained(model.lens.embedding.cpu().numpy(), counts))
+
+
+def tokens_read(index: Index) -> NDArray[np.int64] | None:
+    """The tokens that the values of an index were read over, in order; None where it is all of them."""
+    if index.manifest.values.vocabulary == "all":
+        return None
+    return np.flatnonzero(index.table("tokens", ["trained"]).column("trained").to_numpy(zero_copy_only=False))
+
+
 def undertrained(embedding: NDArray[np.float32], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Tokens [vocabulary] whose output embedding [vocabulary, d] was hardly trained, by the rule above."""
     often, rare = counts >= _OFTEN, counts <= _RARE * counts.sum()
