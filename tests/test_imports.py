@@ -26,8 +26,7 @@ annotate INDEX status
 compare INDEX INDEX
 compare INDEX INDEX --by values
 export INDEX -o OUT
-export INDEX -o OUT --format csv
-export INDEX -o OUT --format neuronpedia""".splitlines()
+export INDEX -o OUT --format csv""".splitlines()
 LIGHT = {
     "import memlens": {"numpy", "rich", "typer"},
     "import memlens, memlens.tracer; memlens.Intervention.parse('L0N0=0')": set(),

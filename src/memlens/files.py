@@ -20,6 +20,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -364,16 +365,24 @@ def refuse_nul(path: Path) -> None:
         raise OutputError("a file name cannot hold a NUL character; name another file")
 
 
-def prepare_output_folder(folder: Path, *, force: bool = False) -> None:
-    """Make a folder for files of memlens' own making, or refuse one that holds something else."""
+def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterable[str] = ()) -> None:
+    """Make a folder for files of memlens' own making, or refuse one that holds something else.
+
+    Folders in it that are `replaced` are thrown away; whatever is forced, only if memlens has made them.
+    """
     refuse_place(folder)
     if kind := valuable_folder(folder):
         raise OutputError(f"{folder} is {kind}; name another folder")
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; name a folder")
+    old = [folder / name for name in replaced if (folder / name).is_symlink() or (folder / name).exists()]
+    if (old and not (folder / FOLDER_MARK).is_file()) or any(one.is_symlink() for one in old):
+        raise OutputError(f"{old[0]} would be replaced and was not made by memlens; name another folder")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / FOLDER_MARK).is_file() and not force:
         raise OutputError(f"{folder} holds files that memlens did not make; name another folder, or say --force")
     try:
+        for one in old:
+            shutil.rmtree(one)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FOLDER_MARK).write_text("memlens made the files in this folder and will replace them.\n")
     except OSError as error:

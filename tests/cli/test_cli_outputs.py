@@ -15,10 +15,7 @@ from memlens.tracer.value_changes import save_changed
 WRITERS: dict[str, Callable[[Path], list[object]]] = {
     "report": lambda index: ["report", index, "-o"],
     "trace": lambda index: ["trace", index, "The river", "--set", "L0N0=0", "--save"],
-    **{
-        name: lambda index, name=name: ["export", index, "--format", name, "-o"]
-        for name in ("jsonl", "csv", "neuronpedia")
-    },
+    **{name: lambda index, name=name: ["export", index, "--format", name, "-o"] for name in ("jsonl", "csv")},
 }
 FOLDERS: dict[str, Callable[[Path, Path, Path], list[object]]] = {
     "assets": lambda index, model, text: ["report", index, "--assets"],

@@ -1,110 +1,211 @@
-"""The export in Neuronpedia's layout: what it says of a memory is what the index says, and nothing is made up."""
+"""The export in Neuronpedia's layout: fields as its own tools write them, coefficients as the model computes them."""
 
-import io
+import gzip
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import memlens
-from memlens.cli import main
-from memlens.index import export as neuronpedia
-from memlens.index.export import FORMATS
+from memlens.index import neuronpedia
 from memlens.index.memory import read_value
-from memlens.index.reader import Index, trigger_of
-from memlens.memory import MemoryId, Trigger
+from memlens.index.neuronpedia import export_neuronpedia
+from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
 from memlens.pattern.table import compute_patterns
 from memlens.testing import tiny_model, tiny_tokenizer
+
+# Fields of Neuronpedia's own converter (hijohnnylin/neuronpedia, utils/neuronpedia-utils/neuronpedia_utils/db_models),
+# without its times, which the database fills; sourceSetName is from its export-data.py.
+FEATURE = """modelId layer index creatorId maxActApprox hasVector vector vectorLabel vectorDefaultSteerStrength hookName
+topkCosSimIndices topkCosSimValues neuron_alignment_indices neuron_alignment_values neuron_alignment_l1
+correlated_neurons_indices correlated_neurons_pearson correlated_neurons_l1 correlated_features_indices
+correlated_features_pearson correlated_features_l1 neg_str neg_values pos_str pos_values frac_nonzero
+freq_hist_data_bar_heights freq_hist_data_bar_values logits_hist_data_bar_heights logits_hist_data_bar_values
+decoder_weights_dist sourceSetName"""
+ACTIVATION = """id tokens index layer modelId maxValue maxValueTokenIndex minValue values creatorId dataSource dataIndex
+dfaValues dfaTargetIndex dfaMaxValue lossValues logitContributions binMin binMax binContains
+qualifyingTokenIndex"""
+EXPLANATION = """id modelId layer index description authorId embedding triggeredById typeName explanationModelName
+notes"""
+# What must be there of the four records of a source, and what may.
+RECORDS = {
+    "model": ("id instruct creatorId", "displayNameShort displayName dimension visibility inferenceEnabled layers "
+              "neuronsPerLayer"),
+    "source": ("id modelId setName creatorId", "hasDashboards inferenceEnabled visibility num_prompts notes"),
+    "sourceset": ("modelId name creatorId", "visibility description creatorName releaseName"),
+    "release": ("name description creatorName creatorId", "visibility descriptionShort creatorNameShort"),
+}  # fmt: skip
+# SAEDashboard 0.8.0, NeuronpediaDashboardFeature.to_dict, what its converter does not rename
+DASHBOARD = """neuron_alignment_indices neuron_alignment_values neuron_alignment_l1 correlated_neurons_indices
+correlated_neurons_l1 correlated_neurons_pearson correlated_features_indices correlated_features_l1
+correlated_features_pearson neg_str neg_values pos_str pos_values frac_nonzero freq_hist_data_bar_values
+freq_hist_data_bar_heights logits_hist_data_bar_heights logits_hist_data_bar_values decoder_weights_dist
+vector"""
 
 
 @pytest.fixture(scope="module")
 def index(tiny_llama_index: Index, tmp_path_factory: pytest.TempPathFactory) -> Index:
     folder = shutil.copytree(tiny_llama_index.folder, tmp_path_factory.mktemp("neuronpedia") / "index")
-    return memlens.values(folder, top=12, threads=1)
+    memlens.values(folder, top=12, threads=1)
+    opened = memlens.open_index(folder)
+    compute_patterns(opened)
+    return opened
 
 
-def exported(index: Index) -> list[dict[str, Any]]:
-    sink = io.BytesIO()
-    count = FORMATS["neuronpedia"](index, sink)
-    lines = [json.loads(line) for line in sink.getvalue().splitlines()]
-    assert len(lines) == count
-    return lines
+@pytest.fixture(scope="module")
+def folder(index: Index, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("exported") / "out"
+    assert export_neuronpedia(index, out, index.load_model(), top=5) == 120
+    return out / "llama"
 
 
-def test_every_memory_is_there_with_its_own_triggers(index: Index) -> None:
-    lines = exported(index)
-    names = [MemoryId(layer, memory) for layer in index.layers for memory in range(index.memories(layer))]
-    assert [(line["layer"], line["index"]) for line in lines] == [(f"{n.layer}-memlens", str(n.memory)) for n in names]
-    corpus = {row["sentence"]: row for row in index.table("corpus").to_pylist()}
-    own: dict[MemoryId, list[Trigger]] = {name: [] for name in names}
-    for row in index.table("triggers").to_pylist():
-        if row["end"] == "top":
-            trigger = trigger_of(row, corpus[row["sentence"]], index.vocabulary)
-            own[MemoryId(row["layer"], row["memory"])].append(trigger)
-    for name, line in zip(names, lines, strict=True):
-        triggers = own[name]
-        assert len(line["activations"]) == len(triggers)
-        for trigger, told in zip(triggers, line["activations"], strict=True):
-            place = told["maxValueTokenIndex"]
-            assert "".join(told["tokens"]) == trigger.text + trigger.after[: sum(map(len, told["tokens"][place + 1 :]))]
-            assert "".join(told["tokens"][: place + 1]) == trigger.text and told["tokens"][place] == trigger.token
-            assert place == trigger.prefix.position == told["qualifyingTokenIndex"]
-            assert told["maxValue"] == told["values"][place] == trigger.coefficient
-            assert len(told["values"]) == len(told["tokens"]) and told["values"].count(0) == len(told["values"]) - 1
-            assert told["binMin"] == triggers[-1].coefficient and told["binMax"] == triggers[0].coefficient
+def lines(folder: Path, kind: str, layer: int) -> list[dict[str, Any]]:
+    files = sorted((folder / f"{layer}-memlens" / kind).iterdir(), key=lambda one: int(one.name[6:-9]))
+    return [json.loads(line) for file in files for line in gzip.decompress(file.read_bytes()).splitlines()]
 
 
-def test_statistics_and_both_ends_of_the_value_are_the_indexs(index: Index) -> None:
-
-    for line in exported(index)[::17]:
-        facts = index.facts(f"L{line['layer'].removesuffix('-memlens')}N{line['index']}")
-        assert (line["maxActApprox"], line["frac_nonzero"]) == (facts.max, facts.frequency)
-        heights, middles = line["freq_hist_data_bar_heights"], line["freq_hist_data_bar_values"]
-        assert len(heights) == len(middles) and sum(heights) == sum(facts.histogram) and middles == sorted(middles)
-        assert heights == [] or (heights[0] and heights[-1])
-        value = read_value(index, facts.id)
-        assert value is not None
-        for end, told in ((value.promotes, "pos"), (value.demotes, "neg")):
-            assert line[f"{told}_str"] == [one.text for one in end[:10]]
-            wanted = [math.log(one.number * len(index.vocabulary)) for one in end[:10]]
-            assert line[f"{told}_values"] == pytest.approx(wanted)
-        assert all(line[field] == [] for field in neuronpedia._UNKNOWN) and line["explanations"] == []
+def brute_force(index: Index, model: MemoryModel, layer: int, memory: int, sentence: int) -> list[float]:
+    """The coefficient at BOS, if there is one, and at every token of a sentence, fed by itself."""
+    bos = index.manifest.model.bos
+    tokens = [*([] if bos is None else [bos]), *index.sentences([sentence])[sentence]["tokens"]]
+    with model.record([layer], states=False) as recording:
+        model.run_body(torch.tensor([tokens]))
+    along = recording.coefficients[layer][0, :, memory].tolist()
+    return along if bos is not None else [0.0, *along]
 
 
-def test_a_long_sentence_is_cut_around_the_trigger(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = exported(index)
-    shorter = neuronpedia._TRIGGERS.replace("position - 64", "position - 2").replace("+ 1 + 16", "+ 1 + 1")
-    assert shorter.count("- 2,") == 1 and shorter.count("+ 1 + 1]") == 1
-    monkeypatch.setattr(neuronpedia, "_TRIGGERS", shorter)
-    for line, before in zip(exported(index), whole, strict=True):
-        for told, had in zip(line["activations"], before["activations"], strict=True):
-            place, first = had["maxValueTokenIndex"], max(had["maxValueTokenIndex"] - 2, 0)
-            assert told["tokens"] == had["tokens"][first : place + 2]
-            assert told["maxValueTokenIndex"] == place - first and told["maxValue"] == had["maxValue"]
+def check_values(index: Index, model: MemoryModel, folder: Path, top: int) -> None:
+    for layer in index.layers:
+        told = iter(lines(folder, "activations", layer))
+        for memory in range(index.memories(layer)):
+            triggers = index.triggers(index.names.name(layer, memory), limit=top)
+            for trigger in triggers:
+                line, position = next(told), trigger.prefix.position
+                first = -1 if position < 0 else max(position - 64, 0)
+                along = brute_force(index, model, layer, memory, trigger.prefix.sentence)[first + 1 : position + 18]
+                assert line["values"] == pytest.approx(along, rel=1e-3, abs=1e-5)
+                assert line["maxValue"] == max(line["values"]) == line["values"][line["maxValueTokenIndex"]]
+                assert line["minValue"] == min(line["values"]) and line["index"] == str(memory)
+                place = line["qualifyingTokenIndex"]
+                assert line["values"][place] == pytest.approx(trigger.coefficient, rel=6e-4)
+                assert len(line["tokens"]) == len(line["values"]) and line["tokens"][place] == trigger.token
+                assert (trigger.text + trigger.after).startswith("".join(line["tokens"]))
+                assert (line["binMin"], line["binMax"], line["binContains"]) == (-1, triggers[0].coefficient, -1)
+        assert next(told, None) is None
 
 
-def test_any_number_at_once_gives_the_same(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = exported(index)
-    monkeypatch.setattr(neuronpedia, "_BYTES_AT_ONCE", 1)
-    assert exported(index) == whole
+def test_every_token_has_the_coefficient_that_the_model_gives_it(index: Index, folder: Path) -> None:
+    check_values(index, index.load_model(), folder, 5)
 
 
-def test_bos_alone_and_a_name_from_patterns_have_their_place(tiny_text: Path, tmp_path: Path) -> None:
+def test_experts_are_counted_through_and_are_zero_where_no_router_sends_a_token(
+    tiny_text: Path, tmp_path: Path
+) -> None:
+    model = memlens.load(tiny_model("mixtral"), tokenizer=tiny_tokenizer())
+    index = memlens.scan(model, tiny_text, out=tmp_path / "index", top=3, threads=1)
+    export_neuronpedia(index, tmp_path / "out", model)
+    (folder,) = [one for one in (tmp_path / "out").iterdir() if one.is_dir()]
+    check_values(index, model, folder, 20)
+    assert any(0 in line["values"] for line in lines(folder, "activations", 0))
+
+
+def test_bos_alone_has_its_place(tiny_text: Path, tmp_path: Path) -> None:
     model = memlens.load(tiny_model("gpt2", activation_function="relu"), tokenizer=tiny_tokenizer(adds_bos=True))
     index = memlens.scan(model, tiny_text, out=tmp_path / "index", preset="released", threads=1)
-    told = [one for line in exported(index) for one in line["activations"]]
-    alone = [one for one in told if one["tokens"][0] == "" and one["maxValueTokenIndex"] == 0]
-    assert alone and all(one["values"][0] == one["maxValue"] > 0 for one in alone)
-    compute_patterns(index)
-    named = [line for line in exported(index) if line["explanations"]]
-    assert named and all(line["explanations"][0]["description"] for line in named)
+    export_neuronpedia(index, tmp_path / "out", model)
+    (folder,) = [one for one in (tmp_path / "out").iterdir() if one.is_dir()]
+    check_values(index, model, folder, 20)
+    alone = [one for one in lines(folder, "activations", 0) if one["tokens"][0] == ""]
+    assert alone and all(one["qualifyingTokenIndex"] == 0 for one in alone)
 
 
-def test_the_command_writes_it(index: Index, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    target = tmp_path / "features.jsonl"
-    assert main(["export", str(index.folder), "--format", "neuronpedia", "-o", str(target)]) == 0
-    assert [json.loads(line) for line in target.read_text(encoding="utf-8").splitlines()] == exported(index)
-    assert "120 memories written" in capsys.readouterr().err
+def test_fields_are_those_of_neuronpedias_own_tools(index: Index, folder: Path) -> None:
+    assert set(DASHBOARD.split()) <= set(FEATURE.split())
+    for layer in index.layers:
+        for kind, fields in (("features", FEATURE), ("activations", ACTIVATION), ("explanations", EXPLANATION)):
+            found = lines(folder, kind, layer)
+            assert found and all(line.keys() == set(fields.split()) for line in found), kind
+            whose = {(line["modelId"], line["layer"]) for line in found}
+            assert whose == {("llama", f"{layer}-memlens")}
+        for name, (needed, more) in RECORDS.items():
+            record = json.loads((folder / f"{layer}-memlens" / f"{name}.jsonl").read_text())
+            assert set(needed.split()) <= record.keys() <= set(f"{needed} {more}".split()), name
+    ids = [line["id"] for layer in index.layers for line in lines(folder, "activations", layer)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_statistics_both_ends_and_names_are_the_indexs(index: Index, folder: Path) -> None:
+    for layer in index.layers:
+        features = lines(folder, "features", layer)
+        assert [line["index"] for line in features] == [str(number) for number in range(index.memories(layer))]
+        for line in features[::7]:
+            facts = index.facts(index.names.name(layer, int(line["index"])))
+            assert (line["maxActApprox"], line["frac_nonzero"]) == (facts.max, facts.frequency)
+            heights, middles = line["freq_hist_data_bar_heights"], line["freq_hist_data_bar_values"]
+            assert len(heights) == len(middles) and sum(heights) == sum(facts.histogram) and middles == sorted(middles)
+            assert heights == [] or (heights[0] and heights[-1])
+            value = read_value(index, facts.id)
+            assert value is not None
+            for end, told in ((value.promotes, "pos"), (value.demotes, "neg")):
+                assert line[f"{told}_str"] == [one.text for one in end[:10]]
+                wanted = [math.log(one.number * len(index.vocabulary)) for one in end[:10]]
+                assert line[f"{told}_values"] == pytest.approx(wanted)
+            assert all(line[field] == [] for field in neuronpedia._UNKNOWN)
+        names = {row["memory"]: row["name"] for row in index.table("names").to_pylist() if row["layer"] == layer}
+        assert {int(one["index"]): one["description"] for one in lines(folder, "explanations", layer)} == names
+
+
+def test_a_long_sentence_is_cut_around_the_trigger(
+    index: Index, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shorter = neuronpedia._TRIGGERS.replace("position - 64", "position - 2").replace("+ 1 + 16", "+ 1 + 1")
+    monkeypatch.setattr(neuronpedia, "_TRIGGERS", shorter)
+    export_neuronpedia(index, tmp_path / "out", index.load_model(), top=5)
+    for layer in index.layers:
+        short, whole = (lines(one, "activations", layer) for one in (tmp_path / "out" / "llama", folder))
+        for told, had in zip(short, whole, strict=True):
+            place, first = had["qualifyingTokenIndex"], max(had["qualifyingTokenIndex"] - 2, 0)
+            assert told["tokens"] == had["tokens"][first : place + 2]
+            assert told["values"] == pytest.approx(had["values"][first : place + 2], rel=2e-3)
+            assert told["qualifyingTokenIndex"] == place - first
+
+
+def test_the_same_index_gives_the_same_bytes_in_files_of_any_size(
+    index: Index, folder: Path, tmp_path: Path, run: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("export", index.folder, "--format", "neuronpedia", "-o", tmp_path / "out", "--top", "5")
+    assert run(*arguments)[0] == 0
+    assert contents(tmp_path / "out" / "llama") == contents(folder)
+    monkeypatch.setattr(neuronpedia, "_MEMORIES_PER_FILE", 7)
+    code, out, err = run(*arguments)  # takes the place of its own
+    assert (code, out) == (0, f"{tmp_path / 'out'}\n") and "120 memories in 3 sources" in err
+    for layer in index.layers:
+        for kind in ("features", "activations", "explanations"):
+            assert lines(tmp_path / "out" / "llama", kind, layer) == lines(folder, kind, layer)
+    monkeypatch.undo()
+    assert run(*arguments)[0] == 0
+    assert contents(tmp_path / "out" / "llama") == contents(folder), "files of the larger export are gone"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_cannot_be_written_is_refused(
+    index: Index, tiny_gpt2: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    own = ("export", index.folder, "--format", "neuronpedia")
+    assert "name it with -o" in refused(*own)
+    assert "fingerprint" in refused(*own, "-o", tmp_path / "out", "--model", tiny_gpt2)
+    assert "at least 1 trigger" in refused(*own, "-o", tmp_path / "out", "--top", "0")
+    assert "leave them out" in refused("export", index.folder, "--format", "csv", "--top", "3")
+    (tmp_path / "mine" / "llama").mkdir(parents=True)
+    (tmp_path / "mine" / "llama" / "diary.txt").write_text("mine")
+    assert "not made by memlens" in refused(*own, "-o", tmp_path / "mine", "--force")
+    assert (tmp_path / "mine" / "llama" / "diary.txt").read_text() == "mine"

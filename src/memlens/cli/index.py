@@ -88,7 +88,7 @@ def _print(screen: Screen, checked: "Check") -> None:
     screen.result(table)
 
 
-_UNITS = {"jsonl": "memories", "csv": "triggers", "neuronpedia": "memories"}
+_UNITS = {"jsonl": "memories", "csv": "triggers"}
 
 
 def export(
@@ -98,21 +98,32 @@ def export(
         typer.Option(
             "--format",
             metavar="jsonl|csv|neuronpedia",
-            help="One memory a line, one trigger a row, or one memory a line in Neuronpedia's layout of features.",
+            help="One memory a line, one trigger a row, or a folder in the layout that Neuronpedia imports.",
         ),
     ] = "jsonl",
-    out: Annotated[str | None, typer.Option("--out", "-o", metavar="FILE", help="Default: stdout.")] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", "-o", metavar="FILE", help="Default: stdout. For neuronpedia a folder.")
+    ] = None,
+    model: ModelNow = None,
+    top: Annotated[
+        int | None, typer.Option(metavar="N", help="Triggers of a memory, for neuronpedia only. Default: 20.")
+    ] = None,
     force: Force = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Write all memories and triggers as JSON Lines or CSV, or as Neuronpedia's features."""
+    """Write all memories and triggers as JSON Lines or CSV, or in Neuronpedia's layout, for which the model is run."""
     from memlens.files import refuse_output, replacing
     from memlens.index.export import FORMATS, is_export
 
     screen = Screen(False, quiet, verbose)
+    if format_ == "neuronpedia":
+        _export_neuronpedia(screen, index, out, model, top, force)
+        return
     if format_ not in FORMATS:
-        raise SettingError(f"--format is '{format_}'; choose one of: {', '.join(FORMATS)}")
+        raise SettingError(f"--format is '{format_}'; choose one of: {', '.join(FORMATS)}, neuronpedia")
+    if model is not None or top is not None:
+        raise SettingError(f"--model and --top are for --format neuronpedia, not for {format_}; leave them out")
     opened = memlens.Index(index)
     if out is None:
         if getattr(sys.stdout, "name", None) == 1:  # put in the place of a closed one, see cli/__init__.py
@@ -124,6 +135,23 @@ def export(
         with replacing(path) as beside, beside.open("wb") as handle:
             count = FORMATS[format_](opened, handle)
     screen.note(f"{count:,} {_UNITS[format_]} written{'' if out is None else ' to ' + visible(out)}")
+
+
+def _export_neuronpedia(
+    screen: Screen, index: str, out: str | None, model: str | None, top: int | None, force: bool
+) -> None:
+    if out is None:
+        raise SettingError("--format neuronpedia writes a folder; name it with -o")
+    opened = memlens.Index(index)
+    with ScanProgress(screen, first="model") as progress:
+        from memlens.index.neuronpedia import TOP, export_neuronpedia
+
+        loaded = opened.load_model(model)
+        count = export_neuronpedia(
+            opened, Path(out), loaded, top=TOP if top is None else top, force=force, progress=progress
+        )
+    screen.result(visible(out))
+    screen.note(f"{count:,} memories in {len(opened.layers)} sources written")
 
 
 class _Stdout:

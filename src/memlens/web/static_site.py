@@ -13,7 +13,6 @@ import base64
 import gzip
 import json
 import re
-import shutil
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import TypeAdapter
 
-from memlens.errors import OutputError, SettingError
-from memlens.files import FOLDER_MARK, explain_os_errors, prepare_output_folder
+from memlens.errors import SettingError
+from memlens.files import explain_os_errors, prepare_output_folder
 from memlens.index.memory import MemoryRecord, read_memory, read_summaries
 from memlens.index.search import MemoryHit, SearchQuery, SearchResult, search
 from memlens.memory import ExpertId, MemoryId
@@ -126,13 +125,8 @@ def make_site(
     if top < 1:
         raise SettingError(f"--top is {top}; show at least 1 trigger of a memory")
     site = _Site(SiteIndex(folder, layers), out, top, progress)
-    folders = [out / name for name in ("data", "static") if (out / name).is_symlink() or (out / name).exists()]
-    if (folders and not (out / FOLDER_MARK).is_file()) or any(folder.is_symlink() for folder in folders):
-        raise OutputError(f"{folders[0]} would be replaced and was not made by memlens; name another folder")
-    prepare_output_folder(out, force=force)
+    prepare_output_folder(out, force=force, replaced=("data", "static"))
     with explain_os_errors(out):
-        for folder in folders:
-            shutil.rmtree(folder)
         site.write()
     return out / "index.html"
 

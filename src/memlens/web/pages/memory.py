@@ -27,10 +27,8 @@ from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, IndexRoute, Li
 from memlens.web.served_index import ServedIndex
 
 if TYPE_CHECKING:
-    from memlens.models.groups import CoefficientBlock
     from memlens.models.memory_model import MemoryModel
 
-_BATCH_TOKENS = 4096
 _TOKENS = 8
 
 
@@ -47,38 +45,25 @@ class TriggerCoefficients:
 def shade_triggers(index: Index, model: MemoryModel, name: MemoryId, end: str) -> list[TriggerCoefficients]:
     """Coefficients along the sentences of a memory's triggers, up to one token after each."""
     import numpy as np
-    import torch
 
-    from memlens.corpus.sentences import cut_batches
+    from memlens.index.excerpts import Excerpts, read_coefficients, token_texts
 
     triggers = index.triggers(name, end)
     sentences = index.sentences(sorted({trigger.prefix.sentence for trigger in triggers}))
-    fed = []
-    for number, trigger in enumerate(triggers):
-        own = sentences[trigger.prefix.sentence]["tokens"][: trigger.prefix.position + 2]
-        fed.append((number, np.asarray(own, np.int64)))
-    bos = index.manifest.model.bos
-    shift = 0 if bos is None else 1
-    coefficients: dict[int, list[float]] = {}
-    for batch in cut_batches([one for one in fed if len(one[1])], _BATCH_TOKENS, bos):
-        seen = torch.zeros(batch.tokens.shape[0], batch.tokens.shape[1] - shift)  # zeros where no router sends a token
-
-        def take(_layer: int, block: CoefficientBlock, seen: torch.Tensor = seen) -> None:
-            if block.group.holds(name):
-                seen.copy_(block.everywhere()[:, shift:, name.memory])
-
-        with torch.inference_mode(), model.watch(take, [name.layer]):
-            model.run_body(torch.from_numpy(batch.tokens))
-        for row, (number, length) in enumerate(zip(batch.sentences.tolist(), batch.lengths.tolist(), strict=True)):
-            coefficients[number] = seen[row, :length].tolist()
+    places = [(trigger.prefix.sentence, trigger.prefix.position + 2) for trigger in triggers]
+    sentence = np.array([one for one, _ in places], np.int64)
+    stop = np.array([min(reach, len(sentences[one]["tokens"])) for one, reach in places], np.int64)
+    zeros = np.zeros_like(stop)
+    wanted = Excerpts(zeros + name.layer, zeros + index.names.number(name), sentence, zeros, stop)
+    found = read_coefficients(index, model, wanted).tolist()
     return [
         TriggerCoefficients(
             trigger.rank,
             trigger.prefix.position,
-            _token_texts(sentences[trigger.prefix.sentence], len(fed[number][1])),
-            coefficients.get(number, []),
+            token_texts(sentences[trigger.prefix.sentence], 0, count),
+            found[number][:count],
         )
-        for number, trigger in enumerate(triggers)
+        for number, (trigger, count) in enumerate(zip(triggers, stop.tolist(), strict=True))
     ]
 
 
@@ -102,12 +87,6 @@ def refuse_long_prompt(model: MemoryModel, prompt: str, most: int) -> None:
 def with_layers(trace: Trace, *layers: int) -> Trace:
     """The trace with some of its layers only, so that an answer is short."""
     return replace(trace, layers=tuple(trace.layers[layer] for layer in sorted(set(layers))))
-
-
-def _token_texts(sentence: dict[str, Any], count: int) -> list[str]:
-    """The text of each of the first tokens; a token that is a further byte of a character has none of its own."""
-    text, ends = sentence["text"], sentence["ends"]
-    return [text[begin:end] for begin, end in zip([0, *ends][:count], ends[:count], strict=True)]
 
 
 router = APIRouter(tags=["memory"], route_class=IndexRoute)

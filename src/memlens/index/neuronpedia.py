@@ -1,0 +1,256 @@
+"""An index in the layout of Neuronpedia's exports, which its importer takes: a folder for each model and source.
+
+    MODEL/3-memlens/features/batch-0.jsonl.gz      one line per memory of layer 3, 1,024 to a file
+    MODEL/3-memlens/activations/batch-0.jsonl.gz   their top triggers, with the coefficient at every token of an excerpt
+    MODEL/3-memlens/explanations/batch-0.jsonl.gz  their names, where `memlens patterns` has made some
+    MODEL/3-memlens/{model,release,sourceset,source}.jsonl
+
+The layout is that of docs.neuronpedia.org/api-and-data/exports; fields have the names that Neuronpedia's own converter
+writes and that SAEDashboard 0.8.0 fills. Of a memory:
+
+    maxActApprox, frac_nonzero       the highest coefficient; the share of prefixes on which it is above 0
+    freq_hist_data_bar_values        middles of the histogram's bins (they double in width outwards), and how many
+    freq_hist_data_bar_heights       sampled prefixes lie in each, from the first filled bin to the last
+    pos_str, pos_values, neg_*       from `memlens values`, else empty: ln(p * vocabulary), the logit above that of a
+                                     uniform choice
+    values, maxValue, minValue       coefficients by the model, four digits of each; at the trigger, the index's own
+    qualifyingTokenIndex             the trigger; maxValue may stand at another token of the excerpt
+    binMin, binMax, binContains      -1, the highest coefficient, -1: how SAEDashboard marks the top activations
+
+Bottom triggers have no place in the layout. What speaks of sparse autoencoders, or is not in an index, is empty. Times
+are left to the database, so that the same index gives the same bytes.
+"""
+
+import gzip
+import hashlib
+import json
+import math
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlens import __version__
+from memlens.errors import SettingError
+from memlens.files import explain_os_errors, prepare_output_folder, replacing
+from memlens.index.excerpts import Excerpts, read_coefficients, token_texts
+from memlens.index.export import escaped
+from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
+from memlens.parallel import Progress, no_progress
+
+SET = "memlens"  # the set of sources, one for each layer
+TOP = 20  # SAEDashboard's own number of top activations
+_BEFORE, _AFTER = 64, 16  # tokens of an excerpt around its trigger
+_MEMORIES_PER_FILE = 1024
+_TOKENS = 10  # at each end of a value, as the site shows
+_LEAST_P = 1.1754944e-38  # what float32 holds; a probability of 0 has no logarithm
+_CREATOR = "clkht01d40000jv08hvalcvly"  # the account to which Neuronpedia's importer gives what nobody else made
+
+_UNKNOWN = (
+    *("topkCosSimIndices", "topkCosSimValues", "decoder_weights_dist", "vector"),
+    *(f"neuron_alignment_{part}" for part in ("indices", "values", "l1")),
+    *(f"correlated_{what}_{part}" for what in ("neurons", "features") for part in ("indices", "pearson", "l1")),
+    *("logits_hist_data_bar_heights", "logits_hist_data_bar_values"),
+)
+_TRIGGERS = f"""
+SELECT layer, memory, coefficient, sentence, position::BIGINT AS position,
+       CASE WHEN position < 0 THEN -1 ELSE greatest(position - {_BEFORE}, 0) END AS first,
+       least(position + 1 + {_AFTER}, len(tokens)) AS stop,
+       first_value(coefficient) OVER (PARTITION BY layer, memory ORDER BY rank) AS highest
+FROM {{triggers}} t JOIN {{corpus}} c USING (sentence) WHERE "end" = 'top' AND rank < $1 ORDER BY layer, memory, rank
+"""
+_PART = "layer = $1 AND memory >= $2 AND memory < $3 ORDER BY memory"
+_FACTS = f"SELECT memory, max, min, frequency, histogram FROM {{memories}} WHERE {_PART}"
+_VALUES = f"SELECT memory, tokens, p, bottom_tokens, bottom_p FROM {{values}} WHERE {_PART}"
+_NAMES = f"SELECT memory, name FROM {{names}} WHERE {_PART}"
+
+
+def export_neuronpedia(
+    index: Index,
+    out: Path,
+    model: MemoryModel,
+    *,
+    top: int = TOP,
+    force: bool = False,
+    progress: Progress = no_progress,
+) -> int:
+    """Write all scanned layers below a folder; the number of memories comes back. `model` is the one scanned."""
+    if top < 1:
+        raise SettingError(f"--top is {top}; write at least 1 trigger of a memory")
+    export = _Export(index, model, top, progress)
+    prepare_output_folder(out, force=force, replaced=[export.model_id])
+    with explain_os_errors(out):
+        return export.write(out / export.model_id)
+
+
+class _Export:
+    def __init__(self, index: Index, model: MemoryModel, top: int, progress: Progress) -> None:
+        self.index, self.model, self.progress = index, model, progress
+        name = index.manifest.model.name.rstrip("/").rpartition("/")[2]
+        self.model_id = re.sub(r"[^\w.-]+", "-", name, flags=re.ASCII).strip(".") or "model"
+        self.triggers = index.arrays(_TRIGGERS, [top])
+
+    @cached_property
+    def edges(self) -> NDArray[np.int64]:
+        """Where the triggers of each memory of the scanned layers begin, counted through, and where the last end."""
+        firsts = np.cumsum([0, *map(self.index.memories, self.index.layers)])
+        place = firsts[np.searchsorted(self.index.layers, self.triggers["layer"])] + self.triggers["memory"]
+        return np.searchsorted(place, np.arange(firsts[-1] + 1))
+
+    def write(self, folder: Path) -> int:
+        wanted = (self.triggers[name].astype(np.int64) for name in ("layer", "memory", "sentence", "first", "stop"))
+        excerpts = Excerpts(*wanted)
+        folder.mkdir()
+        with tempfile.TemporaryFile(dir=folder) as file:  # not in memory: those of a million memories are 6 GB
+            file.truncate(4 * max(len(excerpts.layer) * excerpts.longest, 1))  # a map cannot be empty
+            found = np.memmap(file, np.float32)[: len(excerpts.layer) * excerpts.longest]
+            found = found.reshape(len(excerpts.layer), excerpts.longest)
+            read_coefficients(self.index, self.model, excerpts, found, self.progress)
+            first = 0
+            for layer in self.index.layers:
+                self.write_source(folder, layer, first, found)
+                first += self.index.memories(layer)
+        return first
+
+    def write_source(self, folder: Path, layer: int, first: int, found: NDArray[np.float32]) -> None:
+        source = folder / self.source_id(layer)
+        for begin in range(0, self.index.memories(layer), _MEMORIES_PER_FILE):
+            part = [layer, begin, begin + _MEMORIES_PER_FILE]
+            facts = self.index.sql(_FACTS, part)
+            values = {row["memory"]: row for row in self.index.sql(_VALUES, part)} if self.index.has("values") else {}
+            names = self.index.sql(_NAMES, part) if self.index.has("names") else []
+            edges = self.edges[first + begin : first + begin + len(facts) + 1]
+            file = f"batch-{begin // _MEMORIES_PER_FILE}.jsonl.gz"
+            _write_lines(source / "features" / file, (self.feature(layer, row, values) for row in facts))
+            _write_lines(source / "activations" / file, self.activations(edges, found))
+            if names:
+                _write_lines(source / "explanations" / file, (self.explanation(layer, row) for row in names))
+            self.progress("export", first + begin + len(facts), len(self.edges) - 1)
+        for name, record in self.records(layer).items():  # last: what has a source.jsonl is whole
+            _write_lines(source / f"{name}.jsonl", [record])
+
+    def source_id(self, layer: int) -> str:
+        return f"{layer}-{SET}"
+
+    def whose(self, layer: int, memory: int) -> dict[str, Any]:
+        return {"modelId": self.model_id, "layer": self.source_id(layer), "index": str(memory)}
+
+    def id_of(self, *what: object) -> str:
+        """The same for the same thing of the same scan, and for nothing else."""
+        told = json.dumps([self.index.manifest.generation, *map(str, what)])
+        return "c" + hashlib.sha256(told.encode()).hexdigest()[:24]
+
+    def records(self, layer: int) -> dict[str, dict[str, Any]]:
+        """What Neuronpedia asks of a model, a release, a set of sources and a source."""
+        scanned, counts = self.index.manifest.model, self.index.manifest.counts
+        release, title = f"{SET}-{self.model_id}", f"Feed-forward memories of {scanned.name}"
+        made = {"creatorId": _CREATOR, "visibility": "PUBLIC"}
+        model = {"displayName": scanned.name, "displayNameShort": self.model_id, "instruct": False}
+        model |= {"layers": len(scanned.memories), "neuronsPerLayer": max(scanned.memories.values())}
+        whole = {"description": title, "creatorName": SET}
+        return {
+            "model": {"id": self.model_id, **made, **model, "dimension": scanned.width, "inferenceEnabled": False},
+            "release": {"name": release, **made, **whole, "descriptionShort": title, "creatorNameShort": SET},
+            "sourceset": {"modelId": self.model_id, "name": SET, **made, **whole, "releaseName": release},
+            "source": {
+                **{"id": self.source_id(layer), "modelId": self.model_id, "setName": SET, **made},
+                **{"hasDashboards": True, "inferenceEnabled": False, "num_prompts": counts.sentences},
+                "notes": f"coefficients of layer {layer}, {counts.tokens:,} tokens, by memlens {__version__}",
+            },
+        }
+
+    def feature(self, layer: int, facts: dict[str, Any], values: dict[int, dict[str, Any]]) -> dict[str, Any]:
+        return {
+            **self.whose(layer, facts["memory"]),
+            **{"creatorId": _CREATOR, "sourceSetName": SET},
+            **{"hasVector": False, "vectorLabel": None, "vectorDefaultSteerStrength": None, "hookName": None},
+            "maxActApprox": facts["max"],
+            "frac_nonzero": facts["frequency"],
+            **_histogram(facts, self.index.manifest.histogram_edges),
+            **self.both_ends(values.get(facts["memory"])),
+            **{field: [] for field in _UNKNOWN},
+        }
+
+    def both_ends(self, row: dict[str, Any] | None) -> dict[str, list[Any]]:
+        if row is None:
+            return {"pos_str": [], "pos_values": [], "neg_str": [], "neg_values": []}
+        vocabulary = self.index.vocabulary
+
+        def texts(tokens: list[int]) -> list[str]:
+            return [vocabulary[token] for token in tokens[:_TOKENS]]
+
+        def logits(p: list[float]) -> list[float]:
+            return [math.log(max(one, _LEAST_P) * len(vocabulary)) for one in p[:_TOKENS]]
+
+        top, bottom = (row["tokens"], row["p"]), (row["bottom_tokens"], row["bottom_p"])
+        return {
+            **{"pos_str": texts(top[0]), "pos_values": logits(top[1])},
+            **{"neg_str": texts(bottom[0]), "neg_values": logits(bottom[1])},
+        }
+
+    def activations(self, edges: NDArray[np.int64], found: NDArray[np.float32]) -> Iterator[dict[str, Any]]:
+        """The triggers of the memories between the edges."""
+        own = {name: column[edges[0] : edges[-1]] for name, column in self.triggers.items()}
+        sentences = self.index.sentences(np.unique(own["sentence"]).tolist())
+        coefficients = np.array(found[edges[0] : edges[-1]], np.float64)
+        coefficients[np.arange(len(coefficients)), own["position"] - own["first"]] = own["coefficient"]
+        columns = ("layer", "memory", "sentence", "position", "first", "stop", "highest")
+        rows = zip(_four_digits(coefficients).tolist(), *(own[name].tolist() for name in columns), strict=True)
+        for along, layer, memory, sentence, position, first, stop, highest in rows:
+            values = along[: stop - first]
+            yield {
+                "id": self.id_of(layer, memory, sentence, position),
+                **self.whose(layer, memory),
+                "creatorId": _CREATOR,
+                "tokens": token_texts(sentences[sentence], first, stop),
+                "values": values,
+                "maxValue": max(values),
+                "maxValueTokenIndex": values.index(max(values)),
+                "minValue": min(values),
+                "qualifyingTokenIndex": position - first,
+                **{"binMin": -1, "binMax": highest, "binContains": -1},
+                **{"dataSource": None, "dataIndex": None, "lossValues": [], "logitContributions": None},
+                **{"dfaValues": [], "dfaTargetIndex": None, "dfaMaxValue": None},
+            }
+
+    def explanation(self, layer: int, row: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self.id_of(layer, row["memory"], "name"),
+            **self.whose(layer, row["memory"]),
+            **{"authorId": _CREATOR, "description": row["name"], "notes": "by `memlens patterns`"},
+            **{"embedding": None, "triggeredById": None, "typeName": None, "explanationModelName": None},
+        }
+
+
+def _four_digits(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Four significant digits of each: Neuronpedia's own exporters keep three decimals, which would lose small ones."""
+    size = np.abs(numbers, where=numbers != 0, out=np.ones_like(numbers))
+    unit = 10.0 ** (3 - np.floor(np.log10(size)))
+    return np.rint(numbers * unit) / unit
+
+
+def _write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = (escaped(json.dumps(record, ensure_ascii=False, allow_nan=False)) for record in records)
+    text = "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
+    with replacing(path) as beside:
+        beside.write_bytes(gzip.compress(text, 5, mtime=0) if path.suffix == ".gz" else text)
+
+
+def _histogram(facts: dict[str, Any], edges: list[float]) -> dict[str, list[float]]:
+    """Bin by bin from the first filled one to the last; the two outermost bins end where the coefficients do."""
+    counts = facts["histogram"]
+    filled = [place for place, count in enumerate(counts) if count]
+    shown = range(filled[0], filled[-1] + 1) if filled else range(0)
+    whole = [min(facts["min"], edges[0]), *edges, max(facts["max"], edges[-1])] if edges else []
+    middles = [(whole[place] + whole[place + 1]) / 2 for place in shown] if whole else []
+    return {
+        "freq_hist_data_bar_values": middles,
+        "freq_hist_data_bar_heights": [counts[place] for place in shown][: len(middles)],
+    }
