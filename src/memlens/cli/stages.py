@@ -42,10 +42,10 @@ def values(
 def _print(screen: Screen, summary: dict[str, Any]) -> None:
 
     agree, compared = summary["agree"], summary["with_target"]
+    over = "" if summary["vocabulary"] == "all" else f", over {summary['vocabulary']} tokens"
     facts = {
         "model": summary["model"],
-        "values": f"{summary['memories']:,}, read {summary['reading']} over {summary['vocabulary']} tokens, "
-        f"{summary['top']} at each end",
+        "values": f"{summary['memories']:,}, read {summary['reading']}, {summary['top']} tokens at each end{over}",
         "max p": f"{number(summary['median_max_p'])} in the median",
         "agree": f"{agree:,} of {compared:,} ({percent(agree / compared if compared else None)}): "
         "the top token is what follows the top trigger",
