@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from memlens.probing.probe import probe
     from memlens.probing.saved import SparseProbe
     from memlens.tracer.attribution import in_common, integrate, silence_each
+    from memlens.tracer.firing import coefficients_on, fires_on
     from memlens.tracer.intervene import generate, intervene, promoting
     from memlens.tracer.intervention import Edit, Intervention
     from memlens.tracer.trace import trace
@@ -56,6 +57,7 @@ _NAMES = {
     "memlens.probing.probe": ("probe",),
     "memlens.probing.saved": ("SparseProbe",),
     "memlens.tracer.attribution": ("in_common", "integrate", "silence_each"),
+    "memlens.tracer.firing": ("coefficients_on", "fires_on"),
     "memlens.tracer.intervene": ("generate", "intervene", "promoting"),
     "memlens.tracer.intervention": ("Edit", "Intervention"),
     "memlens.tracer.trace": ("trace",),
@@ -76,9 +78,11 @@ __all__ = [
     "ValueChange",
     "analyze",
     "check",
+    "coefficients_on",
     "compare",
     "demo",
     "experiment",
+    "fires_on",
     "generate",
     "in_common",
     "integrate",

@@ -12,7 +12,7 @@ TYPES = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "SparsePr
 VERBS = ["analyze", "check", "compare", "experiment", "load", "merge", "open_index", "report", "scan", "values"]
 VERBS += ["demo", "patterns", "probe", "pull", "push", "repair", "site"]
 TRACING = ["Edit", "Intervention", "ValueChange", "generate", "in_common", "integrate", "intervene", "promoting"]
-TRACING += ["save_changed", "side_effects", "silence_each", "trace", "trying"]
+TRACING += ["coefficients_on", "fires_on", "save_changed", "side_effects", "silence_each", "trace", "trying"]
 PUBLIC = sorted([*TYPES, *VERBS, *TRACING])
 
 

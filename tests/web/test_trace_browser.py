@@ -38,7 +38,7 @@ def test_a_prompt_is_traced_and_a_memory_turned_up(open_page: Open, javascript: 
     page.locator(".effects .change button[value$='=0']").first.click()
     page.locator(".edit code", has_text=f"{memory}=0").or_(page.locator(".edit").nth(1)).first.wait_for()
     page.get_by_text("Without changes").click()
-    page.locator(".standfirst").wait_for()
+    page.locator(".verdict-box").wait_for(state="detached")
     assert page.locator(".edit").count() == 0
 
 

@@ -14,7 +14,8 @@ from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.tracer.intervene import intervene
 from memlens.tracer.trace import trace
-from memlens.web.pages.trace import MOST_TOKENS, last_of_each, read_grid
+from memlens.web.kept_prompts import KeptPrompts
+from memlens.web.pages.trace import COLUMNS, MOST_LETTERS, last_of_each, read_grid
 
 PROMPT = "The river runs to the sea"
 
@@ -52,7 +53,7 @@ def test_a_cell_is_one_layer_of_a_trace_and_the_last(client: TestClient, model: 
         for state in ("residual", "ffn", "output"):
             assert [one["id"] for one in layer[state]] == [one["id"] for one in own[state]]
         assert [one["memory"] for one in layer["by_effect"]] == [one["memory"] for one in own["by_effect"]]
-        assert layer["memories"] == pytest.approx(own["memories"])
+        assert layer["memories"] == pytest.approx(own["memories"], abs=1e-5)
 
 
 def test_edits_are_in_units_of_coefficients_and_change_the_grid(client: TestClient, model: MemoryModel) -> None:
@@ -116,8 +117,8 @@ def test_whatever_is_written_is_shown_as_text(client: TestClient, place: str) ->
         ({"set": "L1N4000=0"}, 404, "L1N4000 does not exist"),
         ({"set": ["L1N7=0"] * 21}, 422, "set"),
         ({"prompt": "the " * 200}, 422, "tokens"),
-        ({"prompt": "a b c " * 28}, 422, f"the grid shows {MOST_TOKENS}"),
-        ({"prompt": "x" * 2001}, 422, "prompt"),
+        ({"prompt": "x" * (MOST_LETTERS + 1)}, 422, "prompt"),
+        ({"token": "no such token"}, 404, "is not one token"),
         ({"prompt": ""}, 422, "prompt"),
     ],
 )
@@ -125,7 +126,7 @@ def test_bad_input_is_one_line_and_never_a_crash(
     client: TestClient, query: dict[str, Any], status: int, words: str
 ) -> None:
     query = {"prompt": PROMPT} | query
-    answer = client.get("/api/trace/cell" if {"layer", "at"} & query.keys() else "/api/trace", params=query)
+    answer = client.get("/api/trace/cell" if {"layer", "at", "token"} & query.keys() else "/api/trace", params=query)
     assert answer.status_code == status and words in answer.json()["error"] and "\n" not in answer.json()["error"]
     assert client.get("/trace", params=query).status_code == (status if query["prompt"] else 200)
 
@@ -157,3 +158,68 @@ def test_while_the_model_loads_the_page_waits(
     monkeypatch.setattr("memlens.web.workbench.Workbench._load", lambda _self: None)  # it takes for ever
     page = client_of(index_folder, "some-model").get("/trace", params={"prompt": PROMPT})
     assert page.status_code == 200 and "The model is loading" in page.text and 'http-equiv="refresh"' in page.text
+
+
+def test_the_answer_is_what_a_trace_in_python_says_and_its_parts_add_up(client: TestClient, model: MemoryModel) -> None:
+    asked = {"prompt": PROMPT, "at": 3, "token": "␣the", "against": "e"}
+    answer = client.get("/api/trace/answer", params=asked).json()
+    expected = trace(model, PROMPT, 3, " the", against="e")
+    assert answer["token"]["text"] == " the" and answer["against"]["text"] == "e"
+    assert answer["logit"] == pytest.approx(expected.logit, abs=1e-4)
+    assert sum(answer["parts"].values()) == pytest.approx(answer["logit"])
+    assert [one["memories"] for one in answer["layers"]] == pytest.approx(
+        [one.memories for one in expected.layers], abs=1e-4
+    )
+    page = client.get("/trace", params=asked).text
+    shown = re.findall(r'<th scope="row">([a-z ]+)</th><td>.*?</td><td class="right">([^<]+)</td>', page)
+    assert dict(shown) == {
+        name: f"{value:+.3f}".replace("-", "−")
+        for name, value in (answer["parts"] | {"logit difference": answer["logit"]}).items()
+        if value != 0
+    }
+    listed = re.findall(r'<li><a class="memory" href="/m/(L\d+N\d+)"', page)
+    assert listed == [str(one.memory) for one in expected.memories[:10]]
+
+
+def test_a_prompt_runs_once_however_many_cells_and_tokens_are_looked_at(
+    client_of: Callable[..., TestClient], index_folder: Path, model: MemoryModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = []
+    run_body = model.run_body
+    monkeypatch.setattr(model, "run_body", lambda *given: passes.append(1) or run_body(*given))
+    client = client_of(index_folder, model)
+    client.get("/trace", params={"prompt": PROMPT})
+    for at in range(4):
+        for layer in range(3):
+            assert client.get("/trace/cell", params={"prompt": PROMPT, "at": at, "layer": layer}).status_code == 200
+    assert client.get("/api/trace/answer", params={"prompt": PROMPT, "token": " the"}).status_code == 200
+    assert len(passes) == 1
+    client.get("/trace", params={"prompt": PROMPT, "set": "L1N7=25"})
+    assert len(passes) == 2  # without the edit it was kept
+
+
+def test_what_is_kept_stays_within_its_size(model: MemoryModel) -> None:
+    from memlens.tracer.prompt import read_prompt
+
+    kept = KeptPrompts(most_bytes=1)
+    for text in ("one", "two", "three", "four"):
+        kept.run(model, read_prompt(model, text))
+    assert [text for text, _ in kept._runs] == ["three", "four"]
+    assert [kept.answer(number % 300, lambda number=number: number) for number in range(600)][300:] == [
+        *range(300, 600)
+    ]
+
+
+def test_a_long_prompt_is_shown_in_parts(client_of: Callable[..., TestClient], tmp_path: Path) -> None:
+    long_model = memlens.load(tiny_model("gpt2", n_positions=600), tokenizer=tiny_tokenizer())
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("The river runs to the sea.\n")
+    index = memlens.scan(long_model, corpus, out=tmp_path / "index", top=2, threads=1)
+    client = client_of(index.folder, long_model)
+    prompt = "a" * 500
+    grid = client.get("/api/trace", params={"prompt": prompt}).json()
+    count = len(grid["tokens"])
+    assert count == 500
+    page = client.get("/trace", params={"prompt": prompt})
+    assert page.status_code == 200 and f"of {count}." in page.text
+    assert page.text.count('class="cell') == COLUMNS * len(grid["layers"])

@@ -178,3 +178,25 @@ def test_the_map_names_memories_of_experts_as_the_index_does(browser: Any) -> No
     )
     page.close()
     assert made == [str(names.name(6, number)) for number in numbers]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
+def test_a_typed_text_is_shaded_token_by_token(open_page: Open, width: int, scheme: str) -> None:
+    page = open_page("/m/L1N7", width, scheme)
+    page.locator("#try").focus()
+    page.keyboard.type("The river runs", delay=10)
+    page.locator(".tried small").wait_for()
+    page.wait_for_timeout(400)
+    assert page.locator(".tried").inner_text().startswith("The river runs")
+    assert page.locator(".tried .shade").count() > 0 and "of its range" in page.locator(".tried small").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_memories_that_fire_on_a_text_are_a_search_like_others(open_page: Open) -> None:
+    page = open_page("/search")
+    page.locator(".places label").filter(has_text="fires on").click()
+    page.locator("#q").fill("The river runs to the sea")
+    page.locator(".results .why").filter(has_text="of its range").first.wait_for()
+    page.locator("[name=by]").select_option("effect")
+    page.wait_for_url("**by=effect")
+    assert "in=fires" in page.url and "effects are on the logit" in page.locator(".count").inner_text()

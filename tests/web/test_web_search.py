@@ -1,6 +1,7 @@
 """Search: the command line and the workbench give the same answers, filters hold everywhere, nothing breaks it."""
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import product
@@ -15,6 +16,7 @@ from memlens.cli import main
 from memlens.index.reader import Index
 from memlens.index.search import SearchQuery, SearchResult, search
 from memlens.index.trigger_text import TriggerText
+from memlens.models.memory_model import MemoryModel
 from memlens.web.served_index import ServedIndex
 from memlens.web.workbench import trigger_text
 
@@ -149,10 +151,25 @@ BAD = "layers=x layers=5-1 limit=0 limit=501 in=nowhere class=pretty agreement=m
 
 
 @pytest.mark.parametrize(
-    ("status", "queries"), [(404, "layers=99"), (422, f"{BAD} q={'x' * 201}"), (200, "q=%ff%fe q=%00")]
+    ("status", "queries"), [(404, "layers=99"), (422, f"{BAD} q={'x' * 1001}"), (200, "q=%ff%fe q=%00")]
 )
 def test_bad_input_is_one_line_on_both_sides(client: TestClient, status: int, queries: str) -> None:
     for query in queries.split():
         answer = client.get(f"/api/search?{query}")
         assert answer.status_code == client.get(f"/search?{query}").status_code == status, query
         assert status == 200 or (set(answer.json()) == {"error"} and "\n" not in answer.json()["error"])
+
+
+def test_memories_that_fire_on_a_text_are_those_of_the_library(
+    client: TestClient, index: Index, model: MemoryModel
+) -> None:
+    for order in ("relative", "effect"):
+        asked = client.get("/api/fires", params={"text": "The river runs", "order": order, "limit": 7}).json()
+        found = memlens.fires_on(model, "The river runs", index=index, order=order, limit=7)
+        assert [one["name"] for one in asked["found"]] == [str(one.name) for one in found.found]
+        assert [one["effect"] for one in asked["found"]] == pytest.approx([one.effect for one in found.found])
+        page = client.get("/search", params={"q": "The river runs", "in": "fires", "by": order, "limit": 7}).text
+        assert re.findall(r'class="memory">(L\d+N\d+)<', page) == [str(one.name) for one in found.found]
+    assert client.get("/search?in=fires").status_code == 200
+    assert client.get("/api/fires?text=a&layers=9").status_code == 404
+    assert "/api/fires" in client.get("/api/search?q=a&in=fires").json()["error"]

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
+from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose
 from memlens.cli.screen import Screen
 from memlens.cli.tables import (
     match_table,
@@ -38,6 +38,10 @@ def show(
         int | None, typer.Option(min=1, metavar="N", help="Triggers and tokens to show. Default: 10; as JSON all.")
     ] = None,
     bottom: Annotated[bool, typer.Option("--bottom", help="Show the most negative triggers only.")] = False,
+    on: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Its coefficient at every token of this text; loads the model.")
+    ] = None,
+    model: ModelNow = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -53,6 +57,9 @@ def show(
     if ExpertId.find(memory) is not None:
         expert = read_expert(opened, memory, top if as_json else top or _SHOWN)
         screen.json(plain(expert)) if as_json else print_expert(screen, expert)
+        return
+    if on is not None:
+        _show_on(screen, opened, memory, on, model)
         return
     ends = ENDS[1:] if bottom else ENDS
     record = read_memory(opened, memory, ends, top if as_json else None)
@@ -74,6 +81,19 @@ def show(
         _print_triggers(screen, record, end, top or _SHOWN)
     if record.patterns is not None and not bottom:
         print_related(screen, opened, record.name)
+
+
+def _show_on(screen: Screen, index: memlens.Index, memory: str, text: str, model: str | None) -> None:
+    """A text as this memory sees it."""
+    from memlens.tracer.firing import coefficients_on
+
+    index.check(memory)  # before a model is loaded
+    found = coefficients_on(index.load_model(model), memory, text)
+    if screen.as_json:
+        screen.json(plain(found))
+        return
+    rows = [[quoted(token, 24), number(m)] for token, m in zip(found.tokens, found.coefficients, strict=True)]
+    screen.result(plain_table(["token", ">coefficient"], rows))
 
 
 def _print_header(screen: Screen, record: MemoryRecord) -> None:
@@ -122,11 +142,11 @@ def _print_triggers(screen: Screen, record: MemoryRecord, end: str, count: int) 
     screen.result(trigger_table(screen, triggers[:count], marks))
 
 
-_PLACES = ("triggers", "values", "patterns", "name")
+_PLACES = ("triggers", "values", "patterns", "name", "fires")
 _CHOICES = {
     "--class": ("none", "shallow", "semantic", "both"),
     "--agreement": ("yes", "no"),
-    "--order": ("max", "frequency", "mean", "max_p"),
+    "--order": ("max", "frequency", "mean", "max_p", "relative", "effect"),
 }
 _TAKEN = 36  # columns of a table line beside its tokens
 _TOKENS_SHOWN = 12
@@ -146,7 +166,8 @@ _Place = Annotated[
     typer.Option(
         "--in",
         metavar="|".join(_PLACES),
-        help="In the prefixes that trigger a memory, in what it promotes, in words of its patterns, or in names.",
+        help="In the prefixes that trigger a memory, in what it promotes, in words of its patterns, or in names; "
+        "fires: memories that fire on the text (loads the model).",
     ),
 ]
 _Ends = Annotated[bool, typer.Option("--ends", help="The prefix must end with the text.", rich_help_panel=_TRIGGERS)]
@@ -185,7 +206,10 @@ _Agreement = Annotated[
 ]
 _Order = Annotated[
     str | None,
-    typer.Option(metavar="|".join(_CHOICES["--order"]), help="By what to sort where no QUERY is given. Default: max."),
+    typer.Option(
+        metavar="|".join(_CHOICES["--order"]),
+        help="By what to sort where no QUERY is given (default: max); with --in fires by relative (default) or effect.",
+    ),
 ]
 
 
@@ -202,6 +226,7 @@ def search(
     agreement: _Agreement = None,
     order: _Order = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
+    model: ModelNow = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -214,6 +239,11 @@ def search(
     for option, given in (("--class", kind), ("--agreement", agreement), ("--order", order)):
         if given is not None and given not in _CHOICES[option]:
             raise SettingError(f"{option} is '{given}'; choose one of: {', '.join(_CHOICES[option])}")
+    if place == "fires":
+        _search_firing(screen, opened, query or [], order, layers, limit, model)
+        return
+    if order in ("relative", "effect"):
+        raise SettingError(f"--order {order} is for --in fires; choose max, frequency, mean or max_p")
     if query and order is not None:
         raise SettingError("--order says how to sort where no QUERY is given, but there is one; leave --order out")
     chosen: dict[str, Any] = {"place": place, "kind": kind, "agreement": agreement, "order": order or "max"}
@@ -232,6 +262,45 @@ def search(
         screen.json(result)
     else:
         _print(screen, opened, asked, result)
+
+
+def _search_firing(
+    screen: Screen,
+    index: memlens.Index,
+    query: list[str],
+    order: str | None,
+    layers: str | None,
+    limit: int,
+    model: str | None,
+) -> None:
+    """Memories that fire on a text."""
+    from memlens.tracer.firing import fires_on
+    from memlens.tracer.result import FIRING_ORDERS
+
+    if len(query) != 1:
+        raise SettingError(f"--in fires reads one text, but {len(query)} were given; put it in quotes")
+    if (order or "relative") not in FIRING_ORDERS:
+        raise SettingError(f"--order is '{order}'; with --in fires choose one of: {', '.join(FIRING_ORDERS)}")
+    chosen = None if layers is None else parse_layers(layers)
+    loaded = index.load_model(model)
+    found = fires_on(loaded, query[0], index=index, order=order or "relative", layers=chosen, limit=limit)
+    if screen.as_json:
+        screen.json(found)
+        return
+    rows = [
+        [
+            str(hit.name),
+            percent(hit.relative),
+            number(hit.coefficient),
+            quoted(hit.token, 16),
+            f"{hit.effect:+.3f}",
+            Text(visible(hit.summary or ""), "cyan"),
+        ]
+        for hit in found.found
+    ]
+    heads = ["memory", ">of its range", ">m", "at", ">effect", "summary"]
+    screen.result(plain_table(heads, rows, screen.out.is_terminal))
+    screen.note(f"{found.total:,} fire; effects are on the logit of {quoted(found.prediction.text, 20)}")
 
 
 def _print(screen: Screen, index: memlens.Index, query: SearchQuery, result: SearchResult) -> None:

@@ -160,9 +160,10 @@ def _known(memory: TracedMemory) -> str:
 
 
 def _print_parts(screen: Screen, trace: Trace) -> None:
-    whole = Text.assemble(
-        (f"{trace.logit_name} of ", "dim"), _quoted(trace.token), f" {number(trace.logit)}", (" =", "dim")
-    )
+    whole = Text.assemble((f"{trace.logit_name} of ", "dim"), _quoted(trace.token))
+    if trace.against is not None:
+        whole.append_text(Text.assemble((" and ", "dim"), _quoted(trace.against)))
+    whole.append_text(Text.assemble(f" {number(trace.logit)}", (" =", "dim")))
     parts = [Text(f"{name} {value:+.3f}") for name, value in trace.parts.items() if value != 0]
     _print_flowing(screen, [whole, *parts], gap="  ")
     if not trace.is_plain_logit:
@@ -228,6 +229,9 @@ _Position = Annotated[int, typer.Option(metavar="N", help="The prompt's token to
 _Token = Annotated[
     str | None, typer.Option(metavar="TEXT", help="Whose logit to explain. Default: what the model predicts.")
 ]
+_Against = Annotated[
+    str | None, typer.Option(metavar="TEXT", help="Another token: explain how far --token's logit lies above its.")
+]
 _Sets = Annotated[
     list[str] | None,
     typer.Option(
@@ -266,6 +270,7 @@ def trace(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to trace.")],
     position: _Position = -1,
     token: _Token = None,
+    against: _Against = None,
     top: Annotated[int, typer.Option(metavar="K", help="Tokens and memories to list.")] = 3,
     sets: _Sets = None,
     at: _At = None,
@@ -300,7 +305,7 @@ def trace(
     loaded, index = open_model(model, where=where, device=device, dtype=dtype)
     if intervention is not None and (as_json or save is not None or file is not None):
         intervention = intervention.meant_for(loaded)  # what is printed can be replayed, just as what is saved
-    result = _look(loaded, index, prompt, intervention, position=position, token=token, top=top)
+    result = _look(loaded, index, prompt, intervention, position=position, token=token, against=against, top=top)
     texts = _continue(loaded, prompt, generate, intervention, temperature, seed)
     if save is not None and intervention is not None:
         intervention.save(save, force=force)
@@ -308,8 +313,6 @@ def trace(
     if as_json:
         screen.json(plain(result) | {"continuation": texts})
         return
-    pass  # MOVED
-
     print_trace(screen, result if intervention is None else result.before, top)
     if intervention is not None:
         print_effect(screen, result)

@@ -33,7 +33,7 @@ from memlens.tracer.prompt import (
     read_token,
 )
 from memlens.tracer.result import InterventionEffect
-from memlens.tracer.trace import divergence, log_probabilities, trace_prompt
+from memlens.tracer.trace import TracedPrompt, divergence, log_probabilities
 
 _LARGEST_SEED = 2**63 - 1
 
@@ -109,6 +109,7 @@ def intervene(
     token: str | int | None = None,
     top: int = 10,
     index: Index | str | os.PathLike[str] | None = None,
+    against: str | int | None = None,
 ) -> InterventionEffect:
     """Trace with and without the edits. `token` None: the one that the model predicts without them.
 
@@ -121,11 +122,27 @@ def intervene(
     loaded, opened = open_model(model, index)
     read = read_prompt(loaded, prompt)
     place = read.place(position)
-    chosen = None if token is None else read_token(loaded, token)
+    chosen, other = (None if one is None else read_token(loaded, one) for one in (token, against))
     edits = apply_edits(loaded, intervention, read)  # refuses what cannot be, before anything runs
-    before, log_p = trace_prompt(loaded, read, place, chosen, top, opened)
+    without = TracedPrompt.run(loaded, read, place)
     with edits:
-        after, log_q = trace_prompt(loaded, read, place, before.token.id, top, opened)
+        edited = TracedPrompt.run(loaded, read, place)
+    return effect_of(intervention, without, edited, place, chosen, other, top, opened)
+
+
+def effect_of(
+    intervention: Intervention,
+    without: TracedPrompt,
+    edited: TracedPrompt,
+    position: int,
+    token: int | None,
+    against: int | None,
+    top: int,
+    index: Index | None,
+) -> InterventionEffect:
+    """One position of a prompt that was run without and with the edits."""
+    before, log_p = without.trace(position, token, against, top, index)
+    after, log_q = edited.trace(position, before.token.id, against, top, index)
     changes = before.prediction.id != after.prediction.id
     return InterventionEffect(intervention, before, after, float(divergence(log_p, log_q)), changes)
 

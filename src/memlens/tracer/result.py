@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from memlens.errors import ModelError
 from memlens.index.reader import Index
+from memlens.index.search import MemoryHit
 from memlens.memory import MemoryId
 from memlens.text import plain, tail, visible
 from memlens.tracer.intervention import Intervention
@@ -158,6 +159,8 @@ def _look_up_triggers_(names: dict[MemoryId, Names], memories: list[MemoryId], i
                 names[memory].triggers[end] = triggers[0].text[-_TRIGGER_CHARACTERS:]
 
 
+FiringOrder = Literal["relative", "effect"]
+FIRING_ORDERS: tuple[str, ...] = get_args(FiringOrder)
 PLAIN_LOGIT = "the model's own logit"
 
 
@@ -194,6 +197,42 @@ class TracedMemory:
 
 
 @dataclass(frozen=True)
+class TextCoefficients:
+    """A text, token by token, with one memory's coefficient at each."""
+
+    memory: MemoryId
+    tokens: tuple[str, ...]
+    coefficients: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class FiringHit(MemoryHit):
+    """A memory that fires on the text, where it does so furthest in its range."""
+
+    coefficient: float
+    position: int
+    token: str
+    relative: float  # 1: as strong as the strongest prefix of the scan
+    effect: float  # on the logit of the token that is predicted after the text
+
+
+@dataclass(frozen=True)
+class FiringResult:
+    """The memories that fire most on a text."""
+
+    text: str
+    tokens: tuple[str, ...]
+    prediction: Token  # after the text; whose logit effects are on
+    order: str
+    total: int  # memories that fire at all
+    found: tuple[FiringHit, ...]
+
+    @property
+    def note(self) -> str:
+        return f"effects are on the logit of {self.prediction.text!r}, predicted after the text"
+
+
+@dataclass(frozen=True)
 class LayerTrace:
     """One layer at the traced position. r, y and o are read as the model would read its last state."""
 
@@ -226,13 +265,14 @@ class Trace:
     rank: int  # 1 + tokens that are more likely
     prediction: TokenShare  # the token that the model takes to be most likely
     settled: int  # the first layer from which top(o) stays the prediction
-    logit: float  # of the traced token
+    logit: float  # of the traced token, less that of `against`
     parts: dict[str, float]  # embedding, attention, memories, block biases, output biases; sums to the logit
     embedding: float  # what the input embedding added to the logit
     constant: float  # biases of the final norm and of the output embedding
     layers: tuple[LayerTrace, ...]
     text: str = ""  # the prompt up to the traced position
     logit_is: str = PLAIN_LOGIT  # what the parts sum to: not the same for every kind of output embedding
+    against: TokenShare | None = None  # the other token, where the difference of two logits is taken apart
 
     @property
     def is_plain_logit(self) -> bool:
@@ -241,7 +281,8 @@ class Trace:
     @property
     def logit_name(self) -> str:
         """One word for it: only what the model itself compares between all tokens is a logit."""
-        return "logit" if self.logit_is.startswith(PLAIN_LOGIT) else "score"
+        word = "logit" if self.logit_is.startswith(PLAIN_LOGIT) else "score"
+        return word if self.against is None else f"{word} difference"
 
     @property
     def memories(self) -> tuple[TracedMemory, ...]:

@@ -13,7 +13,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 import torch
@@ -102,6 +102,7 @@ def trace(
     token: str | int | None = None,
     top: int = 10,
     index: Index | str | os.PathLike[str] | None = None,
+    against: str | int | None = None,
 ) -> Trace:
     """Trace one position of a prompt: every layer's states and memories, and the parts of a token's logit.
 
@@ -109,24 +110,62 @@ def trace(
 
     `model`: a model or an index, whose model is loaded. `token`: text or number of the token whose logit is taken
     apart; None for the one the model predicts. `top`: how many tokens and how many memories per layer to list. `index`:
-    of this model; adds triggers and patterns.
+    of this model; adds triggers and patterns. `against`: another token; what is taken apart is then the difference of
+    the two logits.
     """
     check_top(top)
     loaded, opened = open_model(model, index)
     read = read_prompt(loaded, prompt)
-    chosen = None if token is None else read_token(loaded, token)
-    return trace_prompt(loaded, read, read.place(position), chosen, top, opened)[0]
+    chosen, other = (None if one is None else read_token(loaded, one) for one in (token, against))
+    place = read.place(position)
+    return TracedPrompt.run(loaded, read, place).trace(place, chosen, other, top, opened)[0]
 
 
-def trace_prompt(
-    model: MemoryModel, prompt: Prompt, position: int, token: int | None, top: int, index: Index | None
-) -> tuple[Trace, Tensor]:
-    """The trace of a prompt that was checked, position from 0, and log p [vocabulary] float64 of the next token."""
-    fed = prompt.fed(position)
-    positions = record_positions(model, fed, torch.tensor([fed.shape[1] - 1]))
-    tracer = _Tracer(model, prompt, position, positions, top)
-    log_p = torch.log_softmax(torch.from_numpy(tracer.readings.scores[-1]).double(), dim=-1)
-    return tracer.trace(token, index), log_p
+@dataclass(frozen=True, eq=False)
+class TracedPrompt:
+    """A prompt that was run once; any position that was kept is traced, for any token, without another pass.
+
+    Run within an intervention, it is the edited model's.
+    """
+
+    model: MemoryModel
+    prompt: Prompt
+    first: int  # position of the first row of `positions`
+    positions: PositionStates
+
+    @classmethod
+    def run(cls, model: MemoryModel, prompt: Prompt, position: int | None = None) -> "TracedPrompt":
+        """Keep one position, from 0, or all of them."""
+        fed = prompt.fed(position)
+        begin = prompt.shift if position is None else fed.shape[1] - 1
+        rows = torch.arange(begin, fed.shape[1])
+        return cls(model, prompt, begin - prompt.shift, record_positions(model, fed, rows))
+
+    def trace(
+        self, position: int, token: int | None, against: int | None, top: int, index: Index | None
+    ) -> tuple[Trace, Tensor]:
+        """The trace of a position, and log p [vocabulary] float64 of the next token."""
+        row = position - self.first
+        tracer = _Tracer(self.model, self.prompt, position, self.positions[row : row + 1], top)
+        log_p = torch.log_softmax(torch.from_numpy(tracer.readings.scores[-1]).double(), dim=-1)
+        return tracer.trace(token, against, index), log_p
+
+    @cached_property
+    def tops(self) -> list[list[tuple[int, float]]]:
+        """[layers][positions]: the top token of o and its probability."""
+        by_layer = []
+        for layer in range(len(self.model.layers)):  # one at a time: a distribution is as wide as the vocabulary
+            readings = read_states(self.model, self.positions.o[layer], 1)
+            tops = [readings.top(row) for row in range(len(self.positions))]
+            by_layer.append([(token, readings.p(row, token)) for row, token in enumerate(tops)])
+        return by_layer
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is kept."""
+        kept = self.positions
+        stores = (kept.r, kept.y, kept.o, kept.coefficients, kept.weights)
+        return sum(tensor.numel() * tensor.element_size() for store in stores for tensor in store.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,17 +193,19 @@ class _Tracer:
         self.readings: Readings = _read_scores(model, every.flatten(0, 1), top)
         self.accounting = LogitDecomposition(model)
 
-    def trace(self, token: int | None, index: Index | None) -> Trace:
+    def trace(self, token: int | None, against: int | None, index: Index | None) -> Trace:
         last = 3 * self.count - 1
         final = self.readings.top(last)
         chosen = final if token is None else token
-        row = torch.tensor([chosen], device=self.model.device)
-        direction = self.accounting.direction(row, self.positions.o[self.count - 1])  # [1, d]
+        direction, constant = self._direction(chosen)
+        if against is not None:
+            away, off = self._direction(against)
+            direction, constant = direction - away, constant - off
         picked = [self._pick(layer, direction) for layer in range(self.count)]
         shown = sorted({one.memory for layer in picked for one in (*layer.by_effect, *layer.by_size)})
         names = name_memories(self.model, shown, self.top, index)
         layers = tuple(self._layer(layer, chosen, direction, picked[layer], names) for layer in range(self.count))
-        embedding, constant = _dot(self.positions.embedding, direction), float(self.accounting.constant(row)[0])
+        embedding = _dot(self.positions.embedding, direction)
         parts = {
             "embedding": embedding,
             "attention": math.fsum(layer.attention for layer in layers),
@@ -177,7 +218,7 @@ class _Tracer:
             prompt=self.prompt.text,
             prefix=tuple(map(self.token, self.prompt.tokens[: self.position + 1])),
             position=self.position,
-            token=TokenShare(chosen, self.token(chosen).text, self.readings.p(last, chosen)),
+            token=self._share(chosen),
             rank=self.readings.rank(last, chosen),
             prediction=layers[-1].output[0],
             settled=self._settling_layer(final),
@@ -188,7 +229,17 @@ class _Tracer:
             layers=layers,
             text=self.prompt.until(self.position),
             logit_is=self.model.lens.logit_is,
+            against=None if against is None else self._share(against),
         )
+
+    def _share(self, token: int) -> TokenShare:
+        return TokenShare(token, self.token(token).text, self.readings.p(3 * self.count - 1, token))
+
+    def _direction(self, token: int) -> tuple[Tensor, float]:
+        """The direction [1, d] in which the token's logit grows, and what is in the logit whatever the state is."""
+        row = torch.tensor([token], device=self.model.device)
+        direction = self.accounting.direction(row, self.positions.o[self.count - 1])
+        return direction, float(self.accounting.constant(row)[0])
 
     def _settling_layer(self, final: int) -> int:
         layer = self.count - 1

@@ -156,13 +156,21 @@ class LiveRoute(IndexRoute):
         answer = super().get_route_handler()
 
         async def in_turn(request: Request) -> Response:
-            if request.url.path == "/trace" and not request.query_params.get("prompt"):
-                return await answer(request)  # an empty page
+            if not _needs_model(request):
+                return await answer(request)
             await request.body()  # one who sends slowly keeps nobody waiting
             turns: Turns = request.app.state.turns
             return await turns.take(partial(answer, request), partial(_until_gone, request))
 
         return in_turn
+
+
+def _needs_model(request: Request) -> bool:
+    """A page to type into needs none, nor does a search in what the index holds."""
+    path, asked = request.url.path, request.query_params
+    if path == "/trace":
+        return bool(asked.get("prompt"))
+    return asked.get("in") == "fires" if path in ("/search", "/search/results", "/api/search") else True
 
 
 async def _until_gone(request: Request) -> None:

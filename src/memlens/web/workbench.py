@@ -21,6 +21,7 @@ from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
 from memlens.index.trigger_text import TriggerText
 from memlens.settings import LiveSettings
+from memlens.web.kept_prompts import KeptPrompts
 from memlens.web.served_index import ServedIndex, read_statistics
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ class Workbench:
         self.live = live or LiveSettings()
         self._source = model if isinstance(model, str) else None
         self._model: MemoryModel | None = None
+        self.kept = KeptPrompts()
         self._failure = ""
         self._lock = Lock()
         self._closing = Event()

@@ -22,7 +22,7 @@ from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.related import RelatedMemory, related_memories
 from memlens.text import edge
-from memlens.tracer.result import InterventionEffect, Trace
+from memlens.tracer.result import InterventionEffect, TextCoefficients, Trace
 from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, IndexRoute, LiveRoute, Viewer, page
 from memlens.web.served_index import ServedIndex
 
@@ -183,6 +183,19 @@ def read_coefficients(bench: Bench, name: Name, end: End = "top") -> list[Trigge
     memory = bench.index.check(name)
     with bench.model() as model:
         return shade_triggers(bench.index, model, memory, end)
+
+
+@live.get("/api/memories/{name}/on", responses=LIVE_PROBLEMS)
+def read_coefficients_on(
+    bench: Bench, name: Name, text: Annotated[str, Query(min_length=1, max_length=4000)]
+) -> TextCoefficients:
+    """The memory's coefficient at every token of a text. Needs the model."""
+    from memlens.tracer.firing import coefficients_on
+
+    memory = bench.index.check(name)
+    with bench.model() as model:
+        refuse_long_prompt(model, text, bench.live.prompt_tokens)
+        return coefficients_on(model, memory, text)
 
 
 @live.post("/api/memories/{name}/silence", responses=LIVE_PROBLEMS)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from memlens.errors import MemlensError, UnknownName
+from memlens.errors import MemlensError, SettingError, UnknownName
 from memlens.index.search import (
     MemoryHit,
     PatternHit,
@@ -24,18 +24,20 @@ from memlens.index.search import (
 from memlens.memory import MemoryId
 from memlens.settings import parse_layers
 from memlens.text import cell, probability
-from memlens.web.rendering import MODEL_PROBLEMS, Bench, IndexRoute, page, status_of
+from memlens.tracer.result import FiringHit, FiringOrder, FiringResult
+from memlens.web.pages.memory import refuse_long_prompt
+from memlens.web.rendering import LIVE_PROBLEMS, MODEL_PROBLEMS, Bench, LiveRoute, page, status_of
 from memlens.web.served_index import ServedIndex, read_statistics
 from memlens.web.workbench import Workbench, trigger_text
 
-router = APIRouter(tags=["search"], route_class=IndexRoute)
+router = APIRouter(tags=["search"], route_class=LiveRoute)
 
 _WORDS = {"max": "strongest", "frequency": "fires on", "mean": "mean", "max_p": "highest p"}
 
 
 def read_asked(
-    q: Annotated[str, Query(max_length=200, description="The text, token, words or name to look for.")] = "",
-    place: Annotated[Place, Query(alias="in", description="Where to look.")] = "triggers",
+    q: Annotated[str, Query(max_length=1000, description="The text, token, words or name to look for.")] = "",
+    place: Annotated[Place | Literal["fires"], Query(alias="in", description="Where to look.")] = "triggers",
     layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
     kind: Annotated[
         Literal["", "none", "shallow", "semantic", "both"],
@@ -52,6 +54,7 @@ def read_asked(
     ] = None,
     substring: Annotated[bool, Query(description="In values and patterns: whatever contains the text.")] = False,
     bottom: Annotated[bool, Query(description="In values: memories that push the token down.")] = False,
+    by: Annotated[FiringOrder, Query(description="Of memories that fire on a text.")] = "relative",
 ) -> dict[str, Any]:
     return locals()
 
@@ -86,9 +89,32 @@ def search_results(request: Request, bench: Bench, asked: Asked) -> Response:
     return _answer(request, bench, asked, "results.html")
 
 
+@router.get("/api/fires", responses=LIVE_PROBLEMS)
+def search_firing(
+    bench: Bench,
+    text: Annotated[str, Query(min_length=1, max_length=4000, description="The text that they fire on.")],
+    order: Annotated[
+        FiringOrder, Query(description="By their own range, or by effect on what is predicted.")
+    ] = "relative",
+    layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
+    limit: Annotated[int, Query(ge=1, le=500)] = 20,
+) -> FiringResult:
+    """Memories that fire on a text, the strongest in their own range first. Needs the model."""
+    from memlens.tracer.firing import firing_of
+    from memlens.tracer.prompt import read_prompt
+
+    chosen = parse_layers(layers) if layers.strip() else None
+    with bench.model() as model:
+        refuse_long_prompt(model, text, bench.live.prompt_tokens)
+        run = bench.kept.run(model, read_prompt(model, text))
+        return firing_of(run, bench.index, order, chosen, limit)
+
+
 @router.get("/api/search", responses=MODEL_PROBLEMS)
 def search_memories(bench: Bench, asked: Asked) -> SearchResult:
     """Memories that pass all filters, the best matches first."""
+    if asked["place"] == "fires":
+        raise SettingError("memories that fire on a text are found at /api/fires?text=")
     return search(bench.index, _query(asked), trigger_text(bench.index))
 
 
@@ -109,13 +135,26 @@ def _answer(request: Request, bench: Workbench, asked: dict[str, Any], template:
     longer = request.url.include_query_params(limit=min(500, 5 * asked["limit"])).query
     content = {**search_content(bench.index, asked), "more": f"/search?{longer}"}
     try:
-        return page(request, template, answer=search_memories(bench, asked), problem=None, **content)
+        fires = asked["place"] == "fires" and asked["q"]
+        found = _firing(bench, asked) if fires else search_memories(bench, {**asked, **_as_list(asked)})
+        return page(request, template, answer=found, problem=None, **content)
     except MemlensError as error:
         return page(request, template, status_of(error), answer=None, problem=str(error), **content)
 
 
+def _as_list(asked: dict[str, Any]) -> dict[str, Any]:
+    """What is searched where nothing is written yet, whatever place is chosen."""
+    return {"place": "triggers"} if asked["place"] == "fires" else {}
+
+
+def _firing(bench: Workbench, asked: dict[str, Any]) -> FiringResult:
+    return search_firing(bench, asked["q"], asked["by"], asked["layers"], asked["limit"])
+
+
 def reason(hit: MemoryHit) -> str:
     """Why a memory was found, in a few words."""
+    if isinstance(hit, FiringHit):
+        return f"{100 * hit.relative:.0f}% of its range, effect {hit.effect:+.2f}".replace("-", "−")
     if isinstance(hit, TriggerHit):
         side = "" if hit.end == "top" else " most negative"
         return f"{hit.matches}{side} trigger{'' if hit.matches == 1 else 's'}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlencode
 
@@ -16,18 +17,18 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import StringConstraints
 
-from memlens.errors import MemlensError, SettingError
-from memlens.tracer.intervention import Edit, Intervention, check_layer
+from memlens.errors import MemlensError, UnknownName
+from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.result import InterventionEffect, TokenShare, Trace
+from memlens.web.kept_prompts import KeptPrompts
 from memlens.web.pages.memory import refuse_long_prompt, with_layers
 from memlens.web.rendering import LIVE_PROBLEMS, Bench, LiveRoute, page, status_of
 from memlens.web.workbench import READY, Workbench
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
-    from memlens.tracer.prompt import Prompt
 
-MOST_TOKENS = 96  # of a prompt: a grid of more is no picture any longer
+COLUMNS = 64  # of the grid on a page: those up to the open one
 _LISTED = 10  # tokens and memories of an opened cell
 _EXAMPLES = ("The capital of France is", "In 1990 the", "The river runs to the sea and")
 
@@ -60,45 +61,20 @@ def last_of_each(sets: list[str]) -> list[str]:
     return list(by_target.values())
 
 
-def read_grid(model: MemoryModel, text: str, sets: list[str]) -> Grid:
+def read_grid(model: MemoryModel, text: str, sets: list[str], kept: KeptPrompts | None = None) -> Grid:
     """All layers at all positions; with edits, the edited model's, and what was there without."""
-    from memlens.tracer.intervene import apply_edits
     from memlens.tracer.prompt import read_prompt
 
-    prompt = read_prompt(model, text)
-    if len(prompt.tokens) > MOST_TOKENS:
-        raise SettingError(f"the prompt has {len(prompt.tokens)} tokens; the grid shows {MOST_TOKENS}, so shorten it")
+    prompt, kept = read_prompt(model, text), kept or KeptPrompts()
     edits = last_of_each(sets)
-    changes = apply_edits(model, Intervention.of(edits), prompt) if edits else None  # refuses before anything runs
-    before = _tops(model, prompt)
-    after = before
-    if changes is not None:
-        with changes:
-            after = _tops(model, prompt)
+    after = kept.run(model, prompt, tuple(edits)).tops  # first: refuses edits that cannot be made
+    before = kept.run(model, prompt).tops if edits else after
     texts = model.tokenizer.token_text
     rows = (
         tuple(_cell(after, before, layer, position, texts) for position in range(len(prompt.tokens)))
         for layer in range(len(after))
     )
     return Grid(text, tuple(texts(token) for token in prompt.tokens), tuple(rows), tuple(edits))
-
-
-def _tops(model: MemoryModel, prompt: Prompt) -> list[list[tuple[int, float]]]:
-    """[layers][positions]: the top token of o and its probability."""
-    import torch
-
-    from memlens.models.decompose import record_positions
-    from memlens.tracer.trace import read_states
-
-    fed = prompt.fed()
-    rows = torch.arange(prompt.shift, fed.shape[1])
-    positions = record_positions(model, fed, rows, layers=())
-    by_layer = []
-    for layer in range(len(model.layers)):  # one at a time: a distribution is as wide as the vocabulary
-        readings = read_states(model, positions.o[layer], 1)
-        tops = [readings.top(row) for row in range(len(rows))]
-        by_layer.append([(token, readings.p(row, token)) for row, token in enumerate(tops)])
-    return by_layer
 
 
 def _cell(after: Any, before: Any, layer: int, position: int, texts: Callable[[int], str]) -> GridCell:
@@ -109,31 +85,57 @@ def _cell(after: Any, before: Any, layer: int, position: int, texts: Callable[[i
     return GridCell(token, texts(token), p, settled, texts(without) if without != token else None)
 
 
-def open_cell(bench: Workbench, address: TraceAddress) -> Trace | InterventionEffect:
-    """The layer and the last one of a trace; with edits, before and after."""
-    from memlens.tracer.intervene import intervene
-    from memlens.tracer.trace import trace
-
+def read_answer(bench: Workbench, address: TraceAddress) -> Trace | InterventionEffect:
+    """All layers at one position, for one token or one against another; with edits, before and after."""
     with bench.model() as model:
         refuse_long_prompt(model, address.prompt, bench.live.prompt_tokens)
-        last = len(model.layers) - 1
-        layer = last if address.layer is None else address.layer
-        check_layer(model, layer)
-        if not address.sets:
-            found = trace(model, address.prompt, address.at, top=_LISTED, index=bench.index)
-            return with_layers(found, layer, last)
-        edits = last_of_each(address.sets)
-        effect = intervene(model, address.prompt, edits, address.at, top=_LISTED, index=bench.index)
-    return replace(effect, before=with_layers(effect.before, layer, last), after=with_layers(effect.after, layer, last))
+        return bench.kept.answer(address.question, lambda: _answer(bench, model, address))
+
+
+def _answer(bench: Workbench, model: MemoryModel, address: TraceAddress) -> Trace | InterventionEffect:
+    from memlens.tracer.intervene import effect_of
+    from memlens.tracer.prompt import read_prompt, read_token
+
+    prompt = read_prompt(model, address.prompt)
+    place = prompt.place(address.at)
+    token, against = (
+        read_token(model, one.replace("␣", " ")) if one else None for one in (address.token, address.against)
+    )
+    edits = tuple(last_of_each(address.sets))
+    if not edits:
+        return bench.kept.run(model, prompt).trace(place, token, against, _LISTED, bench.index)[0]
+    edited, without = bench.kept.run(model, prompt, edits), bench.kept.run(model, prompt)
+    return effect_of(Intervention.of(edits), without, edited, place, token, against, _LISTED, bench.index)
+
+
+def open_cell(bench: Workbench, address: TraceAddress) -> Trace | InterventionEffect:
+    """The layer and the last one of the answer."""
+    found = read_answer(bench, address)
+    if isinstance(found, Trace):
+        return _layer_and_last(found, address.layer)
+    before, after = (_layer_and_last(one, address.layer) for one in (found.before, found.after))
+    return replace(found, before=before, after=after)
+
+
+def _layer_and_last(trace: Trace, layer: int | None) -> Trace:
+    last = len(trace.layers) - 1
+    if layer is not None and layer > last:
+        raise UnknownName(f"layer {layer} does not exist: {trace.model} has layers 0 to {last}")
+    return with_layers(trace, last if layer is None else layer, last)
 
 
 router = APIRouter(tags=["trace"], route_class=LiveRoute)
 
-Text = Annotated[str, Query(max_length=2000, description="The text to trace.")]
-Given = Annotated[str, Query(min_length=1, max_length=2000, description="The text to trace.")]
+MOST_LETTERS = 10_000
+Text = Annotated[str, Query(max_length=MOST_LETTERS, description="The text to trace.")]
+Given = Annotated[str, Query(min_length=1, max_length=MOST_LETTERS, description="The text to trace.")]
+Target = Annotated[
+    str, Query(max_length=100, description="Whose logit is explained; ␣ is a space. Default: the predicted token's.")
+]
+Other = Annotated[str, Query(max_length=100, description="Another token: the difference of the two is explained.")]
 Layer = Annotated[int | None, Query(ge=0, le=100_000, description="From 0. Default: the last.")]
 Position = Annotated[
-    int, Query(alias="at", ge=-2000, le=2000, description="The prompt's token, from 0; -1 is the last.")
+    int, Query(alias="at", ge=-MOST_LETTERS, le=MOST_LETTERS, description="The prompt's token, from 0; -1 is the last.")
 ]
 Sets = Annotated[
     list[Annotated[str, StringConstraints(max_length=200)]],
@@ -149,12 +151,28 @@ class TraceAddress:
     layer: int | None
     at: int
     sets: list[str]
+    token: str = ""
+    against: str = ""
+
+    @property
+    def question(self) -> tuple[object, ...]:
+        """All that an answer depends on: every layer is in it."""
+        return (self.prompt, self.at, tuple(self.sets), self.token, self.against)
+
+    @property
+    def command(self) -> str:
+        """The same in a terminal."""
+        options = [("--position", str(self.at)), ("--token", self.token), ("--against", self.against)]
+        named = [f"{option} {quote(text)}" for option, text in options if text not in ("", "-1")]
+        edits = [f"--set {quote(edit)}" for edit in self.sets]
+        return " ".join(["memlens trace INDEX", quote(self.prompt), *named, *edits]).replace("␣", " ")
 
     def link(self, **changes: Any) -> str:
         """The same with another layer, position or edits."""
         asked = replace(self, **changes)
         pairs = [("prompt", asked.prompt)]
         pairs += [] if asked.layer is None else [("layer", str(asked.layer)), ("at", str(asked.at))]
+        pairs += [("token", asked.token)] * bool(asked.token) + [("against", asked.against)] * bool(asked.against)
         return f"/trace?{urlencode([*pairs, *(('set', edit) for edit in asked.sets)], errors='replace')}"
 
     def without(self, edit: str | None = None) -> str:
@@ -180,13 +198,25 @@ def _without_bad_edits(bench: Workbench, address: TraceAddress) -> tuple[TraceAd
     return replace(address, sets=good), "; ".join(problems), status
 
 
-def _shown(address: TraceAddress, opened: Trace | InterventionEffect) -> dict[str, Any]:
-    """The variables of trace_cell.html."""
+def _shown(bench: Workbench, address: TraceAddress) -> dict[str, Any]:
+    """The variables of trace_cell.html and trace_answer.html."""
+    opened, whole = open_cell(bench, address), read_answer(bench, address)
     before, after = (opened, None) if isinstance(opened, Trace) else (opened.before, opened.after)
     layer = (after or before).layers[0]
     sets = [] if after is None else last_of_each(address.sets)
-    asked = TraceAddress(address.prompt, layer.layer, before.position, sets)
-    return {"address": asked, "opened": opened, "layer": layer, "before": before, "after": after}
+    asked = replace(address, layer=layer.layer, at=before.position, sets=sets)
+    answer = whole if isinstance(whole, Trace) else whole.after
+    return {
+        "address": asked,
+        "opened": opened,
+        "layer": layer,
+        "before": before,
+        "after": after,
+        "answer": answer,
+        "strongest": answer.memories[:_LISTED],
+        "likely": answer.layers[-1].output,
+        "linked": bench.index.layers,
+    }
 
 
 @router.get("/trace", response_class=HTMLResponse, include_in_schema=False)
@@ -197,10 +227,12 @@ def trace_page(
     layer: Layer = None,
     at: Position = -1,
     sets: Sets = [],  # noqa: B006 - FastAPI copies it
+    token: Target = "",
+    against: Other = "",
     memory: Annotated[str, Query(max_length=30)] = "",
     to: Annotated[str, Query(max_length=30)] = "",
 ) -> Response:
-    address = TraceAddress(prompt, layer, at, sets)
+    address = TraceAddress(prompt, layer, at, sets, token, against)
     if memory and to.strip():  # a form's two fields become one edit in the address
         return RedirectResponse(address.link(sets=[*sets, f"{memory}={to.strip()}"]), 303)
     shown: dict[str, Any] = {"address": address}
@@ -209,11 +241,17 @@ def trace_page(
         try:
             address, problem, status = _without_bad_edits(bench, address)
             grid = read_trace_grid(bench, prompt, address.sets)
-            shown = _shown(address, open_cell(bench, address))
+            shown = _shown(bench, address) | {"columns": _columns(grid, at)}
         except MemlensError as error:
             grid, problem, status = None, str(error), status_of(error)
-    linked = bench.index.layers
-    return page(request, "trace.html", status, grid=grid, problem=problem, examples=_EXAMPLES, linked=linked, **shown)
+    return page(request, "trace.html", status, grid=grid, problem=problem, examples=_EXAMPLES, **shown)
+
+
+def _columns(grid: Grid, at: int) -> range:
+    """The positions that the page shows: so many up to the open one, and those after it while there is room."""
+    count = len(grid.tokens)
+    last = min(count, max(at % count + 1, COLUMNS))
+    return range(max(0, last - COLUMNS), last)
 
 
 @router.get("/trace/cell", response_class=HTMLResponse, include_in_schema=False)
@@ -224,11 +262,12 @@ def cell_part(
     layer: Layer = None,
     at: Position = -1,
     sets: Sets = [],  # noqa: B006
+    token: Target = "",
+    against: Other = "",
 ) -> Response:
-    """The part of the page below the grid, for another cell."""
-    address = TraceAddress(prompt, layer, at, sets)
-    shown = _shown(address, open_cell(bench, address))
-    return page(request, "trace_cell.html", linked=bench.index.layers, **shown)
+    """The parts of the page above and below the grid, for another cell."""
+    shown = _shown(bench, TraceAddress(prompt, layer, at, sets, token, against))
+    return page(request, "trace_parts.html", **shown)
 
 
 @router.get("/api/trace", responses=LIVE_PROBLEMS)
@@ -236,7 +275,7 @@ def read_trace_grid(bench: Bench, prompt: Given, sets: Sets = []) -> Grid:  # no
     """What every layer predicts after every token of a prompt. Needs the model."""
     with bench.model() as model:
         refuse_long_prompt(model, prompt, bench.live.prompt_tokens)
-        return read_grid(model, prompt, sets)
+        return read_grid(model, prompt, sets, bench.kept)
 
 
 @router.get("/api/trace/cell", responses=LIVE_PROBLEMS)
@@ -246,6 +285,21 @@ def read_trace_cell(
     layer: Layer = None,
     at: Position = -1,
     sets: Sets = [],  # noqa: B006
+    token: Target = "",
+    against: Other = "",
 ) -> Trace | InterventionEffect:
     """The layer and the last one of a trace; with edits, of the traces before and after. Needs the model."""
-    return open_cell(bench, TraceAddress(prompt, layer, at, sets))
+    return open_cell(bench, TraceAddress(prompt, layer, at, sets, token, against))
+
+
+@router.get("/api/trace/answer", responses=LIVE_PROBLEMS)
+def read_trace_answer(
+    bench: Bench,
+    prompt: Given,
+    at: Position = -1,
+    sets: Sets = [],  # noqa: B006
+    token: Target = "",
+    against: Other = "",
+) -> Trace | InterventionEffect:
+    """Where a token's logit, or the difference of two, came from: all layers. Needs the model."""
+    return read_answer(bench, TraceAddress(prompt, None, at, sets, token, against))

@@ -56,6 +56,15 @@ export function announce(text) {
   region.textContent = text;
 }
 
+// A button .copy copies the <code> before it; it is shown where the browser has a clipboard.
+if (navigator.clipboard) document.documentElement.classList.add("has-clipboard");
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest(".copy");
+  if (!button) return;
+  await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+  announce("copied");
+});
+
 const WORDS = { none: "no model", loading: "model loading", ready: "model ready", failed: "model failed" };
 
 /** Follows the model until it is there; pages that need it listen to "memlens:model" on the document. */

@@ -1,5 +1,5 @@
 // The page of one memory: patterns that light up their prefixes, live shading, silencing, related memories, [ and ].
-import { announce, ask, here, tell } from "./base.js";
+import { announce, ask, debounced, here, tell } from "./base.js";
 
 const article = document.querySelector(".memory-page");
 const { name, end } = article.dataset;
@@ -67,6 +67,29 @@ async function shadeAll() {
   told.hidden = false;
   article.dataset.shaded = "yes";
 }
+
+// Try it: a text of one's own, shaded in the same way; the scale ends at the strongest coefficient of the scan
+
+const tryField = document.getElementById("try");
+let tries = 0;
+
+async function tryText() {
+  const [mine, shown] = [++tries, article.querySelector(".tried")];
+  const text = tryField.value;
+  if (!text.trim()) return shown.replaceChildren();
+  try {
+    const found = await ask(`/api/memories/${name}/on?${new URLSearchParams({ text })}`);
+    if (mine !== tries) return; // more was typed meanwhile
+    const strongest = Math.max(Number(article.dataset.strongest), ...found.coefficients.map(Math.abs), 1e-9);
+    shown.replaceChildren(...found.tokens.map((token, place) => shaded(token, found.coefficients[place], strongest)));
+    const most = found.coefficients.reduce((best, one, place) => (Math.abs(one) > Math.abs(found.coefficients[best]) ? place : best), 0);
+    const told = `strongest ${found.coefficients[most].toPrecision(4)} at “${found.tokens[most]}”, ${Math.round((100 * Math.abs(found.coefficients[most])) / strongest)}% of its range`;
+    shown.append(Object.assign(document.createElement("small"), { className: "quiet", textContent: told }));
+  } catch (error) {
+    if (mine === tries) shown.textContent = error.message;
+  }
+}
+tryField?.addEventListener("input", debounced(tryText, 120));
 
 // Silence it and see
 

@@ -8,7 +8,7 @@ let shown = address("/search/results"); // what the list on the page is the answ
 
 function address(path) {
   const given = new URLSearchParams(new FormData(form));
-  for (const [name, value] of [...given]) if (!value || (name === "in" && value === "triggers") || (name === "order" && value === "max")) given.delete(name);
+  for (const [name, value] of [...given]) if (!value || (name === "in" && value === "triggers") || (name === "order" && value === "max") || (name === "by" && value === "relative")) given.delete(name);
   const query = given.toString();
   return query ? `${path}?${query}` : path;
 }

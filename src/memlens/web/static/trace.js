@@ -3,6 +3,7 @@ import { announce } from "./base.js";
 
 const grid = document.querySelector(".grid");
 const place = document.getElementById("cell");
+const answer = document.getElementById("answer");
 let asked = 0;
 
 /** Opens a cell: the part below the grid is the server's own, so there is one way to draw it. */
@@ -15,8 +16,9 @@ async function openCell(cell, isNew = true) {
     if (!response.ok) throw new Error();
     const text = await response.text();
     if (mine !== asked) return; // another cell was opened meanwhile
-    const part = new DOMParser().parseFromString(text, "text/html").querySelector(".opened");
-    place.replaceChildren(document.adoptNode(part));
+    const parts = new DOMParser().parseFromString(text, "text/html");
+    place.replaceChildren(document.adoptNode(parts.querySelector(".opened")));
+    answer.replaceChildren(document.adoptNode(parts.querySelector(".answer")));
     mark(cell);
     if (isNew) history.pushState(null, "", address);
     if (isNew) bringIntoView();
