@@ -1,4 +1,4 @@
-"""Which memories fire on a text, and one memory along a text: coefficients of a text that somebody types.
+"""Memories that fire on a text, and one memory along a text: coefficients of a text that somebody types.
 
 A coefficient is compared with the memory's own range in the scan, so that memories of all layers can stand in one list:
 
