@@ -21,9 +21,10 @@ faults: $(INSTALLED)
 
 # The tests as on other machines: vector units, threads, language, time zone, and a home where nobody can write.
 TESTS ?= tests
+MACHINES ?= default-3 avx2-1
 everywhere: $(INSTALLED) chromium
-	for machine in "default 3" "avx2 1"; do set -- $$machine; \
-	  ATEN_CPU_CAPABILITY=$$1 OMP_NUM_THREADS=$$2 LC_ALL=C TZ=Asia/Kolkata HOME=/proc/nowhere \
+	for machine in $(MACHINES); do \
+	  ATEN_CPU_CAPABILITY=$${machine%-*} OMP_NUM_THREADS=$${machine#*-} LC_ALL=C TZ=Asia/Kolkata HOME=/proc/nowhere \
 	    $(BIN)/python -m pytest -p no:cacheprovider --numprocesses $(JOBS) --dist loadfile $(TESTS) || exit 1; \
 	done
 

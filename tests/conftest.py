@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 # waiting threads of torch sleep instead of spinning: several test runs on one machine do not slow each other down
@@ -22,6 +23,10 @@ import memlens
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
+
+# a slow machine is no failure
+hypothesis.settings.register_profile("memlens", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("memlens")
 
 KINDS = ("gpt2", "llama", "gpt_neox", "gemma2")  # plain, gated, parallel and with a post-norm
 TEXT = """The river runs to the sea. The river runs to the hills. The press was free in the city of Paris.

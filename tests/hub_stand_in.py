@@ -56,7 +56,10 @@ class Handler(BaseHTTPRequestHandler):
     hub: Hub
 
     def answer(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        body = self.rfile.read(size := int(self.headers.get("content-length") or 0))
+        if len(body) < size:  # who sent it is gone
+            self.close_connection = True
+            return
         with self.hub.lock:
             number = len(self.hub.requests)
             self.hub.requests.append(f"{self.command} {self.path}")

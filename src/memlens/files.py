@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 from memlens.errors import FilesError, MemlensError, OutputError
 
 if TYPE_CHECKING:
+    import duckdb
     import pyarrow as pa
 
 _ADVICE = {
@@ -303,6 +304,14 @@ def write_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> Fil
     """Write a table in the place of `path`, whole or not at all."""
     with replacing(path) as beside:
         return fill_table(beside, schema, parts)
+
+
+def open_database(threads: int = 1) -> duckdb.DuckDBPyConnection:
+    """A database in memory. With one thread it is the caller's: a process that is forked while others run hangs or
+    crashes when it drops the database, and DuckDB starts eight for reading unless it is told not to."""
+    import duckdb
+
+    return duckdb.connect(config={"threads": threads, "async_threads": 0})
 
 
 def reader_of(path: Path) -> str:

@@ -31,12 +31,13 @@ def test_closed_streams_are_no_crash(made: dict[str, Path], closed: str) -> None
     assert refused.stderr.count("\n") == (1 if closed == ">&-" else 0)
 
 
-def test_an_export_to_a_closed_stdout_is_refused(made: dict[str, Path]) -> None:
-    ran = shell('"$@" >&-', "export", made["plain"])
-    assert (ran.returncode, ran.stderr) == (
-        2,
-        "memlens: stdout is closed, so the export would go nowhere; name a file with -o\n",
-    )
+@pytest.mark.parametrize(("arguments", "option"), [(("export", "{}"), "-o"), (("annotate", "{}", "export"), "--file")])
+def test_an_export_to_a_closed_stdout_is_refused(
+    made: dict[str, Path], arguments: tuple[str, ...], option: str
+) -> None:
+    ran = shell('"$@" >&-', *(word.format(made["plain"]) for word in arguments))
+    said = f"memlens: stdout is closed, so the export would go nowhere; name a file with {option}\n"
+    assert (ran.returncode, ran.stderr) == (2, said)
 
 
 @pytest.mark.parametrize("arguments", [("show", "{}", "L0N0"), ("export", "{}"), ("--help",)])

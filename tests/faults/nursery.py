@@ -1,10 +1,11 @@
 """Runs commands of memlens in forks of one warm process, with a fault at a chosen file-system event of each.
 
-An event is a call that opens a file for writing, syncs, renames, removes or makes a folder; for races also a moment
-before or after a look at a file. A fork counts its events; at event number `at` it is killed, gets an error of the
-system, a short write or a signal. One that is stopped goes on when others have done what `meanwhile` says. Each line on
-stdin is a request as JSON, each line on stdout its outcome. Only forks have their calls replaced, so that requests do
-not see each other. `ask FOLDER ADDRESS...` is no verb but the workbench's answers.
+An event is a call that opens a file for writing, syncs, renames, removes or makes a folder, a statement to SQLite (it
+hears of no error there), or sending to a server; for races also a moment before or after a look at a file. A fork
+counts its events; at event number `at` it is killed, gets an error of the system or a signal. One that is stopped goes
+on when others have done what `meanwhile` says. With SHORT, no file can grow beyond a size. Each line on stdin is a
+request as JSON, each line on stdout its outcome. Only forks have their calls replaced, so that requests do not see each
+other. `ask FOLDER ADDRESS...` is no verb but the workbench's answers.
 """
 # ruff: noqa: PTH100, PTH115, PTH118
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import faulthandler
 import io
 import json
 import os
@@ -19,6 +21,8 @@ import random
 import resource
 import shutil
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -28,8 +32,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 KILL, SHORT = "kill", "short"  # SHORT: no file can grow beyond `at` bytes
+LONGEST = 300  # seconds; a command that hangs says where and ends
 EVERYTHING = os.environ.get("MEMLENS_FAULTS") == "all"  # `make faults`
 
 
@@ -126,6 +132,25 @@ class Events:
 
         io.open = open_
         builtins.open = open_
+        connect, send = sqlite3.connect, socket.socket.send
+
+        def connect_(address: str, *arguments: Any, **options: Any) -> sqlite3.Connection:
+            database = connect(address, *arguments, **options)
+            path = urlsplit(address).path
+            database.set_trace_callback(lambda statement: self.happen("sql", path))
+            return database
+
+        def send_(self_: socket.socket, content: Any, *arguments: Any) -> int:
+            if self_.family == socket.AF_INET:
+                try:
+                    self.happen("send", os.path.join(self.folder, "to-others"))
+                except OSError:
+                    self_.shutdown(socket.SHUT_RDWR)  # a connection that fails is gone
+                    raise
+            return send(self_, content, *arguments)
+
+        sqlite3.connect = connect_
+        socket.socket.send = send_  # type: ignore[method-assign]
         for name in ("stat", "listdir", "scandir") if self.looks else ():
             wrap_look(name)
 
@@ -219,6 +244,7 @@ def command(arguments: Sequence[str], out: int, err: int) -> int:
 
     os.dup2(out, 1)
     os.dup2(err, 2)
+    faulthandler.dump_traceback_later(LONGEST, exit=True, file=err)
     try:
         return ask(*arguments[1:]) if arguments[0] == "ask" else main(list(arguments))
     except SystemExit as error:
@@ -231,6 +257,7 @@ def command(arguments: Sequence[str], out: int, err: int) -> int:
         traceback.print_exc()
         return 70
     finally:
+        faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
         sys.stderr.flush()
 

@@ -11,17 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nursery import KILL, Nursery, contents, places
+from nursery import KILL, SHORT, Nursery, Outcome, contents, places
 
-VERBS = ("scan", "values", "patterns", "experiment", "report", "merge", "pull")
-SAMPLE = {"scan": 8, "values": 6, "patterns": 5, "experiment": 5, "report": 3, "merge": 6, "pull": 8}
+from hub_stand_in import Hub
+from memlens.annotations.store import Annotations, Label, LabelledPattern
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+
+# places of a usual run
+SAMPLE = {
+    "scan": 8, "values": 6, "patterns": 5, "experiment": 5, "report": 3, "annotate": 4, "merge": 6, "push": 4, "pull": 8
+}  # fmt: skip
+OF_THE_HUB = ("README.md", ".gitattributes")  # the card names the repository
+REPORTED = 1000  # bytes of a message, which is a file here, too
 
 
 class Sweep:
     """A verb, what it starts from, and what it ends with when nothing happens."""
 
-    def __init__(self, verb: str, nursery: Nursery, inputs: Path, work: Path) -> None:
-        self.nursery, self.work, self.verb = nursery, work, verb
+    def __init__(self, verb: str, nursery: Nursery, hub: Hub, inputs: Path, work: Path) -> None:
+        self.nursery, self.hub, self.work, self.verb = nursery, hub, work, verb
         self.before = work / "before"
         self.before.mkdir()
         scan = ["scan", inputs / "model", "--threads", "1", "--top", "5"]
@@ -41,12 +50,16 @@ class Sweep:
             self.must("patterns", self.before / "index")
         if verb == "report":
             self.must("experiment", self.before / "index", "agreement", "rank")
+        if verb == "annotate":
+            self.write_labels()
         self.commands: dict[str, Sequence[Any]] = {
             "scan": [*scan, *texts, "-o", "{}/index"],
             "values": ["values", "{}/index", "--threads", "1"],
             "patterns": ["patterns", "{}/index"],
             "experiment": ["experiment", "{}/index", "agreement", "refinement", "--threads", "1"],
             "report": ["report", "{}/index"],
+            "annotate": ["annotate", "{}/index", "restore", work / "labels.json"],
+            "push": ["push", "{}/index", "me/{name}"],
             "merge": ["merge", "{}/part1", "{}/part2", "-o", "{}/index"],
             "pull": ["pull", "me/index", "-o", "{}/index"],
         }
@@ -57,12 +70,32 @@ class Sweep:
 
     def start(self, name: str) -> tuple[Path, list[str]]:
         folder = shutil.copytree(self.before, self.work / name)
-        return folder, [str(part).format(folder) for part in self.commands[self.verb]]
+        self.hub.blobs.clear()  # what the Hub has need not be sent again
+        return folder, [str(part).format(folder, name=name) for part in self.commands[self.verb]]
+
+    def write_labels(self) -> None:
+        """A file of labels of two people."""
+        other = shutil.copytree(self.before / "index", self.work / "labelled")
+        with Annotations(Index(other)) as notes:
+            for person in ("ann", "zoë"):
+                pattern = LabelledPattern("ends with river " * 40, "shallow", (0, 1, 2))
+                notes.save(*(Label(person, MemoryId(1, memory), (pattern,)) for memory in range(8)))
+        self.must("annotate", other, "backup", self.work / "labels.json")
+
+    def result(self, folder: Path) -> dict[str, bytes]:
+        """What the verb leaves: files of the index, events in the file of labels, or the repository on the Hub."""
+        if self.verb == "annotate":
+            with Annotations(Index(folder / "index")) as notes:
+                return {event["key"]: repr(event).encode() for event in notes.history()}
+        if self.verb == "push":
+            found = self.hub.at(f"me/{folder.name}", "main")
+            return {} if found is None else {name: file for name, file in found[1].items() if name not in OF_THE_HUB}
+        return contents(folder / "index")
 
 
-@pytest.fixture(scope="module", params=VERBS)
-def sweep(request: pytest.FixtureRequest, nursery: Nursery, inputs: Path, tmp_path_factory: Any) -> Sweep:
-    return Sweep(request.param, nursery, inputs, tmp_path_factory.mktemp(request.param))
+@pytest.fixture(scope="module", params=SAMPLE)
+def sweep(request: pytest.FixtureRequest, nursery: Nursery, hub: Hub, inputs: Path, tmp_path_factory: Any) -> Sweep:
+    return Sweep(request.param, nursery, hub, inputs, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +105,7 @@ def undisturbed(sweep: Sweep) -> tuple[list[str], dict[str, bytes]]:
     outcome = sweep.nursery.run(command, folder)
     assert outcome.code == 0, outcome.err
     assert len(outcome.events) >= 4, "a verb that writes has events"
-    return outcome.events, contents(folder / "index")
+    return outcome.events, sweep.result(folder)
 
 
 @pytest.mark.parametrize("fault", [KILL, "ENOSPC", "EIO"])
@@ -80,21 +113,51 @@ def test_the_same_bytes_after_a_fault_at_any_event(
     sweep: Sweep, undisturbed: tuple[list[str], dict[str, bytes]], fault: str
 ) -> None:
     events, expected = undisturbed
-    for at in places(len(events), SAMPLE[sweep.verb], seed=len(fault)):
+    tried = places(len(events), SAMPLE[sweep.verb], seed=len(fault))
+    for at in tried:
         folder, command = sweep.start(f"{fault}-{at}")
         where = f"{fault} at event {at}, {events[at]}"
         outcome = sweep.nursery.run(command, folder, at, fault)
         if fault == KILL:
             assert outcome.code == -9, where
         else:
-            assert outcome.code in (0, 2), f"{where}: {outcome.err}"
-            assert "Traceback" not in outcome.err and outcome.err.count("\n") <= 3, f"{where}: {outcome.err}"
-        again = sweep.nursery.run(command, folder)
-        assert again.code == 0, f"{where}: {again.err}"
-        found = contents(folder / "index")
-        assert found.keys() == expected.keys(), where
-        assert [name for name in found if found[name] != expected[name]] == [], where
-        shutil.rmtree(folder)
+            refused_or_done(outcome, where)
+        if sweep.verb in ("annotate", "push"):  # nothing, or all of it
+            assert sweep.result(folder) in ({}, expected), where
+        done_again(sweep, folder, command, expected, where)
+    print(f"{sweep.verb}: {fault} at {len(tried)} of {len(events)} events, none wrong")
+
+
+def refused_or_done(outcome: Outcome, where: str) -> None:
+    assert outcome.code in (0, 2), f"{where}: {outcome.err}"
+    assert "Traceback" not in outcome.err and outcome.err.count("\n") <= 3, f"{where}: {outcome.err}"
+
+
+def done_again(sweep: Sweep, folder: Path, command: list[str], expected: dict[str, bytes], where: str) -> None:
+    """The same command once more leaves what it leaves undisturbed."""
+    again = sweep.nursery.run(command, folder)
+    assert again.code == 0, f"{where}: {again.err}"
+    found = sweep.result(folder)
+    assert found.keys() == expected.keys(), where
+    assert [name for name in found if found[name] != expected[name]] == [], where
+    shutil.rmtree(folder)
+
+
+def test_the_same_bytes_after_files_that_could_not_grow(
+    sweep: Sweep, undisturbed: tuple[list[str], dict[str, bytes]]
+) -> None:
+    """A write beyond a limit is done in part, and refused from there on, as on a disk that becomes full."""
+    sizes = {len(content) for content in contents(sweep.work / "undisturbed" / "index").values()}
+    limits = sorted({limit for size in sizes for limit in (size // 2, size - 1) if limit > REPORTED})
+    tried = [limits[place] for place in places(len(limits), SAMPLE[sweep.verb], seed=5)]
+    refused = 0
+    for limit in tried:
+        folder, command = sweep.start(f"{SHORT}-{limit}")
+        outcome = sweep.nursery.run(command, folder, limit, SHORT)
+        refused_or_done(outcome, where := f"files of {limit} bytes at most")
+        refused += outcome.code == 2
+        done_again(sweep, folder, command, undisturbed[1], where)
+    print(f"{sweep.verb}: {len(tried)} limits of the size of files, {refused} refused, none wrong")
 
 
 MOMENTS, SAMPLED_MOMENTS = 100, 5
@@ -109,7 +172,8 @@ def test_a_signal_at_any_moment_is_one_line_and_the_same_bytes_after(
     assert sweep.nursery.run(command, folder).code == 0
     takes = time.monotonic() - began
     stopped = 0
-    for number in places(MOMENTS, SAMPLED_MOMENTS, seed=7):
+    tried = places(MOMENTS, SAMPLED_MOMENTS, seed=7)
+    for number in tried:
         folder, command = sweep.start(f"{name}-{number}")
         where = f"{name} after {(delay := takes * random.Random(number).random()):.3f} s"
         outcome = sweep.nursery.run(command, folder, fault=name, delay=delay)
@@ -117,11 +181,8 @@ def test_a_signal_at_any_moment_is_one_line_and_the_same_bytes_after(
         if outcome.code > 0:
             stopped += 1
             assert "Traceback" not in outcome.err and outcome.err.count("\n") <= 2, f"{where}: {outcome.err}"
-        again = sweep.nursery.run(command, folder)
-        assert again.code == 0, f"{where}: {again.err}"
-        found = contents(folder / "index")
-        assert [file for file in undisturbed[1] if found.get(file) != undisturbed[1][file]] == [], where
-        shutil.rmtree(folder)
+        done_again(sweep, folder, command, undisturbed[1], where)
+    print(f"{sweep.verb}: {name} at {len(tried)} moments, {stopped} of them before its end, none wrong")
     assert stopped
 
 

@@ -232,9 +232,7 @@ class Scene:
         return ""
 
 
-# The workbench in a forked process hung once, waiting for a lock; until that is understood only `make faults` tries it.
-# tests/web/test_web_served_index.py has indexes that are replaced under it in every run.
-@pytest.mark.parametrize("verb", [verb for verb in VERBS if EVERYTHING or verb != "serve"])
+@pytest.mark.parametrize("verb", VERBS)
 def test_a_change_under_a_running_verb_gives_the_right_result_or_one_line(verb: str, stock: Stock) -> None:
     scene = Scene(verb, stock)
     draw, tried = random.Random(verb), cases(verb)

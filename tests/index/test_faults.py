@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -22,9 +22,10 @@ from memlens.errors import FilesError, IndexFolderError
 from memlens.index import staging
 from memlens.scanner import state
 
-# Loads everything once, then forks a scan for each line it is sent, so that many can be killed in a short time.
+# Loads everything once, then forks a scan for each line it is sent, so that many can be killed in a short time. A scan
+# that hangs says where and ends, and none of them ends as the process does that it was forked from.
 NURSERY = """
-import os, sys
+import faulthandler, os, sys, traceback
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
@@ -36,10 +37,15 @@ loaded = load(model, prove=False)
 for line in sys.stdin:
     child = os.fork()
     if child == 0:
+        faulthandler.dump_traceback_later(300, exit=True)
         print("pid", os.getpid(), flush=True)
         tell = lambda stage, *numbers: print(stage, *numbers, flush=True)
         settings = ScanSettings(top=5, batch_tokens=64, threads=1)
-        build_index(loaded, CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=0, progress=tell)
+        try:
+            build_index(loaded, CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=0, progress=tell)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     print("end", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
@@ -56,7 +62,8 @@ def one_run(nursery: subprocess.Popen[str], steps: int | None, delay: float) -> 
             return int(line.split()[1])
         if told == steps:
             time.sleep(delay)
-            os.kill(child, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # done meanwhile
+                os.kill(child, signal.SIGKILL)
     raise AssertionError("the nursery has ended")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -152,3 +154,23 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(
     with pytest.raises(CorpusError, match=r"changed while it was read|does not exist"):
         memlens.scan(tiny_gpt2, text, out=tmp_path / "index", top=3, threads=1, max_tokens=3000)
     assert done and not (tmp_path / "index" / "manifest.json").exists()
+
+
+FORKED = """
+import gc, os, sys
+from memlens.index.reader import Index
+held = [Index(sys.argv[1])]
+count = held[0].sql("SELECT count(*) AS n FROM {triggers}")
+child = os.fork()
+if child == 0:
+    assert held[0].sql("SELECT count(*) AS n FROM {triggers}") == count
+    held.clear()
+    gc.collect()
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_reads_an_open_index_and_drops_it(tiny_gpt2_index: Index) -> None:
+    """As data loaders do. Threads of a database do not come along, and a child that waits for them hangs or crashes."""
+    subprocess.run([sys.executable, "-c", FORKED, tiny_gpt2_index.folder], check=True, timeout=120)

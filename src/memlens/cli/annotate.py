@@ -11,7 +11,7 @@ import typer
 
 import memlens
 from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
-from memlens.cli.screen import Screen
+from memlens.cli.screen import Screen, open_output
 from memlens.errors import FilesError, IndexFolderError, SettingError, UnknownName
 from memlens.files import read_limited
 from memlens.settings import MOST_SEED, option_name
@@ -305,16 +305,11 @@ def _undo(screen: Screen, notes: Annotations, task: str, annotator: str, subject
 def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) -> None:
     """To a file that is new or an export, or to stdout."""
     from memlens.annotations.files import is_export
-    from memlens.files import refuse_output, replacing
 
-    if file is None:
-        sys.stdout.write(text)
-        return
-    path = Path(file)
-    refuse_output(path, is_export, force=force)
-    with replacing(path) as beside:
-        beside.write_text(text, encoding="utf-8", newline="")
-    screen.note(f"{what} written to {visible(file)}")
+    with open_output(file, "--file", is_export, force=force) as handle:
+        handle.write(text.encode())
+    if file is not None:
+        screen.note(f"{what} written to {visible(file)}")
 
 
 def _keep_safe(screen: Screen, index: memlens.Index, action: str, file: str | None, force: bool) -> None:

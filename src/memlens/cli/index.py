@@ -1,11 +1,10 @@
 """Verbs on a finished index: `check` and `repair` its files, `export` it as text, `report` it as a page, `serve` it."""
 
-import sys
 from contextlib import suppress
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,7 +12,7 @@ from rich.text import Text
 
 import memlens
 from memlens.cli.options import Force, IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
-from memlens.cli.screen import ScanProgress, Screen
+from memlens.cli.screen import ScanProgress, Screen, open_output
 from memlens.errors import FilesError, IndexFolderError, SettingError, needing
 from memlens.settings import LiveSettings
 from memlens.text import size, visible
@@ -113,7 +112,6 @@ def export(
     verbose: Verbose = False,
 ) -> None:
     """Write all memories and triggers as JSON Lines or CSV, or in Neuronpedia's layout, for which the model is run."""
-    from memlens.files import refuse_output, replacing
     from memlens.index.export import FORMATS, is_export
 
     screen = Screen(False, quiet, verbose)
@@ -125,15 +123,8 @@ def export(
     if model is not None or top is not None:
         raise SettingError(f"--model and --top are for --format neuronpedia, not for {format_}; leave them out")
     opened = memlens.Index(index)
-    if out is None:
-        if getattr(sys.stdout, "name", None) == 1:  # put in the place of a closed one, see cli/__init__.py
-            raise SettingError("stdout is closed, so the export would go nowhere; name a file with -o")
-        count = FORMATS[format_](opened, _Stdout(sys.stdout))
-    else:
-        path = Path(out)
-        refuse_output(path, is_export, force=force)
-        with replacing(path) as beside, beside.open("wb") as handle:
-            count = FORMATS[format_](opened, handle)
+    with open_output(out, "-o", is_export, force=force) as handle:
+        count = FORMATS[format_](opened, handle)
     screen.note(f"{count:,} {_UNITS[format_]} written{'' if out is None else ' to ' + visible(out)}")
 
 
@@ -152,21 +143,6 @@ def _export_neuronpedia(
         )
     screen.result(visible(out))
     screen.note(f"{count:,} memories in {len(opened.layers)} sources written")
-
-
-class _Stdout:
-    """Stdout for UTF-8; on a terminal every control character but the end of a line is made visible."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self.stream, self.is_text = stream, stream.isatty() or not hasattr(stream, "buffer")
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", newline="")
-
-    def write(self, data: Any) -> None:
-        if self.is_text:
-            self.stream.write("\n".join(map(visible, bytes(data).decode().split("\n"))))
-        else:
-            self.stream.buffer.write(data)
 
 
 def report(

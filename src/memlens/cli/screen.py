@@ -8,19 +8,53 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from rich.console import Console
 from rich.text import Text
 
+from memlens.errors import SettingError
+from memlens.files import refuse_output, replacing
 from memlens.text import finite, visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 _ENDLESS = 100_000  # columns, where nobody looks at a terminal
+
+
+class _Stdout:
+    """Stdout for UTF-8; on a terminal every control character but the end of a line is made visible."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.is_text = stream, stream.isatty() or not hasattr(stream, "buffer")
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", newline="")
+
+    def write(self, content: Any) -> None:
+        if self.is_text:
+            self.stream.write("\n".join(map(visible, bytes(content).decode().split("\n"))))
+        else:
+            self.stream.buffer.write(content)
+
+
+@contextmanager
+def open_output(
+    file: str | None, option: str, is_ours: Callable[[bytes], bool], *, force: bool
+) -> Iterator[BinaryIO | _Stdout]:
+    """Where an export goes: a new file or one of ours in whole, or stdout if none is named."""
+    if file is None:
+        if getattr(sys.stdout, "name", None) == 1:  # put in the place of a closed one, see cli/__init__.py
+            raise SettingError(f"stdout is closed, so the export would go nowhere; name a file with {option}")
+        yield _Stdout(sys.stdout)
+        return
+    refuse_output(Path(file), is_ours, force=force)
+    with replacing(Path(file)) as beside, beside.open("wb") as handle:
+        yield handle
 
 
 class _Console(Console):

@@ -18,7 +18,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +33,7 @@ from memlens.files import (
     facts_of,
     file_stamp,
     is_as_noted,
+    open_database,
     read_sealed,
     reader_of,
     replacing,
@@ -219,8 +219,7 @@ def _find_fresh(folder: Path, count: int, dedup: str) -> tuple[NDArray[np.int32]
 
 
 def _sorted_sentences(folder: Path) -> Iterator[tuple[int, NDArray[np.int32]]]:
-    with closing(duckdb.connect()) as database:
-        database.execute("SET threads = 1")
+    with closing(open_database()) as database:
         database.execute(f"SET memory_limit = '{_SORT_MEMORY}'")
         database.execute("SET temp_directory = $1", [str(folder / "sort")])
         query = f"SELECT sentence, tokens FROM {reader_of(folder / CORPUS)} ORDER BY tokens, sentence"

@@ -26,6 +26,7 @@ from memlens.files import (
     fill_table,
     is_as_noted,
     only_writer,
+    open_database,
     reader_of,
     replacing,
 )
@@ -240,7 +241,7 @@ class Index:
     def _database(self) -> duckdb.DuckDBPyConnection:
         """Stays open: opening it costs more than most queries."""
         # Sorting a result keeps it the same whatever the number of threads; one thread needs no sorting.
-        return duckdb.connect(config={"threads": 1})
+        return open_database()
 
     def _source_of(self, table: str) -> str:
         """What a query reads a table from, as SQL."""

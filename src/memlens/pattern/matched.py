@@ -5,10 +5,8 @@ before this token is like on average, and one that triggers are swapped for. Eac
 there are. A token that ends many triggers of one memory needs more of them.
 """
 
-from contextlib import closing
 from dataclasses import dataclass
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +17,7 @@ LEAST, MOST = 8, 48  # prefixes of a token in a sample
 _QUERY = """
 SELECT sentence, unnest(tokens) AS token, generate_subscripts(tokens, 1) - 1 AS position,
        (hash(source) // 2)::BIGINT AS document
-FROM read_parquet($path) WHERE (sentence // $run) % $every = $which
+FROM {corpus} WHERE (sentence // $1) % $2 = $3
 """
 
 
@@ -37,13 +35,11 @@ class MatchedPlaces:
 def draw_matched(index: Index, multiplicity: NDArray[np.int64], seed: int) -> MatchedPlaces:
     """`multiplicity` [vocabulary]: how many triggers of one memory end with each token, at most; 0 for none."""
     every, which = sampled_runs(index, seed)
-    parameters = {"path": str(index.path("corpus")), "run": RUN, "every": every, "which": which}
     parts = []
-    with closing(duckdb.connect(config={"threads": 1})) as database:
-        for batch in database.sql(_QUERY, params=parameters).to_arrow_reader(1 << 18):
-            columns = [batch.column(name).to_numpy() for name in ("token", "sentence", "position", "document")]
-            kept = multiplicity[columns[0]] > 0
-            parts.append([column[kept] for column in columns])
+    for batch in index.batches(_QUERY, (RUN, every, which)):
+        columns = [batch.column(name).to_numpy() for name in ("token", "sentence", "position", "document")]
+        kept = multiplicity[columns[0]] > 0
+        parts.append([column[kept] for column in columns])
     token, sentence, position, document = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = _spread(token, document, _noise(sentence, position, seed))
     token, sentence, position = token[order], sentence[order], position[order]

@@ -13,11 +13,9 @@ Prefixes: the mean of the words' vectors, each word once and weighted by its rar
 says how noisy that is: the prefix's size class.
 """
 
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
@@ -35,8 +33,8 @@ _POWERS = 3
 SIZES = np.array([1, 2, 3, 5, 9, 17])  # words with a vector: a prefix is in the last class whose bound it reaches
 
 _QUERY = """
-SELECT regexp_extract_all(text, $word) AS words, source FROM read_parquet($path)
-WHERE (sentence // $run) % $every = $which ORDER BY sentence
+SELECT regexp_extract_all(text, $1) AS words, source FROM {corpus}
+WHERE (sentence // $2) % $3 = $4 ORDER BY sentence
 """
 
 
@@ -76,20 +74,17 @@ def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
     every, which = sampled_runs(index, seed)
     near, wide = _Cutter(NEAR), _Cutter(WIDE)
     found = [np.zeros(0, np.int64)]
-    path = str(index.path("corpus"))
-    with closing(duckdb.connect(config={"threads": 1})) as database:
-        parameters = {"word": WORD, "path": path, "run": RUN, "every": every, "which": which}
-        for batch in database.sql(_QUERY, params=parameters).to_arrow_reader(8192):
-            lists = batch.column("words")
-            flat = lists.flatten().dictionary_encode()
-            spelled = words.add(flat.dictionary.to_pylist())
-            plain = np.asarray(words.plain, np.int64)[spelled][flat.indices.to_numpy(zero_copy_only=False)]
-            sources = batch.column("source").to_pylist()
-            sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
-            for number, cutter in enumerate((near, wide)):
-                names = sources if cutter is near else [source.rpartition(":")[0] for source in sources]
-                stretch = 2 * np.repeat(np.array([cutter.next(name) for name in names], np.int64), sizes) + number
-                found.append((stretch << 20) | plain)
+    for batch in index.batches(_QUERY, (WORD, RUN, every, which)):
+        lists = batch.column("words")
+        flat = lists.flatten().dictionary_encode()
+        spelled = words.add(flat.dictionary.to_pylist())
+        plain = np.asarray(words.plain, np.int64)[spelled][flat.indices.to_numpy(zero_copy_only=False)]
+        sources = batch.column("source").to_pylist()
+        sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
+        for number, cutter in enumerate((near, wide)):
+            names = sources if cutter is near else [source.rpartition(":")[0] for source in sources]
+            stretch = 2 * np.repeat(np.array([cutter.next(name) for name in names], np.int64), sizes) + number
+            found.append((stretch << 20) | plain)
     keys, times = np.unique(np.concatenate(found), return_counts=True)
     return _Cells(keys >> 20, keys & ((1 << 20) - 1), times, 2 * max(near.stretch, wide.stretch) + 2)
 

@@ -8,17 +8,18 @@ the last WINDOW words count.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from memlens.files import open_database, reader_of
 from memlens.index.reader import Index
 
 KINDS = ("shallow", "semantic")  # classes of patterns
@@ -113,9 +114,7 @@ def sampled_runs(index: Index, seed: int) -> tuple[int, int]:
 
 def sentence_lengths(index: Index) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Number and tokens of every sentence; the tokens themselves are not loaded."""
-    query = "SELECT sentence, len(ends)::BIGINT AS tokens FROM read_parquet($1) ORDER BY sentence"
-    with closing(duckdb.connect(config={"threads": 1})) as database:
-        found = database.execute(query, [str(index.path("corpus"))]).fetchnumpy()
+    found = index.arrays("SELECT sentence, len(ends)::BIGINT AS tokens FROM {corpus} ORDER BY sentence")
     return np.asarray(found["sentence"], np.int64), np.asarray(found["tokens"], np.int64)
 
 
@@ -133,7 +132,7 @@ _QUERY = f"""
 WITH cut AS (
     SELECT p.row, right(left(c.text, c.ends[p.position + 1]), {_CHARACTERS}) AS text,
            coalesce(c.tokens[p.position + 1], -1) AS token, hash(c.source) // 2 AS document
-    FROM prefixes p JOIN read_parquet($path) c ON p.sentence = c.sentence
+    FROM prefixes p JOIN {{corpus}} c ON p.sentence = c.sentence
     WHERE c.sentence BETWEEN $first AND $last
 )
 SELECT row, regexp_extract_all(text, $word)[-{WINDOW}:] AS words, regexp_matches(rtrim(text), $opening) AS opens,
@@ -224,20 +223,20 @@ def _read_sorted(
 ) -> Iterator[tuple[NDArray[Any], ...]]:
     """Lengths, words, last spellings, quotes, tokens and documents of sorted prefixes, chunk by chunk."""
     yield tuple(np.zeros(0, kind) for kind in (np.int64, np.int32, np.int32, np.bool_, np.int32, np.int64))
-    with closing(duckdb.connect()) as database:
+    query = _QUERY.format(corpus=reader_of(index.path("corpus")))
+    with closing(open_database(os.cpu_count() or 1)) as database:
         for first in range(0, len(sentences), _ROWS_AT_ONCE):
             own = slice(first, first + _ROWS_AT_ONCE)
             rows = np.arange(len(sentences[own]))
             prefixes = pa.table({"row": rows, "sentence": sentences[own], "position": positions[own]})
             database.register("prefixes", prefixes)
             parameters = {
-                "path": str(index.path("corpus")),
                 "first": int(sentences[own][0]),
                 "last": int(sentences[own][-1]),
                 "word": WORD,
                 "opening": _OPENING,
             }
-            found = database.sql(_QUERY, params=parameters).to_arrow_table().combine_chunks()
+            found = database.sql(query, params=parameters).to_arrow_table().combine_chunks()
             yield _number_words(found, words)
 
 
