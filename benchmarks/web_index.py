@@ -130,6 +130,7 @@ class Maker:
                     "argmax": tokens[:, 0],
                     "target": np.where(self.random.random(len(chunk)) < 0.04, tokens[:, 0], tokens[:, 7]),
                     "target_rank": self.random.integers(1, len(self.vocabulary), len(chunk)),
+                    "shuffled_rank": self.random.integers(1, len(self.vocabulary), len(chunk)),
                     "tokens": list(tokens),
                     "p": list(p),
                     "bottom_tokens": list(self._tokens(len(chunk))),

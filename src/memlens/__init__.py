@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from memlens.memory import MemoryId, Prefix, Trigger
     from memlens.models.load import load
     from memlens.models.memory_model import MemoryModel
+    from memlens.models.sparse_autoencoder import as_sae
     from memlens.pipeline import analyze, demo, repair
     from memlens.probing.probe import probe
     from memlens.probing.saved import SparseProbe
@@ -53,6 +54,7 @@ _NAMES = {
     "memlens.memory": ("MemoryId", "Prefix", "Trigger"),
     "memlens.models.load": ("load",),
     "memlens.models.memory_model": ("MemoryModel",),
+    "memlens.models.sparse_autoencoder": ("as_sae",),
     "memlens.pipeline": ("analyze", "demo", "repair"),
     "memlens.probing.probe": ("probe",),
     "memlens.probing.saved": ("SparseProbe",),
@@ -77,6 +79,7 @@ __all__ = [
     "Trigger",
     "ValueChange",
     "analyze",
+    "as_sae",
     "check",
     "coefficients_on",
     "compare",

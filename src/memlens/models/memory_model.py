@@ -161,7 +161,7 @@ class MemoryModel(ABC):
         what is to outlive the call, the callee copies.
         """
         with ExitStack() as stack:
-            for layer in self._layer_numbers(layers):
+            for layer in self.layer_numbers(layers):
                 stack.enter_context(hooks.watch_coefficients(self.layers[layer], partial(on_coefficients, layer)))
             yield
 
@@ -178,7 +178,7 @@ class MemoryModel(ABC):
         with ExitStack() as stack:
             if states:
                 stack.enter_context(hooks.on_input(self.layers[0].block, keep_embedding))
-            for layer in self._layer_numbers(layers):
+            for layer in self.layer_numbers(layers):
                 memories = self.layers[layer]
                 if coefficients:
                     begin = partial(_begin_coefficients, recording.coefficients, memories)
@@ -197,11 +197,12 @@ class MemoryModel(ABC):
         Experts behind a router are asked about every token, with zeros where they were not chosen.
         """
         with ExitStack() as stack:
-            for layer in self._layer_numbers(list(edits)):
+            for layer in self.layer_numbers(list(edits)):
                 stack.enter_context(hooks.edit_coefficients(self.layers[layer], edits[layer]))
             yield
 
-    def _layer_numbers(self, layers: Sequence[int] | None) -> Sequence[int]:
+    def layer_numbers(self, layers: Sequence[int] | None) -> Sequence[int]:
+        """Some layers in their order, or all; one that does not exist is refused."""
         if layers is None:
             return range(len(self.layers))
         for layer in layers:
