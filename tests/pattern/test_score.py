@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from index_by_hand import pieces, write_index
+from memlens.pattern.score import is_refuted
 from memlens.pattern.table import compute_patterns
 from memlens.settings import PatternSettings
 from memlens.stats import roc_area
@@ -46,6 +47,17 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order() -> None:
 def test_labels_of_read_memories_are_whole() -> None:
     path = Path(__file__).parent / "data" / "labelled_memories.json"
     labels = json.loads(path.read_text(encoding="utf-8"))["labels"]
-    assert len(labels) == 46
+    assert len(labels) == 60
     for own in labels.values():
         assert all(label["kind"] in ("shallow", "semantic") and len(label["prefixes"]) >= 3 for label in own)
+
+
+def test_a_topic_that_held_out_triggers_do_not_bear_out_is_refuted() -> None:
+    """Of rank sums of independent numbers, 95% lie below the bar; ten triggers at least are needed to say so."""
+    random = np.random.default_rng(5)
+    held, same = np.arange(25), np.arange(100)
+    areas = [roc_area(random.normal(size=25), random.normal(size=100)) for _ in range(2000)]
+    refuted = np.mean([is_refuted((0.9, area), held, same) for area in areas])
+    assert 0.93 <= refuted <= 0.97
+    assert not is_refuted((0.9, 0.75), held, same)
+    assert not is_refuted((0.9, 0.4), held[:9], same[:36]) and not is_refuted((0.9, None), held, same[:0])

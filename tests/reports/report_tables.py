@@ -89,8 +89,9 @@ def patterns_of(index: Index) -> list[Row]:
             ("shallow", 'ends with "the"') if layer < len(index.layers) / 2 else ("semantic", "rivers and hills")
         )
         for memory in range(0, index.memories(layer), 4):
-            rows.append((layer, memory, f"p{memory}", kind, said if memory else EVIL, [0, 1, 2], 1 - memory / 100))
-    return table_of("layer memory pattern kind description prefixes confidence", rows)
+            own = (layer, memory, f"p{memory}", kind, said if memory else EVIL, [0, 1, 2], 1 - memory / 100)
+            rows += [(*own, 0, 0.9, 0.5), (layer, memory, "other", kind, EVIL, [3, 4], 0.0, 1, None, None)]
+    return table_of("layer memory pattern kind description prefixes confidence sense auroc auroc_same_token", rows)
 
 
 def write_all(index: Index) -> None:

@@ -214,6 +214,9 @@ def test_the_gallery_of_patterns_shows_the_surest_of_each_kind_and_none_twice(fu
         free = [row for row in own if (row["pattern"], row["kind"]) not in used]
         best = max(free, key=lambda row: (row["confidence"], -row["memory"]))
         assert card.memory == f"L{best['layer']}N{best['memory']}" and card.confidence == best["confidence"]
+        assert (card.auroc, card.auroc_same_token) == (best["auroc"], best["auroc_same_token"])
+        alike = [row for row in rows if (row["layer"], row["memory"]) == (best["layer"], best["memory"])]
+        assert len(card.others) == len({row["sense"] for row in alike} - {best["sense"]})
         used.add((best["pattern"], best["kind"]))
 
 

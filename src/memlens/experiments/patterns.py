@@ -36,7 +36,7 @@ _COLUMNS = (
     *(f"{kind}_{edge}" for kind in KINDS for edge in ("low", "high")),
     "lead lead_low lead_high each each_low each_high",  # shallow less semantic share; patterns a memory
 )
-SCHEMA = ex.schema(*_COLUMNS)
+SCHEMA = ex.schema(*_COLUMNS, "senses auroc auroc_same_token")  # means: of memories with a pattern, of patterns
 PEOPLE_SCHEMA = ex.schema("annotator:string", *_COLUMNS)
 
 Listed = tuple[str, Iterable[int]]  # class and trigger ranks of a pattern
@@ -52,13 +52,26 @@ def compute(
         random = generator(seed, "patterns", layer)
         filled = _filled(index, layer, top)
         chosen = draw_sample(np.array(sorted(filled), np.int64), sample, random).tolist()
-        query = "SELECT memory, kind, prefixes FROM {patterns} WHERE layer = $1"
         listed: dict[int, list[Listed]] = {memory: [] for memory in chosen}
-        for row in index.stream(query, [layer]):
+        found = []
+        for row in index.stream("SELECT * FROM {patterns} WHERE layer = $1", [layer]):
             if row["memory"] in listed:
                 listed[row["memory"]].append((row["kind"], row["prefixes"]))
-        rows.append({"layer": layer, **_summary([(filled[m], own) for m, own in listed.items()], random)})
+                found.append(row)
+        summary = _summary([(filled[m], own) for m, own in listed.items()], random)
+        rows.append({"layer": layer, **summary, **_scores(found)})
     return rows
+
+
+def _scores(patterns: Sequence[ex.Row]) -> ex.Row:
+    """Senses a memory that has patterns, and mean scores on held-out triggers; tables of older versions have none."""
+    senses = {(row["memory"], row.get("sense")) for row in patterns}
+    memories = {memory for memory, _ in senses}
+    means: ex.Row = {"senses": len(senses) / len(memories) if memories else None}
+    for name in ("auroc", "auroc_same_token"):
+        known = [row[name] for row in patterns if row.get(name) is not None]
+        means[name] = sum(known) / len(known) if known else None
+    return means
 
 
 def compute_people(
@@ -252,8 +265,9 @@ EXPERIMENT = ex.Experiment(
             "semantic, both or not covered, by the patterns it contains. The paper’s people labelled ten memories a "
             "layer; memlens finds patterns by machine, for every memory, so the two are alike in kind but not in "
             "procedure. A subject counts only beyond what the last tokens imply: triggers are compared with prefixes "
-            "of other documents that have the same last tokens. Intervals: over memories, since the prefixes "
-            "of one memory belong together. Which "
+            "of other documents that have the same last tokens. AUROC, mean over patterns: how well a pattern tells "
+            "triggers that were held out from random prefixes, and from prefixes with the same last tokens. "
+            "Intervals: over memories, since the prefixes of one memory belong together. Which "
             "patterns are believed is decided once for the whole model (Benjamini and Hochberg).",
             draw=draw,
             published=published,
@@ -310,6 +324,10 @@ EXPERIMENT = ex.Experiment(
         ),
     ),
     picture=ex.Picture(
-        _CELLS, {"shallow": "shallow", "semantic": "semantic"}, by_layer, remark=rate_of_chance, below=print_people
+        (*_CELLS, ex.Column("AUROC", "auroc", ex.short), ex.Column("same token", "auroc_same_token", ex.short)),
+        {"shallow": "shallow", "semantic": "semantic"},
+        by_layer,
+        remark=rate_of_chance,
+        below=print_people,
     ),
 )

@@ -4,7 +4,8 @@
  2. Find features that three triggers share, with one cut for all memories (features, shallow).
  3. Choose the few of them that a person would name (shallow).
  4. Find memories that are coherent beyond their words and last tokens, with a cut of its own, and their topics
-    (word_vectors, matched, coherence, topics). The share of memories that pass with swapped triggers is noted.
+    (word_vectors, matched, coherence, topics). The share of memories that pass with swapped triggers is noted. Topics
+    that held-out triggers do not bear out are dropped (score).
  5. Add content words that no topic accounts for (shallow).
  6. Score every pattern on triggers that were held out (score); patterns of much the same prefixes make one sense.
  7. A next token is typical if it follows at least three triggers, more often than its share of the corpus allows: again
@@ -15,12 +16,13 @@ triggers, not with the corpus. No model is needed.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from memlens.index.memory import token_counts
 from memlens.index.reader import Index
@@ -30,6 +32,7 @@ from memlens.pattern.score import (
     HELD,
     RANDOM,
     Scores,
+    is_refuted,
     nearness,
     same_last_tokens,
     topic_scores,
@@ -104,25 +107,21 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
     ]
     own = VectorWords.of(texts.prefixes, vectors)
     tokens = LastTokens.of(texts.prefixes, own, texts.matched, vectors)
-    topics, swapped = find_topics(texts, triggers, chosen, own, tokens, vectors, settings, progress)
+    found, swapped = find_topics(texts, triggers, chosen, own, tokens, vectors, settings, progress)
+    same = same_last_tokens(triggers.held, tokens, settings.seed)
+    topics = _score_topics(found, texts, triggers, own, same, vectors, settings.seed)
     kept = []
     for m, significant_here in enumerate(candidates):
         members = 0
-        for topic in topics.get(m, ()):
+        for topic, _ in topics.get(m, ()):
             members |= topic.members
         kept.append(add_waiting(chosen[m], significant_here, members, filled[m], ends[m], significant.cutoffs))
-    same = same_last_tokens(triggers.held, tokens, settings.seed)
     wordings = wording_scores(texts, triggers.held, same, [[c.key for c in of_memory] for of_memory in kept])
-    sample = VectorWords.of(texts.sample, vectors)
-    some = np.random.default_rng([settings.seed, 12]).integers(0, len(texts.sample), RANDOM)
     patterns = []
     for m, of_memory in enumerate(kept):
         scored = zip(of_memory, wordings[m], strict=True)
         named = [_shallow_pattern(candidate, texts, ends[m], scores) for candidate, scores in scored]
-        for topic in topics.get(m, ()):
-            near = nearness(sample, vectors, topic.direction, some)
-            scores = topic_scores(own, vectors, topic.direction, triggers.held[m], same[m], near)
-            named.append(_semantic_pattern(topic, texts, vectors, scores))
+        named += [_semantic_pattern(topic, texts, vectors, scores) for topic, scores in topics.get(m, ())]
         patterns.append(in_senses(named, filled[m]))
     notes: dict[str, Any] = {
         "families": dict(zip(FAMILIES, (*significant.hypotheses, len(triggers.rows)), strict=True)),
@@ -133,6 +132,28 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
         "swapped": {str(layer): float(swapped[triggers.layer == layer].mean()) for layer in np.unique(triggers.layer)},
     }
     return PatternResult(triggers, patterns, notes)
+
+
+def _score_topics(
+    topics: Mapping[int, list[SemanticTopic]],
+    texts: Texts,
+    triggers: TriggerRows,
+    own: VectorWords,
+    same: NDArray[np.int64],
+    vectors: WordVectors,
+    seed: int,
+) -> dict[int, list[tuple[SemanticTopic, Scores]]]:
+    """By memory, the topics that held-out triggers do not refute, with their scores."""
+    sample = VectorWords.of(texts.sample, vectors)
+    some = np.random.default_rng([seed, 12]).integers(0, len(texts.sample), RANDOM)
+    found: dict[int, list[tuple[SemanticTopic, Scores]]] = {}
+    for m, of_memory in topics.items():
+        for topic in of_memory:
+            near = nearness(sample, vectors, topic.direction, some)
+            scores = topic_scores(own, vectors, topic.direction, triggers.held[m], same[m], near)
+            if not is_refuted(scores, triggers.held[m], same[m]):
+                found.setdefault(m, []).append((topic, scores))
+    return found
 
 
 def in_senses(patterns: list[Pattern], triggers: int) -> list[Pattern]:

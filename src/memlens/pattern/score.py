@@ -4,9 +4,10 @@ Held out are the triggers after those that patterns are looked for in (ranks 25 
 as in them, 1: in all of them and nowhere else. There are two scores, against random prefixes and against prefixes of
 other documents with the same last tokens; for a pattern that says no more than what the last token is, the second is
 0.5. A wording is there or not, which gives 0.5 + (share of triggers - share of others) / 2; a topic ranks prefixes by
-how near they are to its direction.
+how near they are to its direction. A topic that held-out triggers do not bear out is dropped.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -22,6 +23,8 @@ from memlens.pattern.word_vectors import VectorWords, WordVectors, prefix_vector
 from memlens.stats import roc_area
 
 HELD = 25  # triggers
+ENOUGH = 10  # of these for a verdict on a topic
+_ONE_SIDED = 1.645
 TIMES = 4  # prefixes with the same last token for each of them
 RANDOM = 1000  # random prefixes that topics are compared with
 Scores = tuple[float | None, float | None]  # against random prefixes, against the same last tokens
@@ -53,6 +56,17 @@ def topic_scores(
     """Of one topic; `random`: nearness of random prefixes to its direction."""
     mine, others = (_nearness(prefixes, vectors, direction, rows[rows >= 0]) for rows in (held, same))
     return roc_area(mine, random), roc_area(mine, others)
+
+
+def is_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64]) -> bool:
+    """Do held-out triggers not bear a topic out: are they no nearer to it than prefixes with the same last tokens?
+
+    By the normal approximation of the rank-sum test, one-sided, at 5%. Fewer than ENOUGH triggers say nothing.
+    """
+    mine, others = int((held >= 0).sum()), int((same >= 0).sum())
+    if scores[1] is None or mine < ENOUGH:
+        return False
+    return scores[1] < 0.5 + _ONE_SIDED * math.sqrt((mine + others + 1) / (12 * mine * others))
 
 
 def same_last_tokens(held: NDArray[np.int64], tokens: LastTokens, seed: int) -> NDArray[np.int64]:

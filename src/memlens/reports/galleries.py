@@ -9,6 +9,7 @@ from typing import Any
 
 from memlens.annotations.store import CHOICES
 from memlens.experiments.verdicts import Row
+from memlens.index.memory import hardly_trained
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.pattern.alike import DuplicateGroup, duplicate_groups, token_sets, trigger_sets
@@ -42,7 +43,7 @@ class ValueCard:
     max_p: float
     token: str
     precision: float | None
-    promoted: list[tuple[str, float]]
+    promoted: list[tuple[str, float, bool]]  # with p, and whether the token was trained
     examples: list[TriggerExample]
 
 
@@ -66,6 +67,9 @@ class PatternCard:
     description: str
     confidence: float | None
     prefixes: int
+    auroc: float | None  # on triggers that were held out, against random prefixes
+    auroc_same_token: float | None  # the same against prefixes with the same last tokens
+    others: list[str]  # the surest pattern of each other sense of the memory
     examples: list[TriggerExample]
 
 
@@ -114,14 +118,15 @@ def _names(index: Index, rows: list[Row]) -> list[MemoryId]:
     return [index.names.name(row["layer"], row["memory"]) for row in rows]
 
 
-def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[MemoryId, list[tuple[str, float]]]:
-    """The tokens that values promote most, with their probabilities."""
+def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[MemoryId, list[tuple[str, float, bool]]]:
+    """The tokens that values promote most, with their probabilities, and whether they were trained."""
     if not index.has("values"):
         return {}
     found = index.rows_of("values", names, "tokens, p")
+    rare = hardly_trained(index, [n for rows in found.values() for row in rows for n in row["tokens"][:most]])
     return {
         name: [
-            (token(index.vocabulary[n]), p)
+            (token(index.vocabulary[n]), p, n not in rare)
             for row in rows
             for n, p in zip(row["tokens"][:most], row["p"][:most], strict=True)
         ]
@@ -153,7 +158,9 @@ def clearest_patterns(index: Index) -> list[PatternCard] | None:
     if not index.has("patterns"):
         return None
     rows = _chosen_patterns(index)
-    cards, triggers = [], index.triggers_of(_names(index, rows))
+    names = _names(index, rows)
+    cards, triggers = [], index.triggers_of(names)
+    every = index.rows_of("patterns", names, order="confidence DESC, pattern")
     for row in rows:
         name = index.names.name(row["layer"], row["memory"])
         ranks = set(row["prefixes"] or ())
@@ -166,10 +173,20 @@ def clearest_patterns(index: Index) -> list[PatternCard] | None:
                 visible(str(row["description"] or row["pattern"])),
                 row["confidence"],
                 len(ranks),
+                row.get("auroc"),
+                row.get("auroc_same_token"),
+                _other_senses(every[name], row.get("sense")),
                 examples[:_TRIGGERS],
             )
         )
     return cards
+
+
+def _other_senses(patterns: Sequence[Row], sense: int | None) -> list[str]:
+    found: dict[int, str] = {}
+    for row in patterns:
+        found.setdefault(row.get("sense") or 0, visible(str(row["description"] or row["pattern"])))
+    return [description for own, description in found.items() if own != (sense or 0)]
 
 
 def _chosen_patterns(index: Index) -> list[Row]:
@@ -275,7 +292,7 @@ def same_values(index: Index) -> DuplicateGallery | None:
         return None
     groups = duplicate_groups(token_sets(index), ALIKE_TOKENS)
     promoted = _promoted(index, [group.memories[0] for group in groups[:_SHOWN]], TOKENS)
-    cards = [_card(group, [], [text for text, _ in promoted[group.memories[0]]]) for group in groups[:_SHOWN]]
+    cards = [_card(group, [], [text for text, _, _ in promoted[group.memories[0]]]) for group in groups[:_SHOWN]]
     return _gallery(groups, cards)
 
 
