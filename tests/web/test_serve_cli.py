@@ -9,7 +9,13 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from memlens.cli import main
+from memlens.index.reader import Index
+from memlens.web import app
 from memlens.web.app import listen
+from memlens.web.workbench import Workbench
 
 COMMAND = [sys.executable, "-m", "memlens", "serve"]
 
@@ -41,6 +47,7 @@ def test_what_cannot_be_served_is_one_line(index_folder: Path, tmp_path: Path, r
             (["--compare", "nowhere"], "nowhere"),
             (["--model", "./nowhere"], "no such folder or file: './nowhere'"),
             (["--model", "no such model"], "no possible Hub id"),
+            (["--model", "bundled", "--no-model"], "--no-model"),
         ):
             assert words in refused("serve", index_folder, *options)
     assert "is not an index" in refused("serve", tmp_path)
@@ -55,3 +62,26 @@ def test_looking_needs_no_torch(index_folder: Path) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code, str(index_folder)], check=True, capture_output=True)
+
+
+def test_the_model_is_the_one_the_index_was_scanned_from(
+    index_folder: Path, own_index: Index, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    served: list[tuple[str, str]] = []
+
+    def serve(workbench: Workbench, *_given: object) -> None:
+        if workbench.status == "loading":
+            workbench._load()
+        served.append((workbench.status, workbench.status_text))
+        workbench.close()
+
+    monkeypatch.setattr(app, "serve", serve)
+    assert main(["serve", str(index_folder)]) == 0 and main(["serve", str(index_folder), "--no-model"]) == 0
+    manifest = own_index.manifest
+    for source, said in (("./gone", "the model is not at './gone'"), ("bundled", "live pages do not work")):
+        manifest.with_notes({"model": {**manifest.content["model"], "source": source}}).write(own_index.folder)
+        capsys.readouterr()
+        assert main(["serve", str(own_index.folder)]) == 0
+        assert said in capsys.readouterr().err
+    assert [status for status, _ in served] == ["ready", "none", "none", "failed"]
+    assert "fingerprint" in served[-1][1]

@@ -217,7 +217,7 @@ def _print_demo(screen: Screen, shown: Demo) -> None:
     for words in _smaller(shown.smaller):
         screen.note(words)
     screen.result(Text.assemble(("report  ", "bold"), visible(str(shown.report))))
-    screen.result(Text.assemble(("browse  ", "bold"), visible(f"memlens serve {folder} --model bundled")))
+    screen.result(Text.assemble(("browse  ", "bold"), visible(f"memlens serve {folder}")))
 
 
 def _smaller(samples: tuple[SmallerSample, ...]) -> list[str]:

@@ -213,13 +213,26 @@ def refuse_without_workbench() -> None:
         import_module("memlens.web.app")
 
 
+def _own_model(screen: Screen, index: str) -> str | None:
+    """Where the index was scanned from, if the model is still there; else it is said how to get it."""
+    from memlens.models.load import is_here
+
+    source = memlens.Index(index).manifest.model.source
+    if source and is_here(source):
+        return source
+    where = f"'{visible(source)}', where it was scanned from" if source else "a file: it was scanned from memory"
+    screen.note(f"the model is not at {where}; live pages need `--model MODEL`, all others work")
+    return None
+
+
 @with_settings(LiveSettings)
 def serve(
     index: IndexFolder,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="The model of the index, for live pages. It loads while others answer."),
+        typer.Option(metavar="MODEL", help="Where the index's model is now. Default: where it was scanned."),
     ] = None,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Load no model: live pages say so.")] = False,
     port: Annotated[int, typer.Option(metavar="N", help="0 takes any that is free.")] = 8000,
     host: Annotated[str, typer.Option(help="Where to listen. Beyond this machine a token is needed.")] = "127.0.0.1",
     compare: Annotated[str | None, typer.Option(metavar="INDEX", help="A second index, for the page Compare.")] = None,
@@ -232,12 +245,16 @@ def serve(
     from memlens.web.app import serve as serve_workbench
     from memlens.web.workbench import Workbench
 
+    screen = Screen(False, quiet, verbose)
+    if model is not None and no_model:
+        raise SettingError("--model names a model and --no-model leaves it out; give one of them")
     if model is not None and not Path(model).is_dir():  # else it is loaded, or refused, while pages answer
         from memlens.models.load import refuse_missing
 
         refuse_missing(model)
-    screen = Screen(False, quiet, verbose)
-    workbench = Workbench(index, model, compare, LiveSettings(**options))
+    chosen = model or (None if no_model else _own_model(screen, index))
+    workbench = Workbench(index, chosen, compare, LiveSettings(**options))
+    workbench.tell_failure = lambda why: screen.note(f"live pages do not work: {why}")
 
     def opened(address: str, access: "Access") -> None:
         screen.result(address)

@@ -118,6 +118,21 @@ def refuse_missing(name: str) -> None:
         check_config_file(path)
 
 
+def is_here(name: str) -> bool:
+    """Can the model be loaded without a network? From this package, a folder or file, or what the Hub's cache holds."""
+    if name == "bundled":
+        return _BUNDLED.is_dir()
+    if not name or _expanded(name).exists():
+        return bool(name)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
+
+
 def _expanded(name: str) -> Path:
     try:
         return Path(name).expanduser()

@@ -4,7 +4,7 @@ Positions of an intervention are those of one prompt; in what is fed they lie be
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ from memlens.tracer.prompt import (
     read_prompt,
     read_token,
 )
-from memlens.tracer.result import InterventionEffect
+from memlens.tracer.result import InterventionEffect, TokenShare
 from memlens.tracer.trace import TracedPrompt, divergence, log_probabilities
 
 _LARGEST_SEED = 2**63 - 1
@@ -180,35 +180,68 @@ def generate(
     The whole text is run again for every token, so that edits hold at every position just as they do in a trace. An
     end-of-text token is a token like others.
     """
-    check_count(count, "tokens cannot be generated")
-    if check_number(temperature, "the temperature") < 0:
-        raise SettingError(f"the temperature is {temperature}; it must be 0 (greedy) or more")
-    if not 0 <= seed <= _LARGEST_SEED:
-        raise SettingError(f"the seed is {seed}; it must be a whole number from 0 to {_LARGEST_SEED}")
-    edits = None if intervention is None else Intervention.of(intervention)
     loaded, _ = open_model(model)
-    read = read_prompt(loaded, prompt, room=count)
-    with nullcontext() if edits is None else apply_edits(loaded, edits, read):
-        tokens, p = _extend(loaded, read, count, float(temperature), torch.Generator().manual_seed(int(seed)))
-    return Continuation(prompt, _text(loaded, read, tokens), tuple(tokens), tuple(p))
+    going_on = Generation.begin(loaded, prompt, count, intervention, temperature, seed)
+    for _ in going_on:
+        pass
+    return going_on.continuation
 
 
-def _extend(
-    model: MemoryModel, prompt: Prompt, count: int, temperature: float, random: torch.Generator
-) -> tuple[list[int], list[float]]:
-    fed, chosen, p = prompt.fed(), [], []
-    for _ in range(count):
-        logs = log_probabilities(model, model.run_body(fed)[0, -1])  # [vocabulary]
-        if temperature == 0:
+class Generation(Iterator[TokenShare]):
+    """A text that goes on token by token; edits hold only while a token is computed, so others may use it between."""
+
+    def __init__(
+        self, model: MemoryModel, prompt: Prompt, count: int, edits: Intervention | None, temperature: float, seed: int
+    ) -> None:
+        self._model, self._prompt, self._left, self._edits = model, prompt, count, edits
+        self._temperature, self._random = temperature, torch.Generator().manual_seed(seed)
+        self._fed, self._tokens, self._p = prompt.fed(), list[int](), list[float]()
+
+    @classmethod
+    def begin(
+        cls,
+        model: MemoryModel,
+        prompt: str,
+        count: int,
+        intervention: Intervention | Edit | str | Iterable[Edit | str] | None = None,
+        temperature: float = 0.0,
+        seed: int = 0,
+    ) -> "Generation":
+        """Refused before anything runs where it cannot be."""
+        check_count(count, "tokens cannot be generated")
+        if check_number(temperature, "the temperature") < 0:
+            raise SettingError(f"the temperature is {temperature}; it must be 0 (greedy) or more")
+        if not 0 <= seed <= _LARGEST_SEED:
+            raise SettingError(f"the seed is {seed}; it must be a whole number from 0 to {_LARGEST_SEED}")
+        edits = None if intervention is None else Intervention.of(intervention)
+        read = read_prompt(model, prompt, room=count)
+        if edits is not None:
+            apply_edits(model, edits, read)
+        return cls(model, read, count, edits, float(temperature), int(seed))
+
+    def __next__(self) -> TokenShare:
+        if not self._left:
+            raise StopIteration
+        self._left -= 1
+        edits = self._edits
+        with nullcontext() if edits is None else apply_edits(self._model, edits, self._prompt):
+            logs = log_probabilities(self._model, self._model.run_body(self._fed)[0, -1])  # [vocabulary]
+        if self._temperature == 0:
             token = int((logs == logs.max()).nonzero()[0])  # of equals the lowest id
         else:
             # less the highest, so that no temperature is too low: the best token's score stays 0
-            weights = torch.softmax((logs - logs.max()) / temperature, 0)
-            token = int(torch.multinomial(weights, 1, generator=random))
-        chosen.append(token)
-        p.append(float(logs[token].exp()))
-        fed = torch.cat([fed, torch.tensor([[token]])], dim=1)
-    return chosen, p
+            weights = torch.softmax((logs - logs.max()) / self._temperature, 0)
+            token = int(torch.multinomial(weights, 1, generator=self._random))
+        self._tokens.append(token)
+        self._p.append(float(logs[token].exp()))
+        self._fed = torch.cat([self._fed, torch.tensor([[token]])], dim=1)
+        return TokenShare(token, self._model.tokenizer.token_text(token), self._p[-1])
+
+    @property
+    def continuation(self) -> Continuation:
+        """The text so far."""
+        text = _text(self._model, self._prompt, self._tokens)
+        return Continuation(self._prompt.text, text, tuple(self._tokens), tuple(self._p))
 
 
 def _text(model: MemoryModel, prompt: Prompt, tokens: list[int]) -> str:

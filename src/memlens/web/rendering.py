@@ -218,6 +218,7 @@ PAGES = (
     ("/", "Overview"),
     ("/search", "Search"),
     ("/trace", "Trace"),
+    ("/steer", "Steer"),
     ("/annotate", "Annotate"),
     ("/compare", "Compare"),
 )

@@ -284,7 +284,7 @@ class _Site:
             contents[name] = classic_script(base, contents[name].decode()).encode()
         contents["vega.js"] = vega_file()[0]
         for name, content in contents.items():
-            if not name.startswith(("annotate", "compare", "trace")):
+            if not name.startswith(("annotate", "compare", "steer", "trace")):
                 (self.out / "static" / name).write_bytes(content)
 
     def write_frames(self) -> None:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import BoundedSemaphore, Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memlens.errors import BusyError, MemlensError, ModelError, SettingError
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NONE, LOADING, READY, FAILED = "none", "loading", "ready", "failed"
 T = TypeVar("T")
+_MOST_TEXTS = 8  # that go on at once, each borrowing the model token by token
 
 
 class Turn:
@@ -103,7 +104,9 @@ class Workbench:
         self._source = model if isinstance(model, str) else None
         self._model: MemoryModel | None = None
         self.kept = KeptPrompts()
+        self.texts = BoundedSemaphore(_MOST_TEXTS)
         self._failure = ""
+        self.tell_failure: Callable[[str], object] = lambda why: None  # to whoever has started it
         self._lock = Lock()
         self._closing = Event()
         self._preparing: Thread | None = None
@@ -197,5 +200,6 @@ class Workbench:
             loaded = self.index.load_model(self._source)
         except (MemlensError, OSError, MemoryError) as error:
             self._failure = " ".join(str(error).split()) or type(error).__name__
+            self.tell_failure(self.status_text)
         else:
             self._model = loaded

@@ -167,6 +167,11 @@ class TraceAddress:
         edits = [f"--set {quote(edit)}" for edit in self.sets]
         return " ".join(["memlens trace INDEX", quote(self.prompt), *named, *edits]).replace("␣", " ")
 
+    @property
+    def steer(self) -> str:
+        """The query of the page Steer with the same prompt and edits."""
+        return urlencode([("prompt", self.prompt), *(("set", edit) for edit in self.sets)], errors="replace")
+
     def link(self, **changes: Any) -> str:
         """The same with another layer, position or edits."""
         asked = replace(self, **changes)

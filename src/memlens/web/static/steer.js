@@ -1,0 +1,184 @@
+// The page Steer: sets of edits, texts that go on token by token, and everything in the address.
+import { announce, ask, debounced } from "./base.js";
+
+const form = document.querySelector("form.steer");
+const columns = [...document.querySelectorAll(".column")];
+const template = document.getElementById("edit");
+const [original] = columns;
+const LIMITS = { x: [-4, 8], "=": [-10, 10] };
+
+// An edit as text: L3N5=x2 scales, =3.5 sets, =0 silences; one that is switched off has ! before it.
+
+function textOf(line) {
+  const [name, kind, amount] = [line.querySelector(".memory").textContent, line.querySelector("select").value, line.querySelector("[type=number]").value || "0"];
+  return `${name}=${kind === "0" ? "0" : kind === "x" ? `x${amount}` : amount}`;
+}
+
+const isOn = (line) => line.querySelector("[type=checkbox]").checked;
+const editsOf = (column) => [...column.querySelectorAll(".edits li")].filter(isOn).map(textOf);
+
+function addEdit(column, text) {
+  const [, off, name, amount] = /^(!?)([^=]+)=?(.*)$/.exec(text);
+  const line = template.content.firstElementChild.cloneNode(true);
+  const link = line.querySelector(".memory");
+  link.textContent = name.trim().toUpperCase();
+  if (/N\d+$/.test(link.textContent)) link.href = `/m/${link.textContent}`;
+  const kind = amount === "0" ? "0" : amount === "" || /^x/i.test(amount) ? "x" : "=";
+  line.querySelector("select").value = kind;
+  line.querySelector("[type=checkbox]").checked = !off;
+  line.querySelector("[type=number]").value = kind === "x" ? amount.slice(1) || "4" : amount;
+  column.querySelector(".edits").append(line);
+  follow(line);
+}
+
+/** The slider, the number and the choice show one amount. */
+function follow(line, from = null) {
+  const [choice, slider, number] = [line.querySelector("select"), line.querySelector("[type=range]"), line.querySelector("[type=number]")];
+  if (from === slider) number.value = Number(Number(slider.value).toPrecision(3));
+  const [low, high] = LIMITS[choice.value] ?? [0, 1];
+  [slider.min, slider.max] = [Math.min(low, Number(number.value)), Math.max(high, Number(number.value))];
+  slider.value = number.value;
+  slider.disabled = number.disabled = choice.value === "0";
+  line.classList.toggle("off", !isOn(line));
+}
+
+// The address
+
+function settings() {
+  const given = new URLSearchParams(new FormData(form));
+  for (const [name, plain] of [["count", "40"], ["temperature", "0"], ["seed", "0"]]) if (given.get(name) === plain) given.delete(name);
+  return given;
+}
+
+function address() {
+  const query = settings();
+  for (const column of columns.slice(1)) {
+    for (const line of column.hidden ? [] : column.querySelectorAll(".edits li")) query.append(column.dataset.set, (isOn(line) ? "" : "!") + textOf(line));
+  }
+  return `/steer?${query}`;
+}
+
+function read() {
+  const query = new URLSearchParams(location.search);
+  for (const name of ["prompt", "count", "temperature", "seed"]) if (query.get(name)) form.elements[name].value = query.get(name);
+  for (const column of columns.slice(1)) query.getAll(column.dataset.set).forEach((text) => addEdit(column, text));
+  columns[2].hidden = !query.has("other");
+}
+
+const quoted = (text) => (/^[\w=.,\/-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
+
+function command(column) {
+  const given = settings();
+  const options = ["temperature", "seed"].filter((name) => given.has(name)).map((name) => `--${name} ${given.get(name)}`);
+  const sets = editsOf(column).map((edit) => `--set ${quoted(edit)}`);
+  return ["memlens trace INDEX", quoted(given.get("prompt")), ...sets, `--generate ${given.get("count") ?? 40}`, ...options].join(" ");
+}
+
+// Texts that go on
+
+const running = new Map(); // column -> what stops it
+const written = new Map(); // column -> its tokens
+const asked = new Map(); // column -> what its text is the answer to
+
+function mark(column) {
+  const [own, plain] = [written.get(column) ?? [], written.get(original) ?? []];
+  [...column.querySelectorAll(".going span:not(.given)")].forEach((part, place) => part.classList.toggle("differs", column !== original && place < plain.length && plain[place] !== own[place]));
+}
+
+async function goOn(column) {
+  const query = settings();
+  for (const edit of editsOf(column)) query.append("set", edit);
+  if (asked.get(column) === String(query)) return;
+  asked.set(column, String(query));
+  running.get(column)?.abort();
+  const stop = new AbortController();
+  running.set(column, stop);
+  const [shown, problem] = [column.querySelector(".going"), column.querySelector(".note")];
+  const given = Object.assign(document.createElement("span"), { className: "given", textContent: query.get("prompt") });
+  written.set(column, []);
+  try {
+    const response = await fetch(`/api/steer?${query}`, { signal: stop.signal });
+    if (!response.ok) throw new Error((await response.json()).error);
+    if (problem) problem.hidden = true;
+    shown.replaceChildren(given);
+    shown.classList.add("busy");
+    const lines = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    for (let rest = "", part; !(part = await lines.read()).done; ) {
+      const whole = (rest + part.value).split("\n");
+      rest = whole.pop();
+      for (const line of whole.map((one) => JSON.parse(one))) if (line.id !== undefined) addToken(column, shown, line);
+    }
+    showNext(column, query, stop.signal);
+  } catch (error) {
+    if (error.name === "AbortError") return;
+    asked.delete(column);
+    if (problem) Object.assign(problem, { hidden: false, textContent: error.message });
+    else shown.textContent = error.message;
+  }
+  shown.classList.remove("busy");
+  if (column !== original) announce("the edited text is complete");
+}
+
+function addToken(column, shown, token) {
+  written.get(column).push(token.id);
+  shown.append(Object.assign(document.createElement("span"), { textContent: token.text, title: `p ${token.p.toPrecision(3)}` }));
+  columns.forEach(mark);
+}
+
+/** The next token's distribution, and how far the edits move it. */
+async function showNext(column, query, signal) {
+  const given = new URLSearchParams([["prompt", query.get("prompt")], ...query.getAll("set").map((edit) => ["set", edit])]);
+  const found = await ask(`/api/trace/answer?${given}`, { signal });
+  const tokens = (found.after ?? found).layers.at(-1).output.slice(0, 6);
+  const title = Object.assign(document.createElement("h3"), { textContent: found.kl === undefined ? "The next token" : `The next token, KL ${found.kl.toPrecision(3)} nats` });
+  const list = Object.assign(document.createElement("ol"), { className: "bars" });
+  for (const one of tokens) {
+    const [line, bar] = [document.createElement("li"), Object.assign(document.createElement("span"), { className: "bar" })];
+    bar.style.setProperty("--share", `${100 * one.p}%`);
+    const text = one.text.replace(/^ /, "␣") || "∅";
+    line.append(Object.assign(document.createElement("span"), { className: "token", textContent: text }), bar, Object.assign(document.createElement("span"), { className: "n", textContent: `${(100 * one.p).toPrecision(3)}%` }));
+    list.append(line);
+  }
+  column.querySelector(".next").replaceChildren(title, list);
+}
+
+function show() {
+  if (!form.reportValidity()) return;
+  history.replaceState(null, "", address());
+  for (const column of columns) {
+    if (column !== original) column.querySelector(".command code").textContent = command(column);
+    const waits = column.hidden || (column !== original && !column.querySelector(".edits li"));
+    if (!waits && document.querySelector(".model-status").dataset.status === "ready") goOn(column);
+  }
+}
+const showSoon = debounced(show, 250);
+
+form.addEventListener("input", showSoon);
+form.addEventListener("submit", (event) => event.preventDefault());
+for (const column of columns.slice(1)) {
+  column.querySelector(".edits").addEventListener("input", (event) => (follow(event.target.closest("li"), event.target), showSoon()));
+  column.querySelector(".edits").addEventListener("click", (event) => {
+    if (!event.target.closest(".remove")) return;
+    event.target.closest("li").remove();
+    showSoon();
+  });
+  column.querySelector(".add").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const field = event.target.querySelector("input");
+    addEdit(column, field.value);
+    field.value = "";
+    show();
+  });
+}
+form.querySelector(".second").addEventListener("click", (event) => {
+  columns[2].hidden = !columns[2].hidden;
+  event.target.setAttribute("aria-expanded", String(!columns[2].hidden));
+  show();
+});
+form.querySelector(".share").addEventListener("click", async () => {
+  await navigator.clipboard.writeText(location.origin + address());
+  announce("the link is copied");
+});
+document.addEventListener("memlens:model", () => location.reload());
+read();
+show();

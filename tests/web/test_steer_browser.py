@@ -1,0 +1,50 @@
+"""Steering as a person does it: edits by keys and mouse, two texts side by side, the address shared."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Open = Callable[..., Any]
+DONE = ".column[data-set=set] .bars li"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
+def test_an_edit_changes_the_text_and_the_address_holds_all(open_page: Open, width: int, scheme: str) -> None:
+    page = open_page("/steer?prompt=The+river+runs&count=6", width, scheme)
+    page.locator(".column[data-set=''] .bars li").first.wait_for()
+    page.locator("#add-set").focus()
+    page.keyboard.type("L1")
+    page.keyboard.press("Enter")
+    page.locator(DONE).first.wait_for()
+    line = page.locator(".column[data-set=set] .edits li")
+    line.locator("select").select_option("=")
+    line.locator("[type=number]").fill("60")
+    page.wait_for_url("**set=L1%3D60*")
+    page.locator(".going .differs").first.wait_for()
+    assert "KL" in page.locator(".column[data-set=set] .next h3").inner_text()
+    command = page.locator(".column[data-set=set] .command code").inner_text()
+    assert command == "memlens trace INDEX 'The river runs' --set L1=60 --generate 6"
+    page.wait_for_timeout(500)
+    shown = page.locator(".column[data-set=set] .going").inner_text()
+    page.goto(page.url)
+    page.locator(DONE).first.wait_for()
+    assert page.locator(".column[data-set=set] .going").inner_text() == shown
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+def test_switches_sliders_and_a_second_set(open_page: Open) -> None:
+    page = open_page("/steer?prompt=The+river+runs&count=4&set=L1%3D60&set=!L2%3D0&other=L0%3Dx0.5")
+    page.locator(".column[data-set=other] .bars li").first.wait_for()
+    assert page.locator(".column[data-set=set] .edits li.off .memory").inner_text() == "L2"
+    assert "--set L2" not in page.locator(".column[data-set=set] .command code").inner_text()
+    slider = page.locator(".column[data-set=other] [type=range]")
+    slider.focus()
+    page.keyboard.press("Home")
+    page.wait_for_url("**other=L0%3Dx-4*")
+    page.locator(".column[data-set=set] .edits li").first.locator("[type=checkbox]").click()
+    page.wait_for_url("**set=%21L1%3D60*")
+    page.locator(".column[data-set=set] .remove").first.click()
+    page.wait_for_url(lambda url: "L1%3D60" not in url)
+    page.locator(".second").click()
+    page.wait_for_url(lambda url: "other=" not in url)

@@ -1,0 +1,66 @@
+"""Steering: texts that go on are those of memlens.generate, several at once do not mix, and bad input is one line."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from memlens.models.memory_model import MemoryModel
+from memlens.tracer.intervene import generate
+
+PROMPT = "The river runs"
+
+
+def steer(client: TestClient, **asked: Any) -> list[dict[str, Any]]:
+    answer = client.get("/api/steer", params={"prompt": PROMPT, "count": 6} | asked)
+    assert answer.status_code == 200, answer.text
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+@pytest.mark.parametrize("asked", [{}, {"set": ["L1N7=25", "L2=x-1"]}, {"temperature": 1.5, "seed": 7, "set": "L0=0"}])
+def test_a_text_goes_on_as_it_does_in_python(client: TestClient, model: MemoryModel, asked: dict[str, Any]) -> None:
+    *tokens, whole = steer(client, **asked)
+    edits = asked.get("set")
+    expected = generate(model, PROMPT, 6, edits, temperature=asked.get("temperature", 0.0), seed=asked.get("seed", 0))
+    assert whole == expected.to_json()
+    assert [one["id"] for one in tokens] == list(expected.tokens)
+    assert [one["p"] for one in tokens] == list(expected.p)
+
+
+def test_two_people_steer_at_once_and_nothing_mixes(client: TestClient) -> None:
+    asked = [{"set": f"L1N{number}={20 * number}", "temperature": 1.0, "seed": number} for number in range(4)]
+    alone = [steer(client, **one) for one in asked]
+    with ThreadPoolExecutor(4) as people:
+        together = list(people.map(lambda one: steer(client, **one), asked))
+    assert together == alone
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "words"),
+    [
+        ({"set": "L1N4000=0"}, 404, "does not exist"),
+        ({"set": "L1N7"}, 422, "changes nothing"),
+        ({"count": 201}, 422, "count"),
+        ({"temperature": -1}, 422, "temperature"),
+        ({"prompt": "the " * 300}, 422, "tokens"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_written(
+    client: TestClient, asked: dict[str, Any], status: int, words: str
+) -> None:
+    answer = client.get("/api/steer", params={"prompt": PROMPT, "count": 6} | asked)
+    assert answer.status_code == status and words in answer.json()["error"]
+
+
+def test_only_so_many_texts_go_on_at_once(client: TestClient) -> None:
+    texts = client.app.state.workbench.texts  # type: ignore[attr-defined]
+    taken = [texts.acquire(blocking=False) for _ in range(8)]
+    try:
+        assert all(taken)
+        assert client.get("/api/steer", params={"prompt": PROMPT}).status_code == 429
+    finally:
+        for _ in taken:
+            texts.release()
+    assert len(steer(client)) == 7
