@@ -76,7 +76,6 @@ def load(
         is_path = isinstance(model, os.PathLike) or _looks_like_a_path(model)
         before = _stamps(os.fspath(model))
         loaded = _load_named(os.fspath(model), is_path, options)
-        _own_weights_(loaded.network)
         if before != _stamps(os.fspath(model)):
             raise ModelError(f"{model} changed while it was read; run the same command again when it is at rest")
     else:
@@ -189,11 +188,14 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
     refuse_adapter(place, name)
     config = read_config(place, name)
     refuse_config(config, name)
-    refuse_misfit(name, config, *stored_tensors(place, name))
+    stored, size = stored_tensors(place, name)
+    refuse_misfit(name, config, stored, size)
     if options.device_map is None:
         network = _read_network(place, name, options.dtype, config=config).to(options.device)
     else:
         network = _read_network(place, name, options.dtype, config=config, device_map=_device_map(options.device_map))
+    if any(tensor.dtype == options.dtype for tensor in stored.values()):  # all others were copied to change their dtype
+        _own_weights_(network)
     return as_memories(network, tokenizer or _read_tokenizer(place), name=name, source=source)
 
 

@@ -121,7 +121,7 @@ class _LayerProof:
         self._prove_addition(o, y - y_silent, scale)
         if self.layer.groups:
             self._prove_stream(o - y, scale)
-        unseen = unseen_part(self.layer, self.call, self.calls)
+        unseen = unseen_part(self.layer, self.call, self.calls, o)
         if unseen is not None:
             self.worst.refuse(f"{self.where}: {unseen} works on each position by itself and is not made of memories")
 

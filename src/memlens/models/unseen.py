@@ -17,10 +17,10 @@ from memlens.models.groups import MemoryLayer
 from memlens.models.match import is_linear, rows_of
 
 
-def unseen_part(layer: MemoryLayer, block: BlockCall, calls: Mapping[nn.Module, ModuleCall]) -> str | None:
+def unseen_part(layer: MemoryLayer, block: BlockCall, calls: Mapping[nn.Module, ModuleCall], o: Tensor) -> str | None:
     """The name of a part of a block, none of its memories, that adds what it makes of each position by itself.
 
-    `calls`: those made when the block was run on its probe.
+    `calls`: those made when the block was run on its probe and put out `o` [batch * pos, d].
     """
     batch, positions, width = block.states.shape
     if positions < 2:
@@ -28,14 +28,15 @@ def unseen_part(layer: MemoryLayer, block: BlockCall, calls: Mapping[nn.Module, 
     known = {module for part in layer.outputs for module in part.modules()}
     others = {name: calls[module] for name, module in layer.block.named_modules() if module in calls.keys() - known}
     maps = [call for call in others.values() if is_linear(call) and len(rows_of(call.given)) == batch * positions]
-    alone, mixing = _linear_maps(block, maps, [calls[module] for module in layer.outputs])
+    held = _Held(block, maps, [calls[module] for module in layer.outputs])
+    alone, mixing = held.ways()
     for name, call in others.items():  # the outer before the inner
         if {*call.module.modules()} & {*layer.outputs, *mixing} or _matrices(call.module) < 2:
             continue
         shapes = {rows_of(call.given).shape, rows_of(call.output).shape}
         if shapes == {(batch * positions, width)} and _works_alone(call, block.states.shape):
             return name
-    return next((name for name, call in others.items() if call.module in alone), None)
+    return next((name for name, call in others.items() if call.module in alone and held.writes(call, o)), None)
 
 
 def _matrices(module: nn.Module) -> int:
@@ -54,40 +55,47 @@ def _works_alone(call: ModuleCall, shape: torch.Size) -> bool:
     return heeds(slice(-1, None)) and not heeds(slice(-1))  # what heeds neither adds a constant
 
 
-def _linear_maps(
-    block: BlockCall, maps: Sequence[ModuleCall], memories: Sequence[ModuleCall]
-) -> tuple[set[nn.Module], set[nn.Module]]:
-    """Linear maps that write what was made of each position by itself, and those whose input mixes positions.
+class _Held:
+    """A block whose linear maps and memories put out what they did, but for some that put out something else at first.
 
-    All linear maps and the memories put out what they did, but for one map, which puts out something else at the first
-    position: where that is seen, it went through no other map.
+    "At first": at the first position. Where that is seen, it went through no other map.
     """
-    shape = block.states.shape[:2]
-    given: dict[nn.Module, Tensor] = {}
-    changed: nn.Module | None = None
 
-    def forward(call: ModuleCall) -> Callable[..., Any]:
-        def put_out(*arguments: Any, **named: Any) -> Any:
-            given[call.module] = first_input(arguments, named).detach().clone()
-            own = call.output.clone()
-            return call.returning(_first_position_turned(own, shape) if call.module is changed else own)
+    def __init__(self, block: BlockCall, maps: Sequence[ModuleCall], memories: Sequence[ModuleCall]) -> None:
+        self.block, self.maps, self.memories = block, maps, memories
+        self.shape = block.states.shape[:2]
 
-        return put_out
+    def ways(self) -> tuple[set[nn.Module], set[nn.Module]]:
+        """Maps whose input is made of other maps' output at each position by itself, and those whose input mixes."""
+        _, given = self._run(self.maps)
+        alone, mixing = set[nn.Module](), set[nn.Module]()
+        for call in self.maps:
+            moved = (given[call.module] != call.given).reshape(*self.shape, -1).any(-1).any(0)  # [pos]
+            if moved[1:].any():
+                mixing.add(call.module)
+            elif moved[0] and not any(torch.equal(rows_of(call.given), rows_of(one.output)) for one in self.maps):
+                alone.add(call.module)  # of two maps in turn, which are one, nothing is made in between
+        return alone, mixing
 
-    alone, mixing, writing = set[nn.Module](), set[nn.Module](), set[nn.Module]()
-    with replaced({call.module: forward(call) for call in (*maps, *memories)}):
-        o, before = block.run(), dict(given)
-        for source in maps:
-            changed = source.module
-            if not torch.equal(block.run()[:, 0], o[:, 0]):
-                writing.add(changed)
-            for module in (call.module for call in maps if call is not source):
-                moved = (given[module] != before[module]).reshape(*shape, -1).any(-1).any(0)  # [pos]
-                if moved[1:].any():
-                    mixing.add(module)
-                elif moved[0] and not torch.equal(rows_of(before[module]), rows_of(source.output)):
-                    alone.add(module)  # two maps in turn are one
-    return (alone & writing) - mixing, mixing
+    def writes(self, call: ModuleCall, o: Tensor) -> bool:
+        """Does what a map puts out reach the stream by no other map?"""
+        put_out, _ = self._run([call])
+        return not torch.equal(rows_of(put_out), o)
+
+    def _run(self, changed: Sequence[ModuleCall]) -> tuple[Tensor, dict[nn.Module, Tensor]]:
+        given: dict[nn.Module, Tensor] = {}
+
+        def forward(call: ModuleCall) -> Callable[..., Any]:
+            own = _first_position_turned(call.output, self.shape) if call in changed else call.output.clone()
+
+            def put_out(*arguments: Any, **named: Any) -> Any:
+                given[call.module] = first_input(arguments, named).detach().clone()
+                return call.returning(own)
+
+            return put_out
+
+        with replaced({call.module: forward(call) for call in (*self.maps, *self.memories)}):
+            return self.block.run(), given
 
 
 def _first_position_turned(output: Tensor, shape: torch.Size) -> Tensor:
