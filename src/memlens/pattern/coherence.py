@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from memlens.parallel import compiled
 from memlens.pattern.matched import MatchedPlaces
-from memlens.pattern.word_vectors import SIZES, VectorWords, WordVectors, prefix_vector_, size_class
+from memlens.pattern.word_vectors import SIZES, VectorWords, WordVectors, dot, prefix_vector_, size_class
 from memlens.pattern.words import GROUNDED, PrefixWords
+from memlens.sorting import sort_with_
 
 NULL_SETS, FEWER_SETS = 20_000, 4_000  # of the most triggers, and of fewer
 _PAIRS = 200_000
@@ -58,7 +59,9 @@ class LastTokens(NamedTuple):
         unit = _unit_vectors(words, first, len(places.sentences), vectors)
         where = (places.slots, places.offsets + first, places.middles + first)
         found = cls(prefixes.tokens, prefixes.documents, *where, first, unit, np.ones(len(SIZES)))
-        return found._replace(amounts=_amounts(words, found, vectors))
+        products, squares = _amounts(words, found, vectors)
+        nearest = np.where(squares > 1, products / np.maximum(squares, 1), 1.0)  # to the prefixes of the second sample
+        return found._replace(amounts=nearest)
 
 
 @compiled
@@ -67,7 +70,8 @@ def _unit_vectors(words: VectorWords, first: int, count: int, vectors: WordVecto
     used, parts, nothing = np.empty(64, np.int32), np.empty(64, np.float32), np.empty(0, np.int32)
     for i in range(count):
         if prefix_vector_(words, first + i, nothing, True, vectors, found[i], used, parts) == 0:
-            found[i] = 0
+            for d in range(found.shape[1]):
+                found[i, d] = 0
     return found
 
 
@@ -99,42 +103,55 @@ def swap_prefixes(rows: NDArray[np.int64], tokens: LastTokens, random: np.random
 
 
 @compiled
+def _is_there(tokens: LastTokens, row: int) -> bool:
+    """Has a sampled prefix a vector?"""
+    found = False
+    for i in range(tokens.vectors.shape[1]):
+        found |= tokens.vectors[row - tokens.first, i] != 0
+    return found
+
+
+@compiled
 def _mean_before(
-    slot: int, documents: Any, excluded: Any, words: VectorWords, tokens: LastTokens, vectors: WordVectors,
+    slot: int, documents: Any, filled: int, excluded: Any, words: VectorWords, tokens: LastTokens, vectors: WordVectors,
     mean: Any, vector: Any, used: Any, parts: Any,
 ) -> int:  # fmt: skip
     """Write the mean vector of text before a token in other documents; of how many prefixes comes back."""
-    mean[:] = 0
-    count = 0
+    size, count = mean.shape[0], 0
+    for i in range(size):
+        mean[i] = 0
     for row in range(tokens.offsets[slot], tokens.middles[slot]):
         is_free, has_excluded = True, False
-        for document in documents:
-            is_free &= tokens.documents[row] != document
+        for i in range(filled):
+            is_free &= tokens.documents[row] != documents[i]
         if not is_free:
             continue
-        for word in words.rows[words.offsets[row] : words.offsets[row + 1]]:
+        for place in range(words.offsets[row], words.offsets[row + 1]):
             for other in excluded:
-                has_excluded |= word == other
+                has_excluded |= words.rows[place] == other
         if has_excluded:
             if prefix_vector_(words, row, excluded, True, vectors, vector, used, parts) > 0:
-                mean += vector
+                for i in range(size):
+                    mean[i] += vector[i]
                 count += 1
-        elif (tokens.vectors[row - tokens.first] != 0).any():
-            mean += tokens.vectors[row - tokens.first]
+        elif _is_there(tokens, row):
+            for i in range(size):
+                mean[i] += tokens.vectors[row - tokens.first, i]
             count += 1
-    mean /= max(count, 1)
+    for i in range(size):
+        mean[i] /= max(count, 1)
     return count
 
 
 @compiled
 def _variance(mean: Any, count: int) -> float:
     """Of unit vectors around their mean, summed over dimensions."""
-    return max(1 - (mean * mean).sum(), 0.0) * count / (count - 1)
+    return max(1 - dot(mean, mean), 0.0) * count / (count - 1)
 
 
 @compiled
-def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> Any:
-    """By size class, the multiple of a token's mean vector that lies nearest to the prefixes of the second sample."""
+def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tuple[Any, Any]:
+    """By size class, products of a token's mean vector with the prefixes of the second sample, and its squares."""
     products, squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
     mean, one, nothing = np.empty(tokens.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
     spare, used, parts = np.empty(tokens.vectors.shape[1], np.float32), np.empty(64, np.int32), np.empty(64, np.float32)
@@ -142,13 +159,13 @@ def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> An
         for row in range(tokens.middles[slot], tokens.offsets[slot + 1]):
             vector = tokens.vectors[row - tokens.first]
             one[0] = tokens.documents[row]
-            count = _mean_before(slot, one, nothing, words, tokens, vectors, mean, spare, used, parts)
-            if count < _KNOWN or not (vector != 0).any():
+            count = _mean_before(slot, one, 1, nothing, words, tokens, vectors, mean, spare, used, parts)
+            if count < _KNOWN or not _is_there(tokens, row):
                 continue
             size = size_class(max(words.offsets[row + 1] - words.offsets[row] - 1, 1))
-            products[size] += (vector * mean).sum()
-            squares[size] += (mean * mean).sum() - _variance(mean, count) / count
-    return np.where(squares > 1, products / np.maximum(squares, 1), 1.0)
+            products[size] += dot(vector, mean)
+            squares[size] += dot(mean, mean) - _variance(mean, count) / count
+    return products, squares
 
 
 @compiled
@@ -159,21 +176,25 @@ def _pair_sums(
     memories, triggers = sets.shape
     sums, wider, classes = np.zeros(memories), np.ones(memories), np.zeros((memories, len(SIZES)))
     dimensions = vectors.vectors.shape[1]
-    vector, total = np.empty(dimensions, np.float32), np.empty(dimensions)
+    vector, left, total = np.empty(dimensions, np.float32), np.empty(dimensions), np.empty(dimensions)
     spare, spare_used, spare_parts = np.empty(dimensions, np.float32), np.empty(64, np.int32), np.empty(64, np.float32)
     used, parts = np.empty(64, np.int32), np.empty(64, np.float32)
     all_words, all_parts = np.empty(64 * triggers, np.int32), np.empty(64 * triggers)
     means, slots = np.empty((triggers, dimensions)), np.empty(triggers, np.int64)
-    known, times = np.empty(triggers, np.int64), np.empty(triggers, np.int64)
+    known, times, documents = np.empty(triggers, np.int64), np.empty(triggers, np.int64), np.empty(triggers, np.int64)
     taken, taken_squares = np.empty(triggers), np.empty(triggers)
     for m in range(memories):
         own = excluded.words[excluded.offsets[owners[m]] : excluded.offsets[owners[m] + 1]]
-        rows = sets[m][sets[m] >= 0]
-        documents = tokens.documents[rows]
-        total[:] = 0
+        prefixes = 0
+        for row in sets[m]:
+            if row >= 0:
+                documents[prefixes] = tokens.documents[row]
+                prefixes += 1
+        for i in range(dimensions):
+            total[i] = 0
         squares, groups, word_count, filled = 0.0, 0, 0, 0
-        for row in rows:
-            slot = -1 if tokens.tokens[row] < 0 else tokens.slots[tokens.tokens[row]]
+        for row in sets[m]:
+            slot = -1 if row < 0 or tokens.tokens[row] < 0 else tokens.slots[tokens.tokens[row]]
             count = 0 if slot < 0 else prefix_vector_(words, row, own, True, vectors, vector, used, parts)
             if count == 0:
                 continue
@@ -183,24 +204,25 @@ def _pair_sums(
             if group == groups:
                 slots[group], times[group], taken[group], taken_squares[group] = slot, 0, 0.0, 0.0
                 known[group] = _mean_before(
-                    slot, documents, own, words, tokens, vectors, means[group], spare, spare_used, spare_parts
+                    slot, documents, prefixes, own, words, tokens, vectors, means[group], spare, spare_used, spare_parts
                 )
                 groups += 1
             if known[group] < _KNOWN:
                 continue
             size = size_class(count)
-            left = vector - tokens.amounts[size] * means[group]
-            total += left
-            squares += (left * left).sum()
+            for i in range(dimensions):
+                left[i] = vector[i] - tokens.amounts[size] * means[group, i]
+                total[i] += left[i]
+            squares += dot(left, left)
             times[group] += 1
             taken[group] += tokens.amounts[size]
             taken_squares[group] += tokens.amounts[size] ** 2
             filled += 1
             classes[m, size] += 1
-            all_words[word_count : word_count + count] = used[:count]
-            all_parts[word_count : word_count + count] = parts[:count]
+            for i in range(count):
+                all_words[word_count + i], all_parts[word_count + i] = used[i], parts[i]
             word_count += count
-        same = _equal_words(all_words[:word_count], all_parts[:word_count])
+        same = _equal_words_(all_words, all_parts, word_count)
         bias, spread = 0.0, 0.0
         for group in range(groups):
             if times[group] > 0:
@@ -208,20 +230,20 @@ def _pair_sums(
                 pairs = (taken[group] ** 2 - taken_squares[group]) / 2
                 bias += pairs * _variance(means[group], n) / n
                 spread += k * (1 + k / n)
-        sums[m] = ((total * total).sum() - squares - same) / 2 - bias
+        sums[m] = (dot(total, total) - squares - same) / 2 - bias
         wider[m] = spread / filled if filled else 1.0
     return sums, wider, classes
 
 
 @compiled
-def _equal_words(words: Any, parts: Any) -> float:
-    """Twice what equal words of different prefixes contribute to the sum of cosines."""
-    same, order, begin = 0.0, np.argsort(words), 0
-    while begin < len(words):
+def _equal_words_(words: Any, parts: Any, count: int) -> float:
+    """Twice what equal words of different prefixes contribute to the sum of cosines; the words get sorted."""
+    sort_with_(words, parts, count)
+    same, begin = 0.0, 0
+    while begin < count:
         end, whole, squares = begin, 0.0, 0.0
-        while end < len(words) and words[order[end]] == words[order[begin]]:
-            part = parts[order[end]]
-            whole, squares, end = whole + part, squares + part * part, end + 1
+        while end < count and words[end] == words[begin]:
+            whole, squares, end = whole + parts[end], squares + parts[end] * parts[end], end + 1
         same += whole * whole - squares
         begin = end
     return same

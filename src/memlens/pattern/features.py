@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from memlens.parallel import compiled
 from memlens.pattern.word_lists import describe_class
 from memlens.pattern.words import GROUNDED, WINDOW, PrefixWords, Words
+from memlens.sorting import sort_, sort_with_
 from memlens.stats import upper_share
 
 LONGEST = 3
@@ -221,8 +222,8 @@ def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
                 keys[count] = (np.int64(ENDING + n) << _KIND) | body
                 count += 1
     last = prefixes.last[row]
-    for number in prefixes.shapes[prefixes.shape_offsets[last] : prefixes.shape_offsets[last + 1]]:
-        keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(number)
+    for place in range(prefixes.shape_offsets[last], prefixes.shape_offsets[last + 1]):
+        keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(prefixes.shapes[place])
         count += 1
     if prefixes.opens[row]:
         keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(prefixes.opening)
@@ -275,7 +276,7 @@ def _all_keys(prefixes: _PrefixArrays) -> KeyArray:
     for row in range(len(prefixes.last)):
         keys = np.empty(_room(prefixes, row), np.int64)
         count = _add_keys_(prefixes, row, keys, 0)
-        keys = np.sort(keys[:count])
+        sort_(keys, count)
         for i in range(count):
             if i == 0 or keys[i] != keys[i - 1]:
                 found[kept] = keys[i]
@@ -304,13 +305,14 @@ def _shared_keys(rows: Any, least: int, prefixes: _PrefixArrays) -> tuple[Any, A
             if rows[m, i] >= 0:
                 before = count
                 count = _add_keys_(prefixes, rows[m, i], keys, count)
-                owners[before:count] = i
-        order = np.argsort(keys[:count])
+                for place in range(before, count):
+                    owners[place] = i
+        sort_with_(keys, owners, count)
         begin = 0
         while begin < count:
-            key, members, end = keys[order[begin]], np.uint64(0), begin
-            while end < count and keys[order[end]] == key:
-                members |= np.uint64(1) << np.uint64(owners[order[end]])
+            key, members, end = keys[begin], np.uint64(0), begin
+            while end < count and keys[end] == key:
+                members |= np.uint64(1) << np.uint64(owners[end])
                 end += 1
             size = _size(members) if end - begin >= least else 0
             if size >= least:
@@ -355,7 +357,8 @@ def _key_shares(rows: Any, keys: Any, offsets: Any, prefixes: _PrefixArrays) -> 
                         shares[k] += 1
                         break
         if there:
-            shares[first:last] /= there
+            for k in range(first, last):
+                shares[k] /= there
     return shares
 
 

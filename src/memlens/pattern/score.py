@@ -19,7 +19,7 @@ from memlens.parallel import compiled
 from memlens.pattern.coherence import LastTokens, swap_prefixes
 from memlens.pattern.features import key_shares
 from memlens.pattern.shallow import Texts
-from memlens.pattern.word_vectors import VectorWords, WordVectors, prefix_vector_
+from memlens.pattern.word_vectors import VectorWords, WordVectors, dot, prefix_vector_
 from memlens.stats import roc_area
 
 HELD = 25  # triggers
@@ -87,5 +87,5 @@ def _nearness(prefixes: VectorWords, vectors: WordVectors, direction: Any, rows:
     used, parts, nothing = np.empty(64, np.int32), np.empty(64, np.float32), np.empty(0, np.int32)
     for i in range(len(rows)):
         if prefix_vector_(prefixes, rows[i], nothing, False, vectors, vector, used, parts) > 0:
-            found[i] = (vector * direction).sum()
+            found[i] = dot(vector, direction)
     return found

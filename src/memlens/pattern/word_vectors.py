@@ -177,13 +177,23 @@ def _vector_words(words: Any, offsets: Any, row_of: Any) -> tuple[Any, Any, Any]
 
 
 @compiled
+def dot(left: Any, right: Any) -> Any:
+    """The product of two vectors, added up in order; an expression of arrays takes far longer to compile."""
+    total = left[0] * right[0]
+    for i in range(1, left.shape[0]):
+        total += left[i] * right[i]
+    return total
+
+
+@compiled
 def prefix_vector_(
     prefixes: VectorWords, prefix: int, excluded: Any, drop_last: bool, vectors: WordVectors,
     vector: Any, used: Any, parts: Any,
 ) -> int:  # fmt: skip
     """Write the unit vector, its words and their coefficients; how many words it has comes back (0: no vector)."""
-    vector[:] = 0
-    count = 0
+    size, count = vector.shape[0], 0
+    for i in range(size):
+        vector[i] = 0
     for place in range(prefixes.offsets[prefix], prefixes.offsets[prefix + 1]):
         row = prefixes.rows[place]
         if drop_last and prefixes.is_last[place]:
@@ -193,12 +203,14 @@ def prefix_vector_(
             is_out |= other == row
         if not is_out:
             used[count], parts[count] = row, vectors.weights[row]
-            vector += vectors.weights[row] * vectors.vectors[row]
+            for i in range(size):
+                vector[i] += vectors.weights[row] * vectors.vectors[row, i]
             count += 1
-    norm = np.sqrt((vector * vector).sum())
+    norm = np.sqrt(dot(vector, vector))
     if norm < 1e-6:
         return 0
-    vector /= norm
+    for i in range(size):
+        vector[i] /= norm
     for i in range(count):
         parts[i] /= norm
     return count

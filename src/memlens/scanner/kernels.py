@@ -16,6 +16,7 @@ from numba import uint64
 from numpy.typing import NDArray
 
 from memlens.parallel import compiled
+from memlens.sorting import sort_
 
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
@@ -150,7 +151,7 @@ def take_(
             row = LOW - (found[i] & LOW)
             insert_(lists, m, make_key(score_of(found[i]), sentences[row]), positions[row], one_a_sentence)
         return
-    found[:count].sort()
+    sort_(found, count)
     keys, filled = lists.keys, lists.filled[m]
     old, new, taken = 0, count - 1, 0
     while taken < keys.shape[1] and (old < filled or new >= 0):

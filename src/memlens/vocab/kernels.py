@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from memlens.errors import SettingError
 from memlens.models.lens import at_least_float32
 from memlens.parallel import compiled
+from memlens.sorting import sort_
 
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
@@ -136,12 +137,16 @@ def _find_end_(
     row: FloatArray,
     extremes: FloatArray,  # [lanes] of the row, times sign
     sign: np.float32,
+    ordered: FloatArray,  # [lanes] to work in
     found: KeyArray,  # [vocabulary] to work in
     tokens: IntArray,  # [k] out
     scores: FloatArray,  # [k] out
 ) -> None:
     k, lanes = tokens.shape[0], extremes.shape[0]
-    bar = np.partition(extremes, lanes - k)[lanes - k] if k <= lanes else np.float32(-np.inf)
+    for lane in range(lanes):
+        ordered[lane] = extremes[lane]
+    sort_(ordered, lanes)
+    bar = ordered[lanes - k] if k <= lanes else np.float32(-np.inf)
     count = 0
     for lane in range(lanes):
         if extremes[lane] >= bar:
@@ -149,22 +154,23 @@ def _find_end_(
                 if sign * row[token] >= bar:
                     found[count] = _key(sign * row[token], token)
                     count += 1
-    best = found[:count]
-    best.sort()
+    sort_(found, count)
     for place in range(k):
-        tokens[place] = _LOW - (best[count - 1 - place] & _LOW)
+        tokens[place] = _LOW - (found[count - 1 - place] & _LOW)
         scores[place] = row[tokens[place]]
 
 
 @compiled
 def _find_ends_(scores: FloatArray, first: int, last: int, ends: Ends) -> None:
     lanes = min(LANES, scores.shape[1])
-    high, low = np.empty(lanes, np.float32), np.empty(lanes, np.float32)
+    high, low, ordered = np.empty(lanes, np.float32), np.empty(lanes, np.float32), np.empty(lanes, np.float32)
     found = np.empty(scores.shape[1], np.uint64)
     for r in range(first, last):
         _lane_extremes_(scores[r], high, low)
-        _find_end_(scores[r], high, _ONE, found, ends.top[r], ends.top_scores[r])
-        _find_end_(scores[r], -low, -_ONE, found, ends.bottom[r], ends.bottom_scores[r])
+        _find_end_(scores[r], high, _ONE, ordered, found, ends.top[r], ends.top_scores[r])
+        for lane in range(lanes):
+            low[lane] = -low[lane]
+        _find_end_(scores[r], low, -_ONE, ordered, found, ends.bottom[r], ends.bottom_scores[r])
 
 
 @compiled(inline="always")
