@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "memlens"
 ORDER = (
     ("errors",),
     ("memory", "text", "parallel", "settings"),
-    ("files", "stats"),
+    ("files", "stats", "sorting"),
     ("models", "corpus"),
     ("scanner",),
     ("index",),
