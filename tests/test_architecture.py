@@ -15,7 +15,7 @@ ORDER = (
     ("scanner",),
     ("index",),
     ("vocab",),
-    ("pattern", "tracer", "comparison"),
+    ("pattern", "role", "tracer", "comparison"),
     ("annotations", "probing"),
     ("experiments",),
     ("reports",),

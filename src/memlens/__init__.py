@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         pull,
         push,
         report,
+        roles,
         scan,
         site,
         values,
@@ -46,8 +47,8 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "memlens.api": (
-        *("check", "compare", "experiment", "merge", "open_index", "patterns", "pull", "push", "report", "scan"),
-        *("site", "values"),
+        *("check", "compare", "experiment", "merge", "open_index", "patterns", "pull", "push", "report"),
+        *("roles", "scan", "site", "values"),
     ),
     "memlens.errors": ("MemlensError",),
     "memlens.index.reader": ("Index",),
@@ -100,6 +101,7 @@ __all__ = [
     "push",
     "repair",
     "report",
+    "roles",
     "save_changed",
     "scan",
     "side_effects",

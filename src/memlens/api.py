@@ -25,6 +25,7 @@ from memlens.parallel import Progress, no_progress
 from memlens.settings import (
     CorpusSettings,
     PatternSettings,
+    RoleSettings,
     RunSettings,
     SampleSettings,
     ScanRunSettings,
@@ -197,6 +198,25 @@ def patterns(index: Index | Source, *, progress: Progress = no_progress, **optio
     (given,) = divide("patterns", options, PatternSettings)
     opened = _opened(index)
     compute_patterns(opened, PatternSettings(**given), progress=progress)
+    return opened
+
+
+def roles(
+    index: Index | Source,
+    *,
+    model: MemoryModel | Source | None = None,
+    progress: Progress = no_progress,
+    **options: Any,
+) -> Index:
+    """What every memory is for, by stated rules over its triggers, value and weights, as a table of the index.
+
+    `options` are the fields of RoleSettings (rate, seed). `model` is the one that was scanned, or where it is now.
+    """
+    from memlens.role.table import compute_roles
+
+    (given,) = divide("roles", options, RoleSettings)
+    settings, opened = RoleSettings(**given), _opened(index)
+    compute_roles(opened, _model_or_name(model), rate=settings.rate, seed=settings.seed, progress=progress)
     return opened
 
 

@@ -171,6 +171,26 @@ class PatternSettings:
             raise SettingError(f"--background is {self.background}; fewer than 1000 random prefixes tell nothing")
 
 
+# What a memory may be for (role/rules.py), in the order in which one that has several is counted.
+ROLES = (
+    "dead", "token", "n-gram", "entropy", "token-frequency", "prediction", "suppression", "partition", "enrichment",
+    "depletion",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RoleSettings:
+    """How sure a role must be."""
+
+    rate: float = option(0.01, "Expected share of chance among the memories that have a role.", metavar="SHARE")
+    seed: int = option(0, "Seed of the random directions to compare values with.", metavar="N", least=0, most=MOST_SEED)
+
+    def __post_init__(self) -> None:
+        check_limits(self)
+        if not 0 < self.rate < 1:
+            raise SettingError(f"--rate is {self.rate}; it is a share of false discoveries between 0 and 1, like 0.01")
+
+
 @dataclass(frozen=True)
 class SampleSettings:
     """Which sample the experiments look at; None is each experiment's own."""

@@ -84,6 +84,21 @@ def q_values(p: NDArray[np.float64], hypotheses: int) -> NDArray[np.float64]:
     return found
 
 
+def decoy_q_values(numbers: NDArray[Any], decoys: NDArray[Any]) -> NDArray[np.float64]:
+    """The same for numbers of which large ones are believed, where as many or more were drawn under the hypothesis.
+
+    Of all thresholds that let a number pass, the lowest rate of decoys that pass among all that do; one decoy more is
+    counted than was met (Barber and Candès, https://doi.org/10.1214/15-AOS1337).
+    """
+    order = np.argsort(numbers, kind="stable")
+    ascending, met = numbers[order], np.sort(decoys)
+    above = len(numbers) - np.searchsorted(ascending, ascending, "left")
+    expected = (1 + len(met) - np.searchsorted(met, ascending, "left")) * len(numbers) / len(met)
+    found = np.empty(len(numbers))
+    found[order] = np.minimum(np.minimum.accumulate(expected / above), 1.0)
+    return found
+
+
 def generator(seed: int, experiment: str, part: int = 0) -> np.random.Generator:
     """Independent random numbers for one part (a layer, a bin) of one experiment, whatever else is computed."""
     return np.random.default_rng([seed, zlib.crc32(experiment.encode()), part])

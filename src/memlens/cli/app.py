@@ -109,6 +109,7 @@ VERBS = {  # verb -> module of memlens.cli
     "repair": "index",
     "values": "stages",
     "patterns": "stages",
+    "roles": "roles",
     "experiment": "experiment",
     "report": "index",
     "show": "lookup",

@@ -21,7 +21,7 @@ from memlens.cli.tables import (
     trigger_table,
 )
 from memlens.errors import SettingError
-from memlens.settings import parse_layers
+from memlens.settings import ROLES, parse_layers
 from memlens.text import cut_right, number, percent, plain, quoted, sparkline, visible
 
 if TYPE_CHECKING:
@@ -112,6 +112,12 @@ def _print_header(screen: Screen, record: MemoryRecord) -> None:
         line.append_text(Text("   dead", "bold red"))
     screen.result(line)
     screen.result(_histogram(record))
+    if record.roles is not None and record.roles.roles:
+        numbers = record.roles.numbers
+        behind = "  ".join(f"{name} {number(numbers[name])}" for name in _ROLE_NUMBERS if name in numbers)
+        screen.result(
+            Text.assemble(("role  ", "dim"), (", ".join(record.roles.roles), "bold"), (f"   {behind}", "dim"))
+        )
 
 
 def _histogram(record: MemoryRecord) -> Text:
@@ -142,10 +148,12 @@ def _print_triggers(screen: Screen, record: MemoryRecord, end: str, count: int) 
     screen.result(trigger_table(screen, triggers[:count], marks))
 
 
+_ROLE_NUMBERS = ("kurtosis", "skew", "weak", "frequency", "cos_in_out", "token_cover")
 _PLACES = ("triggers", "values", "patterns", "name", "fires")
 _CHOICES = {
     "--class": ("none", "shallow", "semantic", "both"),
     "--agreement": ("yes", "no"),
+    "--role": ROLES,
     "--order": ("max", "frequency", "mean", "max_p", "relative", "effect"),
 }
 _TAKEN = 36  # columns of a table line beside its tokens
@@ -204,6 +212,10 @@ _Agreement = Annotated[
         metavar="yes|no", help="Does the value promote what follows the top trigger?", rich_help_panel=_FILTERS
     ),
 ]
+_Role = Annotated[
+    str | None,
+    typer.Option(metavar="ROLE", help=f"What the memory is for: {', '.join(ROLES)}.", rich_help_panel=_FILTERS),
+]
 _Order = Annotated[
     str | None,
     typer.Option(
@@ -224,6 +236,7 @@ def search(
     layers: _Layers = None,
     kind: _Kind = None,
     agreement: _Agreement = None,
+    role: _Role = None,
     order: _Order = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
     model: ModelNow = None,
@@ -236,7 +249,7 @@ def search(
 
     screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
-    for option, given in (("--class", kind), ("--agreement", agreement), ("--order", order)):
+    for option, given in (("--class", kind), ("--agreement", agreement), ("--role", role), ("--order", order)):
         if given is not None and given not in _CHOICES[option]:
             raise SettingError(f"{option} is '{given}'; choose one of: {', '.join(_CHOICES[option])}")
     if place == "fires":
@@ -246,7 +259,13 @@ def search(
         raise SettingError(f"--order {order} is for --in fires; choose max, frequency, mean or max_p")
     if query and order is not None:
         raise SettingError("--order says how to sort where no QUERY is given, but there is one; leave --order out")
-    chosen: dict[str, Any] = {"place": place, "kind": kind, "agreement": agreement, "order": order or "max"}
+    chosen: dict[str, Any] = {
+        "place": place,
+        "kind": kind,
+        "agreement": agreement,
+        "role": role,
+        "order": order or "max",
+    }
     asked = engine.SearchQuery(
         tuple(query or ()),
         layers=None if layers is None else parse_layers(layers),

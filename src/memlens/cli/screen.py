@@ -149,6 +149,7 @@ _WORDS = {
     "local-edits": "editing prefixes",
     "texts": "reading texts",
     "probes": "fitting probes",
+    "roles": "finding roles",
     "report": "writing the report",
     "assets": "drawing charts",
 }

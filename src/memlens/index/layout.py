@@ -14,6 +14,7 @@
     tokens.parquet         tokens: trained? classes     (`memlens values`)
     patterns.parquet       what triggers have in common (`memlens patterns`)
     names.parquet          one line per memory          (`memlens patterns`)
+    roles.parquet          what each memory is for      (`memlens roles`)
     experiments/           one table per experiment     (`memlens experiment`)
     annotations.sqlite     people's labels; never rewritten
     partial/               the state of a scan in progress; gone when it is complete
@@ -66,12 +67,13 @@ KEYS = "keys.parquet"
 TOKENS = "tokens.parquet"
 PATTERNS = "patterns.parquet"
 NAMES = "names.parquet"
+ROLES = "roles.parquet"
 EXPERIMENTS = "experiments"
 REPORT = "report.html"
 ROUTERS = "routers.parquet"
 EXPERTS = "experts.parquet"
 ROUTING = "routing.parquet"
-DERIVED_TABLES = (VALUES, KEYS, ROUTERS, TOKENS, PATTERNS, NAMES)
+DERIVED_TABLES = (VALUES, KEYS, ROUTERS, TOKENS, PATTERNS, NAMES, ROLES)
 SCAN_TABLES = (CORPUS, VOCABULARY, TRIGGERS, MEMORIES, ORDINARY)
 MIXTURE_TABLES = (EXPERTS, ROUTING)  # of a scan, too, where the model is a mixture of experts
 

@@ -83,6 +83,14 @@ class MemorySummary:
 
 
 @dataclass(frozen=True)
+class MemoryRoles:
+    """What a memory is for, and the numbers behind it; a row of roles.parquet."""
+
+    roles: tuple[str, ...]  # empty where no rule holds
+    numbers: dict[str, float]
+
+
+@dataclass(frozen=True)
 class MemoryRecord:
     """Everything that an index says about one memory; None where a later stage has still to say it."""
 
@@ -103,6 +111,7 @@ class MemoryRecord:
     triggers: dict[str, tuple[Trigger, ...]]  # by end, best first
     ordinary: tuple[Trigger, ...]  # random prefixes it fires on
     seen: int  # prefixes that reached it: all, or of an expert those that its router sent there
+    roles: MemoryRoles | None
 
     def patterns_of(self, rank: int) -> list[int]:
         """Places of the patterns that the top trigger of a rank contains."""
@@ -133,6 +142,7 @@ def read_memory(
         {end: tuple(index.triggers(name, end, top)) for end in ends},
         tuple(index.ordinary(name)),
         _seen(index, name),
+        read_roles(index, name),
     )
 
 
@@ -165,6 +175,14 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
         _scored_tokens(index, row["bottom_tokens"], row["bottom_p"], rare),
         () if key is None else _tokens(index, key["tokens"], key["scores"], rare),
     )
+
+
+def read_roles(index: Index, memory: str | MemoryId) -> MemoryRoles | None:
+    """None where the index has no roles yet."""
+    row = _row(index, "roles", memory)
+    if row is None:
+        return None
+    return MemoryRoles(tuple(row["roles"]), {name: one for name, one in row.items() if isinstance(one, float)})
 
 
 def read_summary(index: Index, memory: str | MemoryId) -> MemorySummary | None:

@@ -52,7 +52,10 @@ def trigger_of(row: dict[str, Any], sentence: dict[str, Any], vocabulary: Sequen
 
 _ROWS_AT_ONCE = 8192
 _MADE_BY = dict.fromkeys(("values", "keys", "routers", "tokens"), "memlens values")
-_MADE_BY |= dict.fromkeys(("patterns", "names"), "memlens patterns") | {"experiments": "memlens experiment"}
+_MADE_BY |= dict.fromkeys(("patterns", "names"), "memlens patterns") | {
+    "experiments": "memlens experiment",
+    "roles": "memlens roles",
+}
 
 
 @dataclass(frozen=True)

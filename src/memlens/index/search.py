@@ -19,6 +19,7 @@ from memlens.errors import SettingError, UnknownName
 from memlens.index.memory import read_summaries
 from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId, Trigger, name_beginning
+from memlens.settings import ROLES
 
 if TYPE_CHECKING:
     from memlens.index.trigger_text import TriggerText
@@ -50,6 +51,7 @@ class SearchQuery:
     layers: tuple[int, ...] | None = None
     kind: Kind | None = None  # of patterns: none, shallow ones only, semantic ones only, or both
     agreement: Literal["yes", "no"] | None = None  # does the value promote what follows the top trigger?
+    role: str | None = None  # what it is for
     order: Statistic = "max"
     limit: int = 20
     ends: bool = False
@@ -72,6 +74,10 @@ class SearchQuery:
         for kind in () if self.kind is None else ("shallow", "semantic"):
             is_in = "IN" if self.kind in (kind, "both") else "NOT IN"
             parts.append(f"{own} {is_in} " + having.format("patterns", f"kind = '{kind}'"))
+        if self.role is not None:
+            if self.role not in ROLES:
+                raise UnknownName(f"there is no role '{self.role}'; known: {', '.join(ROLES)}")
+            parts.append(f"{own} IN " + having.format("roles", f"list_contains(roles, '{self.role}')"))
         if self.agreement is not None:
             parts.append(
                 f"{own} IN " + having.format("values", f"argmax {'=' if self.agreement == 'yes' else '<>'} target")

@@ -352,7 +352,7 @@ def router_tables(index: Index, model: MemoryModel, top: int) -> Iterator[pa.Tab
         if not groups:
             continue
         rows = torch.stack([group.router.weight.detach()[group.expert] for group in groups])
-        scores = (_through_norm(rows, model.layers[layer]) @ embedding.T).to("cpu", torch.float32)
+        scores = (through_norm(rows, model.layers[layer]) @ embedding.T).to("cpu", torch.float32)
         best = scores.topk(min(top, len(embedding)), dim=1)
         head = {"layer": np.full(len(groups), layer), "expert": [group.expert for group in groups]}
         columns = {"tokens": _lists(best.indices.numpy()), "scores": _lists(best.values.numpy())}
@@ -361,10 +361,11 @@ def router_tables(index: Index, model: MemoryModel, top: int) -> Iterator[pa.Tab
 
 def folded_keys(memories: MemoryLayer) -> torch.Tensor:
     """[memories, d]: what a raw embedding is multiplied with to meet the keys through the norm's linear part."""
-    return _through_norm(memories.keys, memories)
+    return through_norm(memories.keys, memories)
 
 
-def _through_norm(keys: torch.Tensor, memories: MemoryLayer) -> torch.Tensor:
+def through_norm(keys: torch.Tensor, memories: MemoryLayer) -> torch.Tensor:
+    """Rows that x is multiplied with, as rows that the stream before the norm is, but for the norm's own division."""
     keys = at_least_float32(keys)
     norm = memories.input_norm
     if norm is None:

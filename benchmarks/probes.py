@@ -1,0 +1,129 @@
+"""Probes on public sets: the protocol of sae-probes on the memories of a local model, set by set, to be continued.
+
+    pip download --no-deps sae-probes==0.4.2
+    python benchmarks/probes.py MODEL --wheel sae_probes-0.4.2-py3-none-any.whl -o probes.jsonl [--layers 4,9]
+
+The wheel (MIT licence, Kantamneni et al. 2025, https://arxiv.org/abs/2502.16681) holds 113 sets of texts with two
+labels each; nothing of it is run. As there: the last token, at most 1,024 texts to learn from and half of them of each
+label, texts cut from the left, k = 1, 2, 4 ... 512 by mean difference, logistic regression, AUC. Other than there:
+columns are standardised, five strengths of regularisation instead of ten, at most 500 texts to test on, and 256 tokens
+of a text.
+A set that is in the file is not done again; a run that is stopped loses at most the set it was at.
+"""
+
+import argparse
+import csv
+import io
+import json
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from rich.progress import track
+
+import memlens
+from memlens.probing.activations import encode_texts, read_activations
+from memlens.probing.fit import KS, Columns, Division, Fit, fit_dense, fit_sparse, fit_words
+from memlens.probing.labels import LabelledTexts
+from memlens.probing.probe import fitting
+
+DATA = "sae_probes/data/"
+TRAIN, TEST, SEED = 1024, 500, 42
+
+
+def rows_of(wheel: zipfile.ZipFile, name: str) -> list[dict[str, str]]:
+    csv.field_size_limit(1 << 24)
+    packed = pa.CompressedInputStream(io.BytesIO(wheel.read(DATA + name + ".zst")), "zstd")
+    return list(csv.DictReader(io.TextIOWrapper(packed, "utf-8", newline="")))
+
+
+def sets_of(wheel: zipfile.ZipFile) -> list[str]:
+    rows = rows_of(wheel, "probing_datasets_MASTER.csv")
+    return [row["Dataset save name"] for row in rows if row["Data type"] == "Binary Classification"]
+
+
+def divide(rows: list[dict[str, str]]) -> Division:
+    """As in sae-probes: the first 5,000 rows, of which training and test are drawn with both labels equally often."""
+    rows = rows[:5000]
+    classes = tuple(sorted({row["target"] for row in rows}))
+    y = np.array([classes.index(row["target"]) for row in rows])
+    random = np.random.RandomState(SEED)
+    fewest = int(np.bincount(y).min())
+    train = min(TRAIN, len(rows) - 100, 2 * (fewest - 20)) // 2  # of each label
+    test = min(TEST // 2, fewest - train)
+    drawn = [random.permutation(np.flatnonzero(y == place)) for place in (0, 1)]
+    learnt = random.permutation(np.concatenate([own[:train] for own in drawn]))
+    tested = np.concatenate([own[train : train + test] for own in drawn])
+    used = np.concatenate([learnt, tested])
+    labels = LabelledTexts(tuple(rows[row]["prompt"] for row in used), y[used], classes)
+    return Division(labels, np.arange(len(learnt)), np.arange(len(learnt), len(used)), SEED)
+
+
+def probes_of(model: Any, division: Division, layers: list[int], max_length: int) -> Iterator[dict[str, Any]]:
+    encoded, cut = encode_texts(model, division.labels.texts, max_length)
+    sizes = {"train": len(division.train), "test": len(division.test), "cut": cut}
+
+    def row(read: str, layer: int | None, k: int | None, fit: Fit) -> dict[str, Any]:
+        return sizes | {"input": read, "layer": layer, "k": k, "auc": fit.score.value, "held": fit.held}
+
+    with fitting():
+        yield row("words", None, None, fit_words(division, division.y))
+    for layer, m, states in read_activations(model, encoded, "last", layers):
+        with fitting():
+            fits = fit_sparse(Columns.of(m, division.train), division, KS, division.y)
+            yield from (row("memories", layer, k, fit) for k, fit in fits.items())
+            yield row("residual", layer, None, fit_dense(Columns.of(states, division.train), division, division.y))
+
+
+def summarize(rows: list[dict[str, Any]]) -> None:
+    """Means over sets; in each set the layer is the one under which the held-out part is most likely."""
+    sets = sorted({row["set"] for row in rows})
+    print(f"{len(sets)} sets; mean AUC (median) with the layer chosen in the training part")
+    kinds = sorted({(row["input"], row["k"] or 0) for row in rows})
+    for read, k in kinds:
+        best = []
+        for name in sets:
+            own = [row for row in rows if (row["set"], row["input"], row["k"] or 0) == (name, read, k)]
+            best += [max(own, key=lambda row: row["held"])["auc"]] if own else []
+        print(f"{read:>9} {f'k={k}' if k else '':6} {mean(best):.4f} ({median(best):.4f})")
+    for layer in sorted({row["layer"] for row in rows if row["layer"] is not None}):
+        own = {k: [row["auc"] for row in rows if (row["layer"], row["k"]) == (layer, k)] for k in (*KS, None)}
+        print(f"layer {layer:2}", *(f"{mean(found):.3f}" if found else "  –  " for found in own.values()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--wheel", type=Path, required=True)
+    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("--layers", default="", help="0,5,11; all layers by default")
+    parser.add_argument("--max-length", type=int, default=256)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no further set after so long")
+    given = parser.parse_args()
+    wheel = zipfile.ZipFile(given.wheel)
+    lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
+    rows = [row for line in lines for row in json.loads(line)["probes"]]
+    done = {row["set"] for row in rows}
+    left = [name for name in sets_of(wheel) if name not in done]
+    model = memlens.load(given.model) if left else None
+    began = time.monotonic()
+    layers = [int(layer) for layer in given.layers.split(",")] if given.layers else None
+    for name in track(left, description=f"{len(done)} sets were done; probing"):
+        if time.monotonic() - began > given.minutes * 60 or model is None:
+            break
+        start = time.monotonic()
+        chosen = list(range(len(model.layers))) if layers is None else layers
+        own = [{"set": name, **row} for row in probes_of(model, divide(rows_of(wheel, name)), chosen, given.max_length)]
+        rows += own
+        with given.out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"set": name, "seconds": time.monotonic() - start, "probes": own}) + "\n")
+    summarize(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""The rules by which a memory has a role: numbers in, roles out, with false discoveries controlled.
+
+    dead             no prefix of the corpus triggers it
+    token            at most 3 last tokens make up 90% of its triggers                       (Voita et al. 2023)
+    n-gram           so do at most 3 endings of two tokens, and the token before matters     (Voita et al. 2023)
+    entropy          among the longest tenth of its layer's values, and far more of it than of a random direction
+                     lies in the directions that the unembedding hardly reads                (Stolfo et al. 2024)
+    token-frequency  the scores of its value follow how frequent tokens are, r at least 0.5  (Stolfo et al. 2024)
+    prediction       the scores of its value have heavy tails, the heavier one above         (Gurnee et al. 2024)
+    suppression      the same, the heavier one below                                         (Gurnee et al. 2024)
+    partition        no heavy tails, but scores that spread far more than a random direction's do (Gurnee et al. 2024)
+    enrichment       gated blocks: its value points along the weights it reads by, cosine at least 0.5
+    depletion        the same, against them                                       (Gerstner and Schütze 2025)
+
+Each rule but the first has a null hypothesis: triggers drawn from the corpus, or a value in a random direction. A
+memory has the role if the size that the rule names is reached and the hypothesis is rejected at a rate of false
+discoveries over all memories: by Benjamini and Hochberg where the chance is known, else, for heavy tails,
+by as many values in random directions as there are memories. Sizes are memlens' choice, the ideas are the authors'.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlens.stats import binomial_tail, decoy_q_values, q_values, upper_share
+
+FEWEST = 10  # triggers of a memory that has a role by them
+COVERED, TOKENS = 0.9, 3
+LONGEST = 0.9  # quantile of the norms of a layer
+FREQUENCY, ALONG = 0.5, 0.5
+Numbers = Mapping[str, NDArray[Any]]
+
+
+def p_of_cosine(cosine: NDArray[Any], d: int) -> NDArray[np.float64]:
+    """Of a cosine at least so large in size between a vector and a random direction of d dimensions."""
+    return p_of_part(np.asarray(cosine, np.float64) ** 2, 1, d)
+
+
+def p_of_part(part: NDArray[Any], directions: int, d: int) -> NDArray[np.float64]:
+    """Of so large a part of a random direction's squared length in some of d dimensions: a beta distribution."""
+    from scipy.special import betainc
+
+    found: NDArray[np.float64] = betainc((d - directions) / 2, directions / 2, np.clip(1 - part, 0, 1))
+    return found
+
+
+def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.float64]:
+    """Of v G v at least so large [n] for a random direction v, where G has these eigenvalues [d].
+
+    It is P(sum of (eigenvalue - spread) z^2 >= 0) for normal z, by the saddlepoint of Lugannani and Rice
+    (https://doi.org/10.2307/1426607), which is exact to a few percent far into the tail.
+    """
+    from scipy.special import ndtr
+
+    w = np.asarray(eigenvalues, np.float64)[None] - np.asarray(spread, np.float64)[:, None]  # [n, d]
+    possible = (w.max(1) > 0) & (w.min(1) < 0)
+    found = np.where(w.max(1) > 0, 1.0, 0.0)
+    w = w[possible]
+    low, high = 0.5 / w.min(1), 0.5 / w.max(1)
+    for _ in range(60):  # the point where the slope of the cumulants' function is 0, which grows between the two
+        t = (low + high) / 2
+        rises = (w / (1 - 2 * w * t[:, None])).sum(1) > 0
+        low, high = np.where(rises, low, t), np.where(rises, t, high)
+    factors = 1 - 2 * w * t[:, None]
+    r = np.sign(t) * np.sqrt(np.maximum(np.log(factors).sum(1), 1e-300))
+    u = t * np.sqrt((2 * (w / factors) ** 2).sum(1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        p = ndtr(-(r + np.log(u / r) / r))
+    found[possible] = np.where(np.abs(r) < 1e-4, 0.5, p)  # at its mean, where the formula has a gap
+    return found
+
+
+def p_of_endings(numbers: Numbers, tokens: int, prefixes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of the commonest last token among a memory's triggers, and of the commonest pair among triggers with its token.
+
+    `tokens`: different ones of the corpus, any of which might have been the commonest; `prefixes`: in the corpus.
+    """
+    t, share = numbers["triggers"], upper_share(numbers["token_count"], prefixes)
+    token = np.where(t > 0, binomial_tail(numbers["token_triggers"], t, share), 1.0)
+    with_token = numbers["pair_token_triggers"]
+    given = np.minimum((numbers["pair_count"] + 1) / (numbers["pair_token_count"] + 1), 1.0)
+    pair = np.where(with_token > 0, binomial_tail(numbers["pair_triggers"], np.maximum(with_token, 1), given), 1.0)
+    return np.minimum(token * tokens, 1.0), np.minimum(pair * tokens, 1.0)
+
+
+def assign(
+    numbers: Numbers, p: Numbers, decoys: Numbers, rate: float
+) -> tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[Any]]]:
+    """Which memories [n] have which role, and the q of each hypothesis.
+
+    `numbers` and `p` are columns over memories, `decoys` numbers of the same name of values in random directions.
+    """
+    alive = ~numbers["dead"]
+    q = {name: _among(alive, column, _q_of_p) for name, column in p.items()}
+    q |= {name: _among(alive, numbers[name], partial(decoy_q_values, decoys=column)) for name, column in decoys.items()}
+    sure = {name: (column <= rate) & alive for name, column in q.items()}
+    enough = numbers["triggers"] >= FEWEST
+    few_tokens = enough & (numbers["token_cover"] >= COVERED) & sure["token"]
+    few_pairs = enough & (numbers["pair_cover"] >= COVERED) & sure["n-gram"]
+    heavy = sure["kurtosis"]
+    roles = {
+        "dead": ~alive,
+        "token": few_tokens & ~few_pairs,
+        "n-gram": few_pairs,
+        "entropy": sure["weak"] & numbers["is_long"],
+        "token-frequency": sure["frequency"] & (np.abs(numbers["frequency"]) >= FREQUENCY),
+        "prediction": heavy & (numbers["skew"] > 0),
+        "suppression": heavy & (numbers["skew"] < 0),
+        "partition": sure["variance"] & ~heavy,
+        "enrichment": sure["along"] & (numbers["cos_in_out"] >= ALONG) & numbers["gated"],
+        "depletion": sure["along"] & (numbers["cos_in_out"] <= -ALONG) & numbers["gated"],
+    }
+    return roles, q
+
+
+def _q_of_p(p: NDArray[Any]) -> NDArray[np.float64]:
+    return q_values(p, len(p))
+
+
+def _among(alive: NDArray[np.bool_], numbers: NDArray[Any], q: Callable[[NDArray[Any]], Any]) -> NDArray[np.float64]:
+    """Over memories that ever fire; 1 for the others, of which nothing is asked."""
+    found = np.ones(len(numbers))
+    found[alive] = q(numbers[alive])
+    return found

@@ -1,0 +1,127 @@
+"""roles.parquet: the role of every memory with the numbers that decide it, and counts of roles by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from memlens.index.reader import Index
+from memlens.parallel import Progress, no_progress
+from memlens.role.rules import LONGEST, assign, p_of_cosine, p_of_endings, p_of_part, p_of_spread
+from memlens.settings import ROLES
+
+if TYPE_CHECKING:
+    from memlens.models.memory_model import MemoryModel
+
+_NUMBERS = (
+    "norm", "variance", "skew", "kurtosis", "frequency", "along_frequency", "weak", "cos_in_out", "cos_gate_out",
+    "cos_gate_in", "token_cover", "pair_cover",
+)  # fmt: skip
+_HYPOTHESES = ("token", "n-gram", "weak", "frequency", "kurtosis", "variance", "along")
+ROLES_SCHEMA = pa.schema(
+    [
+        ("layer", pa.int32()),
+        ("memory", pa.int32()),
+        ("role", pa.string()),  # the first of its roles, in the order of rules.ROLES; null where it has none
+        ("roles", pa.list_(pa.string())),
+        ("token", pa.int32()),  # the commonest last token of its triggers; null without triggers
+        *((name, pa.float64()) for name in _NUMBERS),
+        *((f"q_{name.replace('-', '_')}", pa.float64()) for name in _HYPOTHESES),
+    ]
+)
+
+
+def compute_roles(
+    index: Index,
+    model: MemoryModel | str | None = None,
+    *,
+    rate: float = 0.01,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> None:
+    """Write roles.parquet for every scanned layer; `model` as for the values."""
+    from memlens.vocab.table import checked_model
+
+    model = checked_model(index, model)
+    columns, p, decoys = _measure(index, model, seed, progress)
+    has, q = assign(columns, p, decoys, rate)
+    notes = {"rate": rate, "seed": seed, "from": {"triggers": index.manifest.sha256("triggers")}}
+    index.write({"roles": (ROLES_SCHEMA, _tables(columns, has, q))}, lambda: {"roles": notes})
+
+
+def _measure(
+    index: Index, model: MemoryModel, seed: int, progress: Progress
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Numbers and p-values of all memories of the index, as columns, and numbers of random directions."""
+    from memlens.role.endings import CorpusEndings, count_endings, trigger_ends
+    from memlens.role.weights import ValueReader, cosines_of
+
+    ends = {layer: count_endings(*trigger_ends(index, layer), index.memories(layer)) for layer in index.layers}
+    corpus = CorpusEndings(index, np.concatenate([own["pair"] for own in ends.values()]).astype(np.int64))
+    counts = corpus.tokens[: model.vocabulary]
+    dead = index.arrays("SELECT dead FROM {memories} ORDER BY layer, memory")["dead"]
+    parts, ps, drawn = [], [], []
+    reading = index.manifest.values.reading or model.lens.readings[0]
+    for done, layer in enumerate(index.layers):
+        progress("roles", done, len(index.layers))
+        memories = model.layers[layer]
+        own: dict[str, Any] = {**ends[layer], **cosines_of(memories)}
+        lens = ValueReader(model, layer, reading, counts)
+        own |= lens.moments(memories.values)
+        drawn.append(lens.moments(lens.random_values(memories.memories, seed))["kurtosis"])
+        own["weak"] = lens.part_in_weak(memories.values)
+        own["along_frequency"] = lens.along_frequency(memories.values)
+        own["is_long"] = own["norm"] >= np.quantile(own["norm"], LONGEST)
+        own |= {"layer": np.full(memories.memories, layer), "memory": np.arange(memories.memories)}
+        parts.append(own)
+        ps.append({
+            "weak": p_of_part(own["weak"], lens.directions, lens.rank),
+            "frequency": p_of_cosine(own["along_frequency"], model.width),
+            "variance": p_of_spread(own["variance"], lens.eigenvalues),
+            "along": p_of_cosine(own["cos_in_out"], model.width),
+        })  # fmt: skip
+    progress("roles", len(index.layers), len(index.layers))
+    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    columns["dead"] = np.asarray(dead, np.bool_)
+    columns["token_count"] = corpus.tokens[columns["token"]]
+    columns["pair_count"] = corpus.pair_counts(columns["pair"])
+    columns["pair_token_count"] = corpus.tokens[columns["pair"] & 0xFFFFFFFF]
+    p = {name: np.concatenate([part[name] for part in ps]) for name in ps[0]}
+    p["token"], p["n-gram"] = p_of_endings(columns, int((counts > 0).sum()), corpus.prefixes)
+    return columns, p, {"kurtosis": np.concatenate(drawn)}
+
+
+def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> Iterator[pa.Table]:
+    count = len(columns["memory"])
+    roles = [[role for role in ROLES if has[role][row]] for row in range(count)]
+    table = {name: columns[name] for name in ("layer", "memory", *_NUMBERS)}
+    table |= {f"q_{name.replace('-', '_')}": q[name] for name in _HYPOTHESES}
+    table["role"] = pa.array([own[0] if own else None for own in roles], pa.string())
+    table["roles"] = pa.array(roles, pa.list_(pa.string()))
+    table["token"] = pa.array(columns["token"], pa.int32(), mask=columns["triggers"] == 0)
+    yield pa.table({field.name: pa.array(table[field.name]).cast(field.type) for field in ROLES_SCHEMA}, ROLES_SCHEMA)
+
+
+@dataclass(frozen=True)
+class LayerRoles:
+    """How many memories of a layer have each role; one with several counts for each of them."""
+
+    layer: int
+    memories: int
+    none: int
+    roles: dict[str, int]
+
+
+def roles_by_layer(index: Index) -> list[LayerRoles]:
+    rows = index.sql(
+        """SELECT layer, count(*) AS memories, count(*) FILTER (role IS NULL) AS none,
+                  flatten(list(roles)) AS roles FROM {roles} GROUP BY layer ORDER BY layer"""
+    )
+    return [
+        LayerRoles(row["layer"], row["memories"], row["none"], {role: row["roles"].count(role) for role in ROLES})
+        for row in rows
+    ]
