@@ -202,7 +202,7 @@ def _took_part(index: memlens.Index, picture: Picture, rows: list[Row]) -> str:
     parts += [remark] if remark else []
     reasons = {
         "no_trigger": "without a trigger",
-        "no_next": "at a sentence's end",
+        "no_next": "with nothing to compare with after the trigger",
         "left_out": "prefixes of one token",
     }
     left = [f"{sum(row[c] for row in rows):,} {w}" for c, w in reasons.items() if any(row.get(c) for row in rows)]

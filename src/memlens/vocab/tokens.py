@@ -2,10 +2,11 @@
 
 A token that the model hardly met in training keeps no direction of its own: all that ever moved its output embedding is
 the softmax, which pushes all such tokens the same way (Land and Bartolo, 2024, https://arxiv.org/abs/2405.05417), or
-weight decay, which shrinks it. So a token counts as undertrained if it is rare in the corpus and its output embedding
+weight decay, which shrinks it. So a token counts as undertrained if its output embedding
 
-    lies within ALIKE of the direction that most tokens that never occur share, or
-    has less than half the norm of every token that occurs often.
+    lies within ALIKE of the direction that most tokens that never occur share, however often it occurs: that it
+    occurs in the corpus does not say that it was predicted in training, or
+    has less than half the norm of every token that occurs often, and the token is rare in the corpus.
 
 Classes are clusters of the input embeddings of tokens that occur, by k-means on unit vectors: words that the model
 takes for alike, such as months. Embeddings are rounded to small whole numbers, so that every product and sum is exact
@@ -88,7 +89,7 @@ def undertrained(embedding: NDArray[np.float32], counts: NDArray[np.int64]) -> N
         near = close & (counts == 0)
     is_shared = near.sum() >= max(3, (close & often).sum())  # else it is a direction of ordinary tokens
     norms = np.linalg.norm(embedding, axis=1)
-    found: NDArray[np.bool_] = rare & ((close & is_shared) | (norms < norms[often].min() / 2))
+    found: NDArray[np.bool_] = (close & is_shared) | (rare & (norms < norms[often].min() / 2))
     return found
 
 
