@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 MB = 1 << 20
-PROGRAM = 1000 * MB  # torch, transformers, numba; 300 MB less once loops are compiled and kept
+PROGRAM = 750 * MB  # torch, transformers, numba; 300 MB less once loops are compiled and kept
 LOOK_UP = 260 * MB  # a process that computes nothing: DuckDB and Arrow
 PROMPT = "river stone river"
 
@@ -34,15 +34,15 @@ class Sizes:
         self.memories = given.layers * 4 * given.width
         self.triggers = self.memories * given.top
         self.lists = self.memories * (24 * given.top + 600)
-        self.batch = 2048 * 4 * (2 * 4 * given.width + 8 * given.width)
+        self.heap = 28 * 2048 * 4 * 4 * given.width  # freed pieces of a batch, which the C library keeps for the next
         self.tokens = given.tokens
         self.logits = 4 * given.vocabulary * given.layers * 8
 
 
 # docs/scaling.md has the same table in words
 BOUNDS: dict[str, Callable[[Sizes], float]] = {
-    "info": lambda s: PROGRAM + s.weights + s.lists + 3 * s.batch,
-    "scan": lambda s: PROGRAM + s.weights + 3 * s.lists + 3 * s.batch + 64 * s.tokens,
+    "info": lambda s: PROGRAM + s.weights + s.lists + s.heap,
+    "scan": lambda s: PROGRAM + s.weights + 3 * s.lists + s.heap + 64 * s.tokens,
     "values": lambda s: PROGRAM + s.weights + s.embedding + 300 * MB,
     "patterns": lambda s: PROGRAM + 300 * s.triggers + 200 * s.tokens,
     "experiment": lambda s: PROGRAM + s.weights + s.embedding + 700 * MB,
