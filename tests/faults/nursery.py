@@ -241,12 +241,16 @@ def run_one(
 def command(arguments: Sequence[str], out: int, err: int) -> int:
     """Run a command in this process, its output to these files; the exit code."""
     from memlens.cli import main
+    from memlens.errors import MemlensError
 
     os.dup2(out, 1)
     os.dup2(err, 2)
     faulthandler.dump_traceback_later(LONGEST, exit=True, file=err)
     try:
         return ask(*arguments[1:]) if arguments[0] == "ask" else main(list(arguments))
+    except MemlensError as error:  # of `ask` before the server answers; verbs say it themselves
+        print(f"memlens: {error}", file=sys.stderr)
+        return 2
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
     except KeyboardInterrupt:  # before or after memlens: as Python itself ends
