@@ -324,7 +324,7 @@ EXPERIMENT = ex.Experiment(
         ),
     ),
     picture=ex.Picture(
-        (*_CELLS, ex.Column("AUROC", "auroc", ex.short), ex.Column("same token", "auroc_same_token", ex.short)),
+        _CELLS,
         {"shallow": "shallow", "semantic": "semantic"},
         by_layer,
         remark=rate_of_chance,
