@@ -68,7 +68,7 @@ def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: D
     assert [line[:3] for line in ran.out.splitlines() if line[:1].isdigit()] == [f"{n}. " for n in range(1, 6)]
     assert ran.out.count("   $ memlens ") == 5
     assert f"report  {folder / 'report.html'}" in ran.out
-    assert f"browse  memlens serve '{folder}' --model bundled" in ran.out
+    assert f"browse  memlens serve '{folder}'" in ran.out
     assert "local-edits looked at 2 memories a layer; the default is 100" in ran.err
     told = json.loads(run("demo", "-o", folder, "--json", "-q").out)
     assert len(told["findings"]) == 5 and told["index"] == str(folder)

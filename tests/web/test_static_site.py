@@ -35,8 +35,9 @@ def main_of(page: str) -> str:
 
 
 def without_model(page: str) -> str:
-    """A page but for what stands there of the model."""
-    return re.sub(r'<section class="silence".*?</section>', "", page, flags=re.DOTALL)
+    """A page but for what stands there of the model, and what only a server can keep."""
+    page = re.sub(r'<section class="silence".*?</section>', "", page, flags=re.DOTALL)
+    return re.sub(r'<form class="keep".*?</form>\s*', "", page, flags=re.DOTALL)
 
 
 @pytest.fixture(scope="module")

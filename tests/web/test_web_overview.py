@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from own_server import fewer_patterns
 
+import memlens
 from memlens.index.reader import Index
 from memlens.memory import GroupShape, MemoryNames
 from memlens.web.pages.overview import NOTHING, draw_map
@@ -153,3 +154,24 @@ def test_statistics_are_read_anew_when_a_table_is_replaced(own_index: Index) -> 
     fewer_patterns(own_index)
     second = read_statistics(served)
     assert second is not first and (second.categories["class"] == 0).sum() > (first.categories["class"] == 0).sum()
+
+
+def test_the_report_runs_as_a_page_of_nowhere(client_of: Callable[..., TestClient], own_index: Index) -> None:
+    client = client_of(own_index.folder)
+    assert client.get("/report").status_code == 404 and 'href="/report"' not in client.get("/").text
+    memlens.report(own_index)
+    answer = client.get("/report")
+    assert answer.status_code == 200 and 'href="/report"' in client.get("/").text
+    assert "sandbox allow-scripts; default-src 'none'" in answer.headers["content-security-policy"]
+    assert "allow-same-origin" not in answer.headers["content-security-policy"]
+    assert "sandbox" not in client.get("/").headers["content-security-policy"]
+
+
+def test_the_first_screen_names_memories_to_begin_with_and_any_other(client: TestClient, index: Index) -> None:
+    worth = client.get("/api/worth-reading").json()
+    assert 0 < len(worth) <= 6 and len({one["name"].split("N")[0] for one in worth}) == len(worth)
+    page = client.get("/").text
+    assert all(f'href="/m/{one["name"]}"' in page for one in worth)
+    for _ in range(5):
+        found = client.get("/random", follow_redirects=False)
+        assert found.status_code == 303 and not index.facts(found.headers["location"].removeprefix("/m/")).dead

@@ -1,4 +1,4 @@
-"""Import and export of people's labels and verdicts: JSON with the whole history, CSV with what holds now.
+"""Import and export of people's labels, verdicts and notes: JSON with the whole history, CSV with what holds now.
 
 JSON carries every event, so that importing it elsewhere (or twice) gives the same history, undos included:
 
@@ -21,15 +21,17 @@ from memlens.annotations.store import (
     ANSWERS,
     UNREADABLE,
     Annotations,
+    Answer,
     Label,
     LabelledPattern,
+    Note,
     Sample,
     Verdict,
     check_annotator,
     require_type,
 )
 from memlens.errors import SettingError, UnknownName
-from memlens.index.history import EVENT_KINDS, LABELS, VERDICTS
+from memlens.index.history import EVENT_KINDS, LABELS, NOTES, VERDICTS
 from memlens.memory import MemoryId
 from memlens.pattern.words import KINDS
 from memlens.text import cell_text, harmless_cell
@@ -40,7 +42,9 @@ _COLUMNS = {
     LABELS: ("annotator", "memory", "kind", "description", "prefixes"),
     VERDICTS: ("annotator", "example", "verdict", "layer", "text", "residual", "residual_text", "output",
                "output_text"),
+    NOTES: ("annotator", "memory", "star", "name", "note", "lists"),
 }  # fmt: skip
+_DONE = {LABELS: "labelled", VERDICTS: "judged", NOTES: "noted"}
 _EVENT = {"key": str, "time": str, "kind": str, "annotator": str, "content": dict}
 
 
@@ -49,14 +53,14 @@ def export_text(notes: Annotations, task: str, format: str, annotator: str | Non
     _check_format(format)
     if annotator is not None and annotator not in notes.annotators(task):
         known = ", ".join(notes.annotators(task)) or "nobody"
-        raise UnknownName(
-            f"'{annotator}' has {'labelled' if task == LABELS else 'judged'} nothing here; known: {known}"
-        )
+        raise UnknownName(f"'{annotator}' has {_DONE[task]} nothing here; known: {known}")
     people = [annotator] if annotator else notes.annotators(task, finished=True if task == LABELS else None)
     if format == "json":
         events = [event for event in notes.history(task) if event["annotator"] in ("", *people)]  # a sample is nobody's
         content = {"memlens_annotations": 2, "task": task, **_origin(notes, task), "events": events}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    if task == NOTES:
+        return _csv_text(task, (_note_row(note) for note in notes.notes().values() if note.annotator in people))
     if task == VERDICTS:
         return _csv_text(task, (_verdict_row(verdict) for person in people for verdict in notes.verdicts(person)))
     return _csv_text(
@@ -89,7 +93,8 @@ def import_text(notes: Annotations, task: str, text: str, format: str) -> int:
     _check_format(format)
     if format == "json":
         return notes.append_events(_read_events(notes, task, text))
-    answers = _read_verdicts(text) if task == VERDICTS else _read_labels(text)
+    answers: Sequence[Answer]
+    answers = _read_notes(text) if task == NOTES else _read_verdicts(text) if task == VERDICTS else _read_labels(text)
     notes.save(*answers)
     return len(answers)
 
@@ -213,6 +218,21 @@ def _label_rows(label: Label) -> list[list[Any]]:
 def _verdict_row(verdict: Verdict) -> list[Any]:
     cells = {"annotator": verdict.annotator, "example": verdict.subject, **verdict.content}
     return [cells[name] for name in _COLUMNS[VERDICTS]]
+
+
+def _note_row(note: Note) -> list[Any]:
+    return [note.annotator, note.memory, "yes" if note.star else "", note.name, note.note, "; ".join(note.lists)]
+
+
+def _read_notes(text: str) -> list[Note]:
+    found = []
+    for where, row in _csv_rows(NOTES, text):
+        if row["star"] not in ("", "yes"):
+            raise SettingError(f"{where}: the star is '{row['star']}'; write yes, or nothing")
+        lists = tuple(name.strip() for name in row["lists"].split(";") if name.strip())
+        memory = MemoryId.parse(row["memory"])
+        found.append(Note(row["annotator"], memory, row["star"] == "yes", row["name"], row["note"], lists))
+    return found
 
 
 def _read_labels(text: str) -> list[Label]:

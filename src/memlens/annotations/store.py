@@ -8,7 +8,8 @@ processes may write at once.
     labels    label    memory   {"patterns": [...]}: one person's patterns of one memory; none is an answer, too
     labels    finish   ""       {}: the person sees the others' labels from now on and may change nothing
     verdicts  verdict  example  {"verdict": "related", ...}: one person's judgement of a change of the last layer
-    either    undo     as above {"undoes": key}: takes the person's last answer on the subject back
+    notes     note     memory   {"star": true, "name": "", "note": "", "lists": []}: what anybody keeps of a memory
+    each      undo     as above {"undoes": key}: takes the person's last answer on the subject back
 
 The last answer that was not taken back counts. Until somebody has finished, others' labels do not exist for them.
 """
@@ -25,7 +26,7 @@ from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
 
 from memlens.errors import SettingError, UnknownName
-from memlens.index.history import LABELS, VERDICTS, Event, History, damaged
+from memlens.index.history import LABELS, NOTES, VERDICTS, Event, History, damaged
 from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
@@ -132,6 +133,41 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Note:
+    """What somebody keeps of a memory: a star, a name, a note, and the lists that it is in. All empty takes it back."""
+
+    task: ClassVar[str] = NOTES
+    kind: ClassVar[str] = "note"
+    annotator: str
+    memory: MemoryId
+    star: bool = False
+    name: str = ""
+    note: str = ""
+    lists: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        return str(self.memory)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {"star": self.star, "name": self.name, "note": self.note, "lists": list(self.lists)}
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.star or self.name or self.note or self.lists)
+
+    @classmethod
+    def read(cls, event: Mapping[str, Any]) -> Note:
+        """A KeyError or TypeError where the content is not a note's."""
+        content = event["content"]
+        lists = tuple(require_type(name, str) for name in require_type(content["lists"], list))
+        name, note = (require_type(content[part], str) for part in ("name", "note"))
+        star = require_type(content["star"], bool)
+        return cls(event["annotator"], MemoryId.parse(event["subject"]), star, name, note, lists)
+
+
+@dataclass(frozen=True)
 class Sample:
     """The memories of a study, and how many triggers of each are shown."""
 
@@ -150,7 +186,8 @@ class Sample:
         return cls(memories, require_type(content["top"], int), require_type(content["seed"], int))
 
 
-ANSWERS: dict[str, type[Label] | type[Verdict]] = {LABELS: Label, VERDICTS: Verdict}
+Answer = Label | Verdict | Note
+ANSWERS: dict[str, type[Label] | type[Verdict] | type[Note]] = {LABELS: Label, VERDICTS: Verdict, NOTES: Note}
 
 
 class Annotations:
@@ -193,7 +230,7 @@ class Annotations:
                 raise SettingError(f"{self.path} holds labels of its sample; move the file away to begin another study")
             append(_event(LABELS, "sample", "", content=sample.content))
 
-    def save(self, *answers: Label | Verdict) -> None:
+    def save(self, *answers: Answer) -> None:
         """All of them or none; each takes the place of what its person said on the subject before."""
         for answer in answers:
             check_annotator(answer.annotator)
@@ -204,15 +241,16 @@ class Annotations:
                     self._refuse_finished(answer.annotator)
                 append(_event(answer.task, answer.kind, answer.annotator, answer.subject, answer.content))
 
-    def undo(self, task: str, annotator: str, subject: str) -> Label | Verdict | None:
+    def undo(self, task: str, annotator: str, subject: str) -> Answer | None:
         """Take the last answer back; the one that counts now comes back, None for none."""
         with self._writing() as append:
-            if task == LABELS:
+            if task != VERDICTS:
                 subject = str(self.index.check(subject))
+            if task == LABELS:
                 self._refuse_finished(annotator)
             answers = self._standing(task, annotator, subject).get(subject, [])
             if not answers:
-                what = f"label of {subject}" if task == LABELS else f"verdict on example {subject}"
+                what = f"verdict on example {subject}" if task == VERDICTS else f"{ANSWERS[task].kind} of {subject}"
                 raise SettingError(f"{annotator} has no {what} to take back")
             append(_event(task, "undo", annotator, subject, {"undoes": answers[-1]["key"]}))
             return self._answer(task, answers[-2]) if len(answers) > 1 else None
@@ -283,13 +321,28 @@ class Annotations:
         found = [self._answer(VERDICTS, events[-1]) for by_name in standing for _, events in by_name]
         return [verdict for verdict in found if isinstance(verdict, Verdict)]
 
-    def check(self, answer: Label | Verdict) -> None:
+    def notes(self) -> dict[MemoryId, Note]:
+        """What holds now of each memory, by memory: the last note that anybody wrote and did not take back."""
+        own = [event.as_dict() for event in self._history.events() if event.task == NOTES]
+        undone = {str(event["content"].get("undoes")) for event in own if event["kind"] == "undo"}
+        found: dict[MemoryId, Note] = {}
+        for event in own:
+            if event["kind"] == "note" and event["key"] not in undone:
+                note = self._answer(NOTES, event)
+                assert isinstance(note, Note)
+                found[note.memory] = note
+        return {memory: found[memory] for memory in sorted(found) if not found[memory].is_empty}
+
+    def check(self, answer: Answer) -> None:
         """Refuse a verdict that is none, patterns that are none, or a memory that is not there."""
         if isinstance(answer, Verdict):
             if answer.verdict not in CHOICES:
                 raise SettingError(f"'{answer.verdict}' is not a verdict; choose {' or '.join(CHOICES)}")
             return
         memory = self.index.check(answer.memory)
+        if isinstance(answer, Note):
+            _check_note(answer)
+            return
         sample, shown = self.sample(), self._count_triggers(memory)
         for pattern in answer.patterns:
             _check_pattern(memory, pattern, min(shown, sample.top) if sample else shown)
@@ -305,7 +358,7 @@ class Annotations:
                 found.setdefault(event["subject"], []).append(event)
         return found
 
-    def _answer(self, task: str, event: Mapping[str, Any]) -> Label | Verdict:
+    def _answer(self, task: str, event: Mapping[str, Any]) -> Answer:
         with self._readable(event["key"]):
             return ANSWERS[task].read(event)
 
@@ -364,6 +417,25 @@ def _check_pattern(memory: MemoryId, pattern: LabelledPattern, shown: int) -> No
         raise SettingError(f'"{pattern.description}" of {memory} has fewer than {GROUNDED} prefixes; tick more')
     if not all(0 <= rank < shown for rank in pattern.prefixes):
         raise SettingError(f'"{pattern.description}": {memory} has only the trigger ranks 0 to {shown - 1}')
+
+
+def _check_note(note: Note) -> None:
+    texts = (("name", note.name, 200), ("note", note.note, 10_000), *(("list", name, 100) for name in note.lists))
+    for what, text, most in texts:
+        if len(text) > most:
+            raise SettingError(f"the {what} of {note.memory} has {len(text):,} characters; write at most {most:,}")
+        if any("\ud800" <= sign <= "\udfff" for sign in text):
+            raise SettingError(f"the {what} {text!a} of {note.memory} is not UTF-8 text")
+    if not all(name.strip() for name in note.lists):
+        raise SettingError(f"a list that {note.memory} is in has no name; give it one")
+
+
+def read_notes(index: Index) -> dict[MemoryId, Note]:
+    """What anybody keeps of memories; makes no file where there is none."""
+    if not has_annotations(index):
+        return {}
+    with Annotations(index) as annotations:
+        return annotations.notes()
 
 
 def _check_rules(events: Sequence[Event]) -> None:

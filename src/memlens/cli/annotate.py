@@ -295,10 +295,11 @@ def _verdict_progress(index: memlens.Index) -> list[dict[str, Any]]:
 
 
 def _undo(screen: Screen, notes: Annotations, task: str, annotator: str, subject: str) -> None:
-    from memlens.annotations.store import Label
+    from memlens.annotations.store import Label, Verdict
 
     before = notes.undo(task, annotator, subject)
-    now = f"{len(before.patterns)} patterns" if isinstance(before, Label) else before and before.verdict
+    now = f"{len(before.patterns)} patterns" if isinstance(before, Label) else ""
+    now = before.verdict if isinstance(before, Verdict) else now
     screen.note(f"{visible(subject)}: {now or f'no {task[:-1]}'} again")
 
 

@@ -118,6 +118,7 @@ VERBS = {  # verb -> module of memlens.cli
     "trace": "trace",
     "probe": "probe",
     "annotate": "annotate",
+    "collect": "collect",
     "compare": "compare",
     "serve": "index",
     "site": "index",

@@ -25,8 +25,8 @@ from typing import Any
 from memlens.errors import FilesError, IndexFolderError, MemlensError
 from memlens.files import file_stamp, holding
 
-LABELS, VERDICTS = "labels", "verdicts"  # tasks
-EVENT_KINDS = {LABELS: ("sample", "label", "undo", "finish"), VERDICTS: ("verdict", "undo")}
+LABELS, VERDICTS, NOTES = "labels", "verdicts", "notes"  # tasks
+EVENT_KINDS = {LABELS: ("sample", "label", "undo", "finish"), VERDICTS: ("verdict", "undo"), NOTES: ("note", "undo")}
 # A task's table in files of memlens before both had one. Experiments note the history under this name still, so that
 # tables made then count as up to date.
 OLD_TABLES = {LABELS: "events", VERDICTS: "verdicts"}

@@ -15,7 +15,7 @@ from threading import Lock, Thread
 from typing import Annotated, Any, Literal
 from urllib.parse import quote, unquote, urlencode
 
-from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Path, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from fastapi.routing import APIRoute
 from jinja2 import Environment
@@ -127,6 +127,7 @@ def the_workbench(request: Request) -> Workbench:
 
 
 Bench = Annotated[Workbench, Depends(the_workbench)]
+Name = Annotated[str, Path(description="Layer and memory from 0, like L3N512.", max_length=30)]
 
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -219,6 +220,7 @@ PAGES = (
     ("/search", "Search"),
     ("/trace", "Trace"),
     ("/steer", "Steer"),
+    ("/collections", "Collections"),
     ("/annotate", "Annotate"),
     ("/compare", "Compare"),
 )

@@ -165,7 +165,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
-                    headers[name] = value
+                    headers.setdefault(name, value)
                 headers.setdefault("cache-control", "no-cache")
                 is_page = headers.get("content-type", "").startswith("text/html")
                 name = cookie_name(CSRF_COOKIE, asked)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 
@@ -23,7 +23,8 @@ from memlens.memory import MemoryId
 from memlens.pattern.related import RelatedMemory, related_memories
 from memlens.text import edge
 from memlens.tracer.result import InterventionEffect, TextCoefficients, Trace
-from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, IndexRoute, LiveRoute, Viewer, page
+from memlens.web.pages.collections import kept_notes
+from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, IndexRoute, LiveRoute, Name, Viewer, page
 from memlens.web.served_index import ServedIndex
 
 if TYPE_CHECKING:
@@ -93,9 +94,9 @@ router = APIRouter(tags=["memory"], route_class=IndexRoute)
 live = APIRouter(tags=["memory"], route_class=LiveRoute)
 
 TOKENS_SHOWN = 15
+_FIRST = 10  # triggers; the others are folded away
 _WIDTH, _HEIGHT = 320.0, 72.0  # of the histogram
 End = Literal["top", "bottom"]
-Name = Annotated[str, Path(description="Layer and memory from 0, like L3N512.", max_length=30)]
 
 
 class CoefficientChange(BaseModel):
@@ -148,7 +149,8 @@ def memory_page(
         return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
     view = read_labelled_memory(bench.index, memory, viewer, (end,))
     found = read_related(bench, str(memory)) if related == "yes" else None
-    return page(request, "memory.html", related=found, **memory_content(bench.index, view, end))
+    kept = kept_notes(bench.index).get(memory)
+    return page(request, "memory.html", related=found, kept=kept, **memory_content(bench.index, view, end))
 
 
 def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[str, Any]:
@@ -160,6 +162,7 @@ def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[s
         "has_bottom": has_bottom(index),
         "strongest": max((abs(trigger.coefficient) for trigger in view.triggers[end]), default=0.0),
         "shown": TOKENS_SHOWN,
+        "first": _FIRST,
         "histogram": draw_histogram(view.histogram, view.histogram_edges),
         "neighbours": _neighbours(index, view.name),
     }

@@ -6,20 +6,22 @@ several; a cell then stands for its highest memory, so that nothing rare disappe
 
 from base64 import b64encode
 from dataclasses import dataclass
+from secrets import randbelow
 from threading import Lock
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from memlens.errors import UnknownName
-from memlens.index.layout import EXPERIMENTS
+from memlens.index.layout import EXPERIMENTS, REPORT
 from memlens.index.memory import read_summaries
 from memlens.memory import GroupShape
 from memlens.reports.sections import Section, Tables, make_sections
+from memlens.web.pages.collections import kept_notes
 from memlens.web.rendering import PROBLEMS, Bench, IndexRoute, page
 from memlens.web.served_index import TABLES, LayerStatistics, ServedIndex, Statistics, read_layers, read_statistics
 from memlens.web.workbench import Workbench
@@ -234,8 +236,43 @@ def overview_content(bench: Workbench, by: str = "max") -> dict[str, Any]:
         "measures": found,
         "by": by if any(by == measure.name for measure in found) else found[0].name,
         "missing": _missing(index),
+        "worth": worth_reading(index),
         "has_experiments": bool(experiment_tables(index)),
+        "has_report": (index.folder / REPORT).is_file(),
     }
+
+
+@router.get("/random", include_in_schema=False)
+def random_memory(bench: Bench) -> RedirectResponse:
+    """Any memory that fires."""
+    statistics = read_statistics(bench.index)
+    alive = np.flatnonzero(statistics.categories["dead"] == 0)
+    row = int(alive[randbelow(len(alive))]) if len(alive) else 0
+    layer = int(np.searchsorted(statistics.starts, row, "right")) - 1
+    name = bench.index.names.name(statistics.layers[layer], row - int(statistics.starts[layer]))
+    return RedirectResponse(f"/m/{name}", 303, headers={"cache-control": "no-store"})
+
+
+# A report is one file with its scripts in it, and may be anybody's: it runs as a page of nowhere and asks nothing.
+_REPORT_POLICY = (
+    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+@router.get("/report", include_in_schema=False)
+def report_page(bench: Bench) -> Response:
+    """The report of the index, if it was made."""
+    path = bench.index.folder / REPORT
+    if not path.is_file():
+        raise UnknownName("there is no report of this index yet; make it with `memlens report INDEX`")
+    return Response(path.read_bytes(), media_type="text/html", headers={"content-security-policy": _REPORT_POLICY})
+
+
+@router.get("/api/worth-reading")
+def read_worth_reading(bench: Bench) -> list[Brief]:
+    """Memories to begin with; `value` is the share of triggers that have one of its patterns."""
+    return worth_reading(bench.index)
 
 
 @router.get("/api/status")
@@ -286,10 +323,11 @@ def read_brief(bench: Bench, name: str, by: Annotated[str, Query(max_length=30)]
     memory = bench.index.check(name)
     statistics = read_statistics(bench.index)
     column = statistics.numbers.get(by)
+    kept, found = kept_notes(bench.index).get(memory), read_summaries(bench.index, [memory]).get(memory)
     return Brief(
         name=str(memory),
         value=None if column is None else float(column[statistics.row_of(memory)]),
-        summary=read_summaries(bench.index, [memory]).get(memory),
+        summary=f"{kept.name}: {found or ''}" if kept and kept.name else found,
     )
 
 
@@ -297,6 +335,30 @@ def read_brief(bench: Bench, name: str, by: Annotated[str, Query(max_length=30)]
 def read_experiment_charts(bench: Bench) -> list[Section]:
     """The charts of all experiments that were run; the first time this takes some seconds."""
     return read_charts(bench.index)
+
+
+_WORTH = """
+WITH topics AS (
+    SELECT layer, memory, max(len(prefixes) * confidence) AS explained FROM {patterns} WHERE kind = 'semantic'
+    GROUP BY layer, memory
+), scored AS (
+    SELECT layer, memory, name, covered / triggers AS share,
+           coalesce(explained, 0) / triggers + CASE WHEN agrees THEN 0.5 ELSE 0 END AS worth
+    FROM {names} LEFT JOIN topics USING (layer, memory) WHERE triggers >= 10
+), best AS (
+    SELECT *, row_number() OVER (PARTITION BY layer ORDER BY worth DESC, share DESC, memory) AS place FROM scored
+)
+SELECT layer, memory, name, share FROM best WHERE place = 1 ORDER BY worth DESC, layer LIMIT $1
+"""
+
+
+def worth_reading(index: ServedIndex, count: int = 6) -> list[Brief]:
+    """One of a layer: its triggers share a subject, or its value promotes what follows them; the best first."""
+    if not (index.has("names") and index.has("patterns")):
+        return []
+    rows = index.remember(("names", "patterns"), ("worth reading", count), lambda: index.sql(_WORTH, [count]))
+    named = [(str(index.names.name(row["layer"], row["memory"])), row) for row in rows]
+    return [Brief(name=name, value=row["share"], summary=row["name"]) for name, row in named]
 
 
 def _missing(index: ServedIndex) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 
 from memlens.errors import BusyError
 from memlens.text import finite
+from memlens.tracer.result import TokenShare
 from memlens.web.pages.memory import refuse_long_prompt
 from memlens.web.pages.trace import Given, Sets, Text, last_of_each
 from memlens.web.rendering import LIVE_PROBLEMS, Bench, IndexRoute, page
@@ -37,7 +38,12 @@ def steer_page(request: Request, prompt: Text = "") -> HTMLResponse:
     return page(request, "steer.html", prompt=prompt or _EXAMPLE)
 
 
-@router.get("/api/steer", responses=LIVE_PROBLEMS)
+_LINES: dict[int | str, dict[str, Any]] = {
+    200: {"model": TokenShare, "description": "A line a token; the last line is the whole text."}
+}
+
+
+@router.get("/api/steer", responses=LIVE_PROBLEMS | _LINES)
 def continue_text(
     bench: Bench,
     prompt: Given,

@@ -3,7 +3,7 @@ import { announce, ask, debounced, here, tell } from "./base.js";
 
 const article = document.querySelector(".memory-page");
 const { name, end } = article.dataset;
-const list = article.querySelector(".trigger-list");
+const lines = [...article.querySelectorAll(".trigger-list li")];
 
 // Patterns
 
@@ -11,9 +11,9 @@ function choosePattern(chip) {
   const wasPressed = chip.getAttribute("aria-pressed") === "true";
   for (const other of article.querySelectorAll("[data-pattern]")) other.setAttribute("aria-pressed", "false");
   chip.setAttribute("aria-pressed", String(!wasPressed));
-  list.classList.toggle("chosen", !wasPressed);
+  for (const list of article.querySelectorAll(".trigger-list")) list.classList.toggle("chosen", !wasPressed);
   let count = 0;
-  for (const line of list.children) {
+  for (const line of lines) {
     const has = !wasPressed && line.dataset.patterns.split(" ").includes(chip.dataset.pattern);
     line.classList.toggle("has", has);
     count += has;
@@ -53,12 +53,12 @@ function shade(line, found, strongest) {
 
 async function shadeAll() {
   const told = article.querySelector(".live");
-  if (!list) return;
+  if (!lines.length) return;
   try {
     const found = await ask(`/api/memories/${name}/coefficients?end=${end}`);
     const strongest = Math.max(...found.flatMap((one) => one.coefficients.map(Math.abs)), 1e-9);
-    const lines = new Map([...list.children].map((line) => [Number(line.dataset.rank), line]));
-    for (const one of found) if (lines.has(one.rank)) shade(lines.get(one.rank), one, strongest);
+    const byRank = new Map(lines.map((line) => [Number(line.dataset.rank), line]));
+    for (const one of found) if (byRank.has(one.rank)) shade(byRank.get(one.rank), one, strongest);
     const hasNegative = found.some((one) => one.coefficients.some((c) => c < -strongest / 50));
     told.innerHTML = `<span class="scale">Each token is shaded by this memory’s coefficient, computed now: 0 <i></i> ${strongest.toPrecision(3)}${hasNegative ? ' <i class="negative"></i> negative' : ""}</span>`;
   } catch (error) {
@@ -141,6 +141,28 @@ form?.addEventListener("submit", async (event) => {
     holder.replaceChildren(Object.assign(document.createElement("p"), { className: "note error", textContent: error.message }));
   }
   waiting.textContent = "";
+});
+
+// Keep it: every change is saved as it is made
+
+const keep = article.querySelector(".keep");
+
+async function save() {
+  const star = keep.querySelector(".star").getAttribute("aria-pressed") === "true";
+  const told = keep.querySelector("[role=status]");
+  const lists = keep.elements.lists.value.split(",").map((one) => one.trim()).filter(Boolean);
+  try {
+    await tell(`/api/collections/${name}`, { star, name: keep.elements.name.value, note: keep.elements.note.value, lists }, "PUT");
+    told.textContent = "kept";
+  } catch (error) {
+    told.textContent = error.message;
+  }
+}
+keep?.addEventListener("submit", (event) => (event.preventDefault(), save()));
+keep?.addEventListener("change", save);
+keep?.querySelector(".star").addEventListener("click", ({ currentTarget }) => {
+  currentTarget.setAttribute("aria-pressed", String(currentTarget.getAttribute("aria-pressed") !== "true"));
+  save();
 });
 
 // Related memories

@@ -1,0 +1,87 @@
+"""`memlens collect`: memories that somebody keeps, with a star, a name, a note and lists; nobody needs an account."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import memlens
+from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
+from memlens.cli.screen import Screen, open_output
+from memlens.errors import SettingError
+from memlens.files import read_limited
+from memlens.text import plain, visible
+
+_WRITE, _FILES = "Keeping a memory", "Import and export"
+_IMPORT_LIMIT = 256 << 20  # bytes
+
+
+def collect(
+    index: IndexFolder,
+    memory: Annotated[
+        str | None, typer.Argument(metavar="[MEMORY]", help="What to keep, like L3N512. Without one, all are listed.")
+    ] = None,
+    star: Annotated[bool | None, typer.Option("--star/--no-star", help="Mark it.", rich_help_panel=_WRITE)] = None,
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="Your own name.", rich_help_panel=_WRITE)] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="A note.", rich_help_panel=_WRITE)] = None,
+    lists: Annotated[
+        list[str] | None,
+        typer.Option("--list", metavar="NAME", help="A list to put it in; repeatable.", rich_help_panel=_WRITE),
+    ] = None,
+    person: Annotated[str, typer.Option("--as", metavar="NAME", help="Who writes.", rich_help_panel=_WRITE)] = "me",
+    out: Annotated[
+        str | None, typer.Option("--export", metavar="FILE", help="A .json or .csv file.", rich_help_panel=_FILES)
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--import", metavar="FILE", help="An export to take over.", rich_help_panel=_FILES)
+    ] = None,
+    force: Force = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Keep memories with a star, a name, a note and lists, or list those that are kept."""
+    from memlens.annotations.files import export_text, import_text, is_export
+    from memlens.annotations.store import Annotations, Note, read_notes
+    from memlens.index.history import NOTES
+
+    screen = Screen(as_json, quiet, verbose)
+    opened = memlens.Index(index)
+    changes = {"star": star, "name": name, "note": note, "lists": None if lists is None else tuple(lists)}
+    given = {part: value for part, value in changes.items() if value is not None}
+    if given and memory is None:
+        raise SettingError("name the memory to keep, like L3N512, before what is said of it")
+    if sum((bool(given), out is not None, source is not None)) > 1:
+        raise SettingError("keep a memory, --import or --export, one at a time")
+    if source is not None:
+        with Annotations(opened) as notes:
+            text = read_limited(Path(source), _IMPORT_LIMIT).decode("utf-8-sig")
+            count = import_text(notes, NOTES, text, _format(source))
+        screen.note(f"{count:,} new")
+    elif out is not None:
+        with Annotations(opened) as notes, open_output(out, "--export", is_export, force=force) as handle:
+            handle.write(export_text(notes, NOTES, _format(out)).encode())
+    elif given and memory is not None:
+        with Annotations(opened) as notes:
+            known = opened.check(memory)
+            before = notes.notes().get(known) or Note(person, known)
+            notes.save(replace(before, annotator=person, **given))  # type: ignore[arg-type]
+    kept = read_notes(opened)
+    shown = [one for key, one in kept.items() if memory is None or key == opened.check(memory)]
+    if as_json:
+        screen.json([plain(one) for one in shown])
+    elif shown:
+        rows = [
+            ["★" if one.star else "", str(one.memory), *map(visible, (one.name, "; ".join(one.lists), one.note))]
+            for one in shown
+        ]
+        screen.table(["", "memory", "name", "lists", "note"], rows)
+    else:
+        screen.note("nothing is kept yet; begin with `memlens collect INDEX MEMORY --star`")
+
+
+def _format(file: str) -> str:
+    return Path(file).suffix.lstrip(".").lower()

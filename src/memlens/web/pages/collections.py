@@ -1,0 +1,57 @@
+"""The page Collections: memories that people keep, with star, name, note and lists; append-only, as labels are."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+from pydantic import BaseModel, Field, StringConstraints
+
+from memlens.annotations.store import Annotations, Note, history_mark, read_notes
+from memlens.index.history import NOTES
+from memlens.index.memory import read_summaries
+from memlens.memory import MemoryId
+from memlens.web.rendering import PROBLEMS, Bench, IndexRoute, Name, Viewer, page
+from memlens.web.served_index import ServedIndex
+
+router = APIRouter(tags=["collections"], route_class=IndexRoute)
+
+
+class KeptMemory(BaseModel):
+    """What to keep of a memory; all empty takes it back."""
+
+    star: bool = False
+    name: str = Field(default="", max_length=200)
+    note: str = Field(default="", max_length=10_000)
+    lists: list[Annotated[str, StringConstraints(max_length=100)]] = Field(default=[], max_length=50)
+
+
+def kept_notes(index: ServedIndex) -> dict[MemoryId, Note]:
+    """What people keep, read again only after somebody has written. Never makes the file."""
+    mark = history_mark(index, NOTES)
+    return {} if mark is None else index.remember((), ("notes", mark), lambda: read_notes(index))
+
+
+@router.get("/collections", response_class=HTMLResponse, include_in_schema=False)
+def collections_page(request: Request, bench: Bench) -> HTMLResponse:
+    notes = kept_notes(bench.index)
+    names = sorted({name for note in notes.values() for name in note.lists}, key=str.casefold)
+    lists = [(name, [note for note in notes.values() if name in note.lists]) for name in names]
+    rest = [note for note in notes.values() if not note.lists]
+    summaries = read_summaries(bench.index, list(notes))
+    return page(request, "collections.html", lists=[*lists, *([("", rest)] if rest else [])], summaries=summaries)
+
+
+@router.get("/api/collections")
+def read_collections(bench: Bench) -> list[Note]:
+    """Every memory that is kept, with what holds now."""
+    return list(kept_notes(bench.index).values())
+
+
+@router.put("/api/collections/{name}", responses=PROBLEMS)
+def keep_memory(bench: Bench, viewer: Viewer, name: Name, kept: KeptMemory) -> Note:
+    """Keep a memory, or with nothing in it take it back; what was said before stays in the history."""
+    lists = tuple(dict.fromkeys(one.strip() for one in kept.lists if one.strip()))
+    note = Note(viewer or "me", bench.index.check(name), kept.star, kept.name.strip(), kept.note.strip(), lists)
+    with Annotations(bench.index) as annotations:
+        annotations.save(note)
+    return note

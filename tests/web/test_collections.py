@@ -1,0 +1,65 @@
+"""Collections: what is kept on a memory's page is on all pages at once, also when two people write."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from own_server import opened, serving
+
+from memlens.annotations.store import Annotations
+from memlens.index.reader import Index
+from memlens.web.workbench import Workbench
+
+
+def test_what_is_kept_is_shown_everywhere(client_of: Callable[..., TestClient], own_index: Index) -> None:
+    client = client_of(own_index.folder)
+    assert client.get("/api/collections").json() == [] and "Nothing is kept" in client.get("/collections").text
+    said = {"star": True, "name": "rivers <b>", "note": "water", "lists": ["nature", " nature ", ""]}
+    kept = client.put("/api/collections/L1N7", json=said).json()
+    assert kept["lists"] == ["nature"] and client.get("/api/collections").json() == [kept]
+    for path in ("/collections", "/m/L1N7", "/search?q=L1N7&in=values", "/search?layers=1&limit=100"):
+        page = client.get(path).text
+        assert "rivers &lt;b&gt;" in page or path.startswith("/search?q=")
+    assert client.get("/api/brief/L1N7").json()["summary"].startswith("rivers <b>: ")
+    assert client.put("/api/collections/L9N7", json=said).status_code == 404
+    assert client.put("/api/collections/L1N7", json={"name": "x" * 201}).status_code == 422
+    client.put("/api/collections/L1N7", json={})
+    assert client.get("/api/collections").json() == []
+
+
+def test_two_people_write_at_once_and_nothing_is_lost(client_of: Callable[..., TestClient], own_index: Index) -> None:
+    client = client_of(own_index.folder)
+
+    def write(number: int) -> int:
+        return client.put(f"/api/collections/L1N{number % 20}", json={"name": str(number)}).status_code
+
+    with ThreadPoolExecutor(4) as people:
+        assert set(people.map(write, range(60))) == {200}
+    with Annotations(own_index) as notes:
+        assert sorted(int(event["content"]["name"]) for event in notes.history("notes")) == list(range(60))
+        assert len(notes.notes()) == 20
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
+def test_a_memory_is_kept_with_the_keyboard_alone(browser: Any, own_index: Index, width: int, scheme: str) -> None:
+    with serving(Workbench(own_index.folder)) as address, opened(browser, address, width, True, scheme) as page:
+        page.goto(address + "/m/L1N7")
+        page.locator(".star").focus()
+        page.keyboard.press("Enter")
+        page.locator(".keep [role=status]").filter(has_text="kept").wait_for()
+        page.keyboard.press("Tab")
+        page.keyboard.type("my memory")
+        page.keyboard.press("Tab")
+        page.keyboard.type("one, two")
+        page.keyboard.press("Enter")
+        page.wait_for_timeout(500)
+        page.goto(address + "/collections")
+        assert page.locator("h2").all_inner_texts() == ["one", "two"]
+        assert page.locator("tbody tr").first.inner_text().startswith("★")
+        assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        page.locator("tbody a").first.click()
+        page.wait_for_url("**/m/L1N7")
+        assert page.locator("[name=name]").input_value() == "my memory"
+        assert page.locator(".star").get_attribute("aria-pressed") == "true"
