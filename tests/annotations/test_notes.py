@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from memlens.annotations.files import backup_text, export_text, import_text, restore_text
-from memlens.annotations.store import Annotations, Note, history_mark, read_notes
+from memlens.annotations.note import Note
+from memlens.annotations.store import Annotations, history_mark, read_notes
 from memlens.errors import SettingError, UnknownName
 from memlens.index.history import LABELS, NOTES
 from memlens.index.reader import Index

@@ -17,6 +17,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from memlens.annotations.note import Note, require_type
 from memlens.annotations.store import (
     ANSWERS,
     UNREADABLE,
@@ -24,11 +25,9 @@ from memlens.annotations.store import (
     Answer,
     Label,
     LabelledPattern,
-    Note,
     Sample,
     Verdict,
     check_annotator,
-    require_type,
 )
 from memlens.errors import SettingError, UnknownName
 from memlens.index.history import EVENT_KINDS, LABELS, NOTES, VERDICTS

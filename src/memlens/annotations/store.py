@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 from uuid import uuid4
 
+from memlens.annotations.note import Note, check_note, require_type
 from memlens.errors import SettingError, UnknownName
 from memlens.index.history import LABELS, NOTES, VERDICTS, Event, History, damaged
 from memlens.index.layout import ANNOTATIONS
@@ -34,7 +35,6 @@ from memlens.pattern.words import GROUNDED, KINDS
 
 CHOICES = ("related", "distant")  # verdicts
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, UnknownName)  # what read() of an answer raises
-_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -130,41 +130,6 @@ class Verdict:
         if change.name != event["subject"]:
             raise ValueError("the prefix and words are not those of the subject")
         return cls(event["annotator"], change, str(event["content"]["verdict"]))
-
-
-@dataclass(frozen=True)
-class Note:
-    """What somebody keeps of a memory: a star, a name, a note, and the lists that it is in. All empty takes it back."""
-
-    task: ClassVar[str] = NOTES
-    kind: ClassVar[str] = "note"
-    annotator: str
-    memory: MemoryId
-    star: bool = False
-    name: str = ""
-    note: str = ""
-    lists: tuple[str, ...] = ()
-
-    @property
-    def subject(self) -> str:
-        return str(self.memory)
-
-    @property
-    def content(self) -> dict[str, Any]:
-        return {"star": self.star, "name": self.name, "note": self.note, "lists": list(self.lists)}
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.star or self.name or self.note or self.lists)
-
-    @classmethod
-    def read(cls, event: Mapping[str, Any]) -> Note:
-        """A KeyError or TypeError where the content is not a note's."""
-        content = event["content"]
-        lists = tuple(require_type(name, str) for name in require_type(content["lists"], list))
-        name, note = (require_type(content[part], str) for part in ("name", "note"))
-        star = require_type(content["star"], bool)
-        return cls(event["annotator"], MemoryId.parse(event["subject"]), star, name, note, lists)
 
 
 @dataclass(frozen=True)
@@ -341,7 +306,7 @@ class Annotations:
             return
         memory = self.index.check(answer.memory)
         if isinstance(answer, Note):
-            _check_note(answer)
+            check_note(answer)
             return
         sample, shown = self.sample(), self._count_triggers(memory)
         for pattern in answer.patterns:
@@ -400,12 +365,6 @@ def check_annotator(annotator: str) -> None:
         raise UnknownName(f"{annotator!r} cannot be an annotator's name; use letters, digits or signs")
 
 
-def require_type(value: Any, kind: type[_Value]) -> _Value:
-    if type(value) is not kind:  # True is an int, but no rank
-        raise TypeError(f"{value!r} is not of type {kind.__name__}")
-    return value
-
-
 def _check_pattern(memory: MemoryId, pattern: LabelledPattern, shown: int) -> None:
     if not pattern.description.strip():
         raise SettingError(f"a pattern of {memory} has no description; say in a few words what recurs")
@@ -417,17 +376,6 @@ def _check_pattern(memory: MemoryId, pattern: LabelledPattern, shown: int) -> No
         raise SettingError(f'"{pattern.description}" of {memory} has fewer than {GROUNDED} prefixes; tick more')
     if not all(0 <= rank < shown for rank in pattern.prefixes):
         raise SettingError(f'"{pattern.description}": {memory} has only the trigger ranks 0 to {shown - 1}')
-
-
-def _check_note(note: Note) -> None:
-    texts = (("name", note.name, 200), ("note", note.note, 10_000), *(("list", name, 100) for name in note.lists))
-    for what, text, most in texts:
-        if len(text) > most:
-            raise SettingError(f"the {what} of {note.memory} has {len(text):,} characters; write at most {most:,}")
-        if any("\ud800" <= sign <= "\udfff" for sign in text):
-            raise SettingError(f"the {what} {text!a} of {note.memory} is not UTF-8 text")
-    if not all(name.strip() for name in note.lists):
-        raise SettingError(f"a list that {note.memory} is in has no name; give it one")
 
 
 def read_notes(index: Index) -> dict[MemoryId, Note]:

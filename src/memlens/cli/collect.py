@@ -45,7 +45,8 @@ def collect(
 ) -> None:
     """Keep memories with a star, a name, a note and lists, or list those that are kept."""
     from memlens.annotations.files import export_text, import_text, is_export
-    from memlens.annotations.store import Annotations, Note, read_notes
+    from memlens.annotations.note import Note
+    from memlens.annotations.store import Annotations, read_notes
     from memlens.index.history import NOTES
 
     screen = Screen(as_json, quiet, verbose)

@@ -6,7 +6,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field, StringConstraints
 
-from memlens.annotations.store import Annotations, Note, history_mark, read_notes
+from memlens.annotations.note import Note
+from memlens.annotations.store import Annotations, history_mark, read_notes
 from memlens.index.history import NOTES
 from memlens.index.memory import read_summaries
 from memlens.memory import MemoryId
