@@ -4,8 +4,9 @@ For each sampled memory and each of its top 50 triggers the prefix without one t
 at its new last position; the change is (m' - m) / m, averaged over the prefixes of a memory, then over memories.
 m is the index's own, from the scan, so that whole prefixes are not run again; from a new run it would differ by the
 rounding of another batch shape, as m' does. BOS is never removed and stays in front; a prefix of one token has nothing
-left and is left out (counted). Equal edited prefixes are run once, whichever memories want them. `beside_last` (how
-much less a token matters than the last one) is taken memory by memory, since the memories are the same.
+left and is left out (counted). An edited prefix is run once, whichever memories want it, not at all where it is the
+beginning of another one, and only up to the deepest layer that wants it. `beside_last` (how much less a token matters
+than the last one) is taken memory by memory, since the memories are the same.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class EditedPrefixes:
     """A growing set of prefixes."""
 
     def __init__(self) -> None:
-        self._ids: dict[bytes, int] = {}
+        self._ids: dict[bytes, int] = {}  # tokens, eight bytes each
         self._prefixes: list[NDArray[np.int64]] = []
 
     def __len__(self) -> int:
@@ -68,15 +69,18 @@ class EditedPrefixes:
         """For each layer the coefficients [n] that are wanted, in their order."""
         import torch
 
-        from memlens.corpus.sentences import cut_batches
-
-        batches = cut_batches(list(enumerate(self._prefixes)), batch_tokens, bos)
-        places = _Places(batches, len(self), bos)
+        hosts = self._hosts()
+        deepest = np.full(len(self), -1, np.int64)
+        for layer, (_, prefixes) in wanted.items():
+            np.maximum.at(deepest, hosts[prefixes], layer)
+        batches = self._cut(deepest, batch_tokens, bos)
+        lengths = np.array([len(prefix) for prefix in self._prefixes], np.int64)
+        places = _Places([batch for _, batch in batches], hosts, lengths, bos)
         found = {layer: np.zeros(len(memories), np.float64) for layer, (memories, _) in wanted.items()}
         by_batch = {layer: places.by_batch(prefixes, len(batches)) for layer, (_, prefixes) in wanted.items()}
-        done = 0
-        progress("local-edits", 0, len(self))
-        for number, batch in enumerate(batches):
+        done, total = 0, int((deepest >= 0).sum())
+        progress("local-edits", 0, total)
+        for number, (deepest_layer, batch) in enumerate(batches):
 
             def take(layer: int, block: CoefficientBlock, number: int = number) -> None:
                 first, size = block.group.start, block.group.size
@@ -89,23 +93,44 @@ class EditedPrefixes:
                 own = block.everywhere()[tuple(torch.from_numpy(i) for i in where)]
                 found[layer][chosen] = own.double().cpu().numpy()
 
-            with torch.inference_mode(), model.watch(take, list(wanted)):
-                model.run_body(torch.from_numpy(batch.tokens))
+            with torch.inference_mode(), model.watch(take, [layer for layer in wanted if layer <= deepest_layer]):
+                model.run_to(deepest_layer, torch.from_numpy(batch.tokens))
             done += len(batch.sentences)
-            progress("local-edits", done, len(self))
+            progress("local-edits", done, total)
+        return found
+
+    def _hosts(self) -> NDArray[np.int64]:
+        """For each prefix the one that is run for it: itself, or the longest that begins with it."""
+        hosts = np.arange(len(self))
+        ordered = sorted(self._ids)
+        for tokens, longer in zip(ordered[-2::-1], ordered[:0:-1], strict=True):
+            if longer.startswith(tokens):  # whatever begins with these tokens comes right after them
+                hosts[self._ids[tokens]] = hosts[self._ids[longer]]
+        return hosts
+
+    def _cut(self, deepest: NDArray[np.int64], batch_tokens: int, bos: int | None) -> list[tuple[int, Batch]]:
+        """Batches of prefixes with the same deepest layer, which is -1 where another prefix is run instead."""
+        from memlens.corpus.sentences import cut_batches
+
+        found = []
+        for layer in np.unique(deepest[deepest >= 0]).tolist():
+            prefixes = [(number, self._prefixes[number]) for number in np.flatnonzero(deepest == layer).tolist()]
+            found += [(layer, batch) for batch in cut_batches(prefixes, batch_tokens, bos)]
         return found
 
 
 class _Places:
     """Where each prefix lies in its batch."""
 
-    def __init__(self, batches: Sequence[Batch], count: int, bos: int | None) -> None:
-        self.batch, self.row, self.last = (np.empty(count, np.int64) for _ in range(3))
-        shift = 0 if bos is None else 1
+    def __init__(
+        self, batches: Sequence[Batch], hosts: NDArray[np.int64], lengths: NDArray[np.int64], bos: int | None
+    ) -> None:
+        self.batch, self.row = np.zeros(len(hosts), np.int64), np.zeros(len(hosts), np.int64)
         for number, batch in enumerate(batches):
             self.batch[batch.sentences] = number
             self.row[batch.sentences] = np.arange(len(batch.sentences))
-            self.last[batch.sentences] = shift + batch.lengths - 1
+        self.batch, self.row = self.batch[hosts], self.row[hosts]
+        self.last = lengths - (1 if bos is None else 0)
 
     def by_batch(self, prefixes: NDArray[np.int64], batches: int) -> list[NDArray[Any]]:
         """For each batch which of the wanted prefixes [n] are in it."""

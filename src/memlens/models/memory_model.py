@@ -6,7 +6,7 @@ The memories of a layer are its MemoryLayer (groups.py); a subclass runs the net
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from html import escape
@@ -43,6 +43,14 @@ class Recording:
     o: dict[int, Tensor] = field(default_factory=dict)  # [batch, pos, d]
     r: dict[int, Tensor] = field(default_factory=dict)  # [batch, pos, d], o - y
     embedding: Tensor | None = None  # [batch, pos, d], the input of the first layer
+
+
+class _EnoughError(Exception):
+    """Ends a forward pass of which nothing more is wanted."""
+
+
+def _stop(_state: Tensor) -> None:
+    raise _EnoughError
 
 
 class MemoryModel(ABC):
@@ -115,6 +123,11 @@ class MemoryModel(ABC):
         """
         with torch.set_grad_enabled(gradients):
             return self._run_body(self._check_tokens(tokens))
+
+    def run_to(self, layer: int, tokens: Tensor) -> None:
+        """Run the blocks up to a layer for those who watch them, and leave out the ones above."""
+        with suppress(_EnoughError), hooks.on_output(self.layers[layer].block, _stop), torch.no_grad():
+            self._run_body(self._check_tokens(tokens))
 
     def logits(self, tokens: Tensor) -> Tensor:
         """The model's own scores, [batch, pos, vocabulary], soft-capping included."""
