@@ -1,18 +1,23 @@
 """`memlens roles`: what every memory is for, counted by layer."""
 
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 import memlens
 from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.settings import ROLES, RoleSettings
-from memlens.text import visible
+from memlens.text import number, visible
 
 
 @with_settings(RoleSettings)
 def roles(
     index: IndexFolder,
     model: ModelNow = None,
+    effects: Annotated[
+        bool, typer.Option("--effects", help="Silence groups of one role, beside random groups of the same norms.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -21,6 +26,9 @@ def roles(
     """Find what every memory is for, by stated rules."""
     screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
+    if effects:
+        _show_effects(screen, opened, model, options.get("seed", 0))
+        return
     with ScanProgress(screen) as progress:
         memlens.roles(opened, model=model, progress=progress, **options)
     from memlens.role.table import roles_by_layer
@@ -34,3 +42,28 @@ def roles(
         screen.table(["layer", "memories", *met, "none"], rows)
         screen.note("a memory with several roles counts for each of them; the rules: docs/roles.md")
         screen.note(f"next: memlens search {visible(str(opened.folder))} --role token")
+
+
+def _show_effects(screen: Screen, index: memlens.Index, model: str | None, seed: int) -> None:
+    from memlens.role.effects import role_effects
+
+    for table in ("roles", "values"):
+        index.path(table)  # refused here, before a model is loaded
+    with ScanProgress(screen) as progress:
+        found = role_effects(index, index.load_model(model), seed=seed, progress=progress)
+    if screen.as_json:
+        screen.json(found)
+        return
+    rows = [
+        [
+            one.role,
+            one.memories,
+            one.measure,
+            *("" if value is None else number(value) for value in (one.change, max(one.random, default=None))),
+            "" if one.difference is None else f"{one.difference:+.3g} ({one.low:+.3g} to {one.high:+.3g})",
+            "no such memories" if one.appears is None else "appears" if one.appears else "does not appear",
+        ]
+        for one in found
+    ]
+    head = ["silenced", "memories", "changes", "by (nats)", "random groups at most", "more than random", "effect"]
+    screen.table(head, rows)

@@ -150,6 +150,7 @@ _WORDS = {
     "texts": "reading texts",
     "probes": "fitting probes",
     "roles": "finding roles",
+    "effects": "silencing groups",
     "report": "writing the report",
     "assets": "drawing charts",
 }

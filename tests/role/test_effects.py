@@ -1,0 +1,74 @@
+"""Silencing a group changes what it should: against passes with the value taken out of the weights, and controls."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import memlens
+from memlens.index.reader import Index
+from memlens.role.effects import OwnTokens, _divergence, _entropy, _looked, _own, random_groups, role_effects, silence
+from memlens.testing import tiny_model, tiny_tokenizer
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2_moe"])
+def test_a_silenced_group_is_one_whose_values_are_zero(family: str) -> None:
+    model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer(adds_bos=family == "llama"))
+    prefixes = OwnTokens([[5, 9, 12], [7], [30, 31, 32, 33, 34]], np.array([12, 7, 34]))
+    group = [(0, 3), (1, 8), (1, 11), (2, 19)]
+    with silence(model, group):
+        found = _looked(model, prefixes, _own)
+    for layer, memory in group:
+        owner, place = model.layers[layer].group_of(memory)
+        with torch.no_grad():
+            owner.values[place] = 0.0
+    bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
+    naive = [
+        torch.log_softmax(model.logits(torch.tensor([bos + tokens]))[0, -1].double(), 0)[tokens[-1]].item()
+        for tokens in prefixes.tokens
+    ]
+    np.testing.assert_allclose(found, naive, atol=1e-5)
+
+
+def test_measures_are_those_of_their_definitions() -> None:
+    p = np.array([0.5, 0.25, 0.25])
+    logs, unigram = torch.tensor(np.log(p))[None], np.log([0.2, 0.2, 0.6])
+    own = torch.tensor([1])
+    assert _entropy(logs, own).item() == pytest.approx(-(p * np.log(p)).sum())
+    assert _divergence(logs, own, torch.tensor(unigram)).item() == pytest.approx((p * (np.log(p) - unigram)).sum())
+    assert _own(logs, own).item() == pytest.approx(np.log(0.25))
+
+
+@pytest.fixture
+def index(tiny_gpt2_values: Index, copy_of: Callable[..., Index]) -> Index:
+    return memlens.roles(copy_of(tiny_gpt2_values), rate=0.99)
+
+
+def test_random_groups_have_the_size_layers_and_norms_of_the_group(index: Index) -> None:
+    rows = {(row["layer"], row["memory"]): row for row in index.table("roles").to_pylist()}
+    group = [key for key in rows if key[1] in (0, 7)]
+    drawn = list(random_groups(index, group, np.random.default_rng(0)))
+    assert len(drawn) == 10 and len({tuple(one) for one in drawn}) > 1
+    for other in drawn:
+        assert len(set(other)) == len(group) and not set(other) & set(group)
+        for (layer, memory), (own, place) in zip(other, group, strict=True):
+            assert layer == own and "dead" not in rows[layer, memory]["roles"]
+            apart = sorted(abs(rows[one]["norm"] - rows[own, place]["norm"]) for one in rows if one[0] == own)
+            assert abs(rows[layer, memory]["norm"] - rows[own, place]["norm"]) <= apart[24]
+
+
+def test_effects_are_compared_prefix_by_prefix_with_all_random_groups(
+    index: Index, run: Callable[..., Any], refused: Callable[..., str], tiny_gpt2_values: Index
+) -> None:
+    model = index.load_model()
+    for effect in role_effects(index, model):
+        assert (effect.appears is None) == (effect.memories == 0)
+        if effect.memories:
+            assert effect.change is not None and effect.difference is not None and len(effect.random) == 10
+            assert effect.difference == pytest.approx(effect.change - np.mean(effect.random))
+            assert effect.appears == (effect.low is not None and effect.low > 0 and effect.change > max(effect.random))
+    code, out, _ = run("roles", index.folder, "--effects")
+    assert code == 0 and out.startswith("silenced")
+    assert "run `memlens roles" in refused("roles", tiny_gpt2_values.folder, "--effects")
