@@ -8,21 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.feature_selection import SelectKBest
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import train_test_split
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import memlens
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.probing.activations import encode_texts, read_activations
-from memlens.probing.fit import STRENGTHS
-from memlens.probing.labels import read_labels
+from memlens.probing.fit import KS, STRENGTHS, Columns, Division, fit_sparse
+from memlens.probing.labels import LabelledTexts, read_labels
 from memlens.testing import tiny_model, tiny_tokenizer
 
 WORDS = "river sea press free city Paris people news café rain hills war spring papers day".split(" ")  # noqa: SIM905
-TEXTS = [" ".join(WORDS[(7 * i + 3 * j) % 15] for j in range(2 + i % 5)) for i in range(80)]
+TEXTS = [" ".join(WORDS[(i + (1 + i // 15) * j) % 15] for j in range(2 + i % 5)) for i in range(80)]
 ABOUT = ["water" if set(text.split()) & {"river", "sea", "rain"} else "land" for text in TEXTS]
 NUMBERS = [float(len(text)) for text in TEXTS]
 
@@ -66,21 +68,63 @@ def test_a_probe_equals_scikit_learns_own_pipeline(model: MemoryModel) -> None:
     train, test = labels.divided(0.3, 3)
     y = np.array([about == "water" for about in ABOUT]).astype(int)
     fitted, held = train_test_split(train, test_size=round(0.2 * len(train)), stratify=y[train], random_state=3)
+
+    def pipe(k: int | None, c: float) -> Pipeline:
+        ranked = SelectKBest(lambda z, own: abs(z[own == 1].mean(0) - z[own == 0].mean(0)), k=k or "all")
+        return make_pipeline(StandardScaler(), ranked, LogisticRegression(C=c, max_iter=1000))
+
     for layer, (m, o) in layers_of(model, "last").items():
-        for columns, k in ((m, 1), (m, 4), (m, 16), (o, None)):
-            z = StandardScaler().fit(columns[train].astype(float)).transform(columns.astype(float))
-            apart = z[train][y[train] == 1].mean(0) - z[train][y[train] == 0].mean(0)
-            z = z if k is None else z[:, np.argsort(-abs(apart), kind="stable")[:k]]
+        for columns, k in ((m.astype(float), 1), (m.astype(float), 4), (m.astype(float), 16), (o.astype(float), None)):
             losses = [
-                log_loss(
-                    y[held], LogisticRegression(C=c, max_iter=1000).fit(z[fitted], y[fitted]).predict_proba(z[held])
-                )
+                log_loss(y[held], pipe(k, c).fit(columns[fitted], y[fitted]).predict_proba(columns[held]))
                 for c in STRENGTHS
             ]
-            best = LogisticRegression(C=STRENGTHS[int(np.argmin(losses))], max_iter=1000).fit(z[train], y[train])
-            area = roc_auc_score(y[test], best.predict_proba(z[test])[:, 1])
+            best = pipe(k, STRENGTHS[int(np.argmin(losses))]).fit(columns[train], y[train])
+            area = roc_auc_score(y[test], best.predict_proba(columns[test])[:, 1])
             (own,) = [one for one in result.scores if (one.layer, one.k) == (layer, k)]
             assert own.score == pytest.approx(area, abs=1e-6) and own.low <= area <= own.high
+            assert own.held == pytest.approx(-min(losses), abs=1e-6)
+
+
+def noise(classes: int, each: int, seed: int, columns: int = 3072) -> tuple[Columns, Division]:
+    y = np.repeat(np.arange(classes), each)
+    texts = LabelledTexts(tuple(f"text {row}" for row in range(len(y))), y, tuple(f"{c:02}" for c in range(classes)))
+    division = Division(texts, *texts.divided(0.3, seed), seed)
+    x = np.random.default_rng(seed).normal(size=(len(y), columns)).astype(np.float32)
+    return Columns.of(x, division.train), division
+
+
+def test_more_memories_do_not_tell_the_held_out_part_better_where_none_knows_the_label() -> None:
+    for seed in range(3):
+        columns, division = noise(2, 100, seed)
+        fits = fit_sparse(columns, division, KS, division.y)
+        assert max(fit.held for fit in fits.values()) < np.log(0.5) + 0.06
+
+
+def test_where_one_memory_knows_the_label_few_are_chosen_and_the_score_is_its_own() -> None:
+    kept = []
+    for seed in range(4):
+        columns, division = noise(2, 100, seed)
+        columns.x[:, 7] += 2 * division.labels.y
+        columns = Columns.of(columns.x, division.train)
+        fits = fit_sparse(columns, division, KS, division.y)
+        k = max(fits, key=lambda k: fits[k].held)
+        y, own = division.labels.y[division.test], columns.x[division.test, 7]
+        kept.append((k, fits[k].score.value - roc_auc_score(y, own)))
+    assert max(k for k, _ in kept) <= 16 and np.mean([less for _, less in kept]) > -0.08
+
+
+def test_shuffled_labels_are_held_out_class_by_class_too() -> None:
+    """Divided by the true labels, a class of the shuffled ones was missing from what is fitted in a third of seeds."""
+    for seed in range(8):
+        columns, division = noise(20, 5, seed, columns=9)
+        y = division.shuffled_y()
+        fitted, _ = division.held_out(y)
+        assert set(y[fitted]) == set(y)
+        assert fit_sparse(columns, division, [4], y)[4].weights.shape == (20, 4)
+    columns, division = noise(2, 10, 1, columns=9)
+    for part in range(20):
+        fit_sparse(columns, division, [1], division.shuffled_y(part))
 
 
 def test_numbers_are_probed_by_ridge_regression(model: MemoryModel) -> None:

@@ -2,9 +2,10 @@
 
 On the training part only: each column is centred and divided by its standard deviation; columns are ranked by the
 difference of their means between a class and all others (the largest over classes; for numbers by the correlation);
-the first k go into a logistic regression (ridge regression for numbers) whose strength of regularisation is the one
-that makes a held-out fifth of the training part most likely. The score on the test part is the area under the ROC curve
-for two classes, the share that is right for several, and Pearson's correlation for numbers.
+the first k go into a logistic regression (ridge regression for numbers). Its strength of regularisation is the one that
+makes a held-out fifth of the training part most likely when scaling, ranking and fit see the other four fifths only;
+with it all is done again on the whole training part. The score on the test part is the area under the ROC curve for two
+classes, the share that is right for several, and Pearson's correlation for numbers.
 
 Ranking by mean difference, and k = 1, 2, 4 ... 512, follow Gurnee et al. 2023 (https://arxiv.org/abs/2305.01610) and
 Kantamneni et al. 2025 (https://arxiv.org/abs/2502.16681).
@@ -18,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.probing.labels import LabelledTexts
-from memlens.stats import Estimate, correlation_estimate, roc_estimate, wilson
+from memlens.stats import Estimate, correlation_estimate, generator, roc_estimate, wilson
 
 KS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C of scikit-learn, for columns of variance 1
 WORD_STRENGTHS = (1e-1, 1.0, 1e1, 1e2, 1e3)  # for rows of length 1
 HELD = 0.2  # of the training part, to choose the strength by
+_NUMBERS_AT_ONCE = 1 << 24  # of activations that are float64 at a time
 MEASURES = {"binary": "AUC", "classes": "accuracy", "number": "correlation"}
 
 
@@ -45,20 +47,18 @@ class Division:
         """[train]"""
         return self.labels.y[self.train]
 
-    def shuffled_y(self) -> NDArray[Any]:
+    def shuffled_y(self, part: int = 0) -> NDArray[Any]:
         """The training labels in another order: what a probe finds by chance."""
-        found: NDArray[Any] = np.random.default_rng([self.seed, 1]).permutation(self.y)
+        found: NDArray[Any] = generator(self.seed, "probe chance", part).permutation(self.y)
         return found
 
-    def held_out(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Places in the training part to fit on, and to choose the strength of regularisation on."""
+    def held_out(self, y: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Places in the training part to fit on, and to choose the strength on; `y` [train] are the labels in use."""
         from sklearn.model_selection import train_test_split
 
-        stratify = None if self.kind == "number" else self.y
+        stratify = None if self.kind == "number" else y
         size = max(round(HELD * len(self.train)), len(self.labels.classes))
-        fitted, held = train_test_split(
-            np.arange(len(self.train)), test_size=size, stratify=stratify, random_state=self.seed
-        )
+        fitted, held = train_test_split(np.arange(len(y)), test_size=size, stratify=stratify, random_state=self.seed)
         return fitted, held
 
 
@@ -70,7 +70,7 @@ class Fit:
     weights: NDArray[np.float64]  # [1 or classes, k], for standardised columns
     intercepts: NDArray[np.float64]  # [1 or classes]
     strength: float
-    held: float  # mean log likelihood of the held-out part of the training part, by which fits are chosen
+    held: float  # mean log likelihood (of numbers less the squared error) of the held-out fifth: fits are chosen by it
     score: Estimate  # on the test part
 
 
@@ -83,14 +83,30 @@ class Columns:
     scale: NDArray[np.float64]  # 1 where a column never varies
 
     @classmethod
-    def of(cls, x: NDArray[np.float32], train: NDArray[np.int64]) -> "Columns":
-        own = x[train].astype(np.float64)
-        scale = own.std(0)
-        return cls(x, own.mean(0), np.where(scale == 0, 1.0, scale))
+    def of(cls, x: NDArray[np.float32], rows: NDArray[np.int64]) -> "Columns":
+        """Mean and scale are those of some rows, a block of columns at a time."""
+        mean, variance = np.empty(x.shape[1]), np.empty(x.shape[1])
+        for block in _blocks(len(rows), x.shape[1]):
+            own = x[:, block][rows].astype(np.float64)
+            mean[block], variance[block] = own.mean(0), own.var(0)
+        rounding = len(rows) * np.finfo(np.float64).eps
+        varies = variance > rounding * variance + (rounding * mean) ** 2  # as scikit-learn's StandardScaler has it
+        return cls(x, mean, np.where(varies, np.sqrt(variance), 1.0))
 
     def standardized(self, rows: NDArray[np.int64], columns: Any = slice(None)) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = (self.x[rows][:, columns] - self.mean[columns]) / self.scale[columns]
+        found: NDArray[np.float64] = (self.x[:, columns][rows] - self.mean[columns]) / self.scale[columns]
         return found
+
+    def order(self, rows: NDArray[np.int64], y: NDArray[Any], classes: int) -> NDArray[np.int64]:
+        """Columns by the size of their difference in these rows, equal ones by number."""
+        blocks = _blocks(len(rows), self.x.shape[1])
+        apart = np.concatenate([differences(self.standardized(rows, block), y, classes) for block in blocks])
+        return np.argsort(-np.abs(apart), kind="stable")
+
+
+def _blocks(rows: int, columns: int) -> list[slice]:
+    size = max(_NUMBERS_AT_ONCE // max(rows, 1), 1)
+    return [slice(first, first + size) for first in range(0, columns, size)]
 
 
 def differences(z: NDArray[np.float64], y: NDArray[Any], classes: int) -> NDArray[np.float64]:
@@ -111,46 +127,64 @@ def differences(z: NDArray[np.float64], y: NDArray[Any], classes: int) -> NDArra
     return np.asarray(np.take_along_axis(apart, np.abs(apart).argmax(0)[None], 0)[0])
 
 
-def ranked(apart: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Columns by the size of their difference, equal ones by number."""
-    return np.argsort(-np.abs(apart), kind="stable")
-
-
 def fit_sparse(columns: Columns, division: Division, ks: Sequence[int], y: NDArray[Any]) -> dict[int, Fit]:
-    """A fit for each k; `y` [train] are the labels, or shuffled ones."""
-    z = columns.standardized(division.train)
-    order = ranked(differences(z, y, len(division.labels.classes)))
-    return {
-        k: _fit(z[:, order[:k]], columns.standardized(division.test, order[:k]), order[:k], division, y, STRENGTHS)
-        for k in sorted({min(k, z.shape[1]) for k in ks})
-    }
+    """A fit for each k; `y` [train] are the labels, or shuffled ones.
+
+    The strength is chosen with columns ranked and scaled without the held-out fifth, which would else be told better
+    the more columns its own labels had chosen.
+    """
+    classes, train, width = len(division.labels.classes), division.train, columns.x.shape[1]
+    fitted, held = division.held_out(y)
+    without = Columns.of(columns.x, train[fitted])
+    order, order_without = columns.order(train, y, classes), without.order(train[fitted], y[fitted], classes)
+    found = {}
+    for k in sorted({min(k, width) for k in ks}):
+        own, first = order[:k], order_without[:k]
+        inner = without.standardized(train[fitted], first), without.standardized(train[held], first)
+        outer = columns.standardized(train, own), columns.standardized(division.test, own)
+        found[k] = _fit(inner, outer, own, division, y, STRENGTHS)
+    return found
 
 
 def fit_dense(columns: Columns, division: Division, y: NDArray[Any]) -> Fit:
     """A fit over all columns."""
-    train, test = columns.standardized(division.train), columns.standardized(division.test)
-    return _fit(train, test, np.arange(train.shape[1]), division, y, STRENGTHS)
+    train, width = division.train, columns.x.shape[1]
+    fitted, held = division.held_out(y)
+    without = Columns.of(columns.x, train[fitted])
+    inner = without.standardized(train[fitted]), without.standardized(train[held])
+    outer = columns.standardized(train), columns.standardized(division.test)
+    return _fit(inner, outer, np.arange(width), division, y, STRENGTHS)
 
 
 def fit_words(division: Division, y: NDArray[Any]) -> Fit:
-    """A bag of words: term frequencies by inverse document frequency, of the training part's words."""
+    """A bag of words: term frequencies by inverse document frequency, of the words that are learnt from."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    texts = np.array(division.labels.texts, object)
-    words = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]").fit(texts[division.train])
-    train, test = words.transform(texts[division.train]), words.transform(texts[division.test])
-    return _fit(train, test, np.arange(train.shape[1]), division, y, WORD_STRENGTHS)
+    def weighed(learnt: NDArray[np.int64], read: NDArray[np.int64]) -> tuple[Any, Any]:
+        words = TfidfVectorizer(token_pattern=r"\w+|[^\w\s]")
+        return words.fit_transform(texts[learnt]), words.transform(texts[read])
+
+    texts, train = np.array(division.labels.texts, object), division.train
+    fitted, held = division.held_out(y)
+    outer = weighed(train, division.test)
+    columns = np.arange(outer[0].shape[1])
+    return _fit(weighed(train[fitted], train[held]), outer, columns, division, y, WORD_STRENGTHS)
 
 
 def _fit(
-    train: Any, test: Any, columns: NDArray[np.int64], division: Division, y: NDArray[Any], strengths: Sequence[float]
+    inner: tuple[Any, Any],  # what the strength is chosen by: rows to fit on, the held-out ones
+    outer: tuple[Any, Any],  # all rows to learn from, rows to test on
+    columns: NDArray[np.int64],
+    division: Division,
+    y: NDArray[Any],
+    strengths: Sequence[float],
 ) -> Fit:
     kind = division.kind
-    fitted, held = division.held_out()
-    chosen = [_likelihood(_model(kind, c).fit(train[fitted], y[fitted]), train[held], y[held]) for c in strengths]
+    fitted, held = division.held_out(y)
+    chosen = [_likelihood(_model(kind, c).fit(inner[0], y[fitted]), inner[1], y[held]) for c in strengths]
     strength = strengths[int(np.argmax(chosen))]  # of equals the strongest regularisation
-    model = _model(kind, strength).fit(train, y)
-    estimate = score(kind, division.labels.y[division.test], _outputs(model, test, kind))
+    model = _model(kind, strength).fit(outer[0], y)
+    estimate = score(kind, division.labels.y[division.test], _outputs(model, outer[1], kind))
     weights, intercepts = np.atleast_2d(model.coef_), np.atleast_1d(model.intercept_)
     return Fit(columns, weights, intercepts, strength, max(chosen), estimate)
 
@@ -168,8 +202,8 @@ def _likelihood(model: Any, x: Any, y: NDArray[Any]) -> float:
     """
     if not hasattr(model, "predict_proba"):
         return -float(np.mean((model.predict(x) - y) ** 2))
-    places = np.searchsorted(model.classes_, y)
-    return float(np.log(np.maximum(model.predict_proba(x)[np.arange(len(y)), places], 1e-300)).mean())
+    own = (model.predict_proba(x) * (y[:, None] == model.classes_)).sum(1)
+    return float(np.log(np.maximum(own, 1e-300)).mean())
 
 
 def _outputs(model: Any, x: Any, kind: str) -> NDArray[Any]:
