@@ -50,6 +50,7 @@ def test_the_area_under_the_roc_curve_and_its_interval_are_those_of_all_pairs() 
     ]
     assert stats.roc_estimate(ones, others) == pytest.approx((area, *ends))
     assert stats.roc_area(ones, others) == pytest.approx(area) and stats.roc_area(ones, others[:0]) is None
+    assert stats.roc_estimate(np.ones(9), np.ones(5)) == pytest.approx((0.5, *stats.wilson(2.5, 5)))  # no width 0
     assert stats.roc_estimate(np.ones(9), np.zeros(5)) == pytest.approx((1.0, stats.wilson(5, 5)[0], 1.0))
 
 

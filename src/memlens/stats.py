@@ -90,6 +90,8 @@ def decoy_q_values(numbers: NDArray[Any], decoys: NDArray[Any]) -> NDArray[np.fl
     Of all thresholds that let a number pass, the lowest rate of decoys that pass among all that do; one decoy more is
     counted than was met (Barber and Candès, https://doi.org/10.1214/15-AOS1337).
     """
+    if np.isnan(numbers).any() or np.isnan(decoys).any():
+        raise ValueError("a number that is not known (NaN) has no place in an order")
     order = np.argsort(numbers, kind="stable")
     ascending, met = numbers[order], np.sort(decoys)
     above = len(numbers) - np.searchsorted(ascending, ascending, "left")
@@ -258,10 +260,10 @@ def roc_estimate(ones: NDArray[Any], others: NDArray[Any]) -> Estimate:
         return Estimate(0.5, 0.0, 1.0)
     above, below = _placements(ones, others), 1 - _placements(others, ones)
     area = float(above.mean())
-    if area in (0.0, 1.0) or min(len(ones), len(others)) < 2:  # no error is seen: as of a share of the smaller side
-        fewer = min(len(ones), len(others))
+    fewer = min(len(ones), len(others))
+    error = 0.0 if fewer < 2 else sqrt(above.var(ddof=1) / len(ones) + below.var(ddof=1) / len(others))
+    if error == 0:  # none is seen, as where all are equal or told apart: as of a share of the smaller side
         return Estimate(area, *wilson(area * fewer, fewer))
-    error = sqrt(above.var(ddof=1) / len(ones) + below.var(ddof=1) / len(others))
     odds, spread = area / (1 - area), np.exp(Z * error / (area * (1 - area)))
     return Estimate(area, float(odds / (odds + spread)), float(odds * spread / (1 + odds * spread)))
 

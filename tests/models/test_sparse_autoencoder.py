@@ -77,7 +77,12 @@ def test_values_can_have_length_1_and_what_is_decoded_stays() -> None:
     torch.testing.assert_close(sae.W_dec.norm(dim=1), torch.ones(sae.cfg.d_sae))
     torch.testing.assert_close(sae.encode(x), m * lengths)
     torch.testing.assert_close(sae(x), before, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(memlens.as_sae(model, 0)(x), before), "the model itself is as it was"
+    torch.testing.assert_close(memlens.as_sae(model, 0)(x), before)  # the model itself is as it was
+    other = memlens.as_sae(model, 0)
+    other.load_state_dict(sae.state_dict())
+    assert torch.equal(other.encode(x), sae.encode(x)) and torch.equal(other(x), sae(x))
+    half = sae.to(torch.bfloat16)
+    assert half.encode(x).dtype == half(x).dtype == torch.bfloat16
 
 
 # sae-lens 6.54 (SAE, SAEConfig, TranscoderConfig, and what HookedSAETransformer.add_sae asks of cfg.metadata), and what

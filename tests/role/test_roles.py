@@ -42,6 +42,26 @@ def test_moments_are_those_of_every_value_over_tokens_of_the_corpus(model: Memor
         assert found["frequency"][row] == pytest.approx(np.corrcoef(own, logs)[0, 1], abs=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_value_of_length_0_is_unusual_in_nothing(model: MemoryModel) -> None:
+    lens, values = ValueReader(model, 1, "folded", COUNTS), model.layers[1].values.clone()
+    whole = lens.moments(values)
+    values[::3] = 0
+    found = lens.moments(values)
+    usual = {"variance": 0, "skew": 0, "kurtosis": 3, "frequency": 0, "norm": 0}
+    for name, number in usual.items():
+        assert (found[name][::3] == number).all()
+        np.testing.assert_allclose(found[name][1::3], whole[name][1::3], rtol=1e-4, atol=1e-6)
+    for p in (
+        p_of_spread(found["variance"], lens.eigenvalues),
+        p_of_part(lens.part_in_weak(values), lens.directions, lens.rank),
+        p_of_cosine(lens.along_frequency(values), model.width),
+    ):
+        assert p[::3] == pytest.approx(1)
+    with pytest.raises(ValueError, match="NaN"):
+        decoy_q_values(np.array([1.0, np.nan]), np.zeros(2))
+
+
 def test_a_value_in_the_weak_directions_is_told_and_moves_no_logit(model: MemoryModel) -> None:
     lens = ValueReader(model, 2, "folded", COUNTS)
     weak, strong = lens.weak[:, 0], lens.read[:, -1]
@@ -164,6 +184,21 @@ def test_every_role_is_found_where_it_was_planted_and_nowhere_else() -> None:
         assert exact[role] == [ROLES.index(role)], role
 
 
+def test_a_hypothesis_is_asked_only_of_memories_that_may_have_the_role() -> None:
+    """Else rejections among memories that cannot have a role make chance among those that can pass for one."""
+    numbers, p, decoys = planted()
+    p["weak"][100:600], p["along"][100:600] = 1e-12, 1e-12  # none of them is long, and none has a gate
+    numbers["gated"][100:600], numbers["is_long"][600:900], numbers["cos_in_out"][600:900] = False, True, 0.8
+    random = np.random.default_rng(2)
+    p["weak"][600:900], p["along"][600:900] = random.uniform(size=(2, 300))
+    roles, q = assign(numbers, p, decoys, 0.05)
+    long = np.flatnonzero(numbers["is_long"])
+    ordered = np.sort(p["weak"][long])
+    passing = [rank for rank, one in enumerate(ordered, 1) if one <= 0.05 * rank / len(long)]
+    assert roles["entropy"].sum() == max(passing) == 1 and roles["enrichment"].sum() == roles["depletion"].sum() == 1
+    assert (q["weak"][100:600] == 1).all() and (q["along"][100:600] == 1).all()
+
+
 def test_heavy_tails_are_found_against_decoys() -> None:
     numbers, p, decoys = planted()
     numbers["kurtosis"][100:300], numbers["skew"][100:200], numbers["skew"][200:300] = 20.0, 1.0, -1.0
@@ -210,6 +245,10 @@ def test_roles_are_in_show_and_search(
     _, out, _ = run("search", index.folder, "--role", first["roles"][0], "--limit", 200, "--json")
     found = {hit["name"] for hit in json.loads(out)["found"]}
     assert found == {f"L{row['layer']}N{row['memory']}" for row in rows if first["roles"][0] in row["roles"]}
+    assert run("check", index.folder)[0] == 0
+    code, out, _ = run("values", index.folder, "--reading", "raw")
+    assert code == 0 and "earlier values" in str(run("check", index.folder)) and memlens.roles(index, rate=0.99)
+    assert "earlier values" not in str(run("check", index.folder))
     assert "--role is 'boss'; choose one of: dead" in refused("search", index.folder, "--role", "boss")
     assert "run `memlens roles" in refused("search", tiny_gpt2_values.folder, "--role", "token")
     assert "--rate is 2" in refused("roles", index.folder, "--rate", "2")

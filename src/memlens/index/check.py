@@ -31,6 +31,7 @@ from memlens.index.layout import (
     NAMES,
     PARTIAL,
     PATTERNS,
+    ROLES,
     ROUTERS,
     SCAN_TABLES,
     TOKENS,
@@ -220,6 +221,10 @@ def _made_from(index: Index, name: str) -> dict[str, Any]:
         return dict(manifest.values.made_from)
     if name in (PATTERNS, NAMES):
         return dict(manifest.patterns.made_from) if manifest.patterns else {}
+    if name == ROLES:
+        noted = manifest.content.get("roles", {})
+        is_read_otherwise = manifest.values.reading not in (None, noted.get("reading"))
+        return {**noted.get("from", {}), **({"values": None} if is_read_otherwise else {})}
     if folder != EXPERIMENTS:
         return {}
     if table in ("prefixes", "prefix-layers"):

@@ -95,7 +95,8 @@ class LayerAsSae(nn.Module):
         self.W_dec = kept(scaled(group.values, group.scale), 0)  # [d_sae, d_in]
         bias = group.value_bias
         self.b_dec = kept(None if bias is None else scaled(bias, group.scale), cfg.d_out)
-        self.lengths: Tensor | None = None  # [d_sae], once they are folded into the coefficients
+        self.lengths: Tensor  # [d_sae], of the values that were folded into the coefficients
+        self.register_buffer("lengths", torch.ones_like(self.b_enc, requires_grad=False))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -114,7 +115,7 @@ class LayerAsSae(nn.Module):
         else:
             up = x @ self.W_up + self.b_up
             coefficients = group.activate(gate) * up if group.combine is None else group.combine(gate, up)
-        return coefficients if self.lengths is None else coefficients * self.lengths
+        return coefficients * self.lengths
 
     def decode(self, coefficients: Tensor) -> Tensor:
         """What the block puts out for these coefficients, [..., d_in]."""
@@ -129,7 +130,7 @@ class LayerAsSae(nn.Module):
         lengths = self.W_dec.norm(dim=1)
         lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
         self.W_dec.div_(lengths[:, None])
-        self.lengths = lengths if self.lengths is None else self.lengths * lengths
+        self.lengths.mul_(lengths)
 
 
 def as_sae(model: MemoryModel | Any, layer: int, *, dtype: torch.dtype | None = None) -> LayerAsSae:

@@ -14,8 +14,9 @@
 
 Each rule but the first has a null hypothesis: triggers drawn from the corpus, or a value in a random direction. A
 memory has the role if the size that the rule names is reached and the hypothesis is rejected at a rate of false
-discoveries over all memories: by Benjamini and Hochberg where the chance is known, else, for heavy tails,
-by as many values in random directions as there are memories. Sizes are memlens' choice, the ideas are the authors'.
+discoveries over all memories that may have the role: by Benjamini and Hochberg where the chance is known, else, for
+heavy tails, by as many values in random directions as there are memories. Sizes are memlens' choice, the ideas
+are the authors'.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,6 +44,8 @@ def p_of_part(part: NDArray[Any], directions: int, d: int) -> NDArray[np.float64
     """Of so large a part of a random direction's squared length in some of d dimensions: a beta distribution."""
     from scipy.special import betainc
 
+    if d <= directions:  # they are all there is, so that any part is as expected
+        return np.ones(len(part))
     found: NDArray[np.float64] = betainc((d - directions) / 2, directions / 2, np.clip(1 - part, 0, 1))
     return found
 
@@ -94,24 +97,26 @@ def assign(
     `numbers` and `p` are columns over memories, `decoys` numbers of the same name of values in random directions.
     """
     alive = ~numbers["dead"]
-    q = {name: _among(alive, column, _q_of_p) for name, column in p.items()}
-    q |= {name: _among(alive, numbers[name], partial(decoy_q_values, decoys=column)) for name, column in decoys.items()}
+    q = {name: _among(alive, numbers[name], partial(decoy_q_values, decoys=column)) for name, column in decoys.items()}
+    heavy = (q["kurtosis"] <= rate) & alive
+    # a rate holds for the memories that were asked about, not for a part that is cut out of them afterwards
+    asked = {"weak": alive & numbers["is_long"], "variance": alive & ~heavy, "along": alive & numbers["gated"]}
+    q |= {name: _among(asked.get(name, alive), column, _q_of_p) for name, column in p.items()}
     sure = {name: (column <= rate) & alive for name, column in q.items()}
     enough = numbers["triggers"] >= FEWEST
     few_tokens = enough & (numbers["token_cover"] >= COVERED) & sure["token"]
     few_pairs = enough & (numbers["pair_cover"] >= COVERED) & sure["n-gram"]
-    heavy = sure["kurtosis"]
     roles = {
         "dead": ~alive,
         "token": few_tokens & ~few_pairs,
         "n-gram": few_pairs,
-        "entropy": sure["weak"] & numbers["is_long"],
+        "entropy": sure["weak"],
         "token-frequency": sure["frequency"] & (np.abs(numbers["frequency"]) >= FREQUENCY),
         "prediction": heavy & (numbers["skew"] > 0),
         "suppression": heavy & (numbers["skew"] < 0),
-        "partition": sure["variance"] & ~heavy,
-        "enrichment": sure["along"] & (numbers["cos_in_out"] >= ALONG) & numbers["gated"],
-        "depletion": sure["along"] & (numbers["cos_in_out"] <= -ALONG) & numbers["gated"],
+        "partition": sure["variance"],
+        "enrichment": sure["along"] & (numbers["cos_in_out"] >= ALONG),
+        "depletion": sure["along"] & (numbers["cos_in_out"] <= -ALONG),
     }
     return roles, q
 
@@ -120,8 +125,8 @@ def _q_of_p(p: NDArray[Any]) -> NDArray[np.float64]:
     return q_values(p, len(p))
 
 
-def _among(alive: NDArray[np.bool_], numbers: NDArray[Any], q: Callable[[NDArray[Any]], Any]) -> NDArray[np.float64]:
-    """Over memories that ever fire; 1 for the others, of which nothing is asked."""
+def _among(asked: NDArray[np.bool_], numbers: NDArray[Any], q: Callable[[NDArray[Any]], Any]) -> NDArray[np.float64]:
+    """Over the memories that a hypothesis is asked about; 1 for the others."""
     found = np.ones(len(numbers))
-    found[alive] = q(numbers[alive])
+    found[asked] = q(numbers[asked])
     return found

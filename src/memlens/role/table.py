@@ -47,14 +47,15 @@ def compute_roles(
     from memlens.vocab.table import checked_model
 
     model = checked_model(index, model)
-    columns, p, decoys = _measure(index, model, seed, progress)
+    reading = index.manifest.values.reading or model.lens.readings[0]
+    columns, p, decoys = _measure(index, model, reading, seed, progress)
     has, q = assign(columns, p, decoys, rate)
-    notes = {"rate": rate, "seed": seed, "from": {"triggers": index.manifest.sha256("triggers")}}
+    notes = {"rate": rate, "seed": seed, "reading": reading, "from": {"triggers": index.manifest.sha256("triggers")}}
     index.write({"roles": (ROLES_SCHEMA, _tables(columns, has, q))}, lambda: {"roles": notes})
 
 
 def _measure(
-    index: Index, model: MemoryModel, seed: int, progress: Progress
+    index: Index, model: MemoryModel, reading: str, seed: int, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Numbers and p-values of all memories of the index, as columns, and numbers of random directions."""
     from memlens.role.endings import CorpusEndings, count_endings, trigger_ends
@@ -65,7 +66,6 @@ def _measure(
     counts = corpus.tokens[: model.vocabulary]
     dead = index.arrays("SELECT dead FROM {memories} ORDER BY layer, memory")["dead"]
     parts, ps, drawn = [], [], []
-    reading = index.manifest.values.reading or model.lens.readings[0]
     for done, layer in enumerate(index.layers):
         progress("roles", done, len(index.layers))
         memories = model.layers[layer]

@@ -12,7 +12,7 @@ from memlens.stats import generator
 from memlens.vocab.kernels import score_blocks
 from memlens.vocab.table import folded_keys, through_norm
 
-WEAK = 1 / 20  # of the directions of the stream: those that the unembedding reads least
+WEAK = 1 / 20  # of the directions that the unembedding reads at all: those that it reads least
 Arrays = dict[str, NDArray[np.float64]]
 
 
@@ -35,8 +35,8 @@ class ValueReader:
         eigenvalues, vectors = torch.linalg.eigh(gram)
         kept = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centres removes a direction altogether
         self.rank = int(kept.sum())
-        self.eigenvalues = (eigenvalues / len(self.tokens)).cpu().numpy()  # of the variance of scores
-        self.directions = max(round(WEAK * width), 1)
+        self.eigenvalues = (eigenvalues.clamp_min(0) / len(self.tokens)).cpu().numpy()  # of the variance of scores
+        self.directions = max(round(WEAK * self.rank), 1)
         self.weak, self.read = vectors[:, kept][:, : self.directions], vectors[:, kept]
         frequency = torch.from_numpy(log_frequency - log_frequency.mean()).to(embedding)
         self.frequent = fold @ (embedding.T @ frequency)  # [d]
@@ -50,9 +50,12 @@ class ValueReader:
         blocks = score_blocks(values, self.scores, self.model.vocabulary)
         parts = [_moments(scores[:, self.tokens], self.frequency) for _, scores in blocks]
         found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        found["norm"] = at_least_float32(values).double().norm(dim=1).cpu().numpy()
-        found["variance"] /= np.maximum(found["norm"], 1e-300) ** 2
-        return found
+        norm = at_least_float32(values).double().norm(dim=1).cpu().numpy()
+        has_length = norm > 0  # the others (pruned, never trained) have no direction to ask about: nothing is unusual
+        found["variance"] = np.where(has_length, found["variance"] / np.where(has_length, norm, 1.0) ** 2, 0.0)
+        for name, usual in (("skew", 0.0), ("kurtosis", 3.0), ("frequency", 0.0)):
+            found[name] = np.where(has_length, found[name], usual)
+        return found | {"norm": norm}
 
     def random_values(self, count: int, seed: int) -> Tensor:
         """[count, d], random directions of length 1."""
@@ -75,12 +78,13 @@ def _moments(scores: NDArray[np.float32], frequency: NDArray[np.float64]) -> Arr
     centred -= centred.mean(1, keepdims=True)
     squared = centred * centred
     variance = squared.mean(1)
-    scale = np.sqrt(np.maximum(variance, 1e-300))
+    is_flat = variance == 0
+    scale = np.sqrt(np.where(is_flat, 1.0, variance))
     spread = max(float(np.sqrt((frequency**2).mean())), 1e-300)
     return {
         "variance": variance,
         "skew": np.einsum("ij,ij->i", squared, centred) / (len(frequency) * scale**3),
-        "kurtosis": np.einsum("ij,ij->i", squared, squared) / (len(frequency) * scale**4),
+        "kurtosis": np.where(is_flat, 3.0, np.einsum("ij,ij->i", squared, squared) / (len(frequency) * scale**4)),
         "frequency": centred @ frequency / (len(frequency) * scale * spread),
     }
 
