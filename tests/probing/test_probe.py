@@ -224,15 +224,24 @@ def test_a_long_text_is_read_from_its_end() -> None:
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("text,label\n" + "a river,x\n" * 30, "every label is 'x'; a probe needs two classes or more"),
-        ("text,label\na,x\nb,y\nc,x\n", "3 labelled texts; a probe needs 20 or more"),
+        (
+            "text,label\n" + "".join(f"river {i},x\n" for i in range(30)),
+            "every label is 'x'; a probe needs two classes or more",
+        ),
+        ("text,label\na,x\nb,y\nc,x\n", "3 different labelled texts; a probe needs 20 or more"),
         ("text,label\na river,x\n ,y\n", "record 2: the text is empty"),
         ("text,topic\na river,x\n", "no column 'label'; choose one of these with --label: text, topic"),
         ("words,label\na river,x\n", "no column 'text'; choose one of these with --column: words, label"),
         ("text,label\na river\n", "record 1: it has no label"),
         ("text,label\na, b,x\n", "record 1: more fields than the head has"),
-        ("text,label\n" + "a river,x\n" * 30 + "b,y\n", "'y' has 1 texts; a class needs 5 or more"),
-        ("", "0 labelled texts"),
+        (
+            "text,label\n" + "".join(f"river {i},x\n" for i in range(30)) + "b,y\n",
+            "'y' has 1 texts; a class needs 5 or more",
+        ),
+        ("", "0 different labelled texts"),
+        ("text,label\n" + "a river,x\n" * 30, "1 different labelled texts"),
+        ("text,label\na river,x\na sea,y\n a river ,y\n", "the text 'a river' has two labels, 'x' and 'y'"),
+        ("text,label,label\na river,x,y\n", "two columns have the same name"),
     ],
 )
 def test_labels_that_cannot_be_learnt_from_are_refused_in_one_line(
@@ -241,6 +250,27 @@ def test_labels_that_cannot_be_learnt_from_are_refused_in_one_line(
     file = tmp_path / "labels.csv"
     file.write_text(content, encoding="utf-8")
     assert reason in refused("probe", tiny_gpt2, file)
+
+
+def test_a_text_that_is_there_twice_is_read_once() -> None:
+    """Else it would be learnt from and tested on: random labels were told with an AUC of 0.88."""
+    found = read_labels((TEXTS * 3, ABOUT * 3), "", "", "auto")
+    train, test = found.divided(0.3, 0)
+    assert found.texts == tuple(TEXTS) and found.repeats == 160
+    assert not {found.texts[row] for row in train} & {found.texts[row] for row in test}
+    numbers = [1 if about == "water" else 0.0 for about in ABOUT]
+    assert read_labels((TEXTS, [*numbers[:-1], float(numbers[-1])]), "", "", "auto").classes == ("0", "1")
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), " "])
+def test_lists_without_a_label_are_refused(missing: Any) -> None:
+    with pytest.raises(memlens.MemlensError, match="text 79: it has no label"):
+        read_labels((TEXTS, [*ABOUT[:-1], missing]), "", "", "auto")
+    for wrong in ([TEXTS, ABOUT], (TEXTS, ABOUT, ABOUT)):
+        with pytest.raises(memlens.MemlensError, match="neither a file nor a pair"):
+            read_labels(wrong, "", "", "auto")  # type: ignore[arg-type]
+    with pytest.raises(memlens.MemlensError, match="2 texts to test on say nothing"):
+        read_labels((TEXTS, NUMBERS), "", "", "number").divided(0.03, 0)
 
 
 def test_what_else_is_refused(tmp_path: Path, tiny_gpt2: Path, refused: Callable[..., str]) -> None:

@@ -138,6 +138,8 @@ def _show(screen: Screen, result: ProbeResult) -> None:
         f"{visible(result.model)}: {what}{more}; learnt from {result.train:,} texts, tested on {result.test:,}; "
         f"{result.measure} of probes on k memories of a layer"
     )
+    if result.repeats:
+        screen.note(f"{result.repeats:,} rows were left out: their text was there before, with the same label")
     if result.cut:
         screen.note(f"of {result.cut:,} texts only the end was read: they are longer than the model's context")
     screen.result()

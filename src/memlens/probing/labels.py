@@ -2,9 +2,10 @@
 
 import csv
 import json
+import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from memlens.stats import generator
 
 FEWEST = 20  # texts
 FEWEST_OF_CLASS = 5
+FEWEST_TESTED = 5
 MOST_CLASSES = 100
 _FEW_VALUES = 10  # of numbers that are still taken for names of classes
 
@@ -31,6 +33,7 @@ class LabelledTexts:
     texts: tuple[str, ...]
     y: NDArray[Any]  # [n] int64 of classes, float64 of numbers
     classes: tuple[str, ...]  # empty where labels are numbers
+    repeats: int = 0  # rows that were left out, as their text was there before
 
     @property
     def is_binary(self) -> bool:
@@ -42,6 +45,8 @@ class LabelledTexts:
         groups = [np.flatnonzero(self.y == place) for place in range(len(self.classes))] or [np.arange(len(self.y))]
         drawn = [random.permutation(rows) for rows in groups]
         cuts = [min(max(round(test * len(rows)), 1), len(rows) - 2) for rows in groups]
+        if sum(cuts) < FEWEST_TESTED:
+            raise SettingError(f"{sum(cuts)} texts to test on say nothing; raise --test, or give more texts")
         train = np.concatenate([rows[cut:] for rows, cut in zip(drawn, cuts, strict=True)])
         return random.permutation(train), np.concatenate([rows[:cut] for rows, cut in zip(drawn, cuts, strict=True)])
 
@@ -50,26 +55,50 @@ def read_labels(
     source: Source | tuple[Sequence[str], Sequence[Any]], column: str, label: str, kind: str
 ) -> LabelledTexts:
     """From a file, or from (texts, labels); refused where no probe could be learnt."""
-    if isinstance(source, tuple):
+    if not isinstance(source, (str, os.PathLike)):
+        if not (isinstance(source, tuple) and len(source) == 2):
+            raise SettingError("labels are neither a file nor a pair; give a path or (texts, labels)")
         texts, labels = list(source[0]), list(source[1])
         place = "the texts"
         if len(texts) != len(labels):
             raise SettingError(f"there are {len(texts)} texts but {len(labels)} labels; give one label for each text")
         for row, text in enumerate(texts):
             _refuse_empty(text, f"text {row}")
+            _refuse_no_label(labels[row], f"text {row}")
     else:
         place = printable(os.fspath(source))
         rows = list(_rows(Path(source), [column, label]))
         texts, labels = [row[0] for row in rows], [row[1] for row in rows]
+    given = len(texts)
+    texts, labels = _different(texts, labels, place)
     if len(texts) < FEWEST:
-        raise SettingError(f"{place}: {len(texts)} labelled texts; a probe needs {FEWEST} or more")
+        raise SettingError(f"{place}: {len(texts)} different labelled texts; a probe needs {FEWEST} or more")
     numbers = [_number(one) for one in labels]
     if kind == "auto":
         are_many = None not in numbers and len(set(numbers)) > _FEW_VALUES
         kind = "number" if are_many else "classes"
     if kind == "number":
-        return _of_numbers(texts, labels, numbers, place)
-    return _of_classes(texts, [str(one).strip() for one in labels], place)
+        found = _of_numbers(texts, labels, numbers, place)
+    else:
+        found = _of_classes(texts, [_class_name(one) for one in labels], place)
+    return replace(found, repeats=given - len(texts))
+
+
+def _different(texts: list[str], labels: list[Any], place: str) -> tuple[list[str], list[Any]]:
+    """Each text once: one that is learnt from and tested on would be told by heart."""
+    known: dict[str, tuple[str, Any]] = {}
+    for text, label in zip(texts, labels, strict=True):
+        _, before = known.setdefault(text.strip(), (text, label))
+        if _class_name(before) != _class_name(label):
+            one, other = (printable(_class_name(label))[:40] for label in (before, label))
+            shown = printable(text.strip())[:40]
+            raise SettingError(f"{place}: the text '{shown}' has two labels, '{one}' and '{other}'; leave one")
+    return [text for text, _ in known.values()], [label for _, label in known.values()]
+
+
+def _class_name(label: Any) -> str:
+    """1 and 1.0 are one class, as .jsonl and tables may write either."""
+    return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label).strip()
 
 
 def read_texts(source: Source, column: str) -> list[str]:
@@ -127,10 +156,8 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
         found = [record[column] for column in columns]
         found[0] = check_text(found[0], columns[0], place)
         _refuse_empty(found[0], place)
-        if any(one is None or (isinstance(one, str) and not one.strip()) for one in found[1:]):
-            raise CorpusError(f"{place}: it has no label; give it one or leave the row out")
-        if any(isinstance(one, (list, dict)) for one in found[1:]):
-            raise CorpusError(f"{place}: its label is a list or an object; write one word or number")
+        for label in found[1:]:
+            _refuse_no_label(label, place)
         yield found
 
 
@@ -139,10 +166,21 @@ def _refuse_empty(text: Any, place: str) -> None:
         raise CorpusError(f"{place}: the text is empty; give it one or leave the row out")
 
 
+def _refuse_no_label(label: Any, place: str) -> None:
+    is_unknown = isinstance(label, float) and not math.isfinite(label)
+    if label is None or is_unknown or (isinstance(label, str) and not label.strip()):
+        raise CorpusError(f"{place}: it has no label; give it one or leave the row out")
+    if isinstance(label, (list, dict)):
+        raise CorpusError(f"{place}: its label is a list or an object; write one word or number")
+
+
 def _csv_records(file: SourceFile) -> Iterator[tuple[str, dict[str, Any]]]:
     before = csv.field_size_limit(LINE_LIMIT)
     try:
         reader = csv.DictReader((f"{line}\n" for _, line in read_lines(file)), restval=None, strict=True)
+        names = reader.fieldnames or []
+        if len(set(names)) < len(names):
+            raise CorpusError(f"'{file.shown}': two columns have the same name; give each its own")
         for number, record in enumerate(reader, start=1):
             place = f"'{file.shown}' record {number}"
             if None in record:

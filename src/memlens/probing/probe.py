@@ -40,7 +40,7 @@ class ProbeScore:
     score: float
     low: float
     high: float
-    held: float  # mean log likelihood of the fifth of the training part that layer and k are chosen by
+    held: float  # mean log likelihood (of numbers less the squared error) of the fifth that layer and k are chosen by
     strength: float  # C of scikit-learn
     shuffled: float | None  # learnt from shuffled labels, on the same test part; None where it was not asked for
     shuffled_low: float | None
@@ -71,6 +71,7 @@ class ProbeResult:
     train: int
     test: int
     cut: int  # texts of which only the end was read
+    repeats: int  # rows that were left out, as their text was there before
     scores: tuple[ProbeScore, ...]
     best: SparseProbe
     memories: tuple[ProbedMemory, ...]
@@ -132,7 +133,7 @@ class _Run:
         _, layer, fit, columns = self.best
         probe = self._saved(layer, fit, columns)
         memories = self._memories(layer, fit, columns, probe, index)
-        sizes = len(division.train), len(division.test), cut
+        sizes = len(division.train), len(division.test), cut, division.labels.repeats
         measure, classes = MEASURES[division.kind], division.labels.classes
         scores = tuple(self.scores)
         return ProbeResult(self.model.name, division.kind, classes, measure, *sizes, scores, probe, memories)
