@@ -246,7 +246,7 @@ class ProbeSettings:
         None, "Tokens to read of a text, counted from its end.", metavar="N", otherwise="the model's context", least=1
     )
     top: int = option(20, "Memories of the best probe to list.", metavar="N", least=1, most=1000)
-    shuffled: bool = option(True)
+    shuffles: int = option(20, "Times that labels are shuffled for the chance line.", metavar="N", least=0, most=10_000)
     seed: int = option(0, "Of the division into training and test.", metavar="N", least=0, most=MOST_SEED)
 
     def __post_init__(self) -> None:

@@ -146,7 +146,6 @@ def _show(screen: Screen, result: ProbeResult) -> None:
     screen.result(_score_table(screen, result))
     words = next(one for one in result.scores if one.input == "words")
     residual = max((one for one in result.scores if one.input == "residual"), key=lambda one: one.held)
-    chance = [one.shuffled for one in result.scores if one.shuffled is not None]
     screen.result()
     best, probe = result.best.score, result.best
     lines = {
@@ -154,8 +153,9 @@ def _show(screen: Screen, result: ProbeResult) -> None:
         "residual stream": f"layer {residual.layer}: {_with_interval(residual.score, residual.low, residual.high)}",
         "bag of words": _with_interval(words.score, words.low, words.high),
     }
-    if chance:
-        lines["shuffled labels"] = f"{sum(chance) / len(chance):.3f} in the mean of {len(chance)} probes"
+    if result.chance is not None:
+        mean, low, high = result.chance
+        lines["shuffled labels"] = f"{mean:.3f} in the mean, 95% from {low:.3f} to {high:.3f}: the best probe by chance"
     table = Table.grid(padding=(0, 2))
     for name, line in lines.items():
         table.add_row(Text(name, "bold"), Text(line))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from memlens.probing.fit import MEASURES, Columns, Division, Fit, differences, f
 from memlens.probing.labels import Source as Labels, read_labels
 from memlens.probing.saved import SparseProbe
 from memlens.settings import ProbeSettings, choose_layers, divide, parse_layers
+from memlens.stats import Estimate
 from memlens.text import plain
 from memlens.tracer.prompt import Source, open_model
 
@@ -32,7 +33,7 @@ _PROMOTED = 5  # tokens listed with a memory
 
 @dataclass(frozen=True)
 class ProbeScore:
-    """One probe: what it reads, how well it does on the test part, and how well with shuffled labels."""
+    """One probe: what it reads, and how well it does on the test part."""
 
     input: str  # "memories", "residual" (the stream behind the layer) or "words"
     layer: int | None  # None for words
@@ -42,9 +43,6 @@ class ProbeScore:
     high: float
     held: float  # mean log likelihood (of numbers less the squared error) of the fifth that layer and k are chosen by
     strength: float  # C of scikit-learn
-    shuffled: float | None  # learnt from shuffled labels, on the same test part; None where it was not asked for
-    shuffled_low: float | None
-    shuffled_high: float | None
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,7 @@ class ProbeResult:
     repeats: int  # rows that were left out, as their text was there before
     scores: tuple[ProbeScore, ...]
     best: SparseProbe
+    chance: Estimate | None  # of that probe learnt from shuffled labels: the mean, and where 95% of them lie
     memories: tuple[ProbedMemory, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -123,7 +122,7 @@ class _Run:
         wanted = None if settings.layers is None else parse_layers(settings.layers)
         chosen = choose_layers(wanted, len(self.model.layers))
         with fitting():
-            self._add("words", None, None, self._both(lambda y: fit_words(division, y)))
+            self._add("words", None, None, fit_words(division, division.y))
         layers = read_activations(self.model, encoded, settings.at, chosen, self.progress)
         for done, (layer, m, states) in enumerate(layers):
             self.progress("probes", done, len(chosen))
@@ -132,30 +131,32 @@ class _Run:
         assert self.best is not None  # a model has a layer, and there is a k
         _, layer, fit, columns = self.best
         probe = self._saved(layer, fit, columns)
+        with fitting():
+            chance = self._chance(len(fit.columns), columns)
         memories = self._memories(layer, fit, columns, probe, index)
         sizes = len(division.train), len(division.test), cut, division.labels.repeats
         measure, classes = MEASURES[division.kind], division.labels.classes
         scores = tuple(self.scores)
-        return ProbeResult(self.model.name, division.kind, classes, measure, *sizes, scores, probe, memories)
+        return ProbeResult(self.model.name, division.kind, classes, measure, *sizes, scores, probe, chance, memories)
 
     def _probe_layer(self, layer: int, columns: Columns, states: Columns) -> None:
         division, ks = self.division, self.settings.sizes
         true = fit_sparse(columns, division, ks, division.y)
-        chance = fit_sparse(columns, division, ks, division.shuffled_y()) if self.settings.shuffled else {}
         for k, fit in true.items():
-            self._add("memories", layer, k, (fit, chance.get(k)))
+            self._add("memories", layer, k, fit)
             if self.best is None or fit.held > self.best[0]:  # of equals the fewest memories of the first layer
                 self.best = fit.held, layer, fit, columns
-        self._add("residual", layer, None, self._both(lambda y: fit_dense(states, division, y)))
+        self._add("residual", layer, None, fit_dense(states, division, division.y))
 
-    def _both(self, fit: Callable[[Any], Fit]) -> tuple[Fit, Fit | None]:
-        division = self.division
-        return fit(division.y), fit(division.shuffled_y()) if self.settings.shuffled else None
+    def _chance(self, k: int, columns: Columns) -> Estimate | None:
+        """Labels are shuffled again and again, as one shuffle says little about how far chance goes."""
+        division, times = self.division, self.settings.shuffles
+        ys = [division.shuffled_y(part) for part in range(times)]
+        scores = [fit_sparse(columns, division, [k], y)[k].score.value for y in ys]
+        return Estimate(float(np.mean(scores)), *np.quantile(scores, [0.025, 0.975]).tolist()) if scores else None
 
-    def _add(self, read: str, layer: int | None, k: int | None, fits: tuple[Fit, Fit | None]) -> None:
-        fit, chance = fits
-        by_chance = (None, None, None) if chance is None else chance.score
-        self.scores.append(ProbeScore(read, layer, k, *fit.score, fit.held, fit.strength, *by_chance))
+    def _add(self, read: str, layer: int | None, k: int | None, fit: Fit) -> None:
+        self.scores.append(ProbeScore(read, layer, k, *fit.score, fit.held, fit.strength))
 
     def _saved(self, layer: int, fit: Fit, columns: Columns) -> SparseProbe:
         division, own = self.division, fit.columns
