@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from memlens.errors import ModelError
 from memlens.models.memory_model import MemoryModel
-from memlens.tracer.intervene import generate
+from memlens.tracer.intervene import Generation, generate
+from memlens.tracer.result import TokenShare
+from memlens.web.workbench import MOST_TEXTS
 
 PROMPT = "The river runs"
 
@@ -55,12 +58,37 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 
 
 def test_only_so_many_texts_go_on_at_once(client: TestClient) -> None:
-    texts = client.app.state.workbench.texts  # type: ignore[attr-defined]
-    taken = [texts.acquire(blocking=False) for _ in range(8)]
+    bench = client.app.state.workbench  # type: ignore[attr-defined]
+    bench.texts = MOST_TEXTS
     try:
-        assert all(taken)
         assert client.get("/api/steer", params={"prompt": PROMPT}).status_code == 429
     finally:
-        for _ in taken:
-            texts.release()
+        bench.texts = 0
     assert len(steer(client)) == 7
+
+
+def test_answers_that_nobody_reads_leave_no_trace(client: TestClient) -> None:
+    for _ in range(2 * MOST_TEXTS):
+        with client.stream("GET", "/api/steer", params={"prompt": PROMPT, "count": 30}) as answer:
+            assert answer.status_code == 200
+    assert client.app.state.workbench.texts == 0  # type: ignore[attr-defined]
+    assert len(steer(client)) == 7
+
+
+def test_an_edit_that_overflows_is_refused_before_the_answer_begins(client: TestClient) -> None:
+    answer = client.get("/api/steer", params={"prompt": PROMPT, "set": "L0=1e38"})
+    assert answer.status_code in (409, 422) and answer.json()["error"]
+
+
+def test_an_error_in_the_middle_is_the_last_line(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, calls = Generation.__next__, []
+
+    def fails_later(self: Generation) -> TokenShare:
+        calls.append(1)
+        if len(calls) > 2:
+            raise ModelError("the coefficients are no longer finite; take smaller ones")
+        return own(self)
+
+    monkeypatch.setattr(Generation, "__next__", fails_later)
+    *tokens, last = steer(client)
+    assert len(tokens) == 2 and "no longer finite" in last["error"]

@@ -12,6 +12,7 @@ from own_server import serving
 from starlette.types import Message
 
 from memlens.web.app import create_app
+from memlens.web.pages import memory, search, steer, trace
 from memlens.web.security import Access, is_local
 from memlens.web.workbench import Workbench
 
@@ -104,6 +105,16 @@ def test_json_is_not_for_other_sites_but_links_to_pages_work(client: TestClient)
     elsewhere = {"sec-fetch-site": "cross-site"}
     assert client.get("/api/counts", headers=elsewhere).status_code == 403
     assert client.get("/m/L0N0", headers=elsewhere).status_code == 200
+
+
+def test_no_route_that_runs_the_model_answers_another_site(client: TestClient) -> None:
+    asked = {"prompt": "The river", "text": "The river", "in": "fires", "q": "The river"}
+    routes = [route for router in (trace.router, steer.router, search.router, memory.live) for route in router.routes]
+    paths = {route.path.replace("{name}", "L0N0") for route in routes if "GET" in route.methods}  # type: ignore[attr-defined]
+    assert {"/steer", "/api/steer", "/search", "/search/results", "/api/search", "/trace", "/api/fires"} <= paths
+    for path in paths:
+        answer = client.get(path, params=asked, headers={"sec-fetch-site": "cross-site"})
+        assert answer.status_code == 403, path
 
 
 PROMPT = {"prompt": "The river"}

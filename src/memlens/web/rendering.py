@@ -27,7 +27,7 @@ from memlens.errors import BusyError, FilesError, IndexFolderError, ModelError, 
 from memlens.experiments.style import css_variables
 from memlens.reports.report import template_environment
 from memlens.text import finite, head, letter, probability, tail
-from memlens.web.security import cookie_name, read_cookies
+from memlens.web.security import cookie_name, keeps_model_at_work, read_cookies
 from memlens.web.workbench import Turns, Workbench
 
 _STATUS = {UnknownName: 404, ModelError: 409, IndexFolderError: 409, FilesError: 409, BusyError: 429}
@@ -157,21 +157,13 @@ class LiveRoute(IndexRoute):
         answer = super().get_route_handler()
 
         async def in_turn(request: Request) -> Response:
-            if not _needs_model(request):
+            if not keeps_model_at_work(request.url.path, request.query_params):
                 return await answer(request)
             await request.body()  # one who sends slowly keeps nobody waiting
             turns: Turns = request.app.state.turns
             return await turns.take(partial(answer, request), partial(_until_gone, request))
 
         return in_turn
-
-
-def _needs_model(request: Request) -> bool:
-    """A page to type into needs none, nor does a search in what the index holds."""
-    path, asked = request.url.path, request.query_params
-    if path == "/trace":
-        return bool(asked.get("prompt"))
-    return asked.get("in") == "fires" if path in ("/search", "/search/results", "/api/search") else True
 
 
 async def _until_gone(request: Request) -> None:

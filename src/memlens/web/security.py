@@ -14,6 +14,7 @@ import logging
 import re
 import secrets
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from urllib.parse import parse_qsl, urlencode
@@ -145,7 +146,7 @@ class Guard:
 
     def _is_from_our_pages(self, scope: Scope, headers: Headers) -> bool:
         safe = scope["method"] in _SAFE
-        if safe and not (_is_api(scope) or _is_live(scope)):
+        if safe and not (_is_api(scope) or keeps_model_at_work(scope["path"], dict(_query(scope)))):
             return True
         if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
             return False
@@ -252,9 +253,16 @@ def _is_api(scope: Scope) -> bool:
     return str(scope["path"]).startswith("/api/")
 
 
-def _is_live(scope: Scope) -> bool:
-    """Is it a page that keeps the model at work?"""
-    return str(scope["path"]).split("/")[1:2] == ["trace"]
+def keeps_model_at_work(path: str, asked: Mapping[str, str]) -> bool:
+    """Does a page's answer, or what its script asks for at once, need the model?
+
+    A page to type into needs none, nor does a search in what the index holds.
+    """
+    if path in ("/trace", "/steer"):
+        return bool(asked.get("prompt") or asked.get("set"))
+    if path in ("/search", "/search/results", "/api/search"):
+        return asked.get("in") == "fires"
+    return path.startswith(("/trace/", "/api/"))
 
 
 def _say(scope: Scope, status: int, line: str, headers: dict[str, str] | None = None) -> Response:

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import BoundedSemaphore, Event, Lock, Thread
+from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memlens.errors import BusyError, MemlensError, ModelError, SettingError
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NONE, LOADING, READY, FAILED = "none", "loading", "ready", "failed"
 T = TypeVar("T")
-_MOST_TEXTS = 8  # that go on at once, each borrowing the model token by token
+MOST_TEXTS = 8  # that go on at once, each borrowing the model token by token
 
 
 class Turn:
@@ -81,6 +81,17 @@ class Turns:
                 self._model.release()
             first.cancel()
 
+    async def step(self, compute: Callable[[], Awaitable[T]]) -> T:
+        """What `compute` gives, a part of an answer that is being sent: it waits for its turn, but is never refused."""
+        async with self._model:
+            turn = Turn(self._settings.seconds)
+            _TURN.set(turn)
+            try:
+                return await compute()
+            except asyncio.CancelledError:
+                turn.is_abandoned = True
+                raise
+
 
 def trigger_text(index: ServedIndex) -> TriggerText | None:
     """The texts of the triggers as they are now, made once; None where they would be too large."""
@@ -104,7 +115,7 @@ class Workbench:
         self._source = model if isinstance(model, str) else None
         self._model: MemoryModel | None = None
         self.kept = KeptPrompts()
-        self.texts = BoundedSemaphore(_MOST_TEXTS)
+        self.texts = 0  # that go on now
         self._failure = ""
         self.tell_failure: Callable[[str], object] = lambda why: None  # to whoever has started it
         self._lock = Lock()

@@ -47,6 +47,7 @@ def read_asked(
     agreement: Annotated[
         Literal["", "yes", "no"], Query(description="Does its value promote what follows its top trigger?")
     ] = "",
+    role: Annotated[str, Query(max_length=100, description="What it is for, as `memlens roles` says.")] = "",
     order: Annotated[Statistic, Query(description="By what to sort, where nothing is looked for.")] = "max",
     limit: Annotated[int, Query(ge=1, le=500)] = 20,
     ends: Annotated[bool, Query(description="In triggers: the prefix must end with the text.")] = False,
@@ -72,6 +73,7 @@ def _query(asked: dict[str, Any]) -> SearchQuery:
         parse_layers(layers) if layers else None,
         asked["kind"] or None,
         asked["agreement"] or None,
+        asked["role"] or None,
         *(asked[name] for name in ("order", "limit", "ends", "ignore_case", "substring", "bottom")),
     )
 

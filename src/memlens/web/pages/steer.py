@@ -1,30 +1,34 @@
 """The page Steer: a text goes on without and with edits, side by side, token by token; the address holds everything.
 
-A continuation comes as lines of JSON, one a token, the last one the whole text. The model is lent for each token, so
-that several texts, of one person or of two, go on at once. All numbers are those of `memlens trace --generate`.
+A continuation comes as lines of JSON, one a token, the last one the whole text, or what went wrong. Each token waits
+for its turn with the model, so that several texts, of one person or of two, go on at once and other pages answer
+meanwhile. All numbers are those of `memlens trace --generate`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from memlens.errors import BusyError
+from memlens.errors import BusyError, MemlensError
 from memlens.text import finite
 from memlens.tracer.result import TokenShare
 from memlens.web.pages.memory import refuse_long_prompt
 from memlens.web.pages.trace import Given, Sets, Text, last_of_each
-from memlens.web.rendering import LIVE_PROBLEMS, Bench, IndexRoute, page
-from memlens.web.workbench import Workbench
+from memlens.web.rendering import LIVE_PROBLEMS, Bench, LiveRoute, page
+from memlens.web.workbench import MOST_TEXTS, Turns, Workbench
 
 if TYPE_CHECKING:
     from memlens.tracer.intervene import Generation
 
-router = APIRouter(tags=["steer"], route_class=IndexRoute)
+router = APIRouter(tags=["steer"], route_class=LiveRoute)
 
 MOST_TOKENS = 200
 Count = Annotated[int, Query(ge=1, le=MOST_TOKENS, description="Tokens to go on with.")]
@@ -45,6 +49,7 @@ _LINES: dict[int | str, dict[str, Any]] = {
 
 @router.get("/api/steer", responses=LIVE_PROBLEMS | _LINES)
 def continue_text(
+    request: Request,
     bench: Bench,
     prompt: Given,
     sets: Sets = [],  # noqa: B006 - FastAPI copies it
@@ -55,25 +60,46 @@ def continue_text(
     """How the model goes on, with edits or without: a line of JSON a token, then the whole. Needs the model."""
     from memlens.tracer.intervene import Generation
 
+    if bench.texts >= MOST_TEXTS:
+        raise BusyError("as many texts as may go on at once do so already; try again in a moment")
     with bench.model() as model:
         refuse_long_prompt(model, prompt, bench.live.prompt_tokens)
         going_on = Generation.begin(model, prompt, count, last_of_each(sets) or None, temperature, seed)
-    if not bench.texts.acquire(blocking=False):
-        raise BusyError("as many texts as may go on at once do so already; try again in a moment")
-    return StreamingResponse(_lines(bench, going_on), media_type="application/x-ndjson")
+        first = next(going_on, None)  # what cannot be done is refused before the answer begins
+    return _GrowingText(bench, request.app.state.turns, going_on, first)
 
 
-def _lines(bench: Workbench, going_on: Generation) -> Iterator[bytes]:
-    try:
-        while True:
-            with bench.model():
-                token = next(going_on, None)
-            if token is None:
-                yield _line(going_on.continuation)
-                return
-            yield _line(token)
-    finally:
-        bench.texts.release()
+class _GrowingText(StreamingResponse):
+    """Counts as a text that goes on while it is sent, whatever ends that."""
+
+    def __init__(self, bench: Workbench, turns: Turns, going_on: Generation, first: TokenShare | None) -> None:
+        super().__init__(_lines(bench, turns, going_on, first), media_type="application/x-ndjson")
+        self._bench = bench
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._bench.texts += 1  # in the event loop, as everything that counts them
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._bench.texts -= 1
+
+
+async def _lines(
+    bench: Workbench, turns: Turns, going_on: Generation, token: TokenShare | None
+) -> AsyncIterator[bytes]:
+    while token is not None:
+        yield _line(token)
+        try:
+            token = await turns.step(partial(run_in_threadpool, _next_token, bench, going_on))
+        except MemlensError as error:  # the head is sent already
+            yield _line({"error": str(error)})
+            return
+    yield _line(going_on.continuation)
+
+
+def _next_token(bench: Workbench, going_on: Generation) -> TokenShare | None:
+    with bench.model():
+        return next(going_on, None)
 
 
 def _line(content: Any) -> bytes:

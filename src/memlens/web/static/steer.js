@@ -6,33 +6,47 @@ const columns = [...document.querySelectorAll(".column")];
 const template = document.getElementById("edit");
 const [original] = columns;
 const LIMITS = { x: [-4, 8], "=": [-10, 10] };
+const EDIT = /^(!?)\s*([a-z0-9]+)\s*(?:=\s*(x?)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?))?\s*$/i;
 
 // An edit as text: L3N5=x2 scales, =3.5 sets, =0 silences; one that is switched off has ! before it.
 
 function textOf(line) {
-  const [name, kind, amount] = [line.querySelector(".memory").textContent, line.querySelector("select").value, line.querySelector("[type=number]").value || "0"];
+  if (line.dataset.unread !== undefined) return line.dataset.unread;
+  const [name, kind, amount] = [line.querySelector(".memory").textContent, line.querySelector("select").value, line.querySelector("[type=number]").value];
   return `${name}=${kind === "0" ? "0" : kind === "x" ? `x${amount}` : amount}`;
 }
 
 const isOn = (line) => line.querySelector("[type=checkbox]").checked;
-const editsOf = (column) => [...column.querySelectorAll(".edits li")].filter(isOn).map(textOf);
+/** Of several edits of one memory the last counts, as in every address. */
+function editsOf(column) {
+  const edits = [...column.querySelectorAll(".edits li")].filter(isOn).map(textOf);
+  return [...new Map(edits.map((edit) => [edit.split("=")[0], edit])).values()];
+}
 
 function addEdit(column, text) {
-  const [, off, name, amount] = /^(!?)([^=]+)=?(.*)$/.exec(text);
+  if (!text.trim()) return;
   const line = template.content.firstElementChild.cloneNode(true);
   const link = line.querySelector(".memory");
-  link.textContent = name.trim().toUpperCase();
-  if (/N\d+$/.test(link.textContent)) link.href = `/m/${link.textContent}`;
-  const kind = amount === "0" ? "0" : amount === "" || /^x/i.test(amount) ? "x" : "=";
-  line.querySelector("select").value = kind;
-  line.querySelector("[type=checkbox]").checked = !off;
-  line.querySelector("[type=number]").value = kind === "x" ? amount.slice(1) || "4" : amount;
   column.querySelector(".edits").append(line);
+  const [, off, name, times, amount] = EDIT.exec(text) ?? [];
+  if (name === undefined) {
+    // shown as it was written, so that the server says what is wrong with it
+    Object.assign(line.dataset, { unread: text });
+    link.textContent = text;
+    for (const field of line.querySelectorAll("select, [type=range], [type=number]")) field.hidden = true;
+    return;
+  }
+  link.textContent = name.toUpperCase();
+  if (/N\d+$/.test(link.textContent)) link.href = `/m/${link.textContent}`;
+  line.querySelector("select").value = amount === undefined || times ? "x" : amount === "0" ? "0" : "=";
+  line.querySelector("[type=checkbox]").checked = !off;
+  line.querySelector("[type=number]").value = amount ?? "4";
   follow(line);
 }
 
 /** The slider, the number and the choice show one amount. */
 function follow(line, from = null) {
+  if (line.dataset.unread !== undefined) return line.classList.toggle("off", !isOn(line));
   const [choice, slider, number] = [line.querySelector("select"), line.querySelector("[type=range]"), line.querySelector("[type=number]")];
   if (from === slider) number.value = Number(Number(slider.value).toPrecision(3));
   const [low, high] = LIMITS[choice.value] ?? [0, 1];
@@ -71,7 +85,9 @@ function command(column) {
   const given = settings();
   const options = ["temperature", "seed"].filter((name) => given.has(name)).map((name) => `--${name} ${given.get(name)}`);
   const sets = editsOf(column).map((edit) => `--set ${quoted(edit)}`);
-  return ["memlens trace INDEX", quoted(given.get("prompt")), ...sets, `--generate ${given.get("count") ?? 40}`, ...options].join(" ");
+  const prompt = given.get("prompt");
+  const words = [...sets, `--generate ${given.get("count") ?? 40}`, ...options];
+  return ["memlens trace INDEX", ...(prompt.startsWith("-") ? [...words, "--", quoted(prompt)] : [quoted(prompt), ...words])].join(" ");
 }
 
 // Texts that go on
@@ -91,6 +107,7 @@ async function goOn(column) {
   if (asked.get(column) === String(query)) return;
   asked.set(column, String(query));
   running.get(column)?.abort();
+  column.querySelector(".next").replaceChildren();
   const stop = new AbortController();
   running.set(column, stop);
   const [shown, problem] = [column.querySelector(".going"), column.querySelector(".note")];
@@ -106,9 +123,12 @@ async function goOn(column) {
     for (let rest = "", part; !(part = await lines.read()).done; ) {
       const whole = (rest + part.value).split("\n");
       rest = whole.pop();
-      for (const line of whole.map((one) => JSON.parse(one))) if (line.id !== undefined) addToken(column, shown, line);
+      for (const line of whole.map((one) => JSON.parse(one))) {
+        if (line.error !== undefined) throw new Error(line.error);
+        if (line.id !== undefined) addToken(column, shown, line);
+      }
     }
-    showNext(column, query, stop.signal);
+    await showNext(column, query, stop.signal);
   } catch (error) {
     if (error.name === "AbortError") return;
     asked.delete(column);
@@ -143,7 +163,8 @@ async function showNext(column, query, signal) {
 }
 
 function show() {
-  if (!form.reportValidity()) return;
+  const isWriting = [...document.querySelectorAll(".edits [type=number]")].some((field) => !field.hidden && !field.disabled && field.value === "");
+  if (isWriting || !form.reportValidity()) return;
   history.replaceState(null, "", address());
   for (const column of columns) {
     if (column !== original) column.querySelector(".command code").textContent = command(column);
