@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from memlens.errors import ModelError
+from memlens.errors import ModelError, UnsupportedModel
 from memlens.models.info import sizes_before_loading
 from memlens.models.load import load
 from memlens.scanner.autotune import memory_before_loading
@@ -29,8 +29,8 @@ def interleaved(weight, head=8):
     return np.ascontiguousarray(weight.reshape(heads, 2, head // 2, -1).swapaxes(1, 2).reshape(weight.shape))
 
 
-def write_gguf(path, network, adds_bos, layers=LAYERS):
-    writer = gguf.GGUFWriter(path, "llama")
+def write_gguf(path, network, adds_bos, layers=LAYERS, architecture="llama"):
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     sizes = {"context_length": CONTEXT, "embedding_length": WIDTH, "block_count": layers, "vocab_size": VOCABULARY}
     sizes |= {"feed_forward_length": MEMORIES, "head_count": 3, "head_count_kv": 1, "rope_dimension_count": 8}
@@ -105,6 +105,14 @@ def test_an_unreadable_gguf_file_is_refused_in_one_line(tmp_path, network):
         with pytest.raises(ModelError) as caught:
             load(path)
         assert "\n" not in str(caught.value) and "tiny.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["rwkv6", "clip"])
+def test_a_gguf_file_of_an_architecture_that_transformers_does_not_read_is_refused_as_such(
+    tmp_path, network, architecture
+):
+    with pytest.raises(UnsupportedModel, match=f"architecture {architecture} is not supported.*safetensors"):
+        load(write_gguf(tmp_path / "tiny.gguf", network, True, architecture=architecture))
 
 
 @pytest.mark.parametrize("layers", [1, 4, 2**31 - 1])

@@ -58,6 +58,11 @@ def read_config(place: str, name: str, **options: Any) -> Config:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
     except Exception as error:
+        if isinstance(error, ValueError) and "gguf_file" in options and "not supported" in str(error):
+            raise UnsupportedModel(
+                f"{name} cannot be read: transformers knows no such .gguf file ({one_line(error)}); name the folder or "
+                "Hub id of the safetensors checkpoint that it was made from"
+            ) from error
         path = Path(place) / "config.json"
         if isinstance(error, ValueError) and path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
