@@ -24,9 +24,22 @@ _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 _ORDER = {kind: place for place, kind in enumerate(_LETTERS)}
 
 
+class _Named:
+    """What is written as its name, in JSON and in answers of the workbench."""
+
+    def to_json(self) -> str:
+        return str(self)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
+        from pydantic_core import core_schema  # by which FastAPI writes records
+
+        return core_schema.is_instance_schema(cls, serialization=core_schema.to_string_ser_schema())
+
+
 @total_ordering
 @dataclass(frozen=True)
-class ExpertId:
+class ExpertId(_Named):
     """A set of memories of one layer that are used together: `L3E5` an expert behind a router, `L3S0` a shared one."""
 
     layer: int
@@ -48,9 +61,6 @@ class ExpertId:
         """How the names of its memories begin: `L3N`, `L3E5N`."""
         return f"{self}N"
 
-    def to_json(self) -> str:
-        return str(self)
-
     @property
     def _place(self) -> tuple[int, int, int]:
         return self.layer, _ORDER[self.kind], self.expert
@@ -61,7 +71,7 @@ class ExpertId:
 
 @total_ordering
 @dataclass(frozen=True)
-class MemoryId:
+class MemoryId(_Named):
     """The name of one memory: `L3N512` (or `L3D512`), `L3E5N20` of an expert, `L3S0N20` of a shared expert.
 
     `memory` counts within the expert. Tables and tensors count the memories of a layer through; MemoryNames has both.
@@ -98,17 +108,6 @@ class MemoryId:
 
     def __lt__(self, other: MemoryId) -> bool:
         return self._place < other._place
-
-    def to_json(self) -> str:
-        """In JSON a memory is its name."""
-        return str(self)
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        """The same in answers of the workbench, where FastAPI writes records."""
-        from pydantic_core import core_schema
-
-        return core_schema.is_instance_schema(cls, serialization=core_schema.to_string_ser_schema())
 
 
 def name_beginning(text: str) -> tuple[int, str] | None:

@@ -1,4 +1,4 @@
-"""One expert of a mixture as a record: its memories, how often it is chosen, and on which tokens."""
+"""Experts of a mixture as records: how often each layer's are chosen, and one with its memories and its tokens."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from memlens.index.reader import Index
 from memlens.memory import ExpertId, MemoryId, Trigger
 
 _STRONGEST = 20
+RARELY = 0.1  # of an even share of the prefixes: an expert that sees less has lists of few triggers
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,41 @@ class ExpertRecord:
     heaviest: tuple[Trigger, ...]  # the prefixes with the largest weights; a trigger's coefficient is the weight here
     router: tuple[TokenNumber, ...]  # tokens whose embedding alone matches the router's row best; needs `values`
     strongest: tuple[ExpertMemory, ...]  # the memories with the largest coefficients
+
+
+@dataclass(frozen=True)
+class LayerRouting:
+    """How the router of one layer shares out the prefixes of the corpus.
+
+    A memory that no prefix reached is not dead: nothing was computed there.
+    """
+
+    layer: int
+    experts: int
+    top_k: float  # experts that a prefix is sent to, on average
+    unreached: int  # memories of experts that are never chosen
+    never: tuple[ExpertId, ...]  # experts that no prefix is sent to
+    rarely: tuple[ExpertId, ...]  # those that see less than a tenth of an even share
+    busiest: ExpertId
+    busiest_share: float  # of all prefixes
+
+
+def read_routing(index: Index) -> list[LayerRouting]:
+    """Every layer that has a router; none in an index of a dense model."""
+    if not index.has("experts"):
+        return []
+    layers: dict[int, list[tuple[ExpertId, float]]] = {}
+    for row in index.sql("SELECT layer, expert, share FROM {experts} ORDER BY layer, expert"):
+        layers.setdefault(row["layer"], []).append((ExpertId(row["layer"], "routed", row["expert"]), row["share"]))
+    found = []
+    for layer, experts in layers.items():
+        top_k = sum(share for _, share in experts)
+        never = tuple(expert for expert, share in experts if share == 0)
+        rarely = tuple(expert for expert, share in experts if 0 < share < RARELY * top_k / len(experts))
+        unreached = sum(len(index.names.span(expert)) for expert in never)
+        busiest = max(experts, key=lambda one: one[1])
+        found.append(LayerRouting(layer, len(experts), top_k, unreached, never, rarely, *busiest))
+    return found
 
 
 def find_expert(index: Index, name: str | ExpertId) -> ExpertId:

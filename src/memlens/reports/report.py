@@ -31,6 +31,7 @@ from memlens.experiments.registry import all_tables
 from memlens.experiments.style import css_variables, export_spec
 from memlens.experiments.verdicts import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY, UNCLEAR, JudgedClaim
 from memlens.files import explain_os_errors, prepare_output_folder, refuse_content, refuse_nul, refuse_output, replacing
+from memlens.index.expert import LayerRouting, read_routing
 from memlens.index.layout import REPORT, Manifest
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
@@ -64,6 +65,7 @@ class Report:
     duplicates: dict[str, galleries.DuplicateGallery | None]  # by what they share
     dead: list[galleries.DeadLayer]
     dead_charts: list[Panel]
+    routing: list[LayerRouting]  # none of a model without experts
 
     @property
     def charts(self) -> list[Panel]:
@@ -116,6 +118,7 @@ def gather(index: Index) -> Report:
         {"triggers": galleries.same_triggers(index), "values": galleries.same_values(index)},
         dead,
         _draw_dead(dead, tables.layers),
+        read_routing(index),
     )
 
 
@@ -146,6 +149,7 @@ def render(report: Report, bundle: str) -> str:
             index=report.index,
             total=sum(report.index.memories(layer) for layer in report.index.layers),
             dead_total=sum(layer.dead for layer in report.dead),
+            unreached_total=sum(layer.unreached for layer in report.routing),
             verdicts=VERDICTS,
             verdict_counts={verdict: verdicts.count(verdict) for verdict in VERDICTS},
             missing=[section for section in report.sections if not section.is_present],

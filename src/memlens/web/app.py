@@ -22,7 +22,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from memlens import __version__
 from memlens.errors import MemlensError, SettingError
 from memlens.web import rendering
-from memlens.web.pages import annotate, collections, compare, memory, overview, search, steer, trace
+from memlens.web.pages import annotate, collections, compare, expert, memory, overview, search, steer, trace
 from memlens.web.pages.overview import experiment_tables
 from memlens.web.rendering import Json, page, status_of
 from memlens.web.security import Access, Guard
@@ -31,7 +31,7 @@ from memlens.web.workbench import Turns, Workbench
 _THREADS = 8
 _HEADERS_SECONDS = 10.0  # for the head of a request to arrive, from the moment that there is a connection for it
 _MOST_CONNECTIONS = 512
-PAGES = (overview, memory, search, trace, steer, collections, annotate, compare)
+PAGES = (overview, memory, expert, search, trace, steer, collections, annotate, compare)
 
 
 def create_app(workbench: Workbench, access: Access | None = None) -> FastAPI:

@@ -189,7 +189,7 @@ class _Site:
         return LabelledMemory(**vars(record), labels=(), unfinished=None)
 
     def main_of(self, view: LabelledMemory, end: str) -> str:
-        page = self.render("memory.html", "/m", related=None, **memory_content(self.index, view, end))
+        page = self.render("memory.html", "/m", related=None, expert=None, **memory_content(self.index, view, end))
         return page.partition(_MAIN)[2].rpartition("</main>")[0].strip()
 
     def lines_of(self, names: list[MemoryId]) -> list[str]:
@@ -289,13 +289,13 @@ class _Site:
 
     def write_frames(self) -> None:
         """The pages themselves; that of a memory is empty until site.js has filled it."""
-        overview = self.render("overview.html", "/", sections=None, **overview_content(self.bench))
+        overview = self.render("overview.html", "/", sections=None, routing=[], **overview_content(self.bench))
         self.write_page("index.html", "overview", overview)
         asked = search_content(self.index, read_asked()) | {"problem": None, "more": "/search?limit=100"}
         answer = search(self.index, SearchQuery(layers=self.index.layers))
         self.write_page("search.html", "search", self.render("search.html", "/search", answer=answer, **asked))
         view = self.view_of(self.names[0])
-        page = self.render("memory.html", "/m", related=None, **memory_content(self.index, view, "top"))
+        page = self.render("memory.html", "/m", related=None, expert=None, **memory_content(self.index, view, "top"))
         head, _, rest = page.partition(_MAIN)
         head = re.sub(r'<link rel="(prev|next)"[^>]*>\n', "", head)
         head = re.sub(r"<title>.*?</title>", f"<title>{escape(self.index.manifest.model.name)} · memlens</title>", head)

@@ -149,8 +149,8 @@ def memory_page(
         return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
     view = read_labelled_memory(bench.index, memory, viewer, (end,))
     found = read_related(bench, str(memory)) if related == "yes" else None
-    kept = kept_notes(bench.index).get(memory)
-    return page(request, "memory.html", related=found, kept=kept, **memory_content(bench.index, view, end))
+    around = {"kept": kept_notes(bench.index).get(memory), "expert": None if memory.kind == "dense" else memory.owner}
+    return page(request, "memory.html", related=found, **around, **memory_content(bench.index, view, end))
 
 
 def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from memlens.errors import UnknownName
+from memlens.index.expert import read_routing
 from memlens.index.layout import EXPERIMENTS, REPORT
 from memlens.index.memory import read_summaries
 from memlens.memory import GroupShape
@@ -223,7 +224,8 @@ class Brief(BaseModel):
 @router.get("/", response_class=HTMLResponse, include_in_schema=False)
 def overview_page(request: Request, bench: Bench, by: str = "max", charts: Literal["yes", "no"] = "no") -> HTMLResponse:
     sections = read_charts(bench.index) if charts == "yes" else None
-    return page(request, "overview.html", sections=sections, **overview_content(bench, by))
+    content = overview_content(bench, by)
+    return page(request, "overview.html", sections=sections, routing=read_routing(bench.index), **content)
 
 
 def overview_content(bench: Workbench, by: str = "max") -> dict[str, Any]:

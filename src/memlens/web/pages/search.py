@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from memlens.errors import MemlensError, SettingError, UnknownName
+from memlens.index.expert import find_expert
 from memlens.index.search import (
     MemoryHit,
     PatternHit,
@@ -21,7 +22,7 @@ from memlens.index.search import (
     ValueHit,
     search,
 )
-from memlens.memory import MemoryId
+from memlens.memory import ExpertId, MemoryId
 from memlens.settings import parse_layers
 from memlens.text import cell, probability
 from memlens.tracer.result import FiringHit, FiringOrder, FiringResult
@@ -80,9 +81,9 @@ def _query(asked: dict[str, Any]) -> SearchQuery:
 
 @router.get("/search", response_class=HTMLResponse, include_in_schema=False)
 def search_page(request: Request, bench: Bench, asked: Asked) -> Response:
-    memory = _named_memory(bench.index, asked["q"])
-    if memory is not None and asked["place"] in ("triggers", "name"):
-        return RedirectResponse(f"/m/{memory}", 303)
+    named = _named(bench.index, asked["q"])
+    if named is not None and asked["place"] in ("triggers", "name"):
+        return RedirectResponse(f"/m/{named}" if isinstance(named, MemoryId) else f"/e/{named}", 303)
     return _answer(request, bench, asked, "search.html")
 
 
@@ -172,9 +173,9 @@ def reason(hit: MemoryHit) -> str:
     return ""
 
 
-def _named_memory(index: ServedIndex, text: str) -> MemoryId | None:
-    """The memory that a text is the whole name of, if there is one."""
+def _named(index: ServedIndex, text: str) -> MemoryId | ExpertId | None:
+    """The memory, or the expert, that a text is the whole name of, if there is one."""
     try:
-        return index.check(text)
+        return index.check(text) if ExpertId.find(text) is None else find_expert(index, text)
     except UnknownName:
         return None
