@@ -149,8 +149,9 @@ def memory_page(
         return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
     view = read_labelled_memory(bench.index, memory, viewer, (end,))
     found = read_related(bench, str(memory)) if related == "yes" else None
-    around = {"kept": kept_notes(bench.index).get(memory), "expert": None if memory.kind == "dense" else memory.owner}
-    return page(request, "memory.html", related=found, **around, **memory_content(bench.index, view, end))
+    content = memory_content(bench.index, view, end)
+    content |= {"kept": kept_notes(bench.index).get(memory), "expert": None if memory.kind == "dense" else memory.owner}
+    return page(request, "memory.html", related=found, **content)
 
 
 def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[str, Any]:
