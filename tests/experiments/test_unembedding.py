@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 import memlens
 from memlens.errors import ModelError
-from memlens.experiments.layer_look import Unembedding, find_top_
+from memlens.experiments.layer_look import Unembedding, ValueReading, find_top_
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
 
@@ -45,7 +45,7 @@ def test_scores_of_o_are_sums_but_of_an_adaptive_softmax_and_tops_are_exact(fami
     unembedding = Unembedding(model.lens)
     compare(model, unembedding)
     assert unembedding._adds_up == adds_up
-    raw = Unembedding(model.lens, reading="raw")  # a raw y and a normed o do not add up
+    raw = Unembedding(model.lens, values=ValueReading("raw"))  # a raw y and a normed o do not add up
     compare(model, raw, "raw")
     assert not raw._adds_up
 

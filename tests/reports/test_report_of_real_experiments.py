@@ -34,7 +34,7 @@ def test_every_experiment_is_on_the_page_with_its_recipe(measured: memlens.Index
         size = 30 if EXPERIMENTS[name].on_prefixes else EXPERIMENTS[name].sample
         sample = "" if size is None else f" --sample {size}"
         assert f"memlens experiment INDEX {name}{sample} --seed 4" in text
-    assert "Of shallow patterns at most 1% are expected in random prefixes" in text
+    assert "At most 0.01 of each kind are expected by chance: " in text
     assert "30 random prefixes of the scanned corpus, seed 4" in text
     assert measured.has("experiments/prefix-layers") and "prefix-layers" not in text  # a working table is no result
     assert "has changed since" not in text and "different passes" not in text
