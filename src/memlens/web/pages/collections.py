@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from memlens.annotations.note import Note
 from memlens.annotations.store import Annotations, history_mark, read_notes
+from memlens.errors import IndexFolderError
 from memlens.index.history import NOTES
 from memlens.index.memory import read_summaries
 from memlens.memory import MemoryId
@@ -30,6 +31,14 @@ def kept_notes(index: ServedIndex) -> dict[MemoryId, Note]:
     """What people keep, read again only after somebody has written. Never makes the file."""
     mark = history_mark(index, NOTES)
     return {} if mark is None else index.remember((), ("notes", mark), lambda: read_notes(index))
+
+
+def names_beside(index: ServedIndex) -> dict[MemoryId, Note]:
+    """The same for pages on which it stands beside something else: those answer even if the file is damaged."""
+    try:
+        return kept_notes(index)
+    except IndexFolderError:  # the pages of people's work say what is wrong and how to mend it
+        return {}
 
 
 @router.get("/collections", response_class=HTMLResponse, include_in_schema=False)

@@ -22,7 +22,7 @@ from memlens.index.layout import EXPERIMENTS, REPORT
 from memlens.index.memory import read_summaries
 from memlens.memory import GroupShape
 from memlens.reports.sections import Section, Tables, make_sections
-from memlens.web.pages.collections import kept_notes
+from memlens.web.pages.collections import names_beside
 from memlens.web.rendering import PROBLEMS, Bench, IndexRoute, page
 from memlens.web.served_index import TABLES, LayerStatistics, ServedIndex, Statistics, read_layers, read_statistics
 from memlens.web.workbench import Workbench
@@ -325,7 +325,7 @@ def read_brief(bench: Bench, name: str, by: Annotated[str, Query(max_length=30)]
     memory = bench.index.check(name)
     statistics = read_statistics(bench.index)
     column = statistics.numbers.get(by)
-    kept, found = kept_notes(bench.index).get(memory), read_summaries(bench.index, [memory]).get(memory)
+    kept, found = names_beside(bench.index).get(memory), read_summaries(bench.index, [memory]).get(memory)
     return Brief(
         name=str(memory),
         value=None if column is None else float(column[statistics.row_of(memory)]),

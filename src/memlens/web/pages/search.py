@@ -26,7 +26,7 @@ from memlens.memory import ExpertId, MemoryId
 from memlens.settings import parse_layers
 from memlens.text import cell, probability
 from memlens.tracer.result import FiringHit, FiringOrder, FiringResult
-from memlens.web.pages.collections import kept_notes
+from memlens.web.pages.collections import names_beside
 from memlens.web.pages.memory import refuse_long_prompt
 from memlens.web.rendering import LIVE_PROBLEMS, MODEL_PROBLEMS, Bench, LiveRoute, page, status_of
 from memlens.web.served_index import ServedIndex, read_statistics
@@ -132,7 +132,7 @@ def search_content(index: ServedIndex, asked: dict[str, Any]) -> dict[str, Any]:
         "has_classes": "class" in statistics.categories,
         "has_values": "agreement" in statistics.categories,
         "layer_count": len(statistics.layers),
-        "kept": kept_notes(index),
+        "kept": names_beside(index),
     }
 
 

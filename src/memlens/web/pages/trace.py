@@ -21,7 +21,7 @@ from memlens.errors import MemlensError, UnknownName
 from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.result import InterventionEffect, TokenShare, Trace
 from memlens.web.kept_prompts import KeptPrompts
-from memlens.web.pages.collections import kept_notes
+from memlens.web.pages.collections import names_beside
 from memlens.web.pages.memory import refuse_long_prompt, with_layers
 from memlens.web.rendering import LIVE_PROBLEMS, Bench, LiveRoute, page, status_of
 from memlens.web.workbench import READY, Workbench
@@ -222,7 +222,7 @@ def _shown(bench: Workbench, address: TraceAddress) -> dict[str, Any]:
         "strongest": answer.memories[:_LISTED],
         "likely": answer.layers[-1].output,
         "linked": bench.index.layers,
-        "kept": kept_notes(bench.index),
+        "kept": names_beside(bench.index),
     }
 
 
