@@ -138,6 +138,7 @@ SABOTAGE = {
     "a read of the next position": around_mlp(lambda own, x, y: y + SMALL * later(y)),
     "mixed coefficients": inside(lambda own, x, m: m + SMALL * m.roll(1, -1)),
     "coefficients of the position before": inside(lambda own, x, m: m + SMALL * m.roll(1, 1)),
+    "positions that are treated otherwise": around_mlp(lambda own, x, y: torch.cat([y[:, :4], 2 * y[:, 4:]], 1)),
     "gated attention": gated_attention,
     "an activation over all units": with_mlp(Softmaxed),
     "a coefficient with a term of its own": inside(lambda own, x, m: m + SMALL * torch.sin(own.up_proj(x))),

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from memlens.errors import MemlensError, UnsupportedModel
 
-_SEQUENCES, _LENGTH, _SEED = 2, 4, 2021  # every row costs time at each load, and each tests all keys and values
+_SEQUENCES, _LENGTH, _SEED = 2, 8, 2021  # every row costs time at each load; what begins later than this is not seen
 
 
 def probe_tokens(tokens: int, context: int | None) -> Tensor:
-    """[2, 4] or shorter, int64: random tokens below `tokens`."""
+    """[2, 8] or shorter, int64: random tokens below `tokens`."""
     length = _LENGTH if context is None else min(_LENGTH, context)
     return torch.randint(0, tokens, (_SEQUENCES, length), generator=torch.Generator().manual_seed(_SEED))
 
