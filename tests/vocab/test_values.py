@@ -6,6 +6,7 @@ import torch
 
 import memlens
 from memlens.errors import ModelError, SettingError
+from memlens.experiments import agreement, rank
 from memlens.index.memory import read_value, summarize_values
 from memlens.testing import VOCABULARY, tiny_model, tiny_tokenizer
 from memlens.vocab import kernels as blocks, tokens
@@ -142,5 +143,8 @@ def test_values_over_trained_tokens_are_noted_shown_and_made_again_when_asked_ot
             summary["undertrained_on_top"] == sum(top % 3 == 1 for top in tops) and summary["vocabulary"] == vocabulary
         )
     assert summary["undertrained_on_top"] == 0
+    trained = sum(token % 3 != 1 for token in range(model.vocabulary))
+    assert {row["vocabulary"] for row in rank.compute(index)} == {index.manifest.value_tokens} == {trained}
+    assert {row["baseline"] for row in agreement.compute(index)} == {1 / trained}
     with pytest.raises(SettingError, match="--vocabulary is 'some'; choose one of: all, trained"):
         memlens.values(index, model=model, vocabulary="some")

@@ -84,7 +84,7 @@ def compute(
                 "rate": agree / memories if memories else None,
                 "low": low,
                 "high": high,
-                "baseline": 1 / index.manifest.model.vocabulary,
+                "baseline": 1 / index.manifest.value_tokens,
                 "shuffled": shuffled_rate(targets),
                 "no_trigger": targets.no_trigger,
                 "no_next": targets.no_next,

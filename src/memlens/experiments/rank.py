@@ -34,7 +34,7 @@ def compute(
         targets = read_targets(index, layer, sample, random)
         low, high = median_interval(targets.rank)
         counts = {"memories": len(targets.rank), "no_trigger": targets.no_trigger, "no_next": targets.no_next}
-        counts["vocabulary"] = index.manifest.model.vocabulary
+        counts["vocabulary"] = index.manifest.value_tokens
         shuffled = targets.shuffled_rank[targets.shuffled_rank > 0]
         places = ex.quartiles(targets.rank) if len(targets.rank) else {}
         chance = float(np.median(shuffled)) if len(shuffled) else None
@@ -55,7 +55,11 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     both = charts.quartiles_beside_paper(_relative(rows, model.vocabulary), _relative(published()), model)
     known = [row for row in rows if row.get("shuffled") is not None]
     chance = [
-        {"baseline": "this model, targets shuffled", "layer": row["layer"], "value": row["shuffled"] / model.vocabulary}
+        {
+            "baseline": "this model, targets shuffled",
+            "layer": row["layer"],
+            "value": row["shuffled"] / _head(row, model),
+        }
         for row in known
     ]
     title = "rank of the following token, as a share of the vocabulary"
@@ -64,6 +68,11 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     chart = charts.bands(both, title, ".2~%", model.layers, scale=scale, baselines=baselines)
     text = "Rank of the following token under the value, by depth"
     return [charts.panel("rank", chart, text, rows, "median")]
+
+
+def _head(row: ex.Row, model: ex.ModelShape) -> int:
+    """What its rank is out of."""
+    return row.get("vocabulary") or model.vocabulary
 
 
 def _relative(rows: list[ex.Row], vocabulary: int = 0) -> list[ex.Row]:

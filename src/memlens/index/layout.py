@@ -334,6 +334,11 @@ class Manifest:
         noted = self.content.get("values", {})
         return _known(ValuesNote, noted, made_from=noted.get("from", {}))
 
+    @property
+    def value_tokens(self) -> int:
+        """How many tokens values are read over: what a rank in them is out of, and p is one of."""
+        return self.values.tokens or self.model.vocabulary
+
     @cached_property
     def patterns(self) -> PatternsNote | None:
         noted = self.content.get("patterns")

@@ -246,7 +246,7 @@ def _tokens(
 def _scored_tokens(
     index: Index, tokens: Sequence[int], p: Sequence[float], rare: frozenset[int]
 ) -> tuple[TokenNumber, ...]:
-    size = index.manifest.values.tokens or index.manifest.model.vocabulary
+    size = index.manifest.value_tokens
     scores = [math.log(one * size) if one > 0 else -math.inf for one in p]
     return tuple(replace(one, score=score) for one, score in zip(_tokens(index, tokens, p, rare), scores, strict=True))
 

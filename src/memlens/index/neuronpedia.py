@@ -186,7 +186,7 @@ class _Export:
             return [vocabulary[token] for token in tokens[:_TOKENS]]
 
         def logits(p: list[float]) -> list[float]:
-            return [math.log(max(one, _LEAST_P) * len(vocabulary)) for one in p[:_TOKENS]]
+            return [math.log(max(one, _LEAST_P) * self.index.manifest.value_tokens) for one in p[:_TOKENS]]
 
         top, bottom = (row["tokens"], row["p"]), (row["bottom_tokens"], row["bottom_p"])
         return {

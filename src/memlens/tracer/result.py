@@ -121,7 +121,8 @@ def _lists_as_read(index: Index, model: MemoryModel, top: int) -> bool:
     """Does the values table list enough tokens, read through the lens that effects are read through?"""
     noted = index.manifest.values
     is_enough = noted.top >= min(top, model.vocabulary)
-    return index.has("values") and is_enough and noted.reading == model.lens.readings[0]
+    is_as_read = noted.reading == model.lens.readings[0] and noted.vocabulary == "all"
+    return index.has("values") and is_enough and is_as_read
 
 
 def _look_up_values_(
