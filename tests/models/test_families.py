@@ -72,7 +72,7 @@ def test_the_facts_of_a_layer_are_those_of_the_architecture(case):
 
 def test_the_proof_holds_and_is_tight(model):
     names = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
-    assert max(getattr(model.proof, name) for name in names) < 5e-6 and model.proof.positions == 8
+    assert max(getattr(model.proof, name) for name in names) < 5e-6 and model.proof.positions == 16
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
