@@ -42,6 +42,18 @@ def test_two_people_write_at_once_and_nothing_is_lost(client_of: Callable[..., T
         assert len(notes.notes()) == 20
 
 
+def test_pages_of_two_people_change_only_what_they_changed(
+    client_of: Callable[..., TestClient], own_index: Index
+) -> None:
+    client = client_of(own_index.folder)
+    client.patch("/api/collections/L1N7", json={"star": True})
+    client.patch("/api/collections/L1N7", json={"name": "rivers"})  # of a page that was opened before
+    client.patch("/api/collections/L1N7", json={"lists": ["nature", ""]})
+    (kept,) = client.get("/api/collections").json()
+    assert (kept["star"], kept["name"], kept["lists"]) == (True, "rivers", ["nature"])
+    assert client.patch("/api/collections/L9N7", json={"star": True}).status_code == 404
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
 def test_a_memory_is_kept_with_the_keyboard_alone(browser: Any, own_index: Index, width: int, scheme: str) -> None:
     with serving(Workbench(own_index.folder)) as address, opened(browser, address, width, True, scheme) as page:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from memlens.tracer.prompt import Prompt
     from memlens.tracer.trace import TracedPrompt
 
-_MOST_BYTES = 512 << 20
-_MOST_ANSWERS = 256
+_MOST_BYTES = 256 << 20
+_MOST_ANSWERS = 32  # each lists the strongest memories of all layers, some megabytes
 T = TypeVar("T")
 
 

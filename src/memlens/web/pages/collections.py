@@ -1,6 +1,7 @@
 """The page Collections: memories that people keep, with star, name, note and lists; append-only, as labels are."""
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
@@ -60,8 +61,24 @@ def read_collections(bench: Bench) -> list[Note]:
 @router.put("/api/collections/{name}", responses=PROBLEMS)
 def keep_memory(bench: Bench, viewer: Viewer, name: Name, kept: KeptMemory) -> Note:
     """Keep a memory, or with nothing in it take it back; what was said before stays in the history."""
-    lists = tuple(dict.fromkeys(one.strip() for one in kept.lists if one.strip()))
-    note = Note(viewer or "me", bench.index.check(name), kept.star, kept.name.strip(), kept.note.strip(), lists)
     with Annotations(bench.index) as annotations:
-        annotations.save(note)
+        return _save(annotations, Note(viewer or "me", bench.index.check(name)), kept)
+
+
+@router.patch("/api/collections/{name}", responses=PROBLEMS)
+def change_kept(bench: Bench, viewer: Viewer, name: Name, kept: KeptMemory) -> Note:
+    """Change what is given and leave the rest as it is now, whoever wrote it and since when a page is open."""
+    memory = bench.index.check(name)
+    with Annotations(bench.index) as annotations:
+        now = annotations.notes().get(memory, Note("", memory))
+        return _save(annotations, replace(now, annotator=viewer or "me"), kept)
+
+
+def _save(annotations: Annotations, note: Note, kept: KeptMemory) -> Note:
+    changed: dict[str, Any] = {name: getattr(kept, name) for name in kept.model_fields_set}
+    changed |= {name: changed[name].strip() for name in ("name", "note") if name in changed}
+    if "lists" in changed:
+        changed["lists"] = tuple(dict.fromkeys(one.strip() for one in changed["lists"] if one.strip()))
+    note = replace(note, **changed)
+    annotations.save(note)
     return note

@@ -147,22 +147,25 @@ form?.addEventListener("submit", async (event) => {
 
 const keep = article.querySelector(".keep");
 
-async function save() {
-  const star = keep.querySelector(".star").getAttribute("aria-pressed") === "true";
+/** Only what was changed here: somebody else may have changed the rest since this page was opened. */
+async function save(changed) {
   const told = keep.querySelector("[role=status]");
-  const lists = keep.elements.lists.value.split(",").map((one) => one.trim()).filter(Boolean);
   try {
-    await tell(`/api/collections/${name}`, { star, name: keep.elements.name.value, note: keep.elements.note.value, lists }, "PUT");
+    await tell(`/api/collections/${name}`, changed, "PATCH");
     told.textContent = "kept";
   } catch (error) {
     told.textContent = error.message;
   }
 }
-keep?.addEventListener("submit", (event) => (event.preventDefault(), save()));
-keep?.addEventListener("change", save);
+keep?.addEventListener("submit", (event) => event.preventDefault());
+keep?.addEventListener("change", ({ target }) => {
+  const parts = () => target.value.split(",").map((one) => one.trim()).filter(Boolean);
+  if (["name", "note", "lists"].includes(target.name)) save({ [target.name]: target.name === "lists" ? parts() : target.value });
+});
 keep?.querySelector(".star").addEventListener("click", ({ currentTarget }) => {
-  currentTarget.setAttribute("aria-pressed", String(currentTarget.getAttribute("aria-pressed") !== "true"));
-  save();
+  const star = currentTarget.getAttribute("aria-pressed") !== "true";
+  currentTarget.setAttribute("aria-pressed", String(star));
+  save({ star });
 });
 
 // Related memories
