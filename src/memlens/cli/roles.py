@@ -44,7 +44,7 @@ def roles(
         screen.note(f"next: memlens search {visible(str(opened.folder))} --role token")
 
 
-def _show_effects(screen: Screen, index: memlens.Index, model: str | None, seed: int) -> None:
+def _show_effects(screen: Screen, index: "memlens.Index", model: str | None, seed: int) -> None:
     from memlens.role.effects import role_effects
 
     for table in ("roles", "values"):
