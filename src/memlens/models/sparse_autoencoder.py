@@ -75,9 +75,8 @@ class SaeConfig:
 class LayerAsSae(nn.Module):
     """The memories of one dense layer; weights are copies, so that nothing done to them changes the model."""
 
-    use_error_term = (
-        False  # sae-lens asks for both: there is no error to add, and no hook point besides encode's result
-    )
+    # sae-lens asks for both: there is no error to add, and no hook point besides encode's result
+    use_error_term = False
     hook_dict: Mapping[str, nn.Module] = MappingProxyType({})
 
     def __init__(self, group: LinearGroup, cfg: SaeConfig, dtype: torch.dtype) -> None:

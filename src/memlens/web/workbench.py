@@ -17,7 +17,6 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from memlens.errors import BusyError, MemlensError, ModelError, SettingError
-from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
 from memlens.index.trigger_text import TriggerText
 from memlens.settings import LiveSettings
@@ -124,11 +123,6 @@ class Workbench:
         if model is not None and not isinstance(model, str):
             self.index.check_model(model)
             self._model = model
-
-    @property
-    def annotations_path(self) -> Path:
-        """Where people's labels are, or will be; opened through memlens.annotations.store only."""
-        return self.index.folder / ANNOTATIONS
 
     def refuse_replaced(self) -> None:
         """Refuse to answer if a folder holds another index than the one that is served."""

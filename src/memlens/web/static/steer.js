@@ -128,6 +128,7 @@ async function goOn(column) {
         if (line.id !== undefined) addToken(column, shown, line);
       }
     }
+    shown.classList.remove("busy");
     await showNext(column, query, stop.signal);
   } catch (error) {
     if (error.name === "AbortError") return;
