@@ -22,6 +22,7 @@ MB = 1 << 20
 PROGRAM = 750 * MB  # torch, transformers, numba; 300 MB less once loops are compiled and kept
 LOOK_UP = 260 * MB  # a process that computes nothing: DuckDB and Arrow
 PROMPT = "river stone river"
+TEXTS = 100  # with a label each, of a probe
 
 
 class Sizes:
@@ -48,6 +49,13 @@ BOUNDS: dict[str, Callable[[Sizes], float]] = {
     "experiment": lambda s: PROGRAM + s.weights + s.embedding + 700 * MB,
     "trace": lambda s: PROGRAM + s.weights + s.embedding + 3 * s.logits,
     "report": lambda s: PROGRAM + 64 * s.triggers,
+    "roles": lambda s: PROGRAM + s.weights + s.embedding + 600 * MB,
+    "probe": lambda s: PROGRAM + s.weights + s.heap + 8 * TEXTS * s.memories + 300 * MB,
+    "merge": lambda s: PROGRAM + 3 * s.lists + 64 * s.tokens,
+    "repair": lambda s: PROGRAM + s.weights + s.embedding + 300 * MB,
+    "site": lambda s: PROGRAM + 300 * s.triggers + 64 * s.tokens,
+    "annotate": lambda s: LOOK_UP + 64 * s.triggers,
+    "collect": lambda s: LOOK_UP + 64 * s.triggers,
     "show": lambda s: LOOK_UP + 32 * s.memories + 24 * s.tokens,
     "search": lambda s: LOOK_UP + 300 * s.triggers,
     "export": lambda s: LOOK_UP + 64 * s.triggers + 64 * s.tokens,
@@ -82,6 +90,11 @@ def make_text(path: Path, given: argparse.Namespace) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def make_labels(path: Path) -> None:
+    rows = [f'"{("river", "stone")[row % 2]} w{row + 3} river",{row % 2}' for row in range(TEXTS)]
+    path.write_text("\n".join(["text,label", *rows]) + "\n", encoding="utf-8")
+
+
 def peak(command: list[str]) -> int:
     """Bytes; the largest of the process and its children."""
     process = subprocess.Popen([sys.executable, "-m", "memlens", *command], stdout=subprocess.DEVNULL)
@@ -104,13 +117,24 @@ def main() -> int:
         maker.start()  # not here: what a process has taken counts for the children that it starts, too
         maker.join()
         make_text(Path(text), given)
+        labels, site = Path(scratch) / "labels.csv", Path(scratch) / "site"
+        parts = [f"{index}-{part}" for part in (1, 2)]
+        make_labels(labels)
+        alone = ["--top", str(given.top), "--threads", "1", "--workers", "1"]
         commands = {
             "info": ["info", model],
-            "scan": ["scan", model, text, "-o", index, "--top", str(given.top), "--threads", "1", "--workers", "1"],
+            "scan": ["scan", model, text, "-o", index, *alone],
             "values": ["values", index, "--threads", "1"],
             "patterns": ["patterns", index],
             "experiment": ["experiment", index, "agreement", "active", "refinement", "--sample", "400"],
+            "roles": ["roles", index],
             "trace": ["trace", model, PROMPT],
+            "probe": ["probe", model, str(labels)],
+            "merge": ["merge", *parts, "-o", f"{index}-merged"],
+            "repair": ["repair", index],
+            "site": ["site", index, "-o", str(site)],
+            "annotate": ["annotate", index, "status"],
+            "collect": ["collect", index, "L0N0", "--star"],
             "report": ["report", index, "-o", str(Path(scratch) / "report.html")],
             "show": ["show", index, "L0N0"],
             "search": ["search", index, "river"],
@@ -122,6 +146,8 @@ def main() -> int:
         for verb, command in commands.items():
             if given.verbs and verb not in (*given.verbs, "scan"):
                 continue
+            for number, part in enumerate(parts if verb == "merge" else (), 1):
+                peak(["scan", model, text, "-o", part, *alone, "--shard", f"{number}/2"])
             taken, bound = peak(command), BOUNDS[verb](sizes)
             good &= taken <= bound
             mark = "" if taken <= bound else "  MORE THAN STATED"

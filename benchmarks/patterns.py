@@ -48,7 +48,7 @@ OFTEN = 200  # places a word must have to be a memory's ending
 def make_sentences(count: int, random: np.random.Generator) -> tuple[list[list[str]], np.ndarray]:
     """Pieces of every sentence, and the document of each."""
     documents: dict[str, list[list[str]]] = {}
-    for unit in read_units(CorpusSettings(("bundled",))):
+    for unit in read_units(CorpusSettings(("bundled:prose",))):
         documents.setdefault(unit.source.rpartition(":")[0], []).append(PIECE.findall(unit.text))
     texts = list(documents.values())
     of = random.integers(0, len(texts), count)

@@ -226,7 +226,7 @@ def prepare(model: str, work: Path, tokens: int) -> tuple[str, Path]:
 
         loaded = memlens.load(model)
         folder = Path(loaded.source if model != "bundled" else ROOT / "src" / "memlens" / "bundled" / "model")
-        units = [unit.text for unit in read_units(CorpusSettings(("bundled",)))]
+        units = [unit.text for unit in read_units(CorpusSettings(("bundled:prose",)))]
         texts = [np.array(one.ids[:120]) for one in loaded.tokenizer.encode(units) if one.ids]
     ends = np.cumsum([len(own) for own in texts])
     texts = texts[: int(np.searchsorted(ends, tokens)) + 1]

@@ -1,14 +1,15 @@
 """Probes on public sets: the protocol of sae-probes on the memories of a local model, set by set, to be continued.
 
     pip download --no-deps sae-probes==0.4.2
-    python benchmarks/probes.py MODEL --wheel sae_probes-0.4.2-py3-none-any.whl -o probes.jsonl [--layers 4,9]
+    python benchmarks/probes.py MODEL --wheel sae_probes-0.4.2-py3-none-any.whl [-o FILE] [--layers 4,9]
 
 The wheel (MIT licence, Kantamneni et al. 2025, https://arxiv.org/abs/2502.16681) holds 113 sets of texts with two
 labels each; nothing of it is run. As there: the last token, at most 1,024 texts to learn from and half of them of each
 label, texts cut from the left, k = 1, 2, 4 ... 512 by mean difference, logistic regression, AUC. Other than there:
 columns are standardised, five strengths of regularisation instead of ten, at most 500 texts to test on, and 256 tokens
 of a text.
-A set that is in the file is not done again; a run that is stopped loses at most the set it was at.
+A set that is in the file (benchmarks/results/probes-MODEL.jsonl, some 6 kB a set) is not done again; a run that is
+stopped loses at most the set it was at.
 """
 
 import argparse
@@ -69,7 +70,13 @@ def probes_of(model: Any, division: Division, layers: list[int], max_length: int
     sizes = {"train": len(division.train), "test": len(division.test), "cut": cut}
 
     def row(read: str, layer: int | None, k: int | None, fit: Fit) -> dict[str, Any]:
-        return sizes | {"input": read, "layer": layer, "k": k, "auc": fit.score.value, "held": fit.held}
+        return sizes | {
+            "input": read,
+            "layer": layer,
+            "k": k,
+            "auc": round(fit.score.value, 4),
+            "held": round(fit.held, 4),
+        }
 
     with fitting():
         yield row("words", None, None, fit_words(division, division.y))
@@ -80,17 +87,40 @@ def probes_of(model: Any, division: Division, layers: list[int], max_length: int
             yield row("residual", layer, None, fit_dense(Columns.of(states, division.train), division, division.y))
 
 
-def summarize(rows: list[dict[str, Any]]) -> None:
-    """Means over sets; in each set the layer is the one under which the held-out part is most likely."""
-    sets = sorted({row["set"] for row in rows})
-    print(f"{len(sets)} sets; mean AUC (median) with the layer chosen in the training part")
-    kinds = sorted({(row["input"], row["k"] or 0) for row in rows})
-    for read, k in kinds:
-        best = []
-        for name in sets:
-            own = [row for row in rows if (row["set"], row["input"], row["k"] or 0) == (name, read, k)]
-            best += [max(own, key=lambda row: row["held"])["auc"]] if own else []
-        print(f"{read:>9} {f'k={k}' if k else '':6} {mean(best):.4f} ({median(best):.4f})")
+def chosen_aucs(rows: list[dict[str, Any]], read: str, k: int) -> list[float]:
+    """One for each set; its layer is the one under which the held-out part is most likely."""
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if (row["input"], row["k"] or 0) == (read, k) and row["held"] > best.get(row["set"], {"held": -np.inf})["held"]:
+            best[row["set"]] = row
+    return [row["auc"] for row in best.values()]
+
+
+def head_line(done: list[dict[str, Any]], rows: list[dict[str, Any]], sets: int) -> str:
+    """All in one line: sets, AUC by k beside the two baselines, the best layer, and what all sets would take."""
+    found = {k: chosen_aucs(rows, "memories", k) for k in KS}
+    by_k = ", ".join(f"{mean(aucs):.3f} (k={k})" for k, aucs in found.items() if aucs)
+    others = ", ".join(f"{read} {mean(chosen_aucs(rows, read, 0)):.3f}" for read in ("residual", "words"))
+    largest = [row for row in rows if row["k"] == KS[-1]]
+    layers = sorted({row["layer"] for row in largest})
+    best = max(layers, key=lambda layer: mean(row["auc"] for row in largest if row["layer"] == layer))
+    hours = sets * mean(one["processor"] for one in done) / 3600
+    return (
+        f"{len(done)} of {sets} sets: mean AUC of memories {by_k}; {others}; best layer {best} at k={KS[-1]}; "
+        f"{sets} sets take {hours:.1f} h of processor time, {hours / 2:.1f} h on two idle cores at best"
+    )
+
+
+def summarize(done: list[dict[str, Any]], sets: int) -> None:
+    """The head line, then mean and median AUC over sets by input and k, and means by layer and k."""
+    rows = [{"set": one["set"], **row} for one in done for row in one["probes"]]
+    if not rows:
+        print(f"0 of {sets} sets")
+        return
+    print(head_line(done, rows, sets))
+    for read, k in sorted({(row["input"], row["k"] or 0) for row in rows}):
+        aucs = chosen_aucs(rows, read, k)
+        print(f"{read:>9} {f'k={k}' if k else '':6} {mean(aucs):.4f} ({median(aucs):.4f})")
     for layer in sorted({row["layer"] for row in rows if row["layer"] is not None}):
         own = {k: [row["auc"] for row in rows if (row["layer"], row["k"]) == (layer, k)] for k in (*KS, None)}
         print(f"layer {layer:2}", *(f"{mean(found):.3f}" if found else "  –  " for found in own.values()))
@@ -100,29 +130,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--wheel", type=Path, required=True)
-    parser.add_argument("-o", "--out", type=Path, required=True)
+    parser.add_argument("-o", "--out", type=Path, help="default: benchmarks/results/probes-MODEL.jsonl")
     parser.add_argument("--layers", default="", help="0,5,11; all layers by default")
     parser.add_argument("--max-length", type=int, default=256)
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no further set after so long")
     given = parser.parse_args()
     wheel = zipfile.ZipFile(given.wheel)
-    lines = given.out.read_text(encoding="utf-8").splitlines() if given.out.exists() else []
-    rows = [row for line in lines for row in json.loads(line)["probes"]]
-    done = {row["set"] for row in rows}
-    left = [name for name in sets_of(wheel) if name not in done]
+    out = given.out or Path(__file__).parent / "results" / f"probes-{Path(given.model).name}.jsonl"
+    out.parent.mkdir(exist_ok=True)
+    done = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+    sets = sets_of(wheel)
+    left = [name for name in sets if name not in {one["set"] for one in done}]
     model = memlens.load(given.model) if left else None
     began = time.monotonic()
     layers = [int(layer) for layer in given.layers.split(",")] if given.layers else None
     for name in track(left, description=f"{len(done)} sets were done; probing"):
         if time.monotonic() - began > given.minutes * 60 or model is None:
             break
-        start = time.monotonic()
+        start = time.process_time()
         chosen = list(range(len(model.layers))) if layers is None else layers
-        own = [{"set": name, **row} for row in probes_of(model, divide(rows_of(wheel, name)), chosen, given.max_length)]
-        rows += own
-        with given.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"set": name, "seconds": time.monotonic() - start, "probes": own}) + "\n")
-    summarize(rows)
+        own = list(probes_of(model, divide(rows_of(wheel, name)), chosen, given.max_length))
+        done.append({"set": name, "processor": round(time.process_time() - start, 1), "probes": own})
+        with out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(done[-1], separators=(",", ":")) + "\n")
+    summarize(done, len(sets))
 
 
 if __name__ == "__main__":

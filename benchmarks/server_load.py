@@ -3,10 +3,11 @@
     python benchmarks/server_load.py [--clients 32 --seconds 60] [--requests 10000] [--tokens 8000] [--keep FOLDER]
 
 Serves an index of the bundled model in a process of its own. For some seconds so many clients ask without a pause: a
-trace, a trace with a coefficient changed, a memory silenced, a label saved, a search. An answer is right (200), or says
-that the model is busy (429); a label counts as saved only if the server said so, and all of these must be there in the
-end. Then one client after another asks so many requests in all, and the server's memory is read every tenth of them.
-Ends with code 1 if anything else happened. Memory may grow by a tenth once pages, tables and the model are in it.
+trace, a trace with a coefficient changed, a text that goes on steered, a memory silenced, a label saved, a memory kept,
+a search, what fires on a text. An answer is right (200), or says that the model is busy (429); a label or kept memory
+counts as saved only if the server said so, and all of these must be there in the end. Then one client after another
+asks so many requests in all, and the server's memory is read every tenth of them. Ends with code 1 if anything else
+happened. Memory may grow by a tenth once pages, tables and the model are in it.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ PROMPT = "The bridge over the river was"
 WORDS = ("river", "the", "bridge", "music", "king", "war", "water", "city")
 GROWTH = 1.10
 ALLOWED = ("200", "429")
+KINDS = ("trace", "steer", "go_on", "silence", "label", "keep", "search", "fires", "page")
 
 
 class Client:
@@ -43,13 +45,14 @@ class Client:
         self.http.get("/").raise_for_status()
         self.secret = {"x-memlens-csrf": next(v for k, v in self.http.cookies.items() if k.startswith("memlens-csrf"))}
         self.saved: dict[str, int] = {}  # memory -> number of labels
+        self.kept: set[str] = set()
         self.seen: Counter[str] = Counter()
 
     def memory(self) -> str:
         return f"L{self.random.randrange(self.layers)}N{self.random.randrange(self.width)}"
 
     def ask(self) -> None:
-        kind = self.random.choices(("trace", "steer", "silence", "label", "search", "page"), (2, 2, 1, 3, 3, 2))[0]
+        kind = self.random.choices(KINDS, (2, 2, 1, 1, 3, 1, 3, 1, 2))[0]
         try:
             status = str(getattr(self, kind)().status_code)
         except httpx.HTTPError as error:
@@ -61,6 +64,20 @@ class Client:
 
     def steer(self) -> httpx.Response:
         return self.http.get("/api/trace/cell", params={"prompt": PROMPT, "set": f"{self.memory()}=3"})
+
+    def go_on(self) -> httpx.Response:
+        return self.http.get("/api/steer", params={"prompt": PROMPT, "set": f"{self.memory()}=3", "count": 4})
+
+    def keep(self) -> httpx.Response:
+        memory = self.random.choice(self.memories)
+        content = {"lists": [self.name]} if self.random.random() < 0.5 else {"star": True}
+        answer = self.http.patch(f"/api/collections/{memory}", json=content, headers=self.secret)
+        if answer.status_code == 200:
+            self.kept.add(memory)
+        return answer
+
+    def fires(self) -> httpx.Response:
+        return self.http.get("/api/fires", params={"text": PROMPT})
 
     def silence(self) -> httpx.Response:
         return self.http.post(f"/api/memories/{self.memory()}/silence", json={"prompt": PROMPT}, headers=self.secret)
@@ -81,9 +98,12 @@ class Client:
         return self.http.get(f"/m/{self.memory()}")
 
     def lost(self) -> int:
-        """Labels that the server said it had saved and does not have."""
+        """Labels and kept memories that the server said it had saved and does not have."""
         there = self.http.get("/api/annotate/labels", params={"as": self.name}).json()["labels"]
-        return len(set(self.saved) - {label["memory"] for label in there})
+        kept = self.http.get("/api/collections").json()
+        return len(set(self.saved) - {label["memory"] for label in there}) + len(
+            self.kept - {note["memory"] for note in kept}
+        )
 
 
 def all_at_once(clients: list[Client], seconds: float) -> None:

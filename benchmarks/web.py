@@ -1,11 +1,14 @@
 """The workbench under load: time of each page, of the first page after the start, and 32 clients at once.
 
     python benchmarks/web.py [--layers 12 --memories 3840 --top 50 --sentences 100000] [--seconds 30] [--keep FOLDER]
+    python benchmarks/web.py --live [--keep FOLDER]        pages that ask a model of 30 x 1,536 memories, too
+    python benchmarks/web.py --keep INDEX --live           the same of an index that is there, with its model
 
 Makes an index of 12 x 3,840 = 46,080 memories with 50 triggers each (web_index.py), serves it as `memlens serve` does
 in a process of its own, and asks as a browser would. Times are from the question to the last byte of the answer; beside
 them stands the processor's time of the server alone, which does not depend on what else the machine does. The load is
-what people do: memories at random, searches letter by letter, the overview and its map.
+what people do: memories at random, searches letter by letter, the overview and its map. A cached cell is any layer and
+column of a prompt that was traced before; texts that memories fire on are never the same twice.
 """
 
 from __future__ import annotations
@@ -25,17 +28,24 @@ from threading import Event
 
 import httpx
 import numpy as np
-from web_index import make_index
+from web_index import make_index, make_live_index
 
-TARGETS = {"memory page": 60, "search": 150, "overview": 300}
+from memlens.index.reader import Index
+
+TARGETS = {
+    "memory page": 60, "search": 150, "overview": 300, "cached cell": 100, "same column": 100, "fires on a text": 1000,
+    "try it": 300,
+}  # fmt: skip
+PROMPT = "The bridge over the river was built in the first year of the war"
 WORDS = ["river", "the", "bridge", "Paris", "music", "of the", "king", "war", "a", "water", "first", "city of"]
 
 
 class Asker:
     """Addresses as people ask for them, at random."""
 
-    def __init__(self, layers: int, memories: int, seed: int) -> None:
-        self.layers, self.memories, self.random = layers, memories, random.Random(seed)
+    def __init__(self, index: Index, seed: int) -> None:
+        self.layers, self.memories = len(index.layers), index.memories(index.layers[0])
+        self.random, self.tokens = random.Random(seed), known_tokens(index)
 
     def name(self) -> str:
         return f"L{self.random.randrange(self.layers)}N{self.random.randrange(self.memories)}"
@@ -45,20 +55,38 @@ class Asker:
         word = self.random.choice(WORDS)
         return word[: self.random.randint(1, len(word))]
 
+    def text(self) -> str:
+        return " ".join(self.random.choices(WORDS, k=8))
+
+    def column(self) -> int:
+        return self.random.randrange(10)
+
     def address(self, page: str) -> str:
         filters = self.random.choice(["", "", "&layers=2-5", "&class=semantic", "&agreement=yes"])
         return {
             "memory page": f"/m/{self.name()}",
             "related memories": f"/api/memories/{self.name()}/related",
             "search": f"/search/results?q={self.typed()}{filters}",
-            "search in values": f"/search/results?in=values&q={self.random.choice(WORDS[:5])}{filters}",
+            "search in values": f"/search/results?in=values&q={self.random.choice(self.tokens)}{filters}",
             "search in patterns": f"/search/results?in=patterns&q={self.typed()}{filters}",
             "overview": "/",
+            "cached cell": f"/trace/cell?prompt={PROMPT}&layer={self.random.randrange(self.layers)}&at={self.column()}",
+            "same column": f"/trace/cell?prompt={PROMPT}&layer={self.random.randrange(self.layers)}&at=3",
+            "fires on a text": f"/api/fires?text={self.text()}",
+            "try it": f"/api/memories/{self.name()}/on?text={self.text()}",
+            "nearest memories": f"/api/memories/{self.name()}/nearest?by={self.random.choice(['key', 'value'])}",
             "map": f"/api/map?by={self.random.choice(['max', 'frequency', 'class', 'max_p'])}&room=4000",
         }[page]
 
 
+def known_tokens(index: Index) -> list[str]:
+    """Five words that values can be searched for: what is no token of the model is refused."""
+    known = {text.strip() for text in index.vocabulary}
+    return [word for word in [*WORDS, *sorted(known, key=len, reverse=True)] if word in known and word.isalpha()][:5]
+
+
 PAGES = ("memory page", "related memories", "search", "search in values", "search in patterns", "overview", "map")
+LIVE = ("same column", "cached cell", "fires on a text", "try it", "nearest memories")
 
 
 def start_server(folder: Path, *options: str) -> tuple[subprocess.Popen[str], str, float]:
@@ -96,10 +124,17 @@ def processor_ms(process: int) -> float:
     return 1000 * (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def time_pages(address: str, asker: Asker, times: int, process: int) -> None:
+def await_model(address: str) -> None:
+    while (status := httpx.get(f"{address}/api/status", timeout=60).json())["status"] == "loading":
+        time.sleep(0.5)
+    if status["status"] != "ready":
+        raise SystemExit(status["text"])
+
+
+def time_pages(address: str, asker: Asker, times: int, process: int, pages: tuple[str, ...] = PAGES) -> None:
     print(f"\n{'one client':22s} {'p50 ms':>8s} {'p95 ms':>8s} {'target':>8s} {'processor, mean ms':>20s}")
     with httpx.Client(base_url=address, timeout=60) as client:
-        for page in PAGES:
+        for page in pages:
             client.get(asker.address(page)).raise_for_status()
             taken, used = [], processor_ms(process)
             for _ in range(times):
@@ -111,15 +146,13 @@ def time_pages(address: str, asker: Asker, times: int, process: int) -> None:
             print(f"{page:22s} {np.percentile(taken, 50):8.1f} {np.percentile(taken, 95):8.1f} {target} {mean:20.1f}")
 
 
-def load(
-    address: str, asker_of: type[Asker], size: tuple[int, int], clients: int, seconds: float, process: int
-) -> None:
+def load(address: str, askers: list[Asker], seconds: float, process: int) -> None:
     """Many clients at once, for a while; errors and memory are what counts."""
     until = Event()
     before = resident_megabytes(process)
 
-    def work(seed: int) -> tuple[Counter[str], list[float]]:
-        asker, seen, taken = asker_of(*size, seed), Counter[str](), []
+    def work(asker: Asker) -> tuple[Counter[str], list[float]]:
+        seen, taken = Counter[str](), []
         with httpx.Client(base_url=address, timeout=60) as client:
             while not until.is_set():
                 page = asker.random.choices(PAGES, [10, 1, 6, 1, 1, 1, 1])[0]
@@ -131,8 +164,8 @@ def load(
                 taken.append(1000 * (time.perf_counter() - began))
         return seen, taken
 
-    with ThreadPoolExecutor(clients) as pool:
-        running = [pool.submit(work, seed) for seed in range(clients)]
+    with ThreadPoolExecutor(len(askers)) as pool:
+        running = [pool.submit(work, asker) for asker in askers]
         time.sleep(seconds / 3)
         middle = resident_megabytes(process)
         time.sleep(2 * seconds / 3)
@@ -141,7 +174,7 @@ def load(
     seen = sum((counts for counts, _ in done), Counter[str]())
     taken = [one for _, own in done for one in own]
     after = resident_megabytes(process)
-    print(f"\n{clients} clients, {seconds:g} s: {sum(seen.values()):,} answers, by status {dict(seen)}")
+    print(f"\n{len(askers)} clients, {seconds:g} s: {sum(seen.values()):,} answers, by status {dict(seen)}")
     print(f"time p50 {np.percentile(taken, 50):.0f} ms, p95 {np.percentile(taken, 95):.0f} ms")
     print(f"memory of the server: {before:.0f} MB before, {middle:.0f} MB after a third, {after:.0f} MB at the end")
 
@@ -153,20 +186,29 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--keep", type=Path, help="a folder for the index, used again if it is there")
+    parser.add_argument("--live", action="store_true", help="with a model, and pages that ask it")
     given = parser.parse_args()
     with TemporaryDirectory() as scratch:
         folder = given.keep or Path(scratch) / "index"
         if not (folder / "manifest.json").is_file():
             began = time.perf_counter()
-            make_index(folder, given.layers, given.memories, given.top, given.sentences)
-            print(f"index of {given.layers * given.memories:,} memories made in {time.perf_counter() - began:.0f} s")
-        server, address, first = start_server(folder)
+            if given.live:
+                make_live_index(folder, Path(scratch) if given.keep is None else given.keep.parent)
+            else:
+                make_index(folder, given.layers, given.memories, given.top, given.sentences)
+            print(f"index made in {time.perf_counter() - began:.0f} s")
+        index = Index(folder)
+        asker = Asker(index, 0)
+        print(f"{asker.layers} x {asker.memories:,} = {asker.layers * asker.memories:,} memories")
+        server, address, first = start_server(folder, *([] if given.live else ["--no-model"]))
         try:
             print(f"start to first page: {first:.2f} s (target 3), processor {processor_ms(server.pid) / 1000:.2f} s")
             print(f"tables at hand after a further {settle(address):.1f} s; {resident_megabytes(server.pid):.0f} MB")
-            time_pages(address, Asker(given.layers, given.memories, 0), given.times, server.pid)
-            size = (given.layers, given.memories)
-            load(address, Asker, size, given.clients, given.seconds, server.pid)
+            time_pages(address, asker, given.times, server.pid)
+            if given.live:
+                await_model(address)
+                time_pages(address, Asker(index, 1), given.times, server.pid, LIVE)
+            load(address, [Asker(index, seed) for seed in range(given.clients)], given.seconds, server.pid)
         finally:
             server.terminate()
             server.wait(30)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from memlens.index.layout import (
 from memlens.index.reader import Index
 from memlens.pattern.table import NAMES_SCHEMA, PATTERNS_SCHEMA
 from memlens.settings import CorpusSettings
+from memlens.vocab.kernels import SCORE_BINS
 from memlens.vocab.table import KEYS_SCHEMA, VALUES_SCHEMA
 
 PIECE = re.compile(r" ?\w+| ?[^\w\s]|\s")
@@ -45,7 +47,7 @@ class Maker:
     def __init__(self, layers: int, memories: int, top: int, sentences: int, seed: int = 0) -> None:
         self.layers, self.memories, self.top = layers, memories, top
         self.random = np.random.default_rng(seed)
-        known = [PIECE.findall(unit.text) for unit in read_units(CorpusSettings(("bundled",)))]
+        known = [PIECE.findall(unit.text) for unit in read_units(CorpusSettings(("bundled:prose",)))]
         words = sorted({piece for own in known for piece in own})
         number = {word: token for token, word in enumerate(words)}
         self.vocabulary = words
@@ -136,6 +138,7 @@ class Maker:
                     "bottom_tokens": list(self._tokens(len(chunk))),
                     "bottom_p": list(self._shares(len(chunk))[:, ::-1] / 1e4),
                     "trigger_p": list(self._shares(len(chunk))),
+                    "histogram": list(self.random.integers(0, 1000, (len(chunk), SCORE_BINS))),
                 },
                 VALUES_SCHEMA,
             )
@@ -218,6 +221,22 @@ def make_index(folder: Path, layers: int, memories: int, top: int, sentences: in
     }  # fmt: skip
     Manifest(manifest).write(folder)
     return Index(folder)
+
+
+def make_live_index(folder: Path, beside: Path, layers: int = 30, memories: int = 1536, sentences: int = 200) -> None:
+    """A random Llama-like model, saved beside the index, and a real index of it with all its values and patterns."""
+    import memlens
+    from memlens.testing import save_tiny
+    from memlens.vocab.table import compute_values
+
+    sizes = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 64}
+    sizes |= {"num_hidden_layers": layers, "intermediate_size": memories, "max_position_embeddings": 512}
+    model = memlens.load(str(save_tiny(beside / "model", "llama", **sizes)))
+    text = beside / "text.txt"
+    units = islice(read_units(CorpusSettings(("bundled",))), sentences)
+    text.write_text("\n".join(unit.text for unit in units), encoding="utf-8")
+    compute_values(memlens.scan(model, text, out=folder, top=50, unit="line", max_length=128), model)
+    memlens.patterns(folder)
 
 
 def _place(layer: int, chunk: range) -> dict[str, np.ndarray]:

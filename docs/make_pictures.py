@@ -1,6 +1,7 @@
 """Take the pictures of README and gallery from an index: parts of its report, and pages of the workbench.
 
-    python docs/make_pictures.py INDEX NAME [--memory L5N12] [--parts claims refinement ...] [--pages overview memory]
+    python docs/make_pictures.py INDEX NAME [--memory L5N12] [--parts claims refinement ...] [--pages memory trace ...]
+        [--prompt TEXT --set L5N12=x4]
 
 writes docs/pictures/NAME-PART.png. It needs what the browser tests need (`pip install -e '.[dev]'`, chromium). What the
 pictures show is the index's matter; nothing is drawn or changed here.
@@ -18,10 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 PICTURES = Path(__file__).with_name("pictures")
 PARTS = ("claims", "patterns", "local-edits", "agreement", "refinement", "composition", "cases")
-PAGES = ("overview", "memory")
+PAGES = ("overview", "memory", "trace", "steer")
 WIDTH, HEIGHT, ROOM = 1180, 800, 10
 
 
@@ -55,6 +57,8 @@ def main() -> None:
     parser.add_argument("index", type=Path)
     parser.add_argument("name")
     parser.add_argument("--memory", default="L0N0")
+    parser.add_argument("--prompt", default="The capital of France is", help="of the pages trace and steer")
+    parser.add_argument("--set", dest="edit", default="L0N0=0", help="the edit of the page steer")
     parser.add_argument("--parts", nargs="*", default=PARTS)
     parser.add_argument("--pages", nargs="*", choices=PAGES, default=PAGES)
     chosen = parser.parse_args()
@@ -69,9 +73,15 @@ def main() -> None:
         page.goto((chosen.index / "report.html").resolve().as_uri())
         for part in chosen.parts:
             take(page, f"{chosen.name}-{part}", "#verdicts" if part == "claims" else f"#{part} figure")
+        asked = urlencode({"prompt": chosen.prompt})
+        paths = {"overview": "/", "memory": f"/m/{chosen.memory}", "trace": f"/trace?{asked}"}
+        paths["steer"] = f"/steer?{asked}&{urlencode({'count': 24, 'set': chosen.edit})}"
         with workbench(chosen.index) as address:
+            page.goto(address)
+            page.locator(".model-status[data-status=ready]").wait_for(timeout=120_000)
             for name in chosen.pages:
-                page.goto(f"{address}/m/{chosen.memory}" if name == "memory" else address)
+                page.goto(address + paths[name])
+                page.wait_for_load_state("networkidle")  # shading, texts that go on
                 take(page, f"{chosen.name}-{name}")
         browser.close()
 

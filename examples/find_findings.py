@@ -3,7 +3,8 @@
     python examples/find_findings.py INDEX --held-out TEXT [TEXT ...] [--count 10] [--prompts 12] [--json]
 
 Of an index with values and patterns it takes the memories whose triggers have patterns and are followed by tokens that
-the value promotes, those first whose patterns and tokens hold for most triggers. Each is then looked for in held-out
+the value promotes, those first whose patterns and tokens hold for most triggers and whose strongest trigger lifts the
+token most (the largest coefficient times the score of the token above the mean). Each is then looked for in held-out
 text: the prefixes that drive it highest, one a sentence and each once, none of a sentence that was scanned. There it is
 silenced, and the probability of the token that it is said to promote is measured with and without it, beside the same
 for the ten memories of its layer that are largest at that very place. Those with the clearest effect are printed first,
@@ -53,11 +54,12 @@ class Candidate:
     covered: int  # triggers with a pattern
     triggers: int
     examples: list[str]
+    push: float  # logits by which its strongest trigger lifts the token above the mean, about
 
     @property
     def clarity(self) -> float:
-        """How many of its triggers do as the story says, from 0 to 1."""
-        return self.covered / self.triggers * self.follows / self.triggers
+        """How many of its triggers do as the story says, from 0 to 1, times how strongly."""
+        return self.covered / self.triggers * self.follows / self.triggers * self.push
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ def find_candidates(index: memlens.Index, count: int) -> list[Candidate]:
     """The clearest stories of the index, each pattern and token once."""
     rows = index.sql(
         """
-        SELECT n.layer, n.memory, n.name, n.triggers, n.covered, n.follows, n.follows_times, v.tokens
-        FROM {names} n JOIN {values} v USING (layer, memory)
+        SELECT n.layer, n.memory, n.name, n.triggers, n.covered, n.follows, n.follows_times, v.tokens, v.p, m.max
+        FROM {names} n JOIN {values} v USING (layer, memory) JOIN {memories} m USING (layer, memory)
         WHERE n.agrees AND n.patterns > 0 AND n.covered >= $1 * n.triggers ORDER BY n.layer, n.memory
         """,
         [COVERED],
@@ -136,6 +138,7 @@ def _candidate(index: memlens.Index, row: dict[str, Any], patterns: list[str]) -
         covered=row["covered"],
         triggers=row["triggers"],
         examples=[],
+        push=row["max"] * math.log(row["p"][row["tokens"].index(token)] * len(index.vocabulary)),
     )
 
 

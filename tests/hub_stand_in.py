@@ -1,7 +1,8 @@
 """A small real HTTP server that answers as the Hub does where memlens and its client ask: repositories, commits, files.
 
 What is kept is what the Hub keeps: files by commit, large ones by their sha256. `requests` lists what was asked; from
-number `fail_at` on every connection breaks off; `damage` changes a stored file behind its manifest's back.
+number `fail_at` on every connection breaks off, from `silent_at` on nobody answers; `damage` changes a stored file
+behind its manifest's back.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -30,6 +31,8 @@ class Hub:
     blobs: dict[str, bytes] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     fail_at: int | None = None
+    silent_at: int | None = None
+    closing: Event = field(default_factory=Event)
     status: int | None = None  # of every answer, if set
     lock: Lock = field(default_factory=Lock)
 
@@ -58,6 +61,10 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         body = self.rfile.read(size := int(self.headers.get("content-length") or 0))
         if len(body) < size:  # who sent it is gone
+            self.close_connection = True
+            return
+        if self.hub.silent_at is not None and len(self.hub.requests) >= self.hub.silent_at:
+            self.hub.closing.wait()
             self.close_connection = True
             return
         with self.hub.lock:
@@ -202,5 +209,6 @@ def running() -> Iterator[Hub]:
     try:
         yield hub
     finally:
+        hub.closing.set()
         server.shutdown()
         server.server_close()

@@ -9,7 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 
+from memlens.cli import app
 from memlens.parallel import Interrupted, Terminated, interruptible, stop_on_signal
 
 
@@ -34,6 +36,41 @@ def test_a_main_thread_that_waits_for_another_is_woken() -> None:
     with pytest.raises(Interrupted), interruptible():
         threading.Event().wait(60)
     assert time.monotonic() - began < 30
+
+
+class Slow:
+    """Its end takes a second, and what is raised there is reported and goes no further."""
+
+    def __del__(self) -> None:
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            sum(range(100))
+
+
+def test_an_interrupt_that_gets_lost_is_raised_again_and_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    send_after(0.2)
+    until = time.monotonic() + 60
+    with pytest.raises(Interrupted), interruptible():
+        Slow()
+        while time.monotonic() < until:
+            sum(range(100))
+    assert capsys.readouterr().err == ""
+
+
+def test_a_signal_while_the_options_are_read_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = typer.Typer()
+
+    @parser.callback(invoke_without_command=True)
+    def read_options() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            sum(range(100))
+
+    monkeypatch.setattr(app, "make_app", lambda only: parser)
+    assert app.run([]) == 143
+    assert capsys.readouterr().err == "memlens: interrupted; run the same command again to continue\n"
 
 
 def test_an_error_of_a_library_after_the_signal_is_the_interruption() -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2MoeConfig, Qwen2MoeForCau
 import memlens
 
 SEED, VOCABULARY, LENGTH, BATCH = 2021, 1024, 64, 16
-CORPUS = Path(memlens.__file__).parent / "bundled" / "corpus"
+CORPUS = Path(memlens.__file__).parent / "bundled" / "prose"
 
 
 def read_text() -> str:

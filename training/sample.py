@@ -1,11 +1,11 @@
 """Take a sample of the training text and the held-out text, as plain text, for the package.
 
-    python training/sample.py --work DIR OUT [--tokens 800000]
+    python training/sample.py --work DIR src/memlens/bundled/wikipedia [--tokens 500000]
 
-writes OUT/train.txt.gz and OUT/held-out.txt.gz (one sentence a line, articles apart by an empty line) and for each the
-titles of its articles (train-titles.txt, held-out-titles.txt): the text is Wikipedia's, under CC BY-SA, and its authors
-are found in the histories of those articles. Only sentences that the tokenizer keeps whole are taken: the text can be
-read back from its tokens. Training articles are taken at even distances, so that all parts of the dump are in it.
+writes OUT/train.jsonl.gz and OUT/held-out.jsonl.gz, one article a line (title, and text with one sentence a line), and
+OUT/SOURCES.txt, where each article is from: the text is Wikipedia's, under CC BY-SA, and its authors are found in the
+histories of those articles. Only sentences that the tokenizer keeps whole are taken: the text can be read back from its
+tokens. Training articles are taken at even distances, so that all parts of the dump are in it.
 """
 
 import argparse
@@ -13,11 +13,13 @@ import gzip
 import json
 from itertools import chain
 from pathlib import Path
+from urllib.parse import quote
 
 from tokenize_text import split_point
 from tokenizers import Tokenizer
 
 Article = tuple[str, list[str]]
+SAFE = "/:,()'!*"  # of an address on Wikipedia
 LONGEST = 127  # tokens of a sentence: the model has 128 positions, and BOS takes one
 
 
@@ -32,12 +34,22 @@ def whole(tokenizer: Tokenizer, sentences: list[str]) -> tuple[list[str], int]:
 
 
 def write(folder: Path, name: str, articles: list[Article]) -> int:
-    """Write text and titles; give back the size of the compressed text."""
-    text = "\n".join("".join(f"{sentence}\n" for sentence in sentences) for _, sentences in articles)
-    path = folder / f"{name}.txt.gz"
-    path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
-    (folder / f"{name}-titles.txt").write_text("".join(f"{title}\n" for title, _ in articles), encoding="utf-8")
+    """Write the articles as lines of JSON; give back the size of the compressed file."""
+    lines = [
+        json.dumps({"title": title, "text": "\n".join(sentences)}, ensure_ascii=False) for title, sentences in articles
+    ]
+    path = folder / f"{name}.jsonl.gz"
+    path.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode(), 9, mtime=0))
     return path.stat().st_size
+
+
+def write_sources(folder: Path, parts: dict[str, list[Article]]) -> None:
+    """The address of every article, where its history names its authors."""
+    lines = ["Articles of the English Wikipedia (dump of March 2006), whose histories name their authors:"]
+    for name, articles in parts.items():
+        lines += ["", name]
+        lines += [f"https://en.wikipedia.org/wiki/{quote(title.replace(' ', '_'), safe=SAFE)}" for title, _ in articles]
+    (folder / "SOURCES.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -45,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--work", type=Path, required=True, help="directory with articles.jsonl and tokenizer/")
-    parser.add_argument("--tokens", type=int, default=800_000)
+    parser.add_argument("--tokens", type=int, default=500_000)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(options.work / "tokenizer" / "tokenizer.json"))
@@ -77,6 +89,7 @@ def main() -> None:
     size = write(options.out, "held-out", held_out)
     sentences = sum(len(kept) for _, kept in held_out)
     print(f"held out: {len(held_out)} articles, {sentences} sentences, {tokens} tokens, {size} bytes")
+    write_sources(options.out, {"train": chosen, "held-out": held_out})
 
 
 if __name__ == "__main__":

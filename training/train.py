@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from cores import SharedCores
 from data import Batch, Text, batch, epoch_plan
-from model import IGNORED, new_model, start_from_frequencies, summed_loss, validate
+from model import IGNORED, new_model, revive, start_from_frequencies, summed_loss, validate
 from muon import Muon
 from transformers import OPTForCausalLM
 
@@ -108,6 +108,9 @@ class Run:
             self.decay = (self.step, options.decay)
         if options.decay_until and self.clock is None:
             self.clock = (time.time(), options.decay_until)
+        elif options.decay_until and self.clock is not None and self.clock[1] != options.decay_until:
+            share = (self.clock[1] - time.time()) / (self.clock[1] - self.clock[0])  # the rate goes on from where it is
+            self.clock = (options.decay_until - (options.decay_until - time.time()) / share, options.decay_until)
 
     def load(self, path: Path) -> None:
         """Take up the state of a checkpoint."""
@@ -157,6 +160,26 @@ class Run:
         append(self.directory / "valid.csv", row)
         print("valid", {k: row[k] for k in ("step", "perplexity", "dead")}, f"worst {max(dead):.3f}", flush=True)
 
+    def revive(self) -> None:
+        """Give dead memories a new start; the optimizers forget what they knew of them."""
+        rng = np.random.default_rng([self.options.seed, self.step])
+        plan = epoch_plan(self.text, self.options.length, self.options.batch_tokens, self.options.single, 0, 0)
+        torch.manual_seed(self.step)
+        revived = revive(self.model, [batch(self.text, plan[i]) for i in rng.choice(len(plan), 16, replace=False)])
+        for layer, dead in zip(self.model.model.decoder.layers, revived, strict=True):
+            for parameter, rows in (
+                (layer.fc1.weight, dead),
+                (layer.fc1.bias, dead),
+                (layer.fc2.weight, (slice(None), dead)),
+            ):
+                for optimizer in self.optimizers:
+                    for kept in optimizer.state.get(parameter, {}).values():
+                        if kept.shape == parameter.shape:
+                            kept[rows] = 0.0
+        counts = [int(dead.sum()) for dead in revived]
+        append(self.directory / "revived.csv", {"step": self.step, "memories": sum(counts), "by_layer": counts})
+        print("revived", sum(counts), counts, flush=True)
+
     def finished(self) -> bool:
         """Whether the decay (or the number of steps asked for) is done."""
         decayed = self.decay is not None and self.step >= sum(self.decay)
@@ -189,6 +212,9 @@ class Run:
                     began, logged, losses = time.monotonic(), self.tokens, []
                 if self.step % self.options.valid_every == 0:
                     self.report()
+                is_time = self.options.revive_every and self.step % self.options.revive_every == 0
+                if is_time and self.rate > self.options.revive_above * self.options.peak:
+                    self.revive()
                 if self.step in self.options.snapshots:
                     self.snapshot()
                 if time.monotonic() - saved > 60 * self.options.save_minutes:
@@ -229,6 +255,8 @@ def main() -> None:
     add("--log-every", type=int, default=25, help="steps")
     add("--valid-every", type=int, default=250, help="steps")
     add("--valid-batches", type=int, default=8)
+    add("--revive-every", type=int, default=0, help="steps after which dead memories get a new key; 0: never")
+    add("--revive-above", type=float, default=0.3, help="not once the rate is below this share of its peak")
     add("--save-minutes", type=float, default=5.0)
     steps = [0, 100, 200, 400, 800, 1600, 3200, 6400, 12800]
     add("--snapshots", type=int, nargs="*", default=steps, help="steps at which the weights are kept")

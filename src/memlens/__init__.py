@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memlens.api import (
+        chart,
         check,
         compare,
         experiment,
@@ -47,7 +48,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "memlens.api": (
-        *("check", "compare", "experiment", "merge", "open_index", "patterns", "pull", "push", "report"),
+        *("chart", "check", "compare", "experiment", "merge", "open_index", "patterns", "pull", "push", "report"),
         *("roles", "scan", "site", "values"),
     ),
     "memlens.errors": ("MemlensError",),
@@ -81,6 +82,7 @@ __all__ = [
     "ValueChange",
     "analyze",
     "as_sae",
+    "chart",
     "check",
     "coefficients_on",
     "compare",

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from memlens.errors import IndexFolderError, SettingError
+from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.files import refuse_inside_others
 from memlens.index.layout import REPORT, is_complete, located
 from memlens.index.reader import Index
@@ -119,7 +119,11 @@ def scan(
         layer_budget=run.layer_budget,
         device_map=run.device_map,
     )
-    return _made(folder, plan) if shard is None else open_shard(folder)
+    if shard is not None:
+        return open_shard(folder)
+    made = _made(folder, plan)
+    made.model = loaded if loaded is model else None  # at hand already
+    return made
 
 
 def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress: Progress = no_progress) -> Index:
@@ -137,6 +141,27 @@ def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
     from memlens.index.check import check_index
 
     return check_index(index.folder if isinstance(index, Index) else located(index), progress)
+
+
+def chart(index: Index | Source, experiment: str) -> Any:
+    """The figure of an experiment as an Altair chart, its panels side by side; `index.chart(name)` is the same."""
+    import altair as alt
+
+    from memlens.experiments.registry import EXPERIMENTS
+
+    if experiment not in EXPERIMENTS:
+        raise UnknownName(f"there is no experiment '{experiment}'; known: {', '.join(EXPERIMENTS)}")
+    drawn = EXPERIMENTS[experiment].charts(_opened(index))
+    if not drawn:
+        raise IndexFolderError(f"the table of '{experiment}' is empty: there is nothing to draw")
+    if len(drawn) == 1:
+        return drawn[0]
+    config = drawn[0].config
+    for one in drawn:
+        one.config = alt.Undefined  # a chart of several has one, at its top
+    joined = alt.hconcat(*drawn)
+    joined.config = config
+    return joined
 
 
 def open_index(folder: Source) -> Index:
@@ -175,15 +200,15 @@ def values(
     ...). `model` is the one that was scanned, or where it is now; None takes it from where it was. With `executor`
     "ray" a Ray cluster works on the layers.
     """
-    from memlens.scanner.executors import make_mapper
+    from memlens.scanner.executors import open_mapper
     from memlens.vocab.kernels import use_threads
     from memlens.vocab.table import compute_values
 
     reading, running = divide("values", options, ValueSettings, RunSettings)
     settings, run, opened = ValueSettings(**reading), RunSettings(**running), _opened(index)
-    mapper = make_mapper(run)
-    chosen = asdict(settings) | ({} if mapper is None else {"mapper": mapper})
-    with use_threads(_threads(run)):
+    threads = _threads(run)
+    with use_threads(threads), open_mapper(run, threads) as mapper:
+        chosen = asdict(settings) | ({} if mapper is None else {"mapper": mapper})
         compute_values(opened, _model_or_name(model), progress=progress, **chosen)
     return opened
 
@@ -236,10 +261,11 @@ def experiment(
     of CorpusSettings (unit, column) for `validation`, a corpus to draw prefixes from; None draws them from the scanned
     one. `sample` None is each experiment's own default; with "all" a number counts for those on prefixes only. What
     this index cannot have is refused if it was named and left out if only "all" asked for it; `skipped` is called with
-    name and reason. With `executor` "ray" the pass over prefixes, of which section 5 is made, runs on a Ray cluster.
+    name and reason. With `workers`, or `executor` "ray", the model runs in processes, or on a Ray cluster: in the pass
+    over prefixes, of which section 5 is made, and in local-edits.
     """
-    from memlens.experiments.run import pass_over_prefixes, run
-    from memlens.scanner.executors import make_mapper
+    from memlens.experiments.run import run
+    from memlens.scanner.executors import open_mapper
     from memlens.vocab.kernels import use_threads
 
     drawing, cutting, running = divide("experiment", options, SampleSettings, CorpusSettings, RunSettings)
@@ -249,13 +275,10 @@ def experiment(
         more["validation"] = corpus_settings(validation, **cutting)
     for name in () if validation is not None else sorted(cutting):
         raise SettingError(f"{option_name(name)} says how --validation is read, but there is none; leave it out")
-    opened, source, mapper = _opened(index), _model_or_name(model), make_mapper(where)
-    with use_threads(_threads(where)):
-        if mapper is not None:
-            source = pass_over_prefixes(opened, names, source, mapper, drawn.seed, drawn.sample, more, progress)
-        return run(
-            opened, names, source, seed=drawn.seed, sample=drawn.sample, progress=progress, skipped=skipped, **more
-        )
+    more |= {"seed": drawn.seed, "sample": drawn.sample}
+    opened, source, threads = _opened(index), _model_or_name(model), _threads(where)
+    with use_threads(threads), open_mapper(where, threads) as mapper:
+        return run(opened, names, source, progress=progress, skipped=skipped, mapper=mapper, **more)
 
 
 def report(
@@ -304,12 +327,13 @@ def compare(
     by: str = "triggers",
     layers: str | tuple[int, int] | None = None,
     top: int = 20,
-    alike: bool = False,
+    alike: bool | None = None,
 ) -> IndexComparison:
-    """Which memories changed most from one index to another, by triggers, values or patterns.
+    """Which memories changed most, or least, from one index to another, by triggers, values, patterns or roles.
 
     `layers` ("3:5", or a pair) matches each memory of a's layer with its best counterpart in b's; without it memories
-    of the same name are compared. `top`: how many to list; `alike`: those that changed least first.
+    of the same name are compared. `top`: how many to list; `alike`: those that changed least first,
+    the default for two layers.
     """
     from memlens.comparison.compare import compare_indexes
 
@@ -331,10 +355,12 @@ def corpus_settings(corpus: Source | Sequence[Source], **options: Any) -> Corpus
 
 
 def _threads(run: RunSettings) -> int:
-    """Ray workers have a thread each unless somebody says otherwise; here all cores are used."""
+    """Ray workers have a thread each unless somebody says otherwise; here all cores are used, shared by workers."""
     from memlens.scanner.autotune import usable_cores
 
-    return run.threads if run.threads is not None else 1 if run.executor == "ray" else usable_cores()
+    if run.threads is not None:
+        return run.threads
+    return 1 if run.executor == "ray" else max(1, usable_cores() // (run.workers or 1))
 
 
 def _opened(index: Index | Source) -> Index:

@@ -111,6 +111,8 @@ def read_limited(path: Path, limit: int) -> bytes:
 def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
     """A JSON object; one that cannot be read is refused, with what to do about it."""
     try:
+        if path.exists() and not path.is_file():  # a pipe may never end
+            raise FilesError(f"{path} is not a regular file; {advice}")
         if path.stat().st_size > _JSON_LIMIT:
             raise FilesError(f"{path} is damaged (larger than any such file of memlens); {advice}")
         content = json.loads(path.read_text(encoding="utf-8"))

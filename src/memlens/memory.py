@@ -72,7 +72,7 @@ class ExpertId(_Named):
 @total_ordering
 @dataclass(frozen=True)
 class MemoryId(_Named):
-    """The name of one memory: `L3N512` (or `L3D512`), `L3E5N20` of an expert, `L3S0N20` of a shared expert.
+    """The name of one memory: `L3N51` (or `L3D51`), `L3E5N20` of an expert, `L3S0N20` of a shared expert.
 
     `memory` counts within the expert. Tables and tensors count the memories of a layer through; MemoryNames has both.
     """
@@ -87,7 +87,7 @@ class MemoryId(_Named):
         match = _NAME.fullmatch(name.strip())
         if not match:
             raise UnknownName(
-                f"'{name}' is not a memory's name; write layer and memory like L3N512, both from 0 "
+                f"'{name}' is not a memory's name; write layer and memory like L3N51, both from 0 "
                 "(L3E5N20 for memory 20 of expert 5, L3S0N20 of a shared expert)"
             )
         if match[2] is None:

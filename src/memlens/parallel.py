@@ -165,9 +165,10 @@ def interruptible() -> Iterator[None]:
         yield
         return
     reader, writer = os.pipe()
-    wake = threading.Event()
-    watcher = threading.Thread(target=_raise_in, args=(threading.get_ident(), reader, wake), daemon=True)
+    wake, lost = threading.Event(), threading.Event()
+    watcher = threading.Thread(target=_raise_in, args=(threading.get_ident(), reader, wake, lost), daemon=True)
     watcher.start()
+    report = sys.unraisablehook
 
     def ask(number: int, frame: FrameType | None) -> None:
         if wake.is_set():
@@ -176,16 +177,33 @@ def interruptible() -> Iterator[None]:
         asked.append(_KINDS[number]())
         os.write(writer, bytes([number]))
 
+    def note(found: Any) -> None:
+        """C code that cannot pass an exception on reports it and goes on."""
+        if issubclass(found.exc_type, Interrupted):
+            lost.set()
+        else:
+            report(found)
+
+    def end() -> None:
+        os.write(writer, bytes([_ENOUGH]))
+        watcher.join()  # before handlers are others, which a signal that it sends would meet
+        for number, previous in before.items():
+            signal.signal(number, previous)
+        sys.unraisablehook = report
+
+    before: dict[int, Any] = {number: signal.signal(number, ask) for number in _SIGNALS}
+    sys.unraisablehook = note
     try:
-        with _handled_by(ask):
-            yield
+        yield
     except Exception as error:
         if asked:
             raise asked[0] from error
         raise
     finally:
-        os.write(writer, bytes([_ENOUGH]))
-        watcher.join()
+        try:
+            end()
+        except Interrupted:  # raised here, it is too late: what was asked to stop is done
+            end()
         os.close(reader)
         os.close(writer)
 
@@ -237,25 +255,40 @@ def _is_inside(thread: int, function: str | None = None, file: str = Path(__file
     return function is None or frame.f_code.co_name == function
 
 
-def _raise_in(thread: int, reader: int, wake: threading.Event) -> None:
-    """Wait for signals; the first is raised in `thread`, the second ends the process.
+def _is_starting_another(thread: int) -> bool:
+    """Until a new thread runs, CPython knows it under the number of the one that starts it, and may confuse the two."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        if frame.f_code.co_name == "start" and Path(frame.f_code.co_filename).name == "threading.py":
+            return True
+        frame = frame.f_back
+    return False
 
-    Raised between two bytecodes, the exception does not reach a thread that waits, and CPython may give it to a thread
-    that is just being started by this one, which then waits forever: one that waits is woken by its signal.
+
+def _raise_in(thread: int, reader: int, wake: threading.Event, lost: threading.Event) -> None:
+    """Wait for signals; the first is raised in `thread`, again where it got lost, the second ends the process.
+
+    Raised between two bytecodes, the exception does not reach a thread that waits: that is woken by its signal.
     """
     from_signal = os.read(reader, 1)[0]
     if from_signal == _ENOUGH:
         return
     import ctypes
 
-    while _is_inside(thread, "ask"):  # raised inside the handler, it would come out of whatever C code called that
-        time.sleep(0.001)
     raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
-    raise_in(ctypes.c_ulong(thread), ctypes.py_object(_KINDS[from_signal]))
-    while not select.select([reader], [], [], _PATIENCE)[0]:
-        if any(_is_inside(thread, file=name) for name in _WAITING):
+    lost.set()  # it has not been raised yet
+    while True:
+        if lost.is_set():
+            lost.clear()
+            # raised inside the handler, it would come out of whatever C code called that
+            while _is_inside(thread, "ask") or _is_starting_another(thread):
+                time.sleep(0.001)
+            raise_in(ctypes.c_ulong(thread), ctypes.py_object(_KINDS[from_signal]))
+        elif any(_is_inside(thread, file=name) for name in _WAITING):
             wake.set()
             signal.pthread_kill(thread, from_signal)
+        if select.select([reader], [], [], _PATIENCE)[0]:
+            break
     again = os.read(reader, 1)[0]
     if again == _ENOUGH:
         raise_in(ctypes.c_ulong(thread), None)  # too late: what was asked to stop is done

@@ -8,11 +8,12 @@ Both can be interrupted anywhere and called again. A stage that is complete for 
     experiments   each one: same seed, sample and validation text, made from the values that are there now, whole
     report        always made again, which takes seconds
 
-`demo` is `analyze` of the bundled model and corpus with two smaller samples (PREFIXES, EDITED), so that nobody waits,
-and the five findings to begin with. The full samples can be had in the same folder later.
+`demo` is `analyze` of the bundled model over the first READ tokens of its text, with two smaller samples (PREFIXES,
+EDITED), so that nobody waits, and the five findings to begin with. Full samples can be had in the same folder later.
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -26,13 +27,16 @@ from memlens.experiments.experiment import Experiment
 from memlens.experiments.prefixes import check_stop_words
 from memlens.experiments.registry import EXPERIMENTS as KNOWN, find_experiments
 from memlens.experiments.run import is_made
+from memlens.experiments.verdicts import APPEARS, VERDICTS
 from memlens.index.layout import EXPERIMENTS, KEYS, NAMES, PATTERNS, ROUTERS, TOKENS, VALUES, Manifest, is_complete
 from memlens.index.reader import Index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
 from memlens.pattern.table import compute_patterns, patterns_are_made
-from memlens.reports.findings import Insight, find
+from memlens.reports.findings import Insight, Material, find
+from memlens.reports.sections import Tables
+from memlens.reports.silencing import most_needed
 from memlens.settings import (
     BUNDLED,
     CorpusSettings,
@@ -225,8 +229,11 @@ class _Work:
 
 
 FOLDER = "memlens-demo"
-FINDINGS = ("memory", "settling", "right", "depth", "composition")
-INSTEAD = ("dead", "rarest", "wanted", "claim-last-token", "claim-residual")  # where one of the five has no ground
+# Trends, those first that the paper saw and this model shows; then what is told where one of the five has no ground.
+TRENDS = ("depth", "settling", "claim-agreement", "composition", "claim-last-token", "claim-residual")
+INSTEAD = ("dead", "rarest", "wanted")
+HELD_OUT = f"{BUNDLED}:held-out"  # where prefixes of section 5 come from: not trained on, as in the paper
+READ = 200_000  # tokens of the bundled text
 PREFIXES, EDITED = 1000, 8  # prefixes of section 5; memories a layer whose triggers are edited
 
 
@@ -249,6 +256,7 @@ class Demo:
     stages: tuple[Stage, ...]
     findings: tuple[Insight, ...]
     smaller: tuple[SmallerSample, ...]
+    verdicts: dict[str, int]  # how many claims of the paper have which
 
 
 def demo(
@@ -269,9 +277,12 @@ def demo(
     if options.get("resume", True):
         prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
     samples = {"local-edits": edited}
-    analysis = analyze(_load(model), corpus, out=out, sample=prefixes, samples=samples, **options)
-    findings, smaller = tuple(_five(analysis.index)), _smaller(prefixes, samples)
-    return Demo(analysis.index, analysis.report, analysis.stages, findings, smaller)
+    if corpus == BUNDLED:
+        options = {"validation": HELD_OUT, "max_tokens": READ, **options}
+    loaded = _load(model)
+    analysis = analyze(loaded, corpus, out=out, sample=prefixes, samples=samples, **options)
+    findings, smaller = tuple(_five(analysis.index, loaded)), _smaller(prefixes, samples)
+    return Demo(analysis.index, analysis.report, analysis.stages, findings, smaller, _verdicts(analysis.index))
 
 
 def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
@@ -296,9 +307,17 @@ def _load(model: Any) -> MemoryModel:
         ) from error
 
 
-def _five(index: Index) -> list[Insight]:
-    told = find(index, *FINDINGS)
-    return told if len(told) == len(FINDINGS) else (told + find(index, *INSTEAD))[: len(FINDINGS)]
+def _five(index: Index, model: MemoryModel) -> list[Insight]:
+    """A memory with a subject, one that the model needs, and three trends."""
+    needed = most_needed(Material(index), model)
+    told = [*find(index, "memory"), *([needed] if needed else find(index, "right"))]
+    trends = sorted(find(index, *TRENDS), key=lambda one: one.verdict != APPEARS)  # of equals the first stays first
+    return [*told, *trends[:3], *find(index, *INSTEAD)][:5]
+
+
+def _verdicts(index: Index) -> dict[str, int]:
+    judged = Counter(one.judgement.verdict for one in Tables(index).judge() if one.judgement is not None)
+    return {verdict: judged[verdict] for verdict in VERDICTS if judged[verdict]}
 
 
 def _smaller(sample: int, samples: dict[str, int]) -> tuple[SmallerSample, ...]:
@@ -337,12 +356,15 @@ def repair(
         api.patterns(opened, progress=progress, **noted.patterns.settings)
     for name in _experiments_of(noted, wrong):
         note = noted.experiments[name]
-        if note.validation:
+        if note.validation and note.validation_corpus is None:
             raise IndexFolderError(
                 f"'{name}' was made from prefixes of another corpus, which {opened.folder} does not hold; "
                 f"run `memlens experiment {opened.folder} {name} --validation CORPUS`"
             )
-        options = {"seed": note.seed, "sample": note.sample, "stop_words": note.stop_words}
+        options: dict[str, Any] = {"seed": note.seed, "sample": note.sample, "stop_words": note.stop_words}
+        if note.validation_corpus is not None:
+            corpus = dict(note.validation_corpus)
+            options |= {"validation": corpus.pop("sources"), **corpus}
         options["threads"] = noted.prefix_pass.content.get("threads")  # which last bits depend on
         given: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
         api.experiment(opened, name, model=model, progress=progress, **given)

@@ -80,6 +80,15 @@ class RunSettings:
     threads: int | None = option(
         None, "Threads to compute with.", metavar="N", panel=RUN, otherwise="all usable cores", least=1, most=512
     )
+    workers: int | None = option(
+        None,
+        "Processes that share the work.",
+        metavar="N",
+        panel=SCALE,
+        otherwise="1; in a long scan the fastest split of the cores",
+        least=1,
+        most=MOST_WORKERS,
+    )
     executor: str = option(
         "local", "Where workers run: here, or on a Ray cluster.", panel=SCALE, choices=("local", "ray")
     )
@@ -102,15 +111,6 @@ class RunSettings:
 class ScanRunSettings(RunSettings):
     """Where a scan is computed, and how it is divided."""
 
-    workers: int | None = option(
-        None,
-        "Processes that share the work.",
-        metavar="N",
-        panel=SCALE,
-        otherwise="the fastest split of the cores, if the scan is long",
-        least=1,
-        most=MOST_WORKERS,
-    )
     shard: str | None = option(
         None, "Do shard I of N only, from 1; `memlens merge` joins them.", metavar="I/N", panel=SCALE
     )
@@ -173,8 +173,8 @@ class PatternSettings:
 
 # What a memory may be for (role/rules.py), in the order in which one that has several is counted.
 ROLES = (
-    "dead", "token", "n-gram", "entropy", "token-frequency", "prediction", "suppression", "partition", "enrichment",
-    "depletion",
+    "dead", "token", "n-gram", "positional", "entropy", "token-frequency", "prediction", "suppression", "partition",
+    "enrichment", "depletion",
 )  # fmt: skip
 
 
@@ -264,7 +264,7 @@ class ProbeSettings:
         return tuple(sorted({int(part[:9]) for part in parts})) if known else ()
 
 
-BUNDLED = "bundled"
+BUNDLED = "bundled"  # the model and the text that come with memlens
 _HUB = "hf:"
 _UNITS = "sentence, line, document or block:N"
 _BLOCK = re.compile(r"block:([1-9][0-9]{0,8})", re.ASCII)
@@ -299,7 +299,8 @@ def is_hub_source(source: str) -> bool:
 class CorpusSettings:
     """Where the text is and into which units it is cut.
 
-    sources   files or folders of .txt, .jsonl, .parquet (each also .gz, .zst), `hf:NAME[:CONFIG[:SPLIT]]`, `bundled`
+    sources   files or folders of .txt, .jsonl, .parquet (each also .gz, .zst), `hf:NAME[:CONFIG[:SPLIT]]`, or a bundled
+              text: `bundled:train` (also `bundled`), `bundled:held-out`, `bundled:prose`
     unit      sentence | line | document | block:N (N tokens)
     column    the field of .jsonl, .parquet and hf: that holds the text
     language  a lower-case language code, by which sentencex knows abbreviations

@@ -206,11 +206,14 @@ def ratio_estimate(
 
 
 def median_interval(numbers: NDArray[Any]) -> Interval:
-    """Of the median of independent numbers [n]: between the order statistics that have it in 95% of cases."""
+    """Of the median of independent numbers [n]: between the order statistics that have it in 95% of cases.
+
+    None for fewer than six: even the smallest and the largest have it less often.
+    """
     from scipy.special import bdtr
 
     count = len(numbers)
-    if count == 0:
+    if 1 - 2 * 0.5**count < 1 - 2 * _TAIL:
         return None, None
     ordered = np.sort(np.asarray(numbers, np.float64))
 
@@ -221,8 +224,6 @@ def median_interval(numbers: NDArray[Any]) -> Interval:
     while place + 1 <= count // 2 and holds(place + 1) >= 1 - 2 * _TAIL:
         place += 1
     here, inside = holds(place), holds(place + 1)
-    if here < 1 - 2 * _TAIL or place + 1 > (count + 1) // 2:
-        return float(ordered[place - 1]), float(ordered[-place])
     excess = (here - 1 + 2 * _TAIL) / (here - inside)
     share = (count - place) * excess / (place + (count - 2 * place) * excess)
     low = (1 - share) * ordered[place - 1] + share * ordered[place]

@@ -1,18 +1,26 @@
 """A tiny random network of every causal LM type of the installed transformers, for tests and for the table in the docs.
 
     types = causal_types()                        # "gpt2", "llama", ...
+    types = composite_types()                     # "llava", "qwen2_vl", ...: text beside images, video or sound
     network = tiny_network("qwen3_moe")           # NotBuildable where this machine or these sizes cannot make one
+    kinds = kinds_of_memories("qwen3_moe")        # {"routed"}, or why there are none
 
 No type is described here: the default settings of each are made small by the names of the settings. The few that need
 more are listed in _MORE. A type that comes with a later transformers needs no change.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from memlens.errors import UnsupportedModel
+from memlens.models.adapters import refuse_config
+from memlens.models.checkpoint import network_class, network_without_numbers
 from memlens.models.huggingface import quiet_transformers
+from memlens.models.load import load
 
 WIDTH, MEMORIES, LAYERS, VOCABULARY, CONTEXT = 32, 44, 4, 97, 64
 _HEADS, _HEAD, _SCALE = 4, 8, 0.7
@@ -32,7 +40,10 @@ _SMALL: tuple[tuple[str, Any], ...] = (
         MEMORIES,
     ),
     (r"feed_forward_size|mlp_dim", MEMORIES),
-    (r"(n|num)(_hidden|_decoder|_encoder)?_layers?|(de|en)coder_layers|depth|num_blocks|\w*_num_hidden_layers", LAYERS),
+    (
+        r"((n|num)(_hidden|_decoder|_encoder)?_)?layers?|(de|en)coder_layers|depth|num_blocks|\w*_num_hidden_layers",
+        LAYERS,
+    ),
     (r"num_global_layers|num_layers_per_stack", LAYERS),
     (r".*(key_value_heads|kv_heads|query_groups|linear_num_key_heads)", 2),
     (r".*(attention_heads|n_heads?|num_heads|num_value_heads|index_n_heads|n_mamba_heads)", _HEADS),
@@ -45,7 +56,7 @@ _SMALL: tuple[tuple[str, Any], ...] = (
     (r"(.*_)?(sliding_)?window(_size)?|local_attention|attention_chunk_size", 5),
     (r"mamba_d_state|(ssm_)?state_size|.*chunk_size", _HEAD),
     (
-        r"hidden_size|d_model|n_embd|word_embed_proj_dim|embedding_size|emb_dim|embedding_dim|attention_hidden_size",
+        r"hidden_(size|dim)|d_model|n_embd|word_embed_proj_dim|embedding_size|emb(ed)?_dim|embedding_dim|attention_hidden_size",
         WIDTH,
     ),
     (r"lru_width|(out|backbone)_hidden_size|hidden_size_global|input_embedding_size|output_embedding_size", WIDTH),
@@ -54,7 +65,11 @@ _SMALL: tuple[tuple[str, Any], ...] = (
     (r"is_decoder", True),
 )
 _MAMBA = {"mamba_n_heads": _HEADS, "mamba_d_head": 2 * WIDTH // _HEADS}
+_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": [2, 1, 1]}
+_MROPE = {"text_config": {"rope_parameters": _ROPE}}
 _MORE: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("glm46v", "glm4v", "glm4v_moe", "glm_ocr", "glmga", "paddleocr_vl", "qwen2_vl"), _MROPE),
+    **dict.fromkeys(("qwen2_5_vl", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), _MROPE),
     "bamba": _MAMBA,
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
@@ -88,25 +103,64 @@ def causal_types() -> tuple[str, ...]:
     return tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 
 
+def composite_types() -> tuple[str, ...]:
+    """Every other model type that transformers has a language model of: its text stack lies beside other media's."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
+
+    return tuple(sorted(set(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES) - set(causal_types())))
+
+
+def kinds_of_memories(model_type: str) -> set[str] | UnsupportedModel | NotBuildable:
+    """The kinds of memories that are proven in a tiny network of a type, or why there are none."""
+    try:
+        try:
+            model = load(tiny_network(model_type))
+        except NotBuildable:
+            with _built():
+                usual = _config_class(model_type)()
+            refuse_config(usual, model_type)  # its settings alone may speak against it
+            raise
+    except (UnsupportedModel, NotBuildable) as error:
+        return error
+    return {group.kind for layer in model.layers for group in layer.groups}
+
+
 def tiny_network(model_type: str, seed: int = 0, **overrides: Any) -> Any:
     """A small causal LM of a type with large random weights, in evaluation mode, that has run once."""
-    from transformers import AutoModelForCausalLM
+    config = tiny_config(model_type, **overrides)
+    with _built(), torch.no_grad():
+        described = network_without_numbers(config, model_type)
+        if sum(parameter.numel() for parameter in described.parameters()) > 10**7:
+            raise NotBuildable("some of its sizes are settings that were not made small")
+        network = network_class(config, model_type).from_config(config)
+        randomize(network, seed)
+        network.eval()(input_ids=torch.arange(6).reshape(1, 6), use_cache=False)
+    return network
+
+
+def tiny_config(model_type: str, **overrides: Any) -> Any:
+    """The default settings of a type, made small."""
+    with _built():
+        kind = _config_class(model_type)
+        return kind(**_merged(_small(kind()), _MORE.get(model_type, {}) | overrides))
+
+
+def _config_class(model_type: str) -> Any:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+    return CONFIG_MAPPING[model_type]
+
+
+@contextmanager
+def _built() -> Iterator[None]:
+    """Around code of transformers: what it stumbles over is NotBuildable."""
     try:
-        with quiet_transformers(), torch.no_grad():
-            kind: Any = CONFIG_MAPPING[model_type]
-            config = kind(**_merged(_small(kind()), _MORE.get(model_type, {}) | overrides))
-            if _numbers(config, AutoModelForCausalLM) > 4 * 10**6:
-                raise NotBuildable("some of its sizes are settings that were not made small")
-            network = AutoModelForCausalLM.from_config(config)
-            randomize(network, seed)
-            network.eval()(torch.arange(6).reshape(1, 6), use_cache=False)
+        with quiet_transformers():
+            yield
     except NotBuildable:
         raise
     except Exception as error:
         raise NotBuildable(" ".join(f"{type(error).__name__}: {error}".split())[:160]) from error
-    return network
 
 
 def randomize(network: Any, seed: int = 0) -> None:
@@ -122,11 +176,6 @@ def randomize(network: Any, seed: int = 0) -> None:
 def _merged(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     inner = {name: settings[name] | value for name, value in more.items() if isinstance(settings.get(name), dict)}
     return settings | more | inner
-
-
-def _numbers(config: Any, auto: Any) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in auto.from_config(config).parameters())
 
 
 def _small(config: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, format signs (also those t
 _JOINERS = "\u200c\u200d"  # parts of words and emoji, not of tricks
 _BARS = "▁▂▃▄▅▆▇█"
 MISSING = "–"
+_MOST_DECIMALS = 6  # of a column of numbers
 FORMULA = re.compile(r"'*[=+\-@\t\r]")  # how a cell begins that a spreadsheet computes instead of showing
 
 
@@ -141,6 +142,17 @@ def cell(value: Any) -> str:
     return visible(str(value))
 
 
+def column_cells(values: Sequence[Any]) -> list[str]:
+    """The cells of one column: its numbers with equally many decimals, or all as powers of ten if that takes many."""
+    sizes = [abs(value) for value in values if isinstance(value, float) and value and math.isfinite(value)]
+    if not sizes:
+        return [cell(value) for value in values]
+    # four digits that matter of the largest, two of the smallest
+    decimals = max(0, 3 - math.floor(math.log10(max(sizes))), 1 - math.floor(math.log10(min(sizes))))
+    form = f",.{decimals}f" if decimals <= _MOST_DECIMALS else ".2e"
+    return [format(value, form).replace("-", "−") if isinstance(value, float) else cell(value) for value in values]
+
+
 def harmless_cell(value: Any) -> Any:
     """A cell of a CSV file: text that a spreadsheet would take for a formula gets a ' before it; numbers stay."""
     return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
@@ -196,7 +208,7 @@ def letter(place: int) -> str:
 # Rows of small bars
 
 
-def sparkline(counts: list[int]) -> str:
+def sparkline(counts: Sequence[int]) -> str:
     """Counts as a row of small bars, as high as their share of the largest; a dot where there is none."""
     largest = max(counts, default=0)
     return "".join(_BARS[(count * 8 - 1) // largest] if count else "·" for count in counts)

@@ -24,6 +24,7 @@ from memlens.cli import main
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.index import history
 from memlens.index.history import LABELS, VERDICTS, History
+from memlens.index.layout import SCAN_TABLES
 from memlens.index.reader import Index
 from memlens.index.staging import replace_tables
 from memlens.memory import MemoryId
@@ -174,7 +175,7 @@ def test_a_scan_does_not_replace_an_index_while_somebody_labels_it(labelled: Ind
         content = events.read_bytes()
         events.unlink()  # even if the file is not there yet
         with pytest.raises(IndexFolderError, match="somebody labels memories"):
-            replace_tables(labelled.folder, mixture=False)
+            replace_tables(labelled.folder, SCAN_TABLES)
         events.write_bytes(content)
     assert Index(labelled.folder).manifest
 

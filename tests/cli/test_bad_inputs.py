@@ -61,6 +61,7 @@ def places(
     with Annotations(Index(room / "labelled")) as notes:
         notes.save(Label("bob", MemoryId(0, 0), ()))
     _make_bad_files(room / "bad")
+    _make_bad_labels(room / "bad" / "probes")
     _make_bad_models(room / "bad", models["plain"])
     return {name: str(room / name) for name in (*copied, "bad")} | {"text": str(room / text.name)} | SIGNS
 
@@ -96,6 +97,58 @@ def _make_bad_files(bad: Path) -> None:
     }
     for name, content in contents.items():
         (bad / name).write_bytes(content)
+
+
+def _make_bad_labels(bad: Path) -> None:
+    """Labelled texts, and files of probes and of memories that are kept."""
+    (bad / "site").mkdir(parents=True)
+    for fifo in ("fifo.csv", "fifo.json"):
+        os.mkfifo(bad / fifo)
+    good = [(f"The river {number}", "ab"[number % 2]) for number in range(40)]
+    tables = {
+        "head": [],
+        "one": good[:1],
+        "same": [("The river", "a")] * 40,
+        "good": good,
+        "ragged": [("The river", ""), *good],
+        "many": [(f"The river {number}", f"l{number}") for number in range(40)],
+        "nan": [(text, "nan") for text, _ in good],
+        "inf": [(text, "inf" if number == 3 else str(number)) for number, (text, _) in enumerate(good)],
+        "huge": [(text, "1e308" if label == "a" else "-1e308") for text, label in good],
+        "blank": [("", label) for _, label in good],
+        "latin": [("caf\xe9", "a"), *good],
+        "nul": [("The\0river", "a"), *good],
+        "quote": [('"The river', "a"), *good],
+    }
+    for name, rows in tables.items():
+        lines = "".join(f"{text},{label}\n" for text, label in [("text", "label"), *rows])
+        (bad / f"{name}.csv").write_bytes(lines.encode("latin-1"))
+    contents = {
+        "empty.csv": "",
+        "body.csv": "body,kind\nThe river,a\n",
+        "dup.csv": "text,text,label\na,b,c\n",
+        "body.jsonl": '{"body": "x"}\n',
+        "broken.jsonl": '{"text": "a", "label": "b"}\n{"text":\n',
+        "array.jsonl": "[1, 2]\n",
+        "nested.jsonl": '{"text": "a", "label": {"x": 1}}\n',
+        "number.jsonl": '{"text": 7, "label": "x"}\n',
+        "nolabel.jsonl": '{"text": "a", "label": null}\n',
+        "surrogate.jsonl": '{"text": "\\ud800", "label": "a"}\n',
+        "deep.jsonl": "[" * 100_000,
+        "deep.json": "[" * 100_000,
+        "not.json": "The river",
+        "array.json": "[]",
+        "probe99.json": '{"kind": "memlens probe", "schema": 99}',
+        "probe0.json": '{"kind": "memlens probe", "schema": 1}',
+        "kept.csv": "memory,name\nL9N9,x\n",
+        "kept.json": '{"kind": "memlens collections", "schema": 1}',
+        "mine.txt": "my own text",
+        "mine.json": '{"a": 1}',
+        "mine.csv": "a,b\n1,2\n",
+        "site/index.html": "hello",
+    }
+    for name, content in contents.items():
+        (bad / name).write_text(content)
 
 
 def _make_bad_models(bad: Path, good: Path) -> None:

@@ -1,15 +1,17 @@
 """`experiment` and `report`: tables on disk, a picture for people, JSON for machines, and refusals."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
-from cli_helpers import Run, checksums, is_refused
+from cli_helpers import Run, checksums, is_refused, tables
 
 import memlens
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.verdicts import VERDICTS
 from memlens.index.reader import Index
+from memlens.reports.sections import Tables, make_sections
 
 
 def test_without_a_name_every_experiment_is_listed_with_its_state(run: Run, valued: Path, whole: Path) -> None:
@@ -80,6 +82,13 @@ def test_prefixes_come_from_a_validation_text_where_one_is_given(run: Run, with_
     assert is_refused(run("experiment", with_values, "rank", *options), "takes the option 'validation'")
     missing = run("experiment", with_values, "cases", "--validation", tmp_path / "nothing.txt")
     assert is_refused(missing, "nothing.txt")
+    sections = {section.name: section for section in make_sections(Tables(Index(with_values)))}
+    told = shlex.split(sections["refinement"].command)
+    assert told[-4:] == ["--validation", str(tmp_path / "other.txt"), "--unit", "line"]
+    before = tables(with_values)
+    (with_values / "experiments" / "refinement.parquet").unlink()
+    assert memlens.repair(with_values) == ["experiments/refinement.parquet"]
+    assert tables(with_values) == before
 
 
 def test_an_unknown_experiment_is_refused_with_the_known_ones(run: Run, with_values: Path) -> None:

@@ -10,7 +10,7 @@ import memlens
 ROOT = Path(__file__).parents[2]
 TYPES = ["Index", "MemlensError", "MemoryId", "MemoryModel", "Prefix", "SparseProbe", "Trigger"]
 VERBS = ["analyze", "check", "compare", "experiment", "load", "merge", "open_index", "report", "scan", "values"]
-VERBS += ["as_sae", "demo", "patterns", "probe", "pull", "push", "repair", "roles", "site"]
+VERBS += ["as_sae", "chart", "demo", "patterns", "probe", "pull", "push", "repair", "roles", "site"]
 TRACING = ["Edit", "Intervention", "ValueChange", "generate", "in_common", "integrate", "intervene", "promoting"]
 TRACING += ["coefficients_on", "fires_on", "save_changed", "side_effects", "silence_each", "trace", "trying"]
 PUBLIC = sorted([*TYPES, *VERBS, *TRACING])

@@ -15,6 +15,7 @@ from memlens.comparison.compare import IndexComparison, compare_indexes
 from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.index.reader import Index, trigger_of
 from memlens.memory import MemoryId, Trigger
+from memlens.testing import tiny_model, tiny_tokenizer
 
 Indexes = dict[str, Index]
 Run = Callable[..., tuple[int, str, str]]
@@ -110,11 +111,11 @@ def test_counterparts_are_the_best_of_all_pairs(
         if jaccard[0] and (a is not b or layers[0] != layers[1] or mine != theirs):
             best[mine] = max(best.get(mine, (0.0, 0)), (jaccard[1], -theirs))
     order = sorted(best, key=lambda mine: (best[mine][0], mine))
-    found = compare_indexes(a, b, by=by, layers=layers, top=1000)
+    found = compare_indexes(a, b, by=by, layers=layers, top=1000, alike=False)
     pairs = [(c.before.memory.memory, c.after.memory.memory, 1 - c.change) for c in found.changes]
     assert pairs == [(mine, -best[mine][1], pytest.approx(best[mine][0])) for mine in order]
     assert found.matched == len(best) > 0 and found.memories == 40
-    alike = compare_indexes(a, b, by=by, layers=f"{layers[0]}:{layers[1]}", top=1, alike=True).changes
+    alike = compare_indexes(a, b, by=by, layers=f"{layers[0]}:{layers[1]}", top=1).changes  # what is paired by likeness
     assert alike[0].change == pytest.approx(1 - max(jaccard for jaccard, _ in best.values()))
 
 
@@ -183,7 +184,7 @@ def test_other_shapes_are_refused_unless_matched_by_counterpart(indexes: Indexes
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"by": "keys"}, SettingError, "choose one of: triggers, values, patterns"),
+        ({"by": "keys"}, SettingError, "choose one of: triggers, values, patterns, roles"),
         ({"top": 0}, SettingError, "1 or more"),
         ({"layers": "3"}, SettingError, "like 3:5"),
         ({"layers": "1:-1"}, SettingError, "like 3:5"),
@@ -263,3 +264,22 @@ def test_lines_fit_a_terminal_and_no_name_or_number_is_cut(
         lines = shown.split("\n\n")[-1].splitlines()[1:]
         assert len(lines) > 5 and max(map(len, lines)) <= columns
         assert all(re.match(r"L0N\d+ → L2N\d+ +[\d.]+%", line) for line in lines), lines
+
+
+def test_memories_that_changed_role_are_found(
+    indexes: Indexes, copy_of: Callable[..., Index], run: Run, refused: Callable[..., str]
+) -> None:
+    model = memlens.load(tiny_model("gpt2", 0), tokenizer=tiny_tokenizer())
+    few = memlens.roles(copy_of(indexes["base"], "few"), model=model, rate=1e-9)
+    many = memlens.roles(copy_of(indexes["base"], "many"), model=model, rate=0.99)
+    one, other = (
+        {index.names.name(row["layer"], row["memory"]): set(row["roles"]) for row in index.table("roles").to_pylist()}
+        for index in (few, many)
+    )
+    either = {name: one[name] | other[name] for name in one if one[name] | other[name]}
+    naive = {name: 1 - len(one[name] & other[name]) / len(union) for name, union in either.items()}
+    found = compare_indexes(few, many, by="roles", top=1000)
+    assert any(naive.values()) and {change.before.memory: change.change for change in found.changes} == naive
+    assert all(set(change.after.roles or ()) == other[change.after.memory] for change in found.changes)
+    assert "no role" in run("compare", few.folder, many.folder, "--by", "roles")[1]
+    assert "run `memlens roles" in refused("compare", few.folder, indexes["base"].folder, "--by", "roles")

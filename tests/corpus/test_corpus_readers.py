@@ -1,9 +1,11 @@
 """Every kind of file, every compression, every unit, and the order in which they are read."""
 
+import gzip
 import json
 import os
 import tracemalloc
 from collections.abc import Callable
+from importlib.resources import files
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from hypothesis import example, given, strategies as st
 from memlens.corpus.files import _split_lines
 from memlens.corpus.readers import Passage
 from memlens.corpus.sentences import corpus_fingerprint, cut_sentences, read_passages, read_units
+from memlens.errors import CorpusError
 from memlens.settings import CorpusSettings
 
 Compress = Callable[[bytes, str], bytes]
@@ -136,10 +139,27 @@ def test_a_folder_that_links_to_itself_is_walked_once(tmp_path: Path) -> None:
     assert [source for _, source in passages(str(tmp_path / "in"))] == ["a.txt:1", "other/b.txt:1"]
 
 
-def test_the_bundled_corpus_is_prose_in_files() -> None:
-    found = list(islice(read_units(CorpusSettings(("bundled",))), 50))
-    assert len(found) == 50
-    assert all(unit.source.partition(":")[0].endswith(".txt") and "/" not in unit.source for unit in found)
+def test_the_bundled_texts_are_prose_in_files_and_articles_in_lines() -> None:
+    prose, train, bundled, held_out = (
+        list(islice(read_units(CorpusSettings((source,))), 50))
+        for source in ("bundled:prose", "bundled:train", "bundled", "bundled:held-out")
+    )
+    assert len(prose) == len(train) == len(held_out) == 50 and train == bundled
+    assert all(unit.source.partition(":")[0].endswith(".txt") and "/" not in unit.source for unit in prose)
+    assert train[0].source == "train.jsonl.gz:1" and held_out[0].source == "held-out.jsonl.gz:1"
+    with pytest.raises(CorpusError, match=r"no bundled text 'bundled:news'; choose bundled:train, bundled:held-out"):
+        next(read_passages(CorpusSettings(("bundled:news",))))
+
+
+def test_no_article_is_in_the_training_text_and_held_out_as_well_and_each_has_its_source() -> None:
+    folder, titles = Path(str(files("memlens"))) / "bundled" / "wikipedia", {}
+    for name in ("train", "held-out"):
+        with gzip.open(folder / f"{name}.jsonl.gz", "rt", encoding="utf-8") as lines:
+            titles[name] = [json.loads(line)["title"] for line in lines]
+    assert titles["train"] and titles["held-out"] and not set(titles["train"]) & set(titles["held-out"])
+    sources = (folder / "SOURCES.txt").read_text(encoding="utf-8").splitlines()
+    listed = [line for line in sources if line.startswith("https://en.wikipedia.org/wiki/")]
+    assert len(listed) == len(titles["train"]) + len(titles["held-out"])
 
 
 def test_odd_file_names_give_sources_that_a_table_can_hold(tmp_path: Path) -> None:

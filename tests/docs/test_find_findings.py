@@ -19,6 +19,8 @@ from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.pattern.table import compute_patterns
+from memlens.reports.findings import Material
+from memlens.reports.silencing import most_needed
 from memlens.testing import tiny_model, tiny_tokenizer
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "find_findings.py"
@@ -124,7 +126,7 @@ def test_none_and_less_are_refused(made: Paths, capsys: Capture, option: str, nu
 def test_a_prompt_that_begins_with_a_dash_is_repeated_by_its_command(made: Paths) -> None:
 
     script = load_script()
-    candidate = script.Candidate(PLANTED, "", ["p"], 0, " of", 1, 1, 1, [])
+    candidate = script.Candidate(PLANTED, "", ["p"], 0, " of", 1, 1, 1, [], 1.0)
     finding = script.Finding(candidate, [script.Measured("-x river", 1.0, 0.5, 0.4, 0.0, True)])
     page = script.as_markdown(memlens.open_index(made["index"]), finding)
     (command,) = (line for line in page.splitlines() if line.startswith("memlens trace "))
@@ -162,3 +164,16 @@ def test_equal_prompts_are_measured_once(made: Paths) -> None:
     texts = ("The river of", "The river runs", "The river", "A river")
     _, sentences, places = places_in(made, [PLANTED], *texts)
     assert sorted(sentences[number].until(position) for number, position in places) == ["A river", "The river"]
+
+
+def test_the_demo_tells_of_the_planted_memory_by_silencing_it(made: Paths) -> None:
+    index = memlens.open_index(made["index"])
+    model = index.load_model()
+    told = most_needed(Material(index), model)
+    assert told is not None and f"Without {PLANTED} alone, ' of'" in told.title
+    verb, folder, prompt, *options = shlex.split(told.command)[1:]
+    assert (verb, folder) == ("trace", str(index.folder)) and options == ["--token", " of", "--set", f"{PLANTED}=0"]
+    compared = memlens.intervene(model, prompt, f"{PLANTED}=0", token=" of")
+    p, without = compared.before.token.p, compared.after.token.p
+    assert f"is {p:.3f} there" in told.lines[1] and f"it is {without:.3f}" in told.lines[1]
+    assert f"{p / without:.1f} times" in told.title and main(shlex.split(told.command)[1:]) == 0

@@ -1,4 +1,4 @@
-"""docs/findings.md: what it says of silencing a memory happens, on the model that comes with memlens."""
+"""docs/findings.md and docs/story.md: what they say happens, on the model that comes with memlens."""
 
 import re
 
@@ -11,6 +11,13 @@ from memlens.models.memory_model import MemoryModel
 PAGE = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
 ROW = re.compile(r'^\| ([^|]+) \| "([^"]+)" \| (L\d+N\d+) \| (0\.\d+) \| (0\.\d+) \|$', re.MULTILINE)
 TRACE = re.compile(r'^memlens trace stories "([^"]+)" --token "([^"]+)" --set (L\d+N\d+)=0$', re.MULTILINE)
+
+STORY = (ROOT / "docs" / "story.md").read_text(encoding="utf-8")
+ASKED = re.compile(r'^memlens trace memlens-demo "([^"]+)" --token "([^"]+)"$', re.MULTILINE)
+LAYER = re.compile(
+    r'^\| (\d+) \| "(.+)" \([\d.]+%\) \| "(.+)" \([\d.]+%\) \| "(.+)" \([\d.]+%\) \| ([\d.]+) \| (\w+) \|$', re.M
+)
+NEEDED = re.compile(r"^\| (L\d+N\d+) \| ([+-]\d+\.\d+) \| (\d\.\d+) \|", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +45,21 @@ def test_values_promote_what_the_page_says(model: MemoryModel) -> None:
         value = model.layers[found.layer].values[found.memory]
         scores = model.lens.value_scores(value[None], found.layer)[0]
         assert model.tokenizer.token_text(int(scores.argmax())) == token
+
+
+def test_the_story_is_what_a_trace_shows(model: MemoryModel) -> None:
+    ((prompt, token),) = ASKED.findall(STORY)
+    seen = memlens.trace(model, prompt, token=token, top=10)
+    rows = LAYER.findall(STORY)
+    assert [int(row[0]) for row in rows] == [layer.layer for layer in seen.layers]
+    for row, layer in zip(rows, seen.layers, strict=True):
+        assert row[1:4] == tuple(part[0].text for part in (layer.residual, layer.ffn, layer.output))
+        assert float(row[4]) == pytest.approx(layer.p, abs=0.0011) and row[5] == layer.case
+    needed = NEEDED.findall(STORY)
+    alone = memlens.silence_each(model, prompt, [memory for memory, *_ in needed], token=token)
+    effects = {str(one.memory): one.effect for one in seen.memories[: len(needed)]}
+    assert len(needed) == len(effects)
+    for memory, effect, without in needed:
+        assert float(effect) == pytest.approx(effects[memory], abs=0.011)
+        left = alone.p - alone.effects[memlens.MemoryId.parse(memory)]
+        assert float(without) == pytest.approx(left, abs=0.002)

@@ -150,6 +150,12 @@ def test_a_median_lies_between_the_order_statistics_that_bracket_95_percent() ->
         assert numbers[inner - 1] <= low <= numbers[inner] and low + high == pytest.approx(count - 1)
 
 
+def test_a_median_of_fewer_than_six_numbers_has_no_interval() -> None:
+    for count in range(6):
+        assert median_interval(np.arange(count)) == (None, None)
+    assert median_interval(np.full(6, 3.0)) == (3.0, 3.0)  # at most 3 and at least 3, as seldom as other numbers
+
+
 def test_a_contrast_is_a_slope_a_mean_or_a_difference_of_shares() -> None:
     rng = np.random.default_rng(2)
     x, y, sizes = rng.random(6), rng.random(6), rng.integers(1, 9, 6)

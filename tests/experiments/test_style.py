@@ -1,11 +1,15 @@
-"""The colours of charts stay apart for colour-blind readers."""
+"""The colours of charts, and of the map, stay apart for colour-blind readers."""
 
+import re
+from importlib import resources
 from itertools import combinations
 
 import numpy as np
 import pytest
 
+from memlens.experiments.patterns import HUES
 from memlens.experiments.style import CATEGORIES, COLOURS
+from memlens.settings import ROLES
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
 SEEN_AS = {
@@ -32,3 +36,21 @@ def test_no_two_hues_of_a_chart_merge(page: int, eyes: str) -> None:
     seen = {name: lab(COLOURS[name][page], eyes) for name in CATEGORIES}
     for one, other in combinations(seen, 2):
         assert np.linalg.norm(seen[one] - seen[other]) > 18, (one, other)
+
+
+def test_a_kind_of_pattern_has_one_colour_in_charts_and_on_the_map() -> None:
+    css = resources.files("memlens.web").joinpath("static", "overview.css").read_text("utf-8")
+    for place, kind in enumerate(("shallow", "semantic", "both"), 1):
+        assert f"--kind-{place}: var(--{HUES[kind]});" in css
+
+
+@pytest.mark.parametrize("page", [0, 1], ids=["light", "dark"])
+@pytest.mark.parametrize("eyes", SEEN_AS)
+def test_every_role_of_the_map_has_a_colour_of_its_own(page: int, eyes: str) -> None:
+    css = resources.files("memlens.web").joinpath("static", "overview.css").read_text("utf-8")
+    colours = dict(re.findall(r"--role-(\d+): (#\w{6}|var\(--ink\));", css))
+    assert list(colours) == [str(1 + place) for place in range(len(ROLES))]
+    without_role = re.findall(r"--kind-0: (#\w{6})", css)[page]
+    seen = [COLOURS["ink"][page] if one.startswith("var") else one for one in [*colours.values(), without_role]]
+    for one, other in combinations(seen, 2):
+        assert np.linalg.norm(lab(one, eyes) - lab(other, eyes)) > 20, (one, other)

@@ -35,6 +35,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 KILL, SHORT = "kill", "short"  # SHORT: no file can grow beyond `at` bytes
+ASKING = (signal.SIGINT, signal.SIGTERM)
 LONGEST = 300  # seconds; a command that hangs says where and ends
 EVERYTHING = os.environ.get("MEMLENS_FAULTS") == "all"  # `make faults`
 
@@ -137,7 +138,7 @@ class Events:
         def connect_(address: str, *arguments: Any, **options: Any) -> sqlite3.Connection:
             database = connect(address, *arguments, **options)
             path = urlsplit(address).path
-            database.set_trace_callback(lambda statement: self.happen("sql", path))
+            database.set_trace_callback(lambda statement: self.happen(f"sql-{statement.split()[0]}", path))
             return database
 
         def send_(self_: socket.socket, content: Any, *arguments: Any) -> int:
@@ -218,6 +219,7 @@ def run_one(
 ) -> Outcome:
     """Run one command in a fork; with a delay, the fault is a signal from outside after so many seconds."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as log:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # until the fork is ready to hear them
         child = os.fork()
         if child == 0:
             os.setpgid(0, 0)
@@ -228,6 +230,7 @@ def run_one(
                 Events(folder, at, fault, log.fileno(), looks).install()
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os._exit(command(arguments, out.fileno(), err.fileno()))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
         if delay is not None:
             time.sleep(delay)
             os.kill(child, signal.Signals[fault])
@@ -247,6 +250,7 @@ def command(arguments: Sequence[str], out: int, err: int) -> int:
     os.dup2(err, 2)
     faulthandler.dump_traceback_later(LONGEST, exit=True, file=err)
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
         return ask(*arguments[1:]) if arguments[0] == "ask" else main(list(arguments))
     except MemlensError as error:  # of `ask` before the server answers; verbs say it themselves
         print(f"memlens: {error}", file=sys.stderr)

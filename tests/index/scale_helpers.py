@@ -14,7 +14,7 @@ import pytest
 import memlens
 from memlens.models.memory_model import MemoryModel
 
-BUNDLED = Path(memlens.__file__).parent / "bundled" / "corpus"
+BUNDLED = Path(memlens.__file__).parent / "bundled" / "prose"
 TEXTS = tuple(str(BUNDLED / name) for name in ("birds.txt", "bridges.txt", "film.txt"))
 TABLES = ("corpus", "memories", "ordinary", "triggers", "vocabulary")
 OPTIONS: dict[str, Any] = {"top": 5, "batch_tokens": 64, "threads": 1}  # about a hundred batches in one window
@@ -37,8 +37,8 @@ build_index(load(model, prove=False), CorpusSettings(tuple(texts)), settings, Pa
 
 
 def tables_of(folder: Path) -> dict[str, bytes]:
-    mixture = [name for name in ("experts", "routing") if (folder / f"{name}.parquet").exists()]
-    return {name: (folder / f"{name}.parquet").read_bytes() for name in (*TABLES, *mixture)}
+    others = [name for name in ("counts", "quadrants", "experts", "routing") if (folder / f"{name}.parquet").exists()]
+    return {name: (folder / f"{name}.parquet").read_bytes() for name in (*TABLES, *others)}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """The whole way from model and text to the index, against one sentence at a time without batching."""
 
 from collections.abc import Callable
-from functools import cache
+from contextlib import ExitStack
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 import torch
 
 import memlens
+from memlens.models.groups import MemoryGroup
+from memlens.models.hooks import on_input
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES, MIXTURES, tiny_model, tiny_tokenizer
 
@@ -59,6 +62,28 @@ def coefficients_one_by_one(family: str, sentences: tuple[tuple[int, ...], ...])
         with model.record(states=False) as recording:
             model.run_body(torch.tensor([fed]))
         found.append([recording.coefficients[layer][0, shift:].numpy() for layer in range(len(model.layers))])
+    return found
+
+
+@cache
+def gates_one_by_one(family: str, sentences: tuple[tuple[int, ...], ...]) -> list[list[np.ndarray]]:
+    """The same for the gates x G^T + b, from states that go into each group and its weights; 0 in plain groups."""
+    model, found = the_model(family), []
+    shift = 1 if model.tokenizer.adds_bos else 0
+    for tokens in sentences:
+        own = [np.zeros((len(tokens), block.memories), np.float32) for block in model.layers]
+
+        def keep(states: torch.Tensor, layer: int, group: MemoryGroup, own: list[np.ndarray] = own) -> None:
+            gates = torch.nn.functional.linear(states, group.keys, group.key_bias)
+            own[layer][:, group.columns] = gates.reshape(-1, group.size)[shift:].detach().numpy()
+
+        with ExitStack() as stack, torch.no_grad():
+            for layer, block in enumerate(model.layers):
+                for group in block.groups:
+                    if group.gated:
+                        stack.enter_context(on_input(group.reader, partial(keep, layer=layer, group=group)))
+            model.run_body(torch.tensor([[model.tokenizer.bos] * shift + list(tokens)]))
+        found.append(own)
     return found
 
 
@@ -132,6 +157,43 @@ def check_index(index: memlens.Index, family: str, per_sentence: str, dedup: str
     assert index.manifest.counts.prefixes == len(prefixes)
 
 
+def check_counts(index: memlens.Index, family: str, per_sentence: str, dedup: str) -> None:
+    """counts.parquet and quadrants.parquet, memory by memory and prefix by prefix."""
+    sentences = sentences_of(index)
+    coefficients, gates = coefficients_one_by_one(family, sentences), gates_one_by_one(family, sentences)
+    prefixes = candidate_prefixes(sentences, dedup)
+    lists: dict[tuple[int, int, str], list[dict]] = {}
+    for row in index.table("quadrants").to_pylist() if index.has("quadrants") else []:
+        lists.setdefault((row["layer"], row["memory"], row["quadrant"]), []).append(row)
+    edges = index.manifest.position_edges
+    for row in index.table("counts").to_pylist():
+        layer, memory = row["layer"], row["memory"]
+        group, _ = the_model(family).layers[layer].group_of(memory)
+        own = reaching(index, layer, memory, coefficients, prefixes)
+        m = {(s, p): coefficients[s][layer][p, memory] for s, p in own}
+        bucket = {prefix: sum(prefix[1] >= edge for edge in edges) for prefix in own}
+        for b in range(len(edges) + 1):
+            inside = [prefix for prefix in own if bucket[prefix] == b]
+            assert row["prefixes"][b] == len(inside)
+            assert row["sentences"][b] == len({s for s, _ in inside})
+            unsure = sum(abs(m[prefix]) < ATOL for prefix in inside)
+            assert abs(row["fired"][b] - sum(m[prefix] > 0 for prefix in inside)) <= unsure
+        if not group.gated:
+            continue
+        for number, quadrant in enumerate(("++", "+-", "-+", "--")):
+            sign = 1 if quadrant in ("++", "--") else -1  # of the coefficient: every gated family here has SiLU or GELU
+            scores = {
+                (s, p): sign * m[s, p] for s, p in own if (gates[s][layer][p, memory] > 0) == (quadrant[0] == "+")
+            }
+            unsure = sum(abs(x) < ATOL for x in m.values())
+            assert abs(row["quadrants"][number] - sum(x > 0 for x in scores.values())) <= unsure
+            expected = naive_list(scores, per_sentence, 5)
+            found = lists.get((layer, memory, quadrant), [])
+            if not unsure:
+                assert_same_but_for_ties(found, expected, scores, sign)
+    assert bool(lists) == any(layer.gated for layer in the_model(family).layers)
+
+
 EVERY_FAMILY = [(family, "best", "prefix", 4, 100) for family in FAMILIES + MIXTURES]
 EVERY_CHOICE = product(
     ("gpt2", "llama", "gpt_neox", "gemma2", "qwen2_moe"), ("best", "all"), ("prefix", "sentence", "none"), (6,), (64,)
@@ -142,6 +204,7 @@ EVERY_CHOICE = product(
 def test_the_index_equals_brute_force(family, per_sentence, dedup, top, batch_tokens, scan) -> None:
     index = scan(family, top=top, batch_tokens=batch_tokens, per_sentence=per_sentence, dedup=dedup)
     check_index(index, family, per_sentence, dedup, top)
+    check_counts(index, family, per_sentence, dedup)
 
 
 def test_bottom_triggers_of_a_plain_block_are_kept_on_request(scan: Scan) -> None:

@@ -20,6 +20,7 @@ import memlens
 from memlens import files
 from memlens.errors import FilesError, IndexFolderError
 from memlens.index import staging
+from memlens.index.layout import SCAN_TABLES
 from memlens.scanner import state
 
 # Loads everything once, then forks a scan for each line it is sent, so that many can be killed in a short time. A scan
@@ -185,7 +186,7 @@ def test_the_old_manifest_is_gone_for_good_before_any_table_is_replaced(alone, t
         synced.append(((path / "manifest.json").exists(), (path / "corpus.parquet").read_bytes() == before))
 
     monkeypatch.setattr(staging, "sync_folder", note)
-    staging.replace_tables(folder, mixture=False)
+    staging.replace_tables(folder, SCAN_TABLES)
     assert synced == [(False, True), (False, False)]
 
 

@@ -150,6 +150,21 @@ def test_a_pull_that_breaks_off_anywhere_is_no_index_and_continues(
     assert broken
 
 
+def test_a_hub_that_falls_silent_anywhere_is_not_waited_for(
+    hub: Hub, tiny_gpt2_index: Index, tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memlens.push(tiny_gpt2_index, REPO)
+    count = len(hub.requests)
+    monkeypatch.setattr(memlens_hub, "_SILENCE", 0.2)
+    for number in range(count):
+        hub.blobs.clear()
+        hub.requests.clear()
+        hub.silent_at = number
+        assert "cannot be reached" in refused("push", tiny_gpt2_index.folder, REPO), number
+    hub.silent_at = 0
+    assert "cannot be reached" in refused("pull", REPO, "-o", tmp_path / "copy")
+
+
 @pytest.mark.parametrize("name", ["triggers.parquet", "manifest.json"])
 def test_a_file_that_was_changed_on_the_hub_is_refused(
     hub: Hub, tiny_gpt2_index: Index, tmp_path: Path, refused: Callable[..., str], name: str

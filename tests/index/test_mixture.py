@@ -37,7 +37,7 @@ def scans(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -> Scans
 
 
 def test_workers_a_stopped_scan_and_shards_give_the_bytes_of_one_process(scans: Scans, tmp_path: Path) -> None:
-    assert {"experts", "routing"} <= tables_of(scans.alone).keys()
+    assert {"counts", "quadrants", "experts", "routing"} <= tables_of(scans.alone).keys()
     scans.end(tmp_path / "two", workers=2)
     scans.stop(tmp_path / "stopped", 5)
     scans.go_on(tmp_path / "stopped")

@@ -20,6 +20,7 @@ from memlens.parallel import SerialMapper
 from memlens.scanner import executors
 from memlens.scanner.executors import ModelRecipe
 from memlens.scanner.ray import RayExecutor, RayWorker, _versions, merge_states
+from memlens.scanner.ray_cluster import ensure_secret
 from memlens.scanner.scanner import PackedSentences, ScanSentence
 from memlens.scanner.state import BatchRange, ScanState, shapes_of
 from memlens.settings import CorpusSettings, ScanSettings
@@ -35,6 +36,7 @@ def cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
+    ensure_secret()
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     made.second = made.add_node(**NODE)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
@@ -77,12 +79,13 @@ def test_a_driver_that_fails_has_kept_what_was_handed_over(cluster, scans, tmp_p
     scans.go_on(tmp_path)
 
 
-def test_values_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: Any, alone: Path, tmp_path: Path) -> None:
+def test_values_edits_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: Any, alone: Path, tmp_path: Path) -> None:
     here, there = (Path(shutil.copytree(alone, tmp_path / name)) for name in ("here", "there"))
     for folder, options in ((here, {}), (there, {"executor": "ray"})):
         memlens.values(folder, top=4, threads=1, **options)
-        memlens.experiment(folder, ["active", "refinement"], sample=300, threads=1, **options)
+        memlens.experiment(folder, ["active", "local-edits"], sample=300, threads=1, **options)
     tables = ["values", "keys", "experiments/prefixes", "experiments/prefix-layers", "experiments/active"]
+    tables += ["experiments/local-edits"]
     for table in tables:
         assert (here / f"{table}.parquet").read_bytes() == (there / f"{table}.parquet").read_bytes(), table
 
@@ -146,10 +149,10 @@ def test_merging_on_a_node_is_merging_here(memory_model: Any) -> None:
     for number, state in enumerate(states):
         state.done.add(number, 0, 1)
         state.tokens = 10 + number
-        state.layers[1].positive += number + 1
+        state.layers[1].positions.fired += number + 1
     merged = merge_states(settings, shapes, states[0].arrays(), states[1].arrays())
     assert merged["counts"].tolist() == [0, 21]
-    assert set(merged["1.positive"].tolist()) == {3}
+    assert set(merged["1.positions.fired"].ravel().tolist()) == {3}
     assert merged["done"].tolist() == [[0, 0, 1], [1, 0, 1]]
 
 
@@ -162,3 +165,15 @@ def test_without_ray_there_is_one_line_that_says_what_to_install(scans, tmp_path
 def test_a_changed_model_is_not_taken_for_the_old_one(scans: Scans) -> None:
     with pytest.raises(ModelError, match="has changed since the scan began"):
         ModelRecipe.of(scans.model, "another fingerprint").load()
+
+
+@pytest.mark.parametrize(("home", "is_made"), [("{}", False), ("/proc/nowhere", True)])
+def test_a_cluster_has_its_secret_where_nobody_can_write_to_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str, is_made: bool
+) -> None:
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.setenv(name, "")  # so that it comes back as it was
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", home.format(tmp_path))
+    ensure_secret()
+    assert ("RAY_AUTH_TOKEN" in os.environ) == is_made

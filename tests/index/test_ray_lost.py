@@ -47,7 +47,20 @@ def descendants(process: int) -> dict[int, str]:
 
 def started(checkpoint: Path, out: Path) -> tuple[subprocess.Popen[str], dict[int, str]]:
     """A driver that has saved something and is not done, and all its processes."""
-    options = ["--executor", "ray", "--workers", "1", "--threads", "1", "--top", "5", "--batch-tokens", "64"]
+    options = [
+        "--executor",
+        "ray",
+        "--ray-address",
+        "local",
+        "--workers",
+        "1",
+        "--threads",
+        "1",
+        "--top",
+        "5",
+        "--batch-tokens",
+        "64",
+    ]
     command = [sys.executable, "-c", PROGRAM, "scan", str(checkpoint), *TEXTS, "-o", str(out), *options]
     environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)

@@ -73,11 +73,11 @@ def test_a_scan_that_is_continued_on_another_kind_of_processor_says_so(
     command = ["scan", small_checkpoint, *TEXTS, "-o", tmp_path, "--threads", 1, "--top", 5, "--batch-tokens", 64]
     scans.stop(tmp_path, 4)
     shutil.copytree(tmp_path, tmp_path.with_name("again"))
-    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "other")
-    code, _, err = run(*command)
+    with monkeypatch.context() as patch:
+        patch.setenv("ATEN_CPU_CAPABILITY", "other")
+        code, _, err = run(*command)
     assert code == 0 and err.count("parts of this scan are of torch") == 1
     assert len(memlens.open_index(tmp_path).manifest.scanned_with) == 2
-    monkeypatch.delenv("ATEN_CPU_CAPABILITY")
     command[-7] = tmp_path.with_name("again")
     code, _, err = run(*command)
     assert code == 0 and "parts of this scan" not in err

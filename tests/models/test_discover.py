@@ -133,6 +133,60 @@ def test_coefficients_and_additions_are_those_of_ten_naive_lines(kind):
     torch.testing.assert_close(model.lens.capped(model.lens.state_logits(last)), own, rtol=1e-5, atol=1e-5)
 
 
+class Clamped(torch.nn.Module):
+    """A feed-forward part of a Llama whose gate and up meet as in gpt-oss and MiniMax M3."""
+
+    def __init__(self, mlp, limit=7.0, reach=7.0):
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.slope, self.limit, self.reach = 1.702, limit, [reach]  # a list is no constant that discovery would try
+
+    def coefficients(self, x):
+        gate, up = self.gate_proj(x).clamp(max=self.limit), self.up_proj(x).clamp(-self.reach[0], self.reach[0])
+        return (up + 1) * gate * torch.sigmoid(self.slope * gate)
+
+    def forward(self, x):
+        return self.down_proj(self.coefficients(x))
+
+
+def clamped_llama(**limits):
+    network = tiny_model("llama")
+    for block in network.model.layers:
+        block.mlp = Clamped(block.mlp, **limits)
+    return network
+
+
+@pytest.mark.parametrize("limit", [7.0, 0.8])  # above and below what the probe reaches
+def test_gate_and_up_that_meet_in_a_clamped_product_are_found(limit):
+    network = clamped_llama(limit=limit, reach=limit)
+    model = load(network)
+    with torch.no_grad(), model.record() as recording:
+        model.run_body(torch.arange(14).reshape(2, 7))
+    for layer, block in zip(model.layers, network.model.layers, strict=True):
+        (group,) = layer.groups
+        assert (group.key_projection, group.up_projection) == (block.mlp.gate_proj, block.mlp.up_proj)
+        x = rms(recording.r[layer.number], block.post_attention_layernorm)
+        with torch.no_grad():
+            m = block.mlp.coefficients(x)
+        torch.testing.assert_close(recording.coefficients[layer.number], m, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.1])
+def test_a_clamp_that_the_probe_does_not_reach_is_found(scale):
+    network = clamped_llama()
+    with torch.no_grad():
+        for block in network.model.layers:
+            block.mlp.gate_proj.weight.mul_(scale)
+            block.mlp.up_proj.weight.mul_(scale)
+    load(network)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_clamp_that_is_not_what_it_seems_is_refused(dtype):
+    with pytest.raises(UnsupportedModel, match="check of"):
+        load(clamped_llama(limit=50.0, reach=60.0).to(dtype))
+
+
 @pytest.mark.parametrize(("model_type", "scale"), [("granite", 1 / 0.7), ("cohere", 0.7), ("minicpm3", None)])
 def test_constants_around_the_output_embedding_are_in_the_lens(model_type, scale):
     network = tiny_network(model_type)

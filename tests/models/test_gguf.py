@@ -1,11 +1,10 @@
 """A .gguf file written here, tensor by tensor, must give the very model it was written from."""
 
-import json
-
 import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_files import write_tokenizer
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models.info import sizes_before_loading
@@ -51,19 +50,6 @@ def write_gguf(path, network, adds_bos, layers=LAYERS, architecture="llama"):
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def write_tokenizer(writer, adds_bos):
-    model = json.loads(tiny_tokenizer().backend_tokenizer.to_str())["model"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(sorted(model["vocab"], key=model["vocab"].get))
-    writer.add_token_types([2, 3] + [1] * (VOCABULARY - 2))
-    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(1)
-    if adds_bos is not None:
-        writer.add_add_bos_token(adds_bos)
 
 
 @pytest.fixture

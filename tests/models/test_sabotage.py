@@ -1,5 +1,7 @@
 """Networks that look as if they were made of memories but are not, by one part in a thousand, are refused."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -98,6 +100,19 @@ class Softmaxed(Mixed):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
 
 
+class ClampedGate(Mixed):
+    def forward(self, x):
+        gate = self.gate_proj(x).clamp(max=100)
+        return self.down_proj(nn.functional.silu(gate) * self.up_proj(x))
+
+
+class LateKeys(nn.Linear):
+    """A linear map that does more from some position on."""
+
+    def forward(self, x):
+        return torch.cat([super().forward(x[:, :12]), super().forward(x[:, 12:]) * (1 + SMALL)], 1)
+
+
 class GatedAttention(Mixed):
     def forward(self, x):
         return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x.cumsum(1) / 3))
@@ -109,10 +124,10 @@ def gated_attention(network):
         block.mlp = GatedAttention(block.mlp, None)
 
 
-def other_weights(name):
+def other_weights(name, kind=OtherWeights):
     def sabotage(network):
         own = getattr(network.model.layers[LAYER].mlp, name)
-        other = OtherWeights(own.in_features, own.out_features, bias=own.bias is not None)
+        other = kind(own.in_features, own.out_features, bias=own.bias is not None)
         other.load_state_dict(own.state_dict())
         setattr(network.model.layers[LAYER].mlp, name, other)
 
@@ -127,6 +142,74 @@ def around_final_norm(network):
     network.model.norm = Around(network.model.norm, lambda own, x, y: y + SMALL * y.abs())
 
 
+class Conv1D(nn.Module):
+    """Only named like a map of transformers: a number that it keeps decides whether it does more."""
+
+    def __init__(self, own, more):
+        super().__init__()
+        self.weight, self.nf = nn.Parameter(own.weight.data.T.contiguous()), own.out_features
+        self.register_buffer("more", torch.tensor(more))
+
+    def forward(self, x):
+        y = x @ self.weight
+        return y + self.more * y.abs()
+
+
+def namesakes(network):
+    for number, block in enumerate(network.model.layers):
+        block.mlp.gate_proj = Conv1D(block.mlp.gate_proj, SMALL if number == LAYER else 0.0)
+
+
+class Rounding(torch.Tensor):
+    """Weights that round what they are multiplied with, as some packed ones do."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), named=None):
+        if function is nn.functional.linear:
+            x, weight, *bias = arguments
+            scale = x.abs().amax(-1, keepdim=True) / 127
+            return nn.functional.linear((x / scale).round() * scale, weight.as_subclass(torch.Tensor), *bias)
+        return super().__torch_function__(function, types, arguments, named or {})
+
+
+def rounding(network):
+    for block in list(network.model.layers)[LAYER:]:
+        down = block.mlp.down_proj
+        down._parameters["weight"] = nn.Parameter(down.weight.data.as_subclass(Rounding), requires_grad=False)
+
+
+def test_a_hook_on_all_modules_is_refused():
+    network = tiny_model("llama", mlp_bias=False)
+    own = network.model.layers[LAYER].mlp.gate_proj
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, given, output: output * (1 + SMALL * torch.sign(output)) if module is own else None
+    )
+    try:
+        with pytest.raises(UnsupportedModel, match="check of"):
+            load(network)
+    finally:
+        handle.remove()
+
+
+def hooked(name):
+    def sabotage(network):
+        own = getattr(network.model.layers[LAYER].mlp, name)
+        own.register_forward_hook(lambda module, given, output: output * (1 + SMALL * torch.sign(output)))
+
+    return sabotage
+
+
+def bound(name):
+    """A function in the place of a linear map's own."""
+
+    def sabotage(network):
+        own = getattr(network.model.layers[LAYER].mlp, name)
+        forward = own.forward
+        own.forward = lambda x: forward(x) * (1 + SMALL * torch.sign(x[..., :1]))
+
+    return sabotage
+
+
 SABOTAGE = {
     "an extra term of the input": around_mlp(lambda own, x, y: y + SMALL * x),
     "a second hidden path": around_mlp(lambda own, x, y: y + SMALL * torch.tanh(x @ own.extra) @ own.extra.T),
@@ -139,12 +222,27 @@ SABOTAGE = {
     "mixed coefficients": inside(lambda own, x, m: m + SMALL * m.roll(1, -1)),
     "coefficients of the position before": inside(lambda own, x, m: m + SMALL * m.roll(1, 1)),
     "positions that are treated otherwise": around_mlp(lambda own, x, y: torch.cat([y[:, :4], 2 * y[:, 4:]], 1)),
+    "positions further on": around_mlp(lambda own, x, y: torch.cat([y[:, :25], (1 + SMALL) * y[:, 25:]], 1)),
+    "coefficients of positions further on": inside(lambda own, x, m: torch.cat([m[:, :9], 2 * m[:, 9:]], 1)),
+    "a stream that changes further on": around_block(lambda own, x, o: torch.cat([o[:, :20], 2 * o[:, 20:]], 1)),
+    "keys that change further on": other_weights("gate_proj", LateKeys),
+    "clamped coefficients": inside(lambda own, x, m: m.clamp(-200, 200)),
+    "a clamped gate": with_mlp(ClampedGate),
+    "a clamped output": around_mlp(lambda own, x, y: y.clamp(-50, 50)),
+    "a clamped stream": around_block(lambda own, x, o: o.clamp(-50, 50)),
+    "a clamped input": around_norm(lambda own, s, x: x.clamp(-4, 4)),
     "gated attention": gated_attention,
     "an activation over all units": with_mlp(Softmaxed),
     "a coefficient with a term of its own": inside(lambda own, x, m: m + SMALL * torch.sin(own.up_proj(x))),
     "normed coefficients": inside(lambda own, x, m: m / (1 + SMALL * m.norm(dim=-1, keepdim=True))),
     "keys that are not shown": other_weights("gate_proj"),
     "values that are not shown": other_weights("down_proj"),
+    "a hook on the keys": hooked("gate_proj"),
+    "a hook on the values": hooked("down_proj"),
+    "a class with the name of a known one": namesakes,
+    "weights that round their input": rounding,
+    "another function of the keys": bound("up_proj"),
+    "another function of the values": bound("down_proj"),
     "attention that looks ahead": around_attention(lambda own, x, y: y + SMALL * later(x)),
     "work on the stream behind the sum": around_block(lambda own, x, o: o + SMALL * torch.tanh(o)),
     "the block's input added again": around_block(lambda own, x, o: o + SMALL * x),
@@ -180,6 +278,8 @@ class Beside(nn.Module):
     def __init__(self, attention, way):
         super().__init__()
         self.attention, self.second, self.way = attention, Hidden(), way
+        weights = torch.randn(2, WIDTH, 3 * WIDTH, generator=torch.Generator().manual_seed(6)) / WIDTH**0.5
+        self.inward, self.outward = nn.Parameter(weights[0]), nn.Parameter(weights[1].T.contiguous())
 
     def forward(self, hidden_states, *arguments, **named):
         first, *rest = self.attention(hidden_states, *arguments, **named)
@@ -187,6 +287,9 @@ class Beside(nn.Module):
             "as a module": lambda x: self.second(x),
             "flattened": lambda x: self.second(x.reshape(-1, WIDTH)).reshape(x.shape),
             "in its code": lambda x: Hidden.forward(self.second, x),
+            "of plain parameters": lambda x: (
+                SMALL * torch.einsum("bpm,md->bpd", (x @ self.inward).tanh(), self.outward)
+            ),
         }
         return (first + ways[self.way](hidden_states), *rest)
 
@@ -205,12 +308,34 @@ class Inline(Hidden):
         return states + super().forward(self.block.post_attention_layernorm(states))
 
 
-def beside(way):
+def beside(way, layers=lambda network: network.transformer.h, attention="attn"):
     def sabotage(network):
-        block = network.transformer.h[LAYER]
-        block.attn = Beside(block.attn, way)
+        block = layers(network)[LAYER]
+        setattr(block, attention, Beside(getattr(block, attention), way))
 
     return sabotage
+
+
+beside_llama = partial(beside, layers=lambda network: network.model.layers, attention="self_attn")
+
+
+class OfParameters(Inline):
+    """A block whose own code adds what plain parameters make of the stream before its feed-forward part reads it."""
+
+    def __init__(self, block):
+        mlp = block.mlp
+        super().__init__(block)
+        self.mlp, self.extra = mlp, nn.Parameter(self.inward.weight.detach().clone())
+
+    def forward(self, hidden_states, *arguments, **named):
+        added, _ = self.block.self_attn(self.block.input_layernorm(hidden_states), *arguments, **named)
+        states = hidden_states + added
+        states = states + SMALL * torch.relu(states @ self.extra.T * 2) @ self.extra
+        return states + self.mlp(self.block.post_attention_layernorm(states))
+
+
+def of_parameters(network):
+    network.model.layers[LAYER] = OfParameters(network.model.layers[LAYER])
 
 
 def hidden_mlp(network):
@@ -227,6 +352,9 @@ UNSEEN = {
     "beside others, in the code of an attention": ("gptj", beside("in its code"), "attn.second.outward"),
     "in a layer without others": ("llama", hidden_mlp, "mlp"),
     "in the code of a layer without others": ("llama", inline, "outward"),
+    "of plain parameters, beside others": ("gptj", beside("of plain parameters"), "attn.outward"),
+    "of plain parameters, in an attention": ("llama", beside_llama("of plain parameters"), "self_attn.outward"),
+    "of plain parameters, in the code of a layer": ("llama", of_parameters, "extra"),
 }
 
 
@@ -237,6 +365,14 @@ def test_unseen_memories_are_refused(where, dtype):
     network = tiny_model(family)
     sabotage(network)
     with pytest.raises(UnsupportedModel, match=rf"layer 1.*: {part} works on each position by itself"):
+        load(network.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_layer_whose_feed_forward_part_mixes_positions_is_none_without_memories(dtype):
+    network = tiny_model("llama", mlp_bias=False)
+    inside(lambda own, x, m: m.cumsum(1) / 3)(network)
+    with pytest.raises(UnsupportedModel, match=r"layer 1: self_attn.o_proj and mlp.down_proj add to the stream"):
         load(network.to(dtype))
 
 

@@ -9,7 +9,7 @@ import memlens
 from memlens.index.expert import read_expert
 
 FOLDER = Path(__file__).parent / "mixture"
-BUNDLED = Path(memlens.__file__).parent / "bundled" / "corpus"
+BUNDLED = Path(memlens.__file__).parent / "bundled" / "prose"
 
 
 def test_it_predicts_the_bundled_text_far_better_than_chance_and_its_experts_share_the_work(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Memories whose triggers have no subject of their own get no topic: the nulls of docs/decisions, on real sentences.
 
-Beside 100 memories with triggers from one file of the bundled corpus, so that the cut for topics is as loose as with
+Beside 100 memories with triggers from one file of the bundled prose, so that the cut for topics is as loose as with
 real memories, there are 250 of each kind of fake: random prefixes, prefixes with one last token, with three last
 tokens, and the triggers of the first 100 swapped for prefixes of other paragraphs with the same last token.
 """
@@ -24,7 +24,7 @@ REAL, FAKE, TRIGGERS = 100, 250, 25
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    units = list(read_units(CorpusSettings(("bundled",))))
+    units = list(read_units(CorpusSettings(("bundled:prose",))))
     texts, sources = [unit.text for unit in units], [unit.source for unit in units]
     cut = [pieces(text) for text in texts]
     draw = random.Random(17)

@@ -17,7 +17,7 @@ from memlens.experiments.run import is_made, is_outdated, run
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.alike import duplicate_groups, duplicates, token_sets, trigger_sets
-from memlens.pattern.related import related_memories, shared_patterns
+from memlens.pattern.related import order_by_likeness, related_memories, shared_patterns
 from memlens.pattern.table import PATTERNS_SCHEMA
 from memlens.stats import wilson
 
@@ -92,6 +92,21 @@ def test_thousands_of_equal_memories_are_two_groups() -> None:
     assert len(odd.memories) == len(even.memories) == 2500 and odd.least == 1.0
 
 
+@pytest.mark.parametrize("layer", [0, 1])
+def test_in_order_of_likeness_each_memory_is_followed_by_the_one_left_that_shares_most_with_it(
+    index: Index, layer: int
+) -> None:
+    things: dict[int, set[object]] = {memory: set() for memory in range(index.memories(layer))}
+    for memory, own in things.items():
+        own |= {(one.prefix.sentence, one.prefix.position) for one in index.triggers(MemoryId(layer, memory))}
+        own |= set(index.rows_of("values", [MemoryId(layer, memory)])[MemoryId(layer, memory)][0]["tokens"])
+    order, left = [0], set(things) - {0}
+    while left:
+        order.append(min(left, key=lambda memory: (-len(things[order[-1]] & things[memory]), memory)))
+        left.remove(order[-1])
+    assert order_by_likeness(index, layer).tolist() == order != sorted(order)
+
+
 def test_related_memories_share_triggers_tokens_or_patterns(index: Index) -> None:
     sets, own = naive_sets(index), MemoryId(0, 0)
     found = {related.name: related for related in related_memories(index, "L0N0", limit=100)}
@@ -121,7 +136,8 @@ def test_figure_two_is_an_experiment_that_knows_when_patterns_or_labels_are_othe
     known = EXPERIMENTS["patterns"]
     assert not is_made(index, known)
     made = run(index, "patterns")
-    assert set(made) == {"patterns", "patterns-people"} and made["patterns"].to_pylist() == figure.compute(index)
+    assert set(made) == {"patterns", "patterns-people"}
+    assert made["patterns"] == pa.Table.from_pylist(figure.compute(index), made["patterns"].schema)
     assert is_made(index, known) and not is_outdated(index, known)
     with Annotations(index) as notes:
         notes.save(Label("ann", MemoryId(1, 0), ()))

@@ -61,3 +61,14 @@ def test_a_topic_that_held_out_triggers_do_not_bear_out_is_refuted() -> None:
     assert 0.93 <= refuted <= 0.97
     assert not is_refuted((0.9, 0.75), held, same)
     assert not is_refuted((0.9, 0.4), held[:9], same[:36]) and not is_refuted((0.9, None), held, same[:0])
+
+
+def test_a_prefix_that_was_drawn_four_times_is_one_observation() -> None:
+    """Of 25 others, each drawn four times, rank sums spread as those of 25: 95% must still lie below the bar."""
+    random = np.random.default_rng(6)
+    held, same = np.arange(25), np.tile(np.arange(25), 4)
+    areas = [roc_area(random.normal(size=25), np.tile(random.normal(size=25), 4)) for _ in range(2000)]
+    assert 0.93 <= np.mean([is_refuted((0.9, area), held, same) for area in areas]) <= 0.97
+    drawn = np.repeat(np.arange(28), [19, *[3] * 27])  # a common prefix among others
+    areas = [roc_area(random.normal(size=25), random.normal(size=28)[drawn]) for _ in range(2000)]
+    assert 0.93 <= np.mean([is_refuted((0.9, area), held, drawn) for area in areas]) <= 0.97

@@ -16,6 +16,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import memlens
+from memlens.files import write_sealed
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.probing.activations import encode_texts, read_activations
@@ -177,6 +178,28 @@ def test_a_saved_probe_says_of_texts_what_it_said_when_it_was_fitted(model: Memo
     other = memlens.load(tiny_model("gpt2", seed=5), tokenizer=tiny_tokenizer())
     with pytest.raises(memlens.MemlensError, match="fingerprint differs"):
         probe.apply(other, TEXTS[:1])
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("layer", 7), ("layer", "1"), ("memories", ["L0N1"]), ("memories", [3] * 4), ("memories", "L1N1"),
+        ("mean", [1.0]), ("mean", ["a"] * 4), ("mean", [float("inf")] * 4), ("scale", [0.0] * 4), ("at", "first"),
+        ("weights", [[1.0] * 3]), ("weights", [[1.0], [2.0, 3.0]]),
+        ("intercepts", None), ("typical", []), ("classes", [1, 2]), ("classes", 3),
+        ("max_length", -1), ("score", [1.0]), ("score", 1), ("centre", {}),
+    ],
+)  # fmt: skip
+def test_a_probe_that_was_made_up_is_refused(field: str, wrong: Any, tmp_path: Path) -> None:
+    numbers = {"mean": [0.5] * 4, "scale": [1.0] * 4, "weights": [[1.0] * 4], "intercepts": [0.0], "centre": 0.0}
+    texts = {"model": "m", "fingerprint": "f", "dtype": "float32", "at": "last", "max_length": None, "measure": "AUC"}
+    names = {"layer": 1, "memories": [f"L1N{n}" for n in range(4)], "classes": ["a", "b"], "typical": [[0.0] * 4] * 2}
+    whole = {"kind": "memlens probe", "schema": 1, "score": [0.5, 0.4, 0.6], **numbers, **texts, **names}
+    write_sealed(tmp_path / "probe.json", whole)
+    assert memlens.SparseProbe.load(tmp_path / "probe.json").layer == 1
+    write_sealed(tmp_path / "probe.json", whole | {field: wrong})
+    with pytest.raises(memlens.MemlensError, match=r"than a probe has|not a memory"):
+        memlens.SparseProbe.load(tmp_path / "probe.json")
 
 
 def test_steering_sets_memories_to_their_mean_among_texts_with_the_label(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def measured(
 def test_every_experiment_is_on_the_page_with_its_recipe(measured: memlens.Index, tmp_path: Path) -> None:
     text = make_report(measured, tmp_path / "report.html").read_text(encoding="utf-8")
     for name in EXPERIMENTS:
-        assert f'<article id="{name}"' in text and f'<article id="how-{name}"' in text
+        assert f'<article id="{name}"' in text and f'<div id="how-{name}"' in text
         size = 30 if EXPERIMENTS[name].on_prefixes else EXPERIMENTS[name].sample
         sample = "" if size is None else f" --sample {size}"
         assert f"memlens experiment INDEX {name}{sample} --seed 4" in text
@@ -39,7 +39,7 @@ def test_every_experiment_is_on_the_page_with_its_recipe(measured: memlens.Index
     assert measured.has("experiments/prefix-layers") and "prefix-layers" not in text  # a working table is no result
     assert "has changed since" not in text and "different passes" not in text
     charts = json.loads(re.findall(r'id="charts">(.*?)</script>', text, re.DOTALL)[0])
-    assert set(EXPERIMENTS) <= set(charts)
+    assert set(EXPERIMENTS) <= set(charts["charts"])
 
 
 def test_a_chart_that_an_experiment_draws_itself_is_exported_too(measured: memlens.Index, tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_tables_of_different_passes_say_so_and_each_where_it_comes_from(
     text = make_report(index, tmp_path / "report.html").read_text(encoding="utf-8")
     assert text.count("come from different passes") == 1 and "was measured on" not in text
     for name, origin in (("cases", "20 random prefixes"), ("refinement", "30 random prefixes")):
-        recipe = text[text.index(f'<article id="how-{name}"') :].split("</article>")[0]
+        recipe = text[text.index(f'<div id="how-{name}"') :].split("</details>")[0]
         assert f"{origin} of the scanned corpus, seed {5 if name == 'cases' else 4}" in recipe
 
 

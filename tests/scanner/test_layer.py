@@ -11,11 +11,14 @@ from memlens.models.groups import CoefficientBlock, LinearGroup
 from memlens.scanner.layer import LayerScan, make_candidates
 from memlens.settings import ScanSettings
 
-GROUP = LinearGroup(key_projection=torch.nn.Linear(4, 33), down=torch.nn.Linear(33, 4))
+GROUP = LinearGroup(
+    key_projection=torch.nn.Linear(4, 33), up_projection=torch.nn.Linear(4, 33), down=torch.nn.Linear(33, 4),
+    activation="silu", activate=torch.nn.functional.silu,
+)  # fmt: skip
 
 
 def as_block(coefficients: torch.Tensor) -> CoefficientBlock:
-    return CoefficientBlock(GROUP, (8, 6), None, coefficients, None)
+    return CoefficientBlock(GROUP, (8, 6), None, coefficients, None, coefficients.roll(1, 0))
 
 
 def batches(seed: int) -> list[tuple[torch.Tensor, np.ndarray, np.ndarray]]:
@@ -31,11 +34,14 @@ def batches(seed: int) -> list[tuple[torch.Tensor, np.ndarray, np.ndarray]]:
 @pytest.mark.parametrize("per_sentence", ["best", "all"])
 def test_filtering_on_the_device_keeps_the_same_as_the_compiled_pass(per_sentence: str) -> None:
     settings = ScanSettings(top=5, per_sentence=per_sentence, sample_every=3)
-    here, there = (LayerScan(0, 33, bottom=True, settings=settings) for _ in range(2))
+    here, there = (LayerScan(0, 33, bottom=True, gated=True, settings=settings) for _ in range(2))
     for block, sentences, positions in batches(1):
         candidates = make_candidates(np.arange(48), sentences, positions)
         here.update(as_block(block), candidates)
-        there._update_on_device(GROUP, block, candidates)  # the tensors lie here, the path is the one of other devices
+        there.positions.add_prefixes(0, candidates)
+        there.quadrants.turns[:] = True
+        # the tensors lie here, the path is the one of other devices
+        there._update_on_device(GROUP, block, block.roll(1, 0), candidates)
     for name, array in here.arrays().items():
         if name == "total":
             np.testing.assert_allclose(array, there.arrays()[name], atol=40)  # units of 2^-20; last bits differ
@@ -49,10 +55,10 @@ def test_merging_in_any_order_gives_the_same_bits() -> None:
     settings = ScanSettings(top=5, sample_every=2)
 
     def merged(order: list[int]) -> dict[str, np.ndarray]:
-        whole = LayerScan(0, 33, bottom=True, settings=settings)
+        whole = LayerScan(0, 33, bottom=True, gated=True, settings=settings)
         for number in order:
             block, sentences, positions = batches(2)[number]
-            part = LayerScan(0, 33, bottom=True, settings=settings)
+            part = LayerScan(0, 33, bottom=True, gated=True, settings=settings)
             part.update(as_block(block), make_candidates(np.arange(48), sentences, positions))
             whole.merge(part)
         return whole.arrays()
@@ -74,15 +80,19 @@ def test_every_statistic_merges_to_the_same_bits_in_any_tree(per_sentence: str, 
     options = ScanSettings(top=3, per_sentence=per_sentence, sample_every=2)
     width, rows, count = 5, 6, 7
     draw = np.random.default_rng(random.getrandbits(32))
-    group = LinearGroup(key_projection=torch.nn.Linear(1, width), down=torch.nn.Linear(width, 1))
+    group = LinearGroup(
+        key_projection=torch.nn.Linear(1, width), up_projection=torch.nn.Linear(1, width),
+        down=torch.nn.Linear(width, 1), activate=torch.nn.functional.silu,
+    )  # fmt: skip
     blocks = [draw.choice(ODD[: draw.integers(1, len(ODD) + 1)], (rows, width)) for _ in range(count)]
 
     def scanned(numbers: list[int]) -> LayerScan:
-        layer = LayerScan(0, width, bottom=True, settings=options)
+        layer = LayerScan(0, width, bottom=True, gated=True, settings=options)
         for number in numbers:
             sentences = np.arange(rows) // 2 + 3 * number
             candidates = make_candidates(np.arange(rows), sentences, np.arange(rows) % 2)
-            block = CoefficientBlock(group, (rows // 2, 2), None, torch.from_numpy(blocks[number]), None)
+            coefficients = torch.from_numpy(blocks[number])
+            block = CoefficientBlock(group, (rows // 2, 2), None, coefficients, None, coefficients.flip(0))
             layer.update(block, candidates)
         return layer
 
@@ -97,4 +107,4 @@ def test_every_statistic_merges_to_the_same_bits_in_any_tree(per_sentence: str, 
     together = np.concatenate(blocks)
     assert (whole["highest"] == together.max(0)).all() and not np.signbit(whole["highest"][whole["highest"] == 0]).any()
     assert (whole["lowest"] == together.min(0)).all() and not np.signbit(whole["lowest"][whole["lowest"] == 0]).any()
-    assert (whole["positive"] == (together > 0).sum(0)).all()
+    assert (whole["positions.fired"].sum(1) == (together > 0).sum(0)).all()

@@ -74,6 +74,23 @@ def test_every_value_is_what_the_naive_formula_says(fresh, reading, monkeypatch)
         assert [p is None for p in row["trigger_p"]] == [token is None for token in following]
         known = [token for token in following if token is not None]
         np.testing.assert_allclose([p for p in row["trigger_p"] if p is not None], p[known], rtol=1e-4)
+        check_histogram(row["histogram"], scores[order].double().numpy())
+
+
+def check_histogram(counts, scores):
+    """Scores between equal edges; one that is an edge but for its last bits may be on either side of it."""
+    edges, slack = np.linspace(scores.min(), scores.max(), len(counts) + 1)[1:-1], 1e-4 * np.ptp(scores)
+    assert sum(counts) == len(scores) and len(counts) == blocks.SCORE_BINS
+    for place, edge in enumerate(edges, 1):
+        assert (scores >= edge + slack).sum() <= sum(counts[place:]) <= (scores >= edge - slack).sum()
+
+
+def test_scores_that_are_all_alike_are_one_bin_and_those_that_are_no_numbers_harm_nothing():
+    scores = np.array([[2.0, 2.0, 2.0], [np.nan, 0.0, 1.0], [-1.0, 0.0, 3.0]], np.float32)
+    ends = blocks.find_ends(scores, 1)
+    counts = blocks.count_scores(scores, ends)
+    assert counts[0].tolist() == [3] + [0] * (blocks.SCORE_BINS - 1)
+    assert counts.sum(1).tolist() == [3, 3, 3] and counts[2, [0, 10, -1]].tolist() == [1, 1, 1]
 
 
 def test_keys_are_matched_with_embeddings_through_the_norm_before_the_block(fresh):

@@ -1,4 +1,4 @@
-"""A real index of a tiny model over part of the bundled corpus, the workbench on it, and a browser to look at it.
+"""A real index of a tiny model over part of the bundled prose, the workbench on it, and a browser to look at it.
 
 One of each for the whole session: only look. `client` answers in this process, `address` is a server that a browser
 can reach.
@@ -49,7 +49,7 @@ def model(model_folder: Path) -> MemoryModel:
 
 @pytest.fixture(scope="session")
 def index_folder(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every stage but the experiments' slow ones, over some text of the bundled corpus and some hostile sentences."""
+    """Every stage but the experiments' slow ones, over some text of the bundled prose and some hostile sentences."""
     folder = tmp_path_factory.mktemp("web")
     corpus = folder / "text.txt"
     hostile = [f"The river {EVIL} runs to the sea, take {number}." for number in range(4)]
@@ -66,7 +66,7 @@ def bundled_sentences(count: int) -> list[str]:
     from memlens.corpus.sentences import read_units
     from memlens.settings import CorpusSettings
 
-    return [unit.text for unit in islice(read_units(CorpusSettings(("bundled",))), count)]
+    return [unit.text for unit in islice(read_units(CorpusSettings(("bundled:prose",))), count)]
 
 
 @pytest.fixture(scope="session")

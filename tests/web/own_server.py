@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import uvicorn
 
 from memlens.index.reader import Index
 from memlens.web.app import create_app, listen, server_config
 from memlens.web.security import Access
 from memlens.web.workbench import Workbench
+
+# A test of a page as people have it before them: width and scheme.
+EVERY_SCREEN = pytest.mark.parametrize(
+    ("width", "scheme"), [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
+)
 
 
 def without_labels(index: Index) -> Index:

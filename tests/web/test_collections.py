@@ -4,9 +4,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 from fastapi.testclient import TestClient
-from own_server import opened, serving
+from own_server import EVERY_SCREEN, opened, serving
 
 from memlens.annotations.store import Annotations
 from memlens.index.reader import Index
@@ -54,7 +53,24 @@ def test_pages_of_two_people_change_only_what_they_changed(
     assert client.patch("/api/collections/L9N7", json={"star": True}).status_code == 404
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
+def test_parts_that_are_changed_at_the_same_moment_all_stay(
+    client_of: Callable[..., TestClient], own_index: Index
+) -> None:
+    client = client_of(own_index.folder)
+    parts = ({"star": True}, {"name": "rivers"}, {"note": "of water"}, {"lists": ["nature"]})
+
+    def change(number: int) -> int:
+        return client.patch(f"/api/collections/L1N{number // 4}", json=parts[number % 4]).status_code
+
+    with ThreadPoolExecutor(4) as people:
+        assert set(people.map(change, range(60))) == {200}
+    kept = client.get("/api/collections").json()
+    assert len(kept) == 15
+    for note in kept:
+        assert (note["star"], note["name"], note["note"], note["lists"]) == (True, "rivers", "of water", ["nature"])
+
+
+@EVERY_SCREEN
 def test_a_memory_is_kept_with_the_keyboard_alone(browser: Any, own_index: Index, width: int, scheme: str) -> None:
     with serving(Workbench(own_index.folder)) as address, opened(browser, address, width, True, scheme) as page:
         page.goto(address + "/m/L1N7")
@@ -71,7 +87,8 @@ def test_a_memory_is_kept_with_the_keyboard_alone(browser: Any, own_index: Index
         assert page.locator("h2").all_inner_texts() == ["one", "two"]
         assert page.locator("tbody tr").first.inner_text().startswith("★")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        page.locator("tbody a").first.click()
+        page.locator("tbody a").first.focus()
+        page.keyboard.press("Enter")
         page.wait_for_url("**/m/L1N7")
         assert page.locator("[name=name]").input_value() == "my memory"
         assert page.locator(".star").get_attribute("aria-pressed") == "true"

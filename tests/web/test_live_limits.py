@@ -5,6 +5,7 @@ A trace is held up by holding the model, so that nothing here depends on how fas
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +23,7 @@ from memlens.errors import MemlensError, SettingError
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.settings import LiveSettings
-from memlens.tracer.intervene import intervene
+from memlens.tracer.intervene import generate, intervene
 from memlens.web.pages.memory import silence
 from memlens.web.pages.trace import read_grid
 from memlens.web.workbench import Turn, Workbench
@@ -165,7 +166,7 @@ def test_limits_that_cannot_be_are_refused(bad: dict[str, int]) -> None:
 def test_requests_at_once_get_what_each_would_get_alone(
     own_index: Index, model: MemoryModel, client_of: Callable[..., TestClient]
 ) -> None:
-    """Traces, edits and labels of eight people at once: nobody's edit is seen in another's answer, no label is lost."""
+    """Traces, edits, steered texts and labels of eight people at once: nobody sees another's edit, no label is lost."""
     client = client_of(without_labels(own_index), model, live=LiveSettings(waiting=100))
     assert client.post("/api/annotate/sample", json={"per_layer": 3, "top": 5}).status_code == 200
     memories = client.get("/api/annotate").json()["memories"]
@@ -173,6 +174,7 @@ def test_requests_at_once_get_what_each_would_get_alone(
     edited = [[f"L{layer}N{memory}=25"] for layer in range(3) for memory in (1, 7)]
     grids = {sets[0]: asdict(read_grid(model, PROMPT, sets)) for sets in edited}
     kls = {sets[0]: intervene(model, PROMPT, sets).kl for sets in edited}
+    texts = {sets[0]: list(generate(model, PROMPT, 4, sets).tokens) for sets in edited}
     silenced = silence(model, own_index.check("L1N3"), PROMPT, "0").kl
 
     def work(number: int) -> None:
@@ -183,6 +185,8 @@ def test_requests_at_once_get_what_each_would_get_alone(
             label = {"annotator": f"p{number}", "memory": memory, "patterns": []}
             assert client.post("/api/annotate/labels", json=label).status_code == 200
         assert same(client.get("/api/trace", params=LIVE).json(), plain)
+        answer = client.get("/api/steer", params=LIVE | {"set": sets, "count": 4})
+        assert json.loads(answer.text.splitlines()[-1])["tokens"] == texts[sets[0]]
         assert same(client.get("/api/trace", params=LIVE | {"set": sets}).json(), grids[sets[0]])
         answer = client.post("/api/memories/L1N3/silence", json=LIVE)
         assert answer.json()["kl"] == pytest.approx(silenced, rel=1e-6)

@@ -37,6 +37,8 @@ def main_of(page: str) -> str:
 def without_model(page: str) -> str:
     """A page but for what stands there of the model, and what only a server can keep."""
     page = re.sub(r'<section class="silence".*?</section>', "", page, flags=re.DOTALL)
+    page = re.sub(r'<a class="context-of".*?</a>', "", page)
+    page = re.sub(r"(Cosines need the weights: ).*", r"\1", page)
     return re.sub(r'<form class="keep".*?</form>\s*', "", page, flags=re.DOTALL)
 
 
@@ -95,6 +97,14 @@ def test_words_tokens_and_patterns_lead_to_the_memories_that_have_them(site: Pat
     assert all(word in data(site, f"triggers/{shard_of(word, about['shards']['triggers'])}") for word in triggers)
 
 
+def test_a_site_of_one_layer_names_memories_of_no_other(index: Index, tmp_path: Path, run: Callable[..., Any]) -> None:
+    for layer in index.layers:
+        code, _, err = run("site", index.folder, "-o", tmp_path / str(layer), "--layers", layer, "--top", "2")
+        assert code == 0, err
+        report = (tmp_path / str(layer) / "report.html").read_text()
+        assert {int(found) for found in re.findall(r"\bL(\d+)[NES]\d", report)} <= {layer}
+
+
 def test_layers_and_top_make_it_smaller(index: Index, tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = run(
         "site", index.folder, "-o", tmp_path / "s", "--layers", index.layers[-1], "--top", "2", "--json"
@@ -151,7 +161,9 @@ def hosted(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("way", ["file", "http"])
-def test_it_is_browsed_and_searched_without_a_server(way: str, site: Path, index: Index, browser: Any) -> None:
+def test_it_is_browsed_and_searched_without_a_server(
+    way: str, site: Path, index: Index, browser: Any, client: TestClient
+) -> None:
     with hosted(site) as address:
         base = address if way == "http" else site.as_uri()
         context = browser.new_context(viewport={"width": 390, "height": 800}, color_scheme="dark")
@@ -165,6 +177,14 @@ def test_it_is_browsed_and_searched_without_a_server(way: str, site: Path, index
         page.wait_for_selector("[data-drawn=max]")
         page.select_option("#by", "frequency")
         page.wait_for_selector("[data-drawn=frequency]")
+        for order in ("level", "class", "likeness"):
+            page.select_option("#sort", order)
+            page.wait_for_selector(f"[data-sorted={order}]")
+            assert page.url.endswith(f"by=frequency&sort={order}")
+            page.focus("canvas")
+            page.keyboard.press("ArrowRight")
+            served = client.get("/api/map", params={"by": "frequency", "sort": order}).json()["memories"]
+            assert page.inner_text(".now b") == f"L0N{int.from_bytes(b64decode(served)[:4], 'little')}"
         for name in names_of(index)[::3][:20]:
             page.goto(f"{base}/memory.html?name={name}")
             page.wait_for_selector(f".memory-page[data-name={name}]")

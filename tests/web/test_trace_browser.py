@@ -6,7 +6,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from own_server import opened, serving
+from own_server import EVERY_SCREEN, opened, serving
 
 from memlens.models.memory_model import MemoryModel
 from memlens.web.served_index import ServedIndex
@@ -42,8 +42,9 @@ def test_a_prompt_is_traced_and_a_memory_turned_up(open_page: Open, javascript: 
     assert page.locator(".edit").count() == 0
 
 
-def test_the_grid_is_used_by_keys_alone(open_page: Open) -> None:
-    page = open_page("/trace?prompt=The+river+runs&layer=0&at=0")
+@EVERY_SCREEN
+def test_the_grid_is_used_by_keys_alone(open_page: Open, width: int, scheme: str) -> None:
+    page = open_page("/trace?prompt=The+river+runs&layer=0&at=0", width, scheme)
     page.locator(".cell[aria-current]").focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown"):
         page.keyboard.press(key)
@@ -62,6 +63,27 @@ def test_the_grid_is_used_by_keys_alone(open_page: Open) -> None:
     page.locator("#prompt").fill("In 1990 the")
     page.keyboard.press("Enter")
     page.wait_for_url("**prompt=In+1990+the*")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@EVERY_SCREEN
+def test_one_token_is_explained_against_another_by_keys_alone(open_page: Open, width: int, scheme: str) -> None:
+    page = open_page("/trace?prompt=The+river+runs", width, scheme)
+    page.locator(".target [name=token]").focus()
+    page.keyboard.type("␣the")
+    page.keyboard.press("Tab")
+    page.keyboard.type("␣river")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**against=*river*")
+    assert page.locator("#answer-title").inner_text() == "Why ␣the rather than ␣river"
+    told = [float(one.replace("−", "-")) for one in page.locator(".parts .right").all_inner_texts()]
+    assert len(told) > 3 and sum(told[:-1]) == pytest.approx(told[-1], abs=0.001 * len(told))  # it adds up
+    assert page.locator(".by-layer .memories").count() == page.locator(".by-layer .attention").count() == 3
+    assert page.locator(".answer").bounding_box()["y"] < page.locator(".grid").bounding_box()["y"]
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.locator(".strongest .memory").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/m/L*")
 
 
 def test_the_page_goes_on_by_itself_when_the_model_is_there(
@@ -110,3 +132,12 @@ def test_it_fits_every_screen(open_page: Open, width: int, scheme: str) -> None:
     page.locator(".cell[aria-current]").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.locator(".cell[aria-current]").bounding_box()["x"] < width
+
+
+def test_columns_of_a_short_prompt_stand_below_their_tokens(open_page: Open) -> None:
+    page = open_page("/trace?prompt=The+river")
+    cells = page.locator(".grid tbody tr").first.locator(".cell").all()
+    heads = page.locator(".grid thead th:not(.corner)").all()
+    for head, cell in zip(heads, cells, strict=True):
+        over, under = head.bounding_box(), cell.bounding_box()
+        assert abs(over["x"] + over["width"] / 2 - under["x"] - under["width"] / 2) < 6

@@ -2,6 +2,7 @@
 
 import html
 import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from fastapi.testclient import TestClient
 
 import memlens
 from memlens.models.memory_model import MemoryModel
-from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 from memlens.tracer.intervene import intervene
 from memlens.tracer.trace import trace
 from memlens.web.kept_prompts import KeptPrompts
@@ -223,3 +224,23 @@ def test_a_long_prompt_is_shown_in_parts(client_of: Callable[..., TestClient], t
     page = client.get("/trace", params={"prompt": prompt})
     assert page.status_code == 200 and f"of {count}." in page.text
     assert page.text.count('class="cell') == COLUMNS * len(grid["layers"])
+
+
+def test_a_prompt_of_500_tokens_is_traced_and_its_last_cells_are_opened(
+    tmp_path: Path, client_of: Callable[..., TestClient]
+) -> None:
+    folder = save_tiny(tmp_path / "long", "gpt2", n_positions=600)
+    (tmp_path / "text.txt").write_text("The river runs to the sea.\n" * 3)
+    index = memlens.scan(str(folder), tmp_path / "text.txt", out=tmp_path / "index", top=3, threads=1)
+    client = client_of(index.folder, str(folder))
+    while client.get("/api/status").json()["status"] == "loading":
+        time.sleep(0.05)
+    tokenizer = memlens.load(str(folder)).tokenizer
+    text = "The river runs to the sea. " * 200
+    prompt = text[: tokenizer.encode([text])[0].ends[499]]
+    grid = client.get("/api/trace", params={"prompt": prompt}).json()
+    assert len(grid["tokens"]) == 500 and {len(row) for row in grid["layers"]} == {500}
+    page = client.get("/trace", params={"prompt": prompt, "layer": 1, "at": 499})
+    assert page.status_code == 200 and 'data-at="499"' in page.text
+    cell = client.get("/api/trace/cell", params={"prompt": prompt, "layer": 1, "at": 3}).json()
+    assert cell["position"] == 3 and len(cell["prefix"]) == 4

@@ -6,15 +6,17 @@ from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
-import pytest
+from own_server import EVERY_SCREEN, opened, serving
 
+import memlens
 from memlens.index.reader import Index
 from memlens.memory import GroupShape, MemoryNames
+from memlens.web.workbench import Workbench
 
 Open = Callable[..., Any]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
+@EVERY_SCREEN
 def test_every_page_fits_its_screen_and_complains_of_nothing(open_page: Open, width: int, scheme: str) -> None:
     for path, ready in (
         ("/", ".map[data-drawn=max]"),
@@ -51,6 +53,82 @@ def test_the_map_is_coloured_by_what_one_chooses(open_page: Open) -> None:
     assert page.evaluate("document.querySelector('.map canvas').toDataURL()") != before
     page.locator(".map canvas").click(position={"x": 36, "y": 5})
     page.wait_for_url("**/m/L0N0")
+
+
+@EVERY_SCREEN
+def test_the_first_screen_leads_on_by_keyboard_alone(open_page: Open, width: int, scheme: str) -> None:
+    page = open_page("/", width, scheme)
+    home, name = page.url, page.locator(".cards .memory").first.inner_text()
+    page.locator(".cards .memory").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url(f"**/m/{name}")
+    page.go_back()
+    page.get_by_role("link", name="a random memory").focus()
+    page.keyboard.press("Enter")
+    page.locator(".memory-page").wait_for()
+    for step, arrives in (
+        ("Find the memories", ".results li"),
+        ("Trace a prompt", ".grid .cell"),
+        ("Steer", ".going .given"),
+    ):
+        page.goto(home)
+        page.locator(".tour summary").focus()
+        page.keyboard.press("Enter")
+        page.locator(".tour a").filter(has_text=step).focus()
+        page.keyboard.press("Enter")
+        page.locator(arrives).first.wait_for()
+
+
+@EVERY_SCREEN
+def test_the_map_is_sorted_by_keyboard_alone(open_page: Open, width: int, scheme: str) -> None:
+    page = open_page("/", width, scheme)
+    page.locator(".map[data-sorted=place]").wait_for()
+    before = page.evaluate("document.querySelector('.map canvas').toDataURL()")
+    page.locator("#sort").focus()
+    page.keyboard.type("what")
+    page.locator(".map[data-sorted=level]").wait_for()
+    assert page.url.endswith("by=max&sort=level") and "sorted by it" in page.locator(".told").inner_text()
+    assert page.evaluate("document.querySelector('.map canvas').toDataURL()") != before
+    page.locator(".map canvas").focus()
+    page.keyboard.press("ArrowRight")
+    strongest = page.locator(".layer-details tbody a.memory").first.text_content()
+    page.locator(".now b").filter(has_text=strongest).wait_for()  # the highest of layer 0 comes first
+    page.goto(page.url.replace("level", "likeness"))
+    page.locator(".map[data-sorted=likeness]").wait_for()
+
+
+@EVERY_SCREEN
+def test_a_memory_is_read_by_keyboard_alone(open_page: Open, width: int, scheme: str) -> None:
+    page = open_page("/m/L1N7", width, scheme)
+    page.locator("[data-shaded=yes]").wait_for()
+    page.locator("[data-side=value] tbody tr").first.wait_for()
+    assert page.locator("[data-side=key] tbody tr").count() == page.locator("[data-side=value] tbody tr").count() == 8
+    page.locator(".context-of").first.focus()
+    page.keyboard.press("Enter")
+    page.locator(".context b").wait_for()
+    assert page.locator(".context .quiet").inner_text().startswith("text.txt:")
+    page.keyboard.press("Enter")
+    assert page.locator(".context").count() == 0
+    assert page.locator(".trigger-list").first.locator("li").count() == 10
+    page.locator(".more summary").focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".trigger-list li").nth(15).is_visible()
+    value, triggers = (page.locator(one).bounding_box() for one in (".value", ".triggers"))
+    beside = value["x"] > triggers["x"] + triggers["width"] - 1
+    assert beside if width > 1000 else value["y"] < triggers["y"]  # on a phone it comes first
+    assert page.locator(".scores-of-tokens rect").count() > 20
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    page.locator(".acts a").filter(has_text="trace this").first.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/trace?prompt=*")
+
+
+def test_a_trigger_is_copied(open_page: Open, index: Index) -> None:
+    page = open_page("/m/L1N7")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.locator(".acts .copy").first.click()
+    page.locator("#announcer").filter(has_text="copied").wait_for(state="attached")
+    assert page.evaluate("navigator.clipboard.readText()") == index.triggers("L1N7")[0].text
 
 
 def test_the_charts_of_the_experiments_are_drawn(open_page: Open) -> None:
@@ -141,6 +219,23 @@ def test_everything_can_be_read_without_javascript(open_page: Open) -> None:
     assert page.locator(".results li").count() > 0
 
 
+def test_links_of_the_served_report_lead_into_the_workbench(browser: Any, own_index: Index) -> None:
+    """The report is a page of nowhere, but what it leads to is the workbench itself, with all that it can do."""
+    memlens.report(own_index)
+    with serving(Workbench(own_index.folder)) as address, opened(browser, address) as page:
+        page.goto(address)
+        page.get_by_role("link", name="the report").first.click()
+        link = page.locator("a[data-memory]:visible").first
+        name = link.inner_text()
+        link.click()
+        page.wait_for_url(f"{address}/m/{name}")
+        page.locator(".star").click()
+        page.locator(".keep [role=status]").filter(has_text="kept").wait_for()
+        page.goto(address + "/report")
+        page.locator("[data-home]").click()
+        page.wait_for_url(address + "/")
+
+
 def test_hostile_text_stays_text(open_page: Open) -> None:
     page = open_page("/search?q=alert(%27evil%27)")
     page.locator(".results li").first.wait_for()
@@ -180,7 +275,7 @@ def test_the_map_names_memories_of_experts_as_the_index_does(browser: Any) -> No
     assert made == [str(names.name(6, number)) for number in numbers]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["desktop", "phone"])
+@EVERY_SCREEN
 def test_a_typed_text_is_shaded_token_by_token(open_page: Open, width: int, scheme: str) -> None:
     page = open_page("/m/L1N7", width, scheme)
     page.locator("#try").focus()
@@ -192,11 +287,17 @@ def test_a_typed_text_is_shaded_token_by_token(open_page: Open, width: int, sche
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
 
-def test_memories_that_fire_on_a_text_are_a_search_like_others(open_page: Open) -> None:
-    page = open_page("/search")
-    page.locator(".places label").filter(has_text="fires on").click()
-    page.locator("#q").fill("The river runs to the sea")
+@EVERY_SCREEN
+def test_memories_that_fire_on_a_text_are_a_search_like_others(open_page: Open, width: int, scheme: str) -> None:
+    page = open_page("/search", width, scheme)
+    page.locator(".places input:checked").focus()
+    page.keyboard.press("ArrowLeft")  # of radio buttons the last
+    assert page.locator(".places input:checked").get_attribute("value") == "fires"
+    page.locator("#q").focus()
+    page.keyboard.type("The river runs to the sea")
     page.locator(".results .why").filter(has_text="of its range").first.wait_for()
-    page.locator("[name=by]").select_option("effect")
+    page.locator("[name=by]").focus()
+    page.keyboard.type("eff")
     page.wait_for_url("**by=effect")
     assert "in=fires" in page.url and "effects are on the logit" in page.locator(".count").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

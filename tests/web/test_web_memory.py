@@ -4,6 +4,8 @@ import io
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from fastapi.testclient import TestClient
 
 from memlens.annotations.store import Annotations, Label, LabelledPattern
+from memlens.index.context import read_context
 from memlens.index.export import export_jsonl
 from memlens.index.memory import read_memory
 from memlens.index.reader import Index
@@ -19,7 +22,8 @@ from memlens.models.memory_model import MemoryModel
 from memlens.pattern.related import related_memories
 from memlens.text import plain
 from memlens.tracer.intervene import intervene
-from memlens.web.pages.memory import draw_histogram
+from memlens.vocab.nearest import SIDES, nearest_memories
+from memlens.web.pages.memory import draw_histogram, score_axis
 
 ClientOf = Callable[..., TestClient]
 
@@ -89,6 +93,44 @@ def test_related_memories_are_those_of_the_patterns(client: TestClient, index: I
         (str(one.name), one.triggers, one.tokens) for one in expected
     ]
     assert all(f'href="/m/{one["name"]}"' in client.get("/m/L1N7?related=yes").text for one in found)
+
+
+def test_nearest_memories_and_contexts_are_those_of_the_library_and_show_prints_them(
+    client: TestClient, index: Index, model: MemoryModel, model_folder: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    for by in SIDES:
+        found = client.get(f"/api/memories/L1N7/nearest?by={by}&limit=5").json()
+        assert found == [plain(one) for one in nearest_memories(index, model, "L1N7", by, 5)]
+    shown = json.loads(run("show", index.folder, "L1N7", "--nearest", "--model", model_folder, "--json")[1])
+    assert shown["value"][:5] == client.get("/api/memories/L1N7/nearest?by=value&limit=5").json()
+    trigger = index.triggers("L1N7")[3]
+    context = client.get(f"/api/sentences/{trigger.prefix.sentence}").json()
+    assert context == plain(read_context(index, trigger.prefix.sentence))
+    page = client.get("/m/L1N7?context=3").text
+    assert page.count('<blockquote class="context">') == 1 and context["source"] in page
+    assert client.get("/api/sentences/999999").status_code == 404
+
+
+def test_scores_lie_on_one_axis_from_the_lowest_to_the_highest_token(client: TestClient, index: Index) -> None:
+    value = read_memory(index, "L1N7").value
+    assert value is not None and value.histogram is not None
+    axis = score_axis(value)
+    assert axis is not None and axis.low == value.demotes[0].score and axis.high == value.promotes[0].score
+    assert axis.share(axis.low) == 0 and axis.share(axis.high) == 100 and 0 < axis.share(0) < 100
+    assert len(axis.bars) == len(value.histogram) and sum(value.histogram) == index.manifest.model.vocabulary
+    assert axis.bars[-1].x + axis.bars[-1].width == pytest.approx(320, abs=1)
+    assert client.get("/m/L1N7").text.count("<rect") >= len(axis.bars)
+    unlike = replace(value, histogram=None)
+    assert score_axis(unlike) == replace(axis, bars=())  # a table of an earlier version
+    same = tuple(replace(one, score=0.0) for one in value.promotes)
+    assert score_axis(replace(value, promotes=same, demotes=same)) is None
+
+
+def test_an_index_whose_values_have_no_histogram_opens_as_before(own_index: Index, client_of: ClientOf) -> None:
+    table = own_index.table("values").drop_columns(["histogram"])
+    own_index.write({"values": (table.schema, [table])}, dict)
+    text = client_of(own_index).get("/m/L1N7").text
+    assert "was not kept" in text and "scores-of-tokens" not in text and "Demotes" in text
 
 
 def test_labels_of_those_who_have_finished_are_shown(own_index: Index, client_of: ClientOf) -> None:
@@ -172,7 +214,13 @@ def test_a_model_that_cannot_be_loaded_is_one_line(index: Index, client_of: Clie
     while (status := opened.get("/api/status").json())["status"] == "loading":
         time.sleep(0.05)
     assert status["status"] == "failed" and "\n" not in status["text"]
-    assert opened.get("/m/L1N7").status_code == 200
+    for path in ("/", "/m/L1N7", "/search?q=river", "/trace", "/steer", "/collections", "/annotate", "/compare"):
+        page = opened.get(path)
+        assert page.status_code == 200 and "could not be loaded" in unescape(page.text), path
+    for path in ("/api/map", "/api/memories/L1N7", "/api/search?q=river", "/api/sentences/0", "/random"):
+        assert opened.get(path).status_code == 200, path
+    refused = opened.get("/api/memories/L1N7/nearest")
+    assert refused.status_code == 409 and "could not be loaded" in refused.json()["error"]
 
 
 def test_a_histogram_is_drawn_between_its_filled_bins() -> None:

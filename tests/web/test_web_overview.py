@@ -1,9 +1,11 @@
 """The overview: what it says of the index, and the map as data."""
 
 import base64
+import re
 from collections.abc import Callable
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from fastapi.testclient import TestClient
 from own_server import fewer_patterns
@@ -11,7 +13,9 @@ from own_server import fewer_patterns
 import memlens
 from memlens.index.reader import Index
 from memlens.memory import GroupShape, MemoryNames
-from memlens.web.pages.overview import NOTHING, draw_map
+from memlens.pattern.related import order_by_likeness
+from memlens.role.table import ROLES_SCHEMA
+from memlens.web.memory_map import NOTHING, draw_map
 from memlens.web.served_index import CLASSES, ServedIndex, Statistics, read_statistics
 
 
@@ -45,7 +49,7 @@ def test_every_memory_has_its_level_on_the_map(client: TestClient, index: Index)
     drawn = client.get("/api/map?by=max&room=4096").json()
     levels = base64.b64decode(drawn["levels"])
     facts = rows(index, "memories")
-    assert drawn["highest"] is None and len(levels) == len(facts)
+    assert drawn["memories"] is None and len(levels) == len(facts)
     for level, key in zip(levels, sorted(facts), strict=True):
         value = min(max(float(str(facts[key]["max"])), drawn["low"]), drawn["high"])
         assert level == round(254 * (value - drawn["low"]) / (drawn["high"] - drawn["low"]))
@@ -69,13 +73,14 @@ def test_a_cell_of_several_stands_for_its_highest_memory(client: TestClient, roo
     every = base64.b64decode(whole["levels"])
     binned = client.get(f"/api/map?by=frequency&room={room}").json()
     levels = base64.b64decode(binned["levels"])
-    highest = np.frombuffer(base64.b64decode(binned["highest"]), "<u2")
+    memories = np.frombuffer(base64.b64decode(binned["memories"]), "<u4")
     cell = first = 0
     for layer in binned["layers"]:
         own = every[first : first + layer["memories"]]
         for begin in range(0, len(own), layer["size"]):
             part = own[begin : begin + layer["size"]]
-            assert levels[cell] == max(part) and part[highest[cell]] == max(part)
+            assert levels[cell] == max(part) and own[memories[cell]] == max(part)
+            assert begin <= memories[cell] < begin + layer["size"]
             cell += 1
         first += layer["memories"]
         assert -(-layer["memories"] // layer["size"]) <= room
@@ -105,6 +110,54 @@ def test_what_is_not_known_has_a_level_of_its_own_and_odd_numbers_can_be_drawn()
         for by in ("max", "max_p"):
             statistics = Statistics((0,), dense(1, 2), np.array([0, 2]), {by: np.array(column)})
             assert len(base64.b64decode(draw_map(statistics, by, 5).levels)) == 2
+
+
+@pytest.mark.parametrize("sort", ["level", "class", "likeness"])
+@pytest.mark.parametrize("room", [4096, 13])
+def test_a_sorted_map_has_the_same_memories_in_another_order(
+    client: TestClient, index: Index, sort: str, room: int
+) -> None:
+    plain = client.get("/api/map?by=max&room=4096").json()
+    by_class = base64.b64decode(client.get("/api/map?by=class&room=4096").json()["levels"])
+    every = base64.b64decode(plain["levels"])
+    drawn = client.get(f"/api/map?by=max&room={room}&sort={sort}").json()
+    levels = base64.b64decode(drawn["levels"])
+    memories = np.frombuffer(base64.b64decode(drawn["memories"]), "<u4").tolist()
+    first = cell = 0
+    for layer in drawn["layers"]:
+        own = list(every[first : first + layer["memories"]])
+        kinds = list(by_class[first : first + layer["memories"]])
+        order = {
+            "level": sorted(range(len(own)), key=lambda memory: (-own[memory], memory)),
+            "class": sorted(range(len(own)), key=lambda memory: (-kinds[memory], memory)),
+            "likeness": order_by_likeness(index, layer["layer"]).tolist(),
+        }[sort]
+        for begin in range(0, len(own), layer["size"]):
+            part = order[begin : begin + layer["size"]]
+            assert memories[cell] == max(part, key=lambda memory: own[memory]) and levels[cell] == own[memories[cell]]
+            cell += 1
+        first += layer["memories"]
+    assert cell == len(levels)
+    assert client.get("/api/map?sort=beauty").status_code == 404
+
+
+def test_roles_colour_and_sort_the_map_where_the_index_has_them(
+    own_index: Index, client_of: Callable[..., TestClient]
+) -> None:
+    assert client_of(own_index).get("/api/map?by=role").status_code == 404
+    names = ["prediction", None, "dead"]
+    facts = sorted(rows(own_index, "memories"))
+    made: list[dict[str, object]] = [
+        {"layer": one, "memory": two, "role": names[two % 3], "roles": []} for one, two in facts
+    ]
+    own_index.write({"roles": (ROLES_SCHEMA, [pa.Table.from_pylist(made, ROLES_SCHEMA)])}, dict)
+    opened = client_of(own_index)
+    drawn = opened.get("/api/map?by=role&sort=role").json()
+    memories = np.frombuffer(base64.b64decode(drawn["memories"]), "<u4")
+    shown = [drawn["kinds"][level] for level in base64.b64decode(drawn["levels"])]
+    assert shown == [names[memory % 3] or "no role" for memory in memories]
+    assert shown[:40] == sorted(shown[:40], key=["prediction", "dead", "no role"].index)
+    assert "sorted by" in opened.get("/?by=role&sort=role").text
 
 
 def test_an_unknown_statistic_is_refused_with_one_line(client: TestClient) -> None:
@@ -162,9 +215,13 @@ def test_the_report_runs_as_a_page_of_nowhere(client_of: Callable[..., TestClien
     memlens.report(own_index)
     answer = client.get("/report")
     assert answer.status_code == 200 and 'href="/report"' in client.get("/").text
-    assert "sandbox allow-scripts; default-src 'none'" in answer.headers["content-security-policy"]
+    assert "sandbox allow-scripts allow-downloads; default-src 'none'" in answer.headers["content-security-policy"]
     assert "allow-same-origin" not in answer.headers["content-security-policy"]
+    assert answer.headers["cross-origin-opener-policy"] == "unsafe-none"
     assert "sandbox" not in client.get("/").headers["content-security-policy"]
+    named = re.findall(r'<a data-memory="([^"]*)" href="([^"]*)">', answer.text)
+    assert named and all(address == f"/m/{name}" for name, address in named)
+    assert client.get(named[0][1]).status_code == 200 and '<a data-home href="/">' in answer.text
 
 
 def test_the_first_screen_names_memories_to_begin_with_and_any_other(client: TestClient, index: Index) -> None:

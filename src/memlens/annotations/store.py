@@ -20,7 +20,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -155,6 +155,9 @@ Answer = Label | Verdict | Note
 ANSWERS: dict[str, type[Label] | type[Verdict] | type[Note]] = {LABELS: Label, VERDICTS: Verdict, NOTES: Note}
 
 
+_LONGEST_NAME = 200  # characters of a person's name
+
+
 class Annotations:
     """The history of one index, verified. Use as a context manager, or close()."""
 
@@ -185,6 +188,7 @@ class Annotations:
         with self._history.writing() as append:
             self.index.refuse_replaced()
             yield append
+            self.index.refuse_replaced()  # files copied over the index ask for no lock
 
     def set_sample(self, sample: Sample) -> None:
         """Begin a study; refused once somebody has labelled, since their work would not fit any more."""
@@ -205,6 +209,16 @@ class Annotations:
                 if answer.task == LABELS:
                     self._refuse_finished(answer.annotator)
                 append(_event(answer.task, answer.kind, answer.annotator, answer.subject, answer.content))
+
+    def change_note(self, memory: MemoryId, annotator: str, parts: Mapping[str, Any]) -> Note:
+        """Change parts of what holds of a memory, whoever wrote it; what others change at the same time stays."""
+        check_annotator(annotator)
+        memory = self.index.check(memory)
+        with self._writing() as append:
+            note = replace(self.notes().get(memory, Note("", memory)), annotator=annotator, **parts)
+            self.check(note)
+            append(_event(NOTES, note.kind, annotator, note.subject, note.content))
+        return note
 
     def undo(self, task: str, annotator: str, subject: str) -> Answer | None:
         """Take the last answer back; the one that counts now comes back, None for none."""
@@ -361,8 +375,9 @@ def history_mark(index: Index, task: str) -> str | None:
 
 
 def check_annotator(annotator: str) -> None:
-    if not annotator.strip() or not annotator.isprintable():
-        raise UnknownName(f"{annotator!r} cannot be an annotator's name; use letters, digits or signs")
+    if not annotator.strip() or not annotator.isprintable() or len(annotator) > _LONGEST_NAME:
+        shown, most = repr(annotator[:40]), _LONGEST_NAME
+        raise UnknownName(f"{shown} cannot be an annotator's name; use letters, digits or signs, at most {most}")
 
 
 def _check_pattern(memory: MemoryId, pattern: LabelledPattern, shown: int) -> None:

@@ -201,6 +201,7 @@ def _demo_json(shown: Demo) -> dict[str, Any]:
         "stages": [{"name": one.name, "outcome": one.outcome, "seconds": one.seconds} for one in shown.stages],
         "findings": [asdict(told) for told in shown.findings],
         "smaller_samples": [asdict(one) for one in shown.smaller],
+        "verdicts": shown.verdicts,
     }
 
 
@@ -216,8 +217,15 @@ def _print_demo(screen: Screen, shown: Demo) -> None:
         screen.result()
     for words in _smaller(shown.smaller):
         screen.note(words)
-    screen.result(Text.assemble(("report  ", "bold"), visible(str(shown.report))))
-    screen.result(Text.assemble(("browse  ", "bold"), visible(f"memlens serve {folder}")))
+    counted = ", ".join(f"{count} “{verdict}”" for verdict, count in shown.verdicts.items())
+    screen.result(Text(f"The paper's {sum(shown.verdicts.values())} claims, in this model: {counted}."))
+    ends = {
+        "report": f"{shown.report}  every figure beside the paper's, every verdict with its reason",
+        "browse": f"memlens serve {folder}  search, trace and edit memories in the browser",
+        "yours": "memlens analyze gpt2 my-texts/ -o my-index  the same for any model and any texts",
+    }
+    for name, words in ends.items():
+        screen.result(Text.assemble((f"{name:<8}", "bold"), visible(words)))
 
 
 def _smaller(samples: tuple[SmallerSample, ...]) -> list[str]:

@@ -71,7 +71,7 @@ _Top = Annotated[int, typer.Option(metavar="N", help="Triggers to show of each."
 _Seed = Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the draw.", rich_help_panel=_STUDY)]
 _Annotator = Annotated[str | None, typer.Option(metavar="NAME", help="Who labels.", rich_help_panel=_LABEL)]
 _Memory = Annotated[
-    str | None, typer.Option(metavar="MEMORY", help="Which memory, like L3N512.", rich_help_panel=_LABEL)
+    str | None, typer.Option(metavar="MEMORY", help="Which memory, like L3N51.", rich_help_panel=_LABEL)
 ]
 _Pattern = Annotated[
     list[str] | None,

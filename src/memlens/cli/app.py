@@ -184,9 +184,11 @@ def run(arguments: Sequence[str] | None) -> int:
         del os.environ["COLUMNS"]  # no terminal has that width; with 0 nothing would be printed
     try:
         with interruptible(), cut_files_in_words():
-            result = make_app(given[0] if given and given[0] in VERBS else None)(
-                given, prog_name="memlens", standalone_mode=False
-            )
+            command = typer.main.get_command(make_app(given[0] if given and given[0] in VERBS else None))
+            with command.make_context("memlens", given) as context:  # its main() would make a code of an interrupt
+                result = command.invoke(context)
+    except typer.Exit as error:
+        return error.exit_code
     except _UsageError as error:
         say(f"{_sentence(error)}; see `{error.ctx.command_path if error.ctx else 'memlens'} --help`")
         return WRONG_INPUT
@@ -222,7 +224,7 @@ def _memlens(
 ) -> None:
     """Read the feed-forward layers of a language model as key-value memories.
 
-    A memory is written L3N512: layer 3, memory 512, both counted from 0.
+    A memory is written L3N51: layer 3, memory 51, both counted from 0.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())

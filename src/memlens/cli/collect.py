@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,7 @@ _IMPORT_LIMIT = 256 << 20  # bytes
 def collect(
     index: IndexFolder,
     memory: Annotated[
-        str | None, typer.Argument(metavar="[MEMORY]", help="What to keep, like L3N512. Without one, all are listed.")
+        str | None, typer.Argument(metavar="[MEMORY]", help="What to keep, like L3N51. Without one, all are listed.")
     ] = None,
     star: Annotated[bool | None, typer.Option("--star/--no-star", help="Mark it.", rich_help_panel=_WRITE)] = None,
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="Your own name.", rich_help_panel=_WRITE)] = None,
@@ -45,7 +44,6 @@ def collect(
 ) -> None:
     """Keep memories with a star, a name, a note and lists, or list those that are kept."""
     from memlens.annotations.files import export_text, import_text, is_export
-    from memlens.annotations.note import Note
     from memlens.annotations.store import Annotations, read_notes
     from memlens.index.history import NOTES
 
@@ -54,9 +52,10 @@ def collect(
     changes = {"star": star, "name": name, "note": note, "lists": None if lists is None else tuple(lists)}
     given = {part: value for part, value in changes.items() if value is not None}
     if given and memory is None:
-        raise SettingError("name the memory to keep, like L3N512, before what is said of it")
-    if sum((bool(given), out is not None, source is not None)) > 1:
-        raise SettingError("keep a memory, --import or --export, one at a time")
+        raise SettingError("name the memory to keep, like L3N51, before what is said of it")
+    if sum((memory is not None, out is not None, source is not None)) > 1:
+        raise SettingError("name a memory, --import or --export, one at a time")
+    known = None if memory is None else opened.check(memory)
     if source is not None:
         with Annotations(opened) as notes:
             text = read_limited(Path(source), _IMPORT_LIMIT).decode("utf-8-sig")
@@ -65,13 +64,11 @@ def collect(
     elif out is not None:
         with Annotations(opened) as notes, open_output(out, "--export", is_export, force=force) as handle:
             handle.write(export_text(notes, NOTES, _format(out)).encode())
-    elif given and memory is not None:
+    elif given and known is not None:
         with Annotations(opened) as notes:
-            known = opened.check(memory)
-            before = notes.notes().get(known) or Note(person, known)
-            notes.save(replace(before, annotator=person, **given))  # type: ignore[arg-type]
+            notes.change_note(known, person, given)
     kept = read_notes(opened)
-    shown = [one for key, one in kept.items() if memory is None or key == opened.check(memory)]
+    shown = [one for key, one in kept.items() if known in (None, key)]
     if as_json:
         screen.json([plain(one) for one in shown])
     elif shown:

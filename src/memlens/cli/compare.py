@@ -1,4 +1,4 @@
-"""`memlens compare`: which memories changed most between two indexes, or between two layers."""
+"""`memlens compare`: which memories changed most between two indexes, or are most alike in two layers."""
 
 from __future__ import annotations
 
@@ -26,19 +26,22 @@ def compare(
     index: IndexFolder,
     other: Annotated[str, typer.Argument(metavar="INDEX", help="The index to compare it with; may be the same.")],
     by: Annotated[
-        str, typer.Option(metavar="triggers|values|patterns", help="What of a memory is compared.")
+        str, typer.Option(metavar="triggers|values|patterns|roles", help="What of a memory is compared.")
     ] = "triggers",
     layers: Annotated[
         str | None,
         typer.Option(metavar="A:B", help="Match a layer of each by best counterpart. Default: the same memories."),
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
-    alike: Annotated[bool, typer.Option("--alike", help="List those that changed least first.")] = False,
+    alike: Annotated[
+        bool | None,
+        typer.Option("--alike/--changed", help="What comes first. Default: changed; of two layers alike."),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Show which memories changed most: their triggers, values or patterns."""
+    """Show which memories changed most, or of two layers are most alike: triggers, values, patterns or roles."""
     from memlens.comparison.compare import compare_indexes
 
     screen = Screen(as_json, quiet, verbose)
@@ -62,6 +65,7 @@ def _head(found: IndexComparison) -> Text:
         "one model" if found.same_model else "two models",
         "one corpus" if found.same_corpus else "two corpora",
         f"compared by {_WORDS.get(found.measure, found.measure)}",
+        "most alike first" if found.alike else "most changed first",
     ]
     return line.append_text(Text("   " + ", ".join(same), "dim"))
 
@@ -92,7 +96,7 @@ def _change_table(screen: Screen, found: IndexComparison) -> Table:
 def _facts(found: IndexComparison, change: MemoryChange) -> list[str]:
     """Names, change, shared entries and strongest coefficients of both sides."""
     one, other = change.before, change.after
-    measures = {"prefixes": change.triggers, "endings": change.endings, "tokens": change.values}
+    measures = {"prefixes": change.triggers, "endings": change.endings, "tokens": change.values, "roles": change.roles}
     overlap = measures.get(found.measure, change.patterns)
     return [
         str(one.memory) if one.memory == other.memory else f"{one.memory} → {other.memory}",
@@ -103,7 +107,9 @@ def _facts(found: IndexComparison, change: MemoryChange) -> list[str]:
 
 
 def _side(by: str, side: MemorySide, room: int) -> Text:
-    """The best trigger up to its last token, the promoted tokens, or the name, in `room` columns."""
+    """The best trigger up to its last token, the promoted tokens, the name, or the roles, in `room` columns."""
+    if by == "roles":
+        return Text(cut_right(", ".join(side.roles or ()) or "no role", room))
     if by == "patterns":
         return Text(cut_right(visible(side.name or "no pattern"), room))
     if by == "values":

@@ -33,7 +33,7 @@ _SHOWN = 10
 
 def show(
     index: IndexFolder,
-    memory: Annotated[str, typer.Argument(metavar="MEMORY", help="Layer and memory from 0, like L3N512; or L3E5.")],
+    memory: Annotated[str, typer.Argument(metavar="MEMORY", help="Layer and memory from 0, like L3N51; or L3E5.")],
     top: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Triggers and tokens to show. Default: 10; as JSON all.")
     ] = None,
@@ -41,6 +41,9 @@ def show(
     on: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Its coefficient at every token of this text; loads the model.")
     ] = None,
+    nearest: Annotated[
+        bool, typer.Option("--nearest", help="Memories with the nearest keys and values; loads the model.")
+    ] = False,
     model: ModelNow = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -61,6 +64,9 @@ def show(
     if on is not None:
         _show_on(screen, opened, memory, on, model)
         return
+    if nearest:
+        _show_nearest(screen, opened, memory, top or _SHOWN, model)
+        return
     ends = ENDS[1:] if bottom else ENDS
     record = read_memory(opened, memory, ends, top if as_json else None)
     if as_json:
@@ -79,6 +85,8 @@ def show(
         screen.note(f"its patterns are not known yet; run `memlens patterns {folder}`")
     for end in ends:
         _print_triggers(screen, record, end, top or _SHOWN)
+    if not bottom:
+        _print_quadrants(screen, record)
     if record.patterns is not None and not bottom:
         print_related(screen, opened, record.name)
 
@@ -94,6 +102,23 @@ def _show_on(screen: Screen, index: memlens.Index, memory: str, text: str, model
         return
     rows = [[quoted(token, 24), number(m)] for token, m in zip(found.tokens, found.coefficients, strict=True)]
     screen.result(plain_table(["token", ">coefficient"], rows))
+
+
+def _show_nearest(screen: Screen, index: memlens.Index, memory: str, count: int, model: str | None) -> None:
+    """Memories by the cosine of their keys, and of their values."""
+    from memlens.vocab.nearest import SIDES, nearest_memories
+
+    index.check(memory)  # before a model is loaded
+    loaded = index.load_model(model)
+    found = {side: nearest_memories(index, loaded, memory, side, count) for side in SIDES}
+    if screen.as_json:
+        screen.json(found)
+        return
+    for side, near in found.items():
+        rows = [[str(one.name), f"{one.cosine:.3f}", Text(visible(one.summary or ""), "cyan")] for one in near]
+        screen.result(f"nearest {side}s")
+        screen.result(plain_table(["memory", ">cosine", "summary"], rows, screen.out.is_terminal))
+        screen.result()
 
 
 def _print_header(screen: Screen, record: MemoryRecord) -> None:
@@ -148,7 +173,19 @@ def _print_triggers(screen: Screen, record: MemoryRecord, end: str, count: int) 
     screen.result(trigger_table(screen, triggers[:count], marks))
 
 
-_ROLE_NUMBERS = ("kurtosis", "skew", "weak", "frequency", "cos_in_out", "token_cover")
+def _print_quadrants(screen: Screen, record: MemoryRecord) -> None:
+    for own in record.quadrants or ():
+        signs = " and ".join(
+            f"{what} {'above' if sign == '+' else 'below'} 0"
+            for what, sign in zip(("gate", "input"), own.quadrant, strict=True)
+        )
+        screen.result()
+        screen.result(f"{own.quadrant}  {signs}: {percent(own.share)} of prefixes")
+        if own.triggers:
+            screen.result(trigger_table(screen, own.triggers, None))
+
+
+_ROLE_NUMBERS = ("position", "kurtosis", "skew", "weak", "frequency", "cos_in_out", "token_cover")
 _PLACES = ("triggers", "values", "patterns", "name", "fires")
 _CHOICES = {
     "--class": ("none", "shallow", "semantic", "both"),

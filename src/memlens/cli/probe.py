@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,9 +51,13 @@ def probe(
         str | None, typer.Option(metavar="LABEL", help="The label that --steer goes towards.", rich_help_panel=_USE)
     ] = None,
     strength: Annotated[
-        float,
-        typer.Option(metavar="X", help="1: as in texts with that label; 2: twice as far.", rich_help_panel=_USE),
-    ] = 1.0,
+        float | None,
+        typer.Option(
+            metavar="X",
+            help="With --steer, 1: as in texts with that label; 2: twice as far. Default: 1.",
+            rich_help_panel=_USE,
+        ),
+    ] = None,
     force: Force = False,
     where: Annotated[
         str | None, typer.Option("--model", metavar="MODEL", help="Where an index's model is now.", rich_help_panel=RUN)
@@ -70,11 +75,20 @@ def probe(
     screen = Screen(as_json, quiet, verbose)
     if (steer is None) != (towards is None):
         raise SettingError("--steer names a file and --towards a label; give both or neither")
+    if strength is not None and (steer is None or not math.isfinite(strength)):
+        raise SettingError(f"--strength is {strength}; it is a finite number that goes with --steer")
     _refuse_outputs(save, steer, force)
-    if apply is not None and save is not None:
-        raise SettingError("--save keeps a probe that is fitted now, --apply uses one that is saved; choose one")
     (given,) = divide("probe", options, ProbeSettings)
+    if apply is not None:
+        if save is not None:
+            raise SettingError("--save keeps a probe that is fitted now, --apply uses one that is saved; choose one")
+        if unused := sorted(given.keys() - {"column"}):
+            raise SettingError(f"--{unused[0].replace('_', '-')} is for a probe that is fitted now; --apply has one")
     settings = ProbeSettings(**given)
+    if apply is None and towards is not None:  # before an hour of work
+        from memlens.probing.labels import check_label, read_labels
+
+        check_label(read_labels(labels, settings.column, settings.label, settings.kind).classes, towards)
     import_torch()
     if apply is not None:
         from memlens.probing.saved import SparseProbe
@@ -96,7 +110,7 @@ def probe(
         known.save(save, force=force)
         screen.note(f"saved the probe of {len(known.memories)} memories in {save}")
     if steer is not None and towards is not None:
-        known.steer(towards, strength).save(steer, force=force)
+        known.steer(towards, 1.0 if strength is None else strength).save(steer, force=force)
         screen.note(f'steer with: memlens trace {visible(model)} "PROMPT" --file {steer} --generate 20')
 
 
@@ -109,6 +123,10 @@ def _refuse_outputs(save: Path | None, steer: Path | None, force: bool) -> None:
     for path, is_ours in ((save, is_probe), (steer, is_intervention)):
         if path is not None:
             refuse_output(path, is_ours, force=force)
+            if not path.parent.is_dir():
+                raise SettingError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    if save is not None and steer is not None and save.absolute() == steer.absolute():
+        raise SettingError(f"--save and --steer both name {save}; give each a file of its own")
 
 
 def _apply(known: Any, model: str, labels: str, column: str, **place: Any) -> list[Prediction]:

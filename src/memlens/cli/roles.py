@@ -40,6 +40,11 @@ def roles(
         met = [role for role in ROLES if any(one.roles[role] for one in layers)]
         rows = [[one.layer, one.memories, *(one.roles[role] or "" for role in met), one.none] for one in layers]
         screen.table(["layer", "memories", *met, "none"], rows)
+        if not opened.has("counts"):
+            screen.note(
+                "positional is not looked for: this index has no counts by position, as older scans did not make them; "
+                "scan again with --fresh to have them"
+            )
         screen.note("a memory with several roles counts for each of them; the rules: docs/roles.md")
         screen.note(f"next: memlens search {visible(str(opened.folder))} --role token")
 

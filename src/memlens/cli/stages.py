@@ -177,7 +177,7 @@ def _explain(screen: Screen, index: "memlens.Index", url: str, model: str, memor
     from memlens.pattern.explainer import Explainer, propose
 
     if not memories:
-        raise SettingError("say which memories to explain with --memory L3N512 (may be repeated)")
+        raise SettingError("say which memories to explain with --memory L3N51 (may be repeated)")
     names = [index.check(name) for name in memories]
     endpoint = Explainer(url, model)
     proposals = [propose(index, name, endpoint, seed) for name in names]

@@ -15,7 +15,7 @@ from rich.text import Text
 import memlens
 from memlens.cli.screen import Screen
 from memlens.memory import MemoryId, Trigger
-from memlens.text import cut_left, cut_right, letter, number, percent, quoted, visible
+from memlens.text import cut_left, cut_right, letter, number, percent, quoted, sparkline, visible
 
 if TYPE_CHECKING:
     from memlens.index.expert import ExpertRecord
@@ -117,6 +117,10 @@ def print_value(screen: Screen, value: MemoryValue, count: int) -> None:
         line.append_text(Text.assemble((f"   {name} ", "dim"), number(fact)))
     screen.result(line)
     screen.result(_agreement(value))
+    low, high = value.demotes[0].score, value.promotes[0].score
+    if value.histogram and low is not None and high is not None:
+        spread = Text.assemble(("scores ", "dim"), f"{low:.2f} ", sparkline(value.histogram), f" {high:+.2f}")
+        screen.result(spread)
 
     def cells(one: TokenNumber, style: str) -> list[Any]:
         return [Text(quoted(one.text, _TOKEN_WIDTH) + ("" if one.trained else _RARE), style), number(one.number)]

@@ -236,7 +236,7 @@ _Sets = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
-        metavar="L3N512=0",
+        metavar="L3N51=0",
         help="Silence (=0), set (=3.5) or scale (=x2) a memory, or a layer (L3=0). Repeatable.",
         rich_help_panel=_EDITS,
     ),

@@ -30,7 +30,7 @@ from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.text import plain
 
-ASPECTS = ("triggers", "values", "patterns")
+ASPECTS = ("triggers", "values", "patterns", "roles")
 _MEMORIES_AT_ONCE = 1 << 14
 _TRIGGERS, _TOKENS = 3, 8  # of each side
 
@@ -46,6 +46,7 @@ class MemorySide:
     max_p: float | None
     name: str | None  # of names.parquet
     kind: str | None  # none, shallow, semantic or both; None without a patterns table
+    roles: tuple[str, ...] | None = None  # None without a roles table
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class MemoryChange:
     patterns: Overlap | None  # weights are confidences
     before: MemorySide
     after: MemorySide
+    roles: Overlap | None = None  # what each is for
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class IndexComparison:
     """Two indexes, or two layers, side by side."""
 
     by: str  # one of ASPECTS
-    measure: str  # whose Jaccard index `change` is 1 minus: prefixes, endings, tokens or patterns
+    measure: str  # whose Jaccard index `change` is 1 minus: prefixes, endings, tokens, patterns or roles
     a: str  # the indexes' folders
     b: str
     models: tuple[str, str]
@@ -88,6 +90,7 @@ class IndexComparison:
     memories: int  # of a
     matched: int  # of those, how many have a partner
     layers: tuple[LayerChange, ...]
+    alike: bool  # those that changed least come first, not those that changed most
     changes: tuple[MemoryChange, ...]  # the first `top`
 
     def to_json(self) -> dict[str, Any]:
@@ -95,7 +98,7 @@ class IndexComparison:
         return plain(self)
 
     def __repr__(self) -> str:
-        first = f"; most: {self.changes[0].before.memory} ({self.changes[0].change:.2f})" if self.changes else ""
+        first = f"; first: {self.changes[0].before.memory} ({self.changes[0].change:.2f})" if self.changes else ""
         return f"<IndexComparison of {self.a} and {self.b} by {self.by}: {self.matched:,} pairs{first}>"
 
 
@@ -106,18 +109,20 @@ def compare_indexes(
     by: str = "triggers",
     layers: str | tuple[int, int] | None = None,
     top: int = 20,
-    alike: bool = False,
+    alike: bool | None = None,
 ) -> IndexComparison:
-    """The memories that changed most from a to b, by their triggers, values or patterns.
+    """The memories that changed most from a to b, or least, by their triggers, values, patterns or roles.
 
     `layers` ("3:5", or a pair) matches each memory of a's layer with its best counterpart in b's; it is needed where
-    the two have different shapes. `top`: how many to list; `alike`: those that changed least first.
+    the two have different shapes. `top`: how many to list; `alike`: those that changed least first,
+    the default for two layers, whose memories have no more than their likeness in common.
     """
     if by not in ASPECTS:
         raise SettingError(f"--by is '{by}'; choose one of: {', '.join(ASPECTS)}")
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     pair = parse_pair(layers) if isinstance(layers, str) else layers
+    alike = pair is not None if alike is None else alike
     queries = _queries(a, b, by)
     if pair is None:
         _refuse_other_shapes(a, b)
@@ -136,6 +141,7 @@ def compare_indexes(
         memories=sum(layer.memories for layer in summaries),
         matched=sum(layer.matched for layer in summaries),
         layers=summaries,
+        alike=alike,
         changes=tuple(_look_closer(a, b, _first_pairs(a, b, parts, top, alike), queries)),
     )
 
@@ -169,6 +175,8 @@ def _queries(a: Index, b: Index, by: str) -> dict[str, ListQuery]:
             )
     if a.has("patterns") and b.has("patterns"):
         queries["patterns"] = ListQuery("patterns")
+    if a.has("roles") and b.has("roles"):
+        queries["roles"] = ListQuery("roles")
     return queries
 
 
@@ -287,6 +295,7 @@ def _look_closer(
             patterns=overlaps.get("patterns"),
             before=before[one],
             after=after[other],
+            roles=overlaps.get("roles"),
         )
 
 
@@ -298,7 +307,7 @@ def _read_sides(index: Index, memories: list[MemoryId]) -> dict[MemoryId, Memory
 
     top, bottom = (index.triggers_of(memories, end, limit=_TRIGGERS) for end in ("top", "bottom"))
     values = rows("values", f"max_p, tokens[:{_TOKENS}] AS tokens")
-    names, kinds = rows("names", "name"), rows("patterns", "kind")
+    names, kinds, roles = rows("names", "name"), rows("patterns", "kind"), rows("roles", "roles")
     sides = {}
     for memory in memories:
         # the top triggers; a memory that is always negative has bottom triggers only
@@ -313,6 +322,7 @@ def _read_sides(index: Index, memories: list[MemoryId]) -> dict[MemoryId, Memory
             None if value is None else value["max_p"],
             names[memory][0]["name"] if names.get(memory) else None,
             ("both" if len(own_kinds) == 2 else (*own_kinds, "none")[0]) if index.has("patterns") else None,
+            tuple(roles[memory][0]["roles"]) if roles.get(memory) else None,
         )
     return sides
 

@@ -3,13 +3,14 @@
     jaccard(A, B)  = |A ∩ B| / |A ∪ B|
     weighted(A, B) = Σ min(a_k, b_k) / Σ max(a_k, b_k), a missing key weighing 0 (the Ruzicka similarity)
 
-Two empty lists are equal. Sums are made in a fixed order, so that the same tables give the same bits. Four lists of a
+Two empty lists are equal. Sums are made in a fixed order, so that the same tables give the same bits. Five lists of a
 memory can be read from an index:
 
     prefixes   end, position and text of each trigger's prefix; weight |coefficient|
     endings    text of each trigger's last token, numbered where it occurs again; weight |coefficient|
     tokens     tokens that the value promotes, by id where both indexes have one vocabulary, else by text; weight p
     patterns   names of the patterns, equal for equal patterns of different memories; weight confidence
+    roles      what a memory is for; weight 1
 
 Over all memories keys are compared by their hashes; for the few pairs that are shown, by themselves. Of several entries
 with one key the first, strongest one counts.
@@ -63,6 +64,10 @@ _ENTRIES = {
 SELECT t.layer, t.memory, '' AS part, t.confidence AS weight, t.pattern AS key,
        row_number() OVER (PARTITION BY t.layer, t.memory ORDER BY t.confidence DESC, t.pattern) AS place
 FROM {patterns} t WHERE {where}
+""",
+    "roles": """
+SELECT t.layer, t.memory, '' AS part, unnest(range(len(t.roles))) AS place, 1.0 AS weight, unnest(t.roles) AS key
+FROM {roles} t WHERE {where}
 """,
 }
 _IN_ORDER = "SELECT layer, memory, {key} AS key, weight FROM ({entries}) ORDER BY layer, memory, part DESC, place"

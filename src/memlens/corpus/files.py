@@ -28,6 +28,8 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 KINDS = (".txt", ".jsonl", ".parquet")
 COMPRESSIONS = (".gz", ".zst")
 _READABLE = ".txt, .jsonl or .parquet, each also .gz or .zst"
+# A sample of the text that the bundled model was trained on, articles it never saw, and CC0 prose; folder or file.
+_BUNDLED_TEXTS = {"train": "wikipedia/train.jsonl.gz", "held-out": "wikipedia/held-out.jsonl.gz", "prose": "prose"}
 _UNPRINTABLE = ("Cc", "Cs", "Zl", "Zp")  # control characters, half surrogate pairs, line and paragraph separators
 
 
@@ -53,7 +55,7 @@ def printable(text: str) -> str:
 
 def list_files(source: str) -> Iterator[SourceFile]:
     """The files of one source that is not on the Hub."""
-    root = Path(str(files("memlens"))) / "bundled" / "corpus" if source == BUNDLED else Path(source)
+    root = _bundled_text(source) if source.partition(":")[0] == BUNDLED else Path(source)
     try:
         if root.is_dir():
             yield from _list_folder(root)
@@ -65,6 +67,15 @@ def list_files(source: str) -> Iterator[SourceFile]:
         # what cannot be opened later is reported by the reader; here it is a folder that cannot be listed
         place = printable(str(problem.filename or source))
         raise CorpusError(f"'{place}' cannot be read: {problem.strerror}; check the path and its permissions") from None
+
+
+def _bundled_text(source: str) -> Path:
+    """`bundled` is `bundled:train`."""
+    name = source.partition(":")[2] or "train"
+    if name not in _BUNDLED_TEXTS:
+        known = ", ".join(f"{BUNDLED}:{name}" for name in _BUNDLED_TEXTS)
+        raise CorpusError(f"there is no bundled text '{printable(source)}'; choose {known}")
+    return Path(str(files("memlens"))) / BUNDLED / _BUNDLED_TEXTS[name]
 
 
 def _list_folder(root: Path) -> Iterator[SourceFile]:

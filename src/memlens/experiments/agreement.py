@@ -4,7 +4,7 @@ Two baselines: a token drawn at random, 1 / vocabulary; and the targets of the l
 exact mean over all shuffles, which shows how much of the agreement comes from frequent tokens alone.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments.kinds import draw_kinds, kind_columns, kind_spans, of_kind
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, share_interval, wilson
@@ -24,6 +25,7 @@ SCHEMA = ex.schema(
     "layer:int32 memories:int64 agree:int64",  # memories that take part
     "rate low high baseline shuffled",
     "no_trigger:int64 no_next:int64",  # left out
+    *kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # of a mixture
 )
 
 
@@ -45,6 +47,12 @@ class Targets:
         """Is the value's top token the target? [n]"""
         agrees: NDArray[np.bool_] = self.argmax == self.target
         return agrees
+
+    def among(self, memories: range) -> "Targets":
+        """Those of some memories of the layer; how many have no target is not told."""
+        own = (self.memories >= memories.start) & (self.memories < memories.stop)
+        columns = ("memories", "max_p", "argmax", "target", "rank", "shuffled_rank")
+        return replace(self, **{name: getattr(self, name)[own] for name in columns}, no_trigger=0, no_next=0)
 
 
 def read_targets(
@@ -74,23 +82,27 @@ def compute(
     for layer in ex.layers_of(index, "agreement", progress):
         random = generator(seed, "agreement", layer)
         targets = read_targets(index, layer, sample, random)
-        memories, agree = len(targets.memories), int(targets.agrees.sum())
-        low, high = share_interval(agree, memories)
+        kinds = kind_spans(index.names, layer).items()
+        told_apart = [of_kind(kind, _agreement(targets.among(own))) for kind, own in kinds]
         rows.append(
             {
                 "layer": layer,
-                "memories": memories,
-                "agree": agree,
-                "rate": agree / memories if memories else None,
-                "low": low,
-                "high": high,
+                **_agreement(targets),
                 "baseline": 1 / index.manifest.value_tokens,
                 "shuffled": shuffled_rate(targets),
                 "no_trigger": targets.no_trigger,
                 "no_next": targets.no_next,
+                **{name: value for one in told_apart for name, value in one.items()},
             }
         )
     return rows
+
+
+def _agreement(targets: Targets) -> ex.Row:
+    memories, agree = len(targets.memories), int(targets.agrees.sum())
+    low, high = share_interval(agree, memories)
+    rate = agree / memories if memories else None
+    return {"memories": memories, "agree": agree, "rate": rate, "low": low, "high": high}
 
 
 def shuffled_rate(targets: Targets) -> float | None:
@@ -124,7 +136,8 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     baselines = charts.with_depth(chance, model.layers)
     chart = charts.curves(both, "memories that agree", ".1%", model.layers, baselines=baselines)
     text = "Share of memories that agree with what follows, by depth"
-    return [charts.panel("agreement", chart, text, rows, "rate", "%")]
+    kinds = draw_kinds("agreement", rows, "rate", "that agree, by kind", ".1%", "Share of memories that agree", model)
+    return [charts.panel("agreement", chart, text, rows, "rate", "%"), *kinds]
 
 
 def agreement_rises(evidence: vd.Evidence) -> vd.Judgement:

@@ -1,6 +1,7 @@
-"""Chart shapes of the experiments: curves, quartile bands, stacked shares and bars over relative depth.
+"""Chart shapes of the experiments: curves, quartile bands, stacked shares and bars by depth.
 
-Relative depth is (layer + 1/2) / L; a curve of the paper lies dashed beside the model's own, with other points.
+A curve of the paper lies dashed beside the model's own, with other points. They share an axis: the layers, where both
+models have equally many, else relative depth, (layer + 1/2) / L.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,9 +16,16 @@ from memlens.stats import wilson
 
 FORMULA = "(layer + ½) / L"
 YOURS, PAPER = "this model", "the paper"
+LOG_TICKS = [digit * 10.0**power for power in range(-9, 0) for digit in (1, 3)] + [1.0]  # of shares
 
 _WHOSE = {YOURS: ("yours", "circle"), PAPER: ("paper", "square")}  # hue and shape
 _DASHES = alt.Scale(domain=[YOURS, PAPER], range=[[1, 0], [6, 4]])
+_STROKE: dict[str, Any] = {
+    "symbolType": "stroke",
+    "symbolSize": 500,
+    "symbolOffset": 4,
+    "symbolStrokeColor": colour("soft"),
+}
 _BASELINE_DASHES = [[8, 3, 2, 3], [2, 3]]
 _EDGES = (("low", ".1%"), ("high", ".1%"))
 _SMALL, _LARGE = 46, 170  # a point, and the one under the pointer
@@ -41,7 +49,7 @@ def curves(
     shown = [("whose", ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
     return alt.layer(
         *([_baselines(baselines, x)] if baselines else []),
-        _whiskers(base, x, hue),
+        *_whiskers(base, x, hue, rows),
         base.mark_line().encode(x=x, y=y, color=hue, strokeDash=_dash(None)),
         _points(base, x, "value", hue, shape, ["whose"], shown, rows),
         title=title,
@@ -76,16 +84,18 @@ def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str
     """Several curves: hue and shape by group, solid for this model, dashed for the paper."""
     base = alt.Chart(alt.Data(values=rows))
     x = _depth("depth", layers)
-    hue = alt.Color(f"{group}:N", scale=_category_hues(names))
+    legend = alt.Legend(**_legend_columns(names))
+    hue = alt.Color(f"{group}:N", scale=_category_hues(names), legend=legend)
     forms = alt.Scale(domain=list(names), range=list(SHAPES[: len(names)]))
+    shape = alt.Shape(f"{group}:N", scale=forms, legend=legend)
     shown = [("whose", ""), (group, ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
     stroke = None  # without the paper all lines are solid
     if any(row["whose"] == PAPER for row in rows):
-        stroke = alt.Legend(symbolType="stroke", symbolSize=500, symbolOffset=4, symbolStrokeColor=colour("soft"))
+        stroke = alt.Legend(**_STROKE)
     return alt.layer(
-        _whiskers(base, x, hue),
+        *_whiskers(base, x, hue, rows),
         base.mark_line().encode(x=x, y=_y("value", form, None), color=hue, strokeDash=_dash(stroke)),
-        _points(base, x, "value", hue, alt.Shape(f"{group}:N", scale=forms), ["whose", group], shown, rows),
+        _points(base, x, "value", hue, shape, ["whose", group], shown, rows),
         title=title,
     )
 
@@ -114,21 +124,23 @@ def bars(rows: list[Row], title: str, form: str, layers: int) -> Any:
 def _rectangles(rows: list[Row], title: str, layers: int) -> Any:
     half = 0.42 / layers
     placed = [{**row, "left": row["depth"] - half, "right": row["depth"] + half} for row in rows]
-    chart = alt.Chart(alt.Data(values=placed), title=title).mark_rect()
+    chart = alt.Chart(alt.Data(values=placed), title=title).mark_rect(stroke=colour("page"), strokeWidth=1)
     return chart.encode(x=_depth("left", layers), x2="right:Q")
 
 
 def _depth(field: str, layers: int) -> alt.X:
-    return alt.X(
-        f"{field}:Q",
-        title=f"relative depth {FORMULA}, L = {layers}",
-        scale=alt.Scale(domain=[0, 1], nice=False),
-        axis=alt.Axis(values=[0, 0.25, 0.5, 0.75, 1], format=".2~f"),
-    )
+    if layers == PAPER_LAYERS:
+        title, places = "layer", [depth(layer, layers) for layer in range(layers)]
+        label: dict[str, str] = {"labelExpr": f"format(datum.value * {layers} - 0.5, '.0f')"}
+    else:
+        title, places = f"relative depth {FORMULA}, L = {layers}", [0, 0.25, 0.5, 0.75, 1]
+        label = {"format": ".2~f"}
+    scale = alt.Scale(domain=[0, 1], nice=False)
+    return alt.X(f"{field}:Q", title=title, scale=scale, axis=alt.Axis(values=places, **label))
 
 
 def _y(field: str, form: str, scale: alt.Scale | None, ticks: Sequence[float] | None = None) -> alt.Y:
-    where: dict[str, Any] = {"tickCount": 5} if ticks is None else {"values": list(ticks)}
+    where: dict[str, Any] = {"tickCount": 5} if ticks is None else {"values": list(ticks), "labelOverlap": "greedy"}
     return alt.Y(f"{field}:Q", title=None, axis=alt.Axis(format=form, **where), scale=scale or alt.Scale(zero=True))
 
 
@@ -155,7 +167,7 @@ def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
     dashes = alt.StrokeDash(
         "baseline:N",
         scale=alt.Scale(domain=names, range=_BASELINE_DASHES[: len(names)]),
-        legend=alt.Legend(symbolType="stroke", symbolSize=500, symbolOffset=4, symbolStrokeColor=colour("soft")),
+        legend=alt.Legend(**_STROKE, **_legend_columns(names)),
     )
     # A single layer makes no line, but a point.
     line = alt.Chart(alt.Data(values=list(rows))).mark_line(
@@ -164,13 +176,20 @@ def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
     return line.encode(x=x, y=alt.Y("value:Q"), strokeDash=dashes)
 
 
+def _legend_columns(names: Sequence[str]) -> dict[str, int]:
+    """Long names stand below each other: a legend that is wider than half a page, or than a phone, is cut off."""
+    return {"columns": 1} if sum(map(len, names)) > 40 else {}
+
+
 def _category_hues(names: Sequence[str]) -> alt.Scale:
     return alt.Scale(domain=list(names), range=[colour(hue) for hue in CATEGORIES[: len(names)]])
 
 
-def _whiskers(base: Any, x: alt.X, hue: alt.Color) -> Any:
+def _whiskers(base: Any, x: alt.X, hue: alt.Color, rows: list[Row]) -> list[Any]:
+    if not any(row.get("low") is not None for row in rows):
+        return []  # Vega complains of a scale without a number
     known = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5, opacity=0.6)
-    return known.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=hue)
+    return [known.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=hue)]
 
 
 def _points(

@@ -10,9 +10,9 @@ it back. `ffn_logit` and `attention_logit` are the same parts of the plain logit
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from memlens.experiments import experiment as ex
+from memlens.experiments.kinds import draw_kinds, kind_columns, kind_spans, of_kind
 from memlens.stats import generator, mean_interval
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ SCHEMA = ex.schema(
     *(f"{name}_share" for name in _PARTS),
     "embedding_share constant_share above_mean",  # the same in every row; what shares are of
     "ffn_logit attention_logit embedding_logit constant_logit logit",
+    *kind_columns("given", "low", "high"),  # by the memories of a kind, without biases; of a mixture
 )
 
 
@@ -52,6 +53,11 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
             | {f"{name}_share": _share(mean, whole) for name, mean in means.items()}
             | {name: float(np.mean(columns[name])) for name in ("ffn_logit", "attention_logit")}
         )
+        for kind in kind_spans(seen.index.names, layer):
+            if f"{kind}_given" in columns:  # tables of older versions do not tell kinds apart
+                own = np.asarray(columns[f"{kind}_given"], np.float64)
+                low, high = mean_interval(own, random)
+                rows[-1] |= of_kind(kind, {"given": float(own.mean()), "low": low, "high": high})
     return rows
 
 
@@ -61,28 +67,28 @@ def _share(part: float, whole: float) -> float | None:
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     """What attention, memories and the strongest ten of them gave, by layer."""
-    import altair as alt
-
     from memlens.experiments import charts
 
     names = {"ffn": "feed-forward", "attention": "attention", "top10": "its ten strongest memories"}
     parts = [
-        {"layer": row["layer"], "part": label, "logit": row[name], "share": row[f"{name}_share"]}
+        {"whose": charts.YOURS, "layer": row["layer"], "part": label, "value": row[name], "share": row[f"{name}_share"]}
         for row in rows
         for name, label in names.items()
     ]
-    chart = (
-        alt.Chart(pa.Table.from_pylist(parts))
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("layer:O", title="layer"),
-            y=alt.Y("logit:Q", title="added to the final token, above the mean"),
-            color=alt.Color("part:N", title=None),
-            strokeDash=alt.StrokeDash("part:N", title=None),
-            tooltip=["layer", "part", alt.Tooltip("logit:Q", format=".3f"), alt.Tooltip("share:Q", format=".1%")],
-        )
+    title = "added to the final logit, above the mean"
+    placed = charts.with_depth(parts, model.layers)
+    chart = charts.grouped_curves(placed, "part", list(names.values()), title, ".2f", model.layers)
+    text = "What each part adds to the final token's logit"
+    kinds = draw_kinds(
+        "contributions",
+        rows,
+        "given",
+        "added by memories, by kind",
+        ".2f",
+        "What memories add to the final token's logit",
+        model,
     )
-    return [charts.table_panel("contributions", chart)]
+    return [charts.panel("contributions", chart, text, rows, "ffn"), *kinds]
 
 
 def _logit(value: float | None) -> str:

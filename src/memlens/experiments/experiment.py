@@ -153,6 +153,7 @@ class Experiment:
     sample: int | None = None  # how many by default; None = all
     needs: tuple[str, ...] = ()  # tables that must be in the index
     uses_model: bool = False
+    maps: bool = False  # takes `where`, a Mapper or None: the model runs on workers
     last_layer: bool = False  # must the model's last layer have been scanned?
     people: str = ""  # which history of people's work it reads (see annotations.store)
     claims: tuple[Claim, ...] = ()

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlens.errors import ModelError
+from memlens.experiments.kinds import kind_columns
 from memlens.models.decompose import LayerUse, LogitDecomposition, PositionStates, norm_scale
 from memlens.models.lens import Lens, at_least_float32
 from memlens.models.memory_model import MemoryModel
@@ -274,6 +275,7 @@ class LayerLook:
         self.model, self.promoted, self.unembedding = model, promoted, unembedding
         self.accounting = LogitDecomposition(model)
         self.last = len(model.layers) - 1
+        self.is_mixture = any(layer.is_mixture for layer in model.layers)
         self.norms = {layer: model.layers[layer].lengths() for layer in promoted}
         # a yes or no for every token, so that most prefixes need no look at single memories
         self.promotes = {layer: np.zeros(model.vocabulary, bool) for layer in promoted}
@@ -306,7 +308,7 @@ class LayerLook:
                 "ffn_above": _numbers(relative.ffn[layer]),
                 "attention_above": _numbers(relative.attention[layer]),
             }
-            columns |= self._strongest(layer, positions.used(layer), direction)
+            columns |= self._added(layer, positions.used(layer), direction)
             columns |= self._name_memories(layer, positions, columns)
             layers[layer] = columns
         return whole, layers
@@ -340,12 +342,29 @@ class LayerLook:
             "promoted_active": found_active,
         }
 
-    def _strongest(self, layer: int, used: LayerUse, direction: Tensor) -> Columns:
-        """What the 1, 10 and 100 memories that added most to the final token added; fewer where fewer added at all."""
+    def _added(self, layer: int, used: LayerUse, direction: Tensor) -> Columns:
+        """What memories added to the final token: by kind, and the 1, 10 and 100 that added most.
+
+        Fewer where fewer added at all.
+        """
         added = self.accounting.memories(layer, used, direction)  # [n, memories]
         most = min(TOP_MEMORIES[-1], added.shape[1])
         running = added.topk(most, dim=1).values.clamp_min(0).double().cumsum(1)
-        return {f"top{count}": _numbers(running[:, min(count, most) - 1]) for count in TOP_MEMORIES}
+        strongest = {f"top{count}": _numbers(running[:, min(count, most) - 1]) for count in TOP_MEMORIES}
+        return strongest | self._by_kind(layer, used, added)
+
+    def _by_kind(self, layer: int, used: LayerUse, added: Tensor) -> Columns:
+        """Of a mixture, by kind: the share with m > 0 of the memories that a prefix reaches, and what they added."""
+        columns: Columns = {name: [None] * len(added) for name in kind_columns("active", "given")}
+        groups = self.model.layers[layer].groups
+        for kind in {group.kind for group in groups} if self.is_mixture else ():
+            own = [place for place, group in enumerate(groups) if group.kind == kind]
+            span = slice(groups[own[0]].start, groups[own[-1]].columns.stop)
+            sizes = torch.tensor([groups[place].size for place in own], device=added.device)
+            reached = ((used.weights[:, own] != 0) * sizes).sum(1).clamp_min(1)
+            columns[f"{kind}_active"] = _numbers((used.coefficients[:, span] > 0).sum(1) / reached)
+            columns[f"{kind}_given"] = _numbers(added[:, span].double().sum(1))
+        return columns
 
     def _name_memories(self, layer: int, positions: PositionStates, columns: Columns) -> Columns:
         """Where residual, layer and output have three tokens: who vetoed, and in the last layer who pushed.

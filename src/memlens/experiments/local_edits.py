@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
+from memlens.parallel import Mapper, Progress, SerialMapper, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, mean_estimate
 from memlens.text import percent
 
@@ -59,7 +59,7 @@ class EditedPrefixes:
 
     def coefficients(
         self,
-        model: MemoryModel,
+        where: Mapper,
         wanted: Mapping[int, tuple[NDArray[np.int64], NDArray[np.int64]]],  # layer -> memories [n], prefix [n] for each
         *,
         bos: int | None,
@@ -67,8 +67,6 @@ class EditedPrefixes:
         progress: Progress = no_progress,
     ) -> dict[int, NDArray[np.float64]]:
         """For each layer the coefficients [n] that are wanted, in their order."""
-        import torch
-
         hosts = self._hosts()
         deepest = np.full(len(self), -1, np.int64)
         for layer, (_, prefixes) in wanted.items():
@@ -78,24 +76,19 @@ class EditedPrefixes:
         places = _Places([batch for _, batch in batches], hosts, lengths, bos)
         found = {layer: np.zeros(len(memories), np.float64) for layer, (memories, _) in wanted.items()}
         by_batch = {layer: places.by_batch(prefixes, len(batches)) for layer, (_, prefixes) in wanted.items()}
+
+        def item(number: int) -> EditedBatch:
+            chosen = {layer: own[number] for layer, own in by_batch.items() if len(own[number])}
+            asked = {layer: [column[rows] for column in wanted[layer]] for layer, rows in chosen.items()}
+            cells = {layer: (places.row[own], places.last[own], memories) for layer, (memories, own) in asked.items()}
+            return EditedBatch(batches[number][0], batches[number][1].tokens, cells)
+
         done, total = 0, int((deepest >= 0).sum())
         progress("local-edits", 0, total)
-        for number, (deepest_layer, batch) in enumerate(batches):
-
-            def take(layer: int, block: CoefficientBlock, number: int = number) -> None:
-                first, size = block.group.start, block.group.size
-                chosen = by_batch[layer][number]
-                chosen = chosen[(wanted[layer][0][chosen] >= first) & (wanted[layer][0][chosen] < first + size)]
-                if not len(chosen):
-                    return
-                memories, prefixes = (column[chosen] for column in wanted[layer])
-                where = (places.row[prefixes], places.last[prefixes], memories - first)
-                own = block.everywhere()[tuple(torch.from_numpy(i) for i in where)]
-                found[layer][chosen] = own.double().cpu().numpy()
-
-            with torch.inference_mode(), model.watch(take, [layer for layer in wanted if layer <= deepest_layer]):
-                model.run_to(deepest_layer, torch.from_numpy(batch.tokens))
-            done += len(batch.sentences)
+        for number, answer in enumerate(where.map(run_edited, map(item, range(len(batches))))):
+            for layer, coefficients in answer.items():
+                found[layer][by_batch[layer][number]] = coefficients
+            done += len(batches[number][1].sentences)
             progress("local-edits", done, total)
         return found
 
@@ -117,6 +110,34 @@ class EditedPrefixes:
             prefixes = [(number, self._prefixes[number]) for number in np.flatnonzero(deepest == layer).tolist()]
             found += [(layer, batch) for batch in cut_batches(prefixes, batch_tokens, bos)]
         return found
+
+
+@dataclass(frozen=True, eq=False)
+class EditedBatch:
+    """A batch of edited prefixes, to be run on any worker that has the model."""
+
+    deepest: int  # layer
+    tokens: NDArray[np.int64]  # [batch, pos]
+    cells: Mapping[int, tuple[NDArray[np.int64], ...]]  # layer -> rows, positions and memories [n] to be read
+
+
+def run_edited(model: MemoryModel, batch: EditedBatch) -> dict[int, NDArray[np.float64]]:
+    """layer -> the coefficients [n] of a batch's cells."""
+    import torch
+
+    found = {layer: np.zeros(len(cells[0]), np.float64) for layer, cells in batch.cells.items()}
+
+    def take(layer: int, block: CoefficientBlock) -> None:
+        rows, positions, memories = batch.cells[layer]
+        own = memories - block.group.start
+        inside = np.flatnonzero((own >= 0) & (own < block.group.size))
+        if len(inside):
+            cells = tuple(torch.from_numpy(index[inside]) for index in (rows, positions, own))
+            found[layer][inside] = block.everywhere()[cells].double().cpu().numpy()
+
+    with torch.inference_mode(), model.watch(take, sorted(batch.cells)):
+        model.run_to(batch.deepest, torch.from_numpy(batch.tokens))
+    return found
 
 
 class _Places:
@@ -150,13 +171,19 @@ class _EditableTriggers:
 
 
 def compute(
-    index: Index, model: MemoryModel, *, seed: int = 0, sample: int | None = 100, progress: Progress = no_progress
+    index: Index,
+    model: MemoryModel,
+    *,
+    seed: int = 0,
+    sample: int | None = 100,
+    progress: Progress = no_progress,
+    where: Mapper | None = None,
 ) -> list[ex.Row]:
     """Three rows a layer; `sample` memories of each (all that have triggers for None)."""
     edited = EditedPrefixes()
     wanted = {layer: _edit_triggers(index, layer, seed, sample, edited) for layer in index.layers}
     found = edited.coefficients(
-        model,
+        SerialMapper(model) if where is None else where,
         {layer: (np.repeat(want.memory, len(EDITS)), want.prefixes.reshape(-1)) for layer, want in wanted.items()},
         bos=index.manifest.model.bos,
         batch_tokens=index.manifest.settings.batch_tokens,
@@ -330,6 +357,7 @@ EXPERIMENT = ex.Experiment(
     ),
     sample=100,
     uses_model=True,
+    maps=True,
     claims=(
         vd.Claim(
             "last-token",

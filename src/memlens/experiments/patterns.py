@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 
 from memlens.annotations.store import Annotations, has_annotations
 from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments.kinds import draw_kinds, kind_columns, kind_spans, of_kind
 from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.pattern.table import say_chance
-from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estimate, wilson
+from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estimate, share_interval, wilson
 from memlens.text import cut_right, percent, visible
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
@@ -36,7 +37,11 @@ _COLUMNS = (
     *(f"{kind}_{edge}" for kind in KINDS for edge in ("low", "high")),
     "lead lead_low lead_high each each_low each_high",  # shallow less semantic share; patterns a memory
 )
-SCHEMA = ex.schema(*_COLUMNS, "senses auroc auroc_same_token")  # means: of memories with a pattern, of patterns
+SCHEMA = ex.schema(
+    *_COLUMNS,
+    "senses auroc auroc_same_token",  # means: of memories with a pattern, of patterns
+    *kind_columns("memories:int64", "patterned_memories:int64", "patterned", "low", "high"),  # of a mixture
+)
 PEOPLE_SCHEMA = ex.schema("annotator:string", *_COLUMNS)
 
 Listed = tuple[str, Iterable[int]]  # class and trigger ranks of a pattern
@@ -60,7 +65,17 @@ def compute(
                 found.append(row)
         summary = _summary([(filled[m], own) for m, own in listed.items()], random)
         rows.append({"layer": layer, **summary, **_scores(found)})
+        for kind, span in kind_spans(index.names, layer).items():
+            rows[-1] |= of_kind(kind, _patterned([own for memory, own in listed.items() if memory in span]))
     return rows
+
+
+def _patterned(memories: Sequence[Sequence[Listed]]) -> ex.Row:
+    """How many memories have a pattern at all."""
+    count, found = len(memories), sum(bool(listed) for listed in memories)
+    low, high = share_interval(found, count)
+    share = found / count if count else None
+    return {"memories": count, "patterned_memories": found, "patterned": share, "low": low, "high": high}
 
 
 def _scores(patterns: Sequence[ex.Row]) -> ex.Row:
@@ -153,6 +168,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [
         _panel("patterns", rows, YOURS, model.layers),
         _panel("patterns-paper", published(), PAPER, ex.PAPER_LAYERS),
+        *draw_kinds("patterns", rows, "patterned", "with a pattern, by kind", ".0%", "Memories with a pattern", model),
     ]
 
 

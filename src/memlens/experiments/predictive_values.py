@@ -156,8 +156,8 @@ def draw_bins(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     axis = alt.X(
         "max_p:Q",
         title="highest probability of the value, max p",
-        scale=alt.Scale(type="log"),
-        axis=alt.Axis(format=".0~e", labelOverlap="greedy", labelSeparation=8, tickCount=6),
+        scale=alt.Scale(type="log", nice=False),
+        axis=alt.Axis(format=".0~e", values=charts.LOG_TICKS, labelOverlap="greedy", labelSeparation=8),
     )
     chart = charts.curves(both, "memories that agree", ".0%", model.layers, x=axis)
     return [charts.panel("predictive-values-bins", chart, "Agreement by the value's confidence")]

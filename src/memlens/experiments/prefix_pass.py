@@ -186,7 +186,11 @@ def aggregate(
     )
     stops = stop_targets(index, prefixes, stop_words)
     made = look_at_prefixes(index, model, prefixes, stops, progress, where)
-    notes = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin, "threads": torch.get_num_threads()}
+    notes: dict[str, Any] = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin}
+    notes["threads"] = torch.get_num_threads()
+    if validation is not None:
+        given = {name: getattr(validation, name) for name in ("unit", "column")}
+        notes["validation_corpus"] = {"sources": [*validation.sources], **given}
     tables = {PREFIXES: (PREFIXES_SCHEMA, [made.prefixes]), LAYERS: (LAYERS_SCHEMA, [made.layers])}
     index.write(tables, lambda: {"aggregate": notes})
     return Aggregate(index, made.prefixes, made.layers, made.last_layer, notes)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from memlens.errors import CorpusError, SettingError
 from memlens.experiments.experiment import SAMPLE, schema
+from memlens.experiments.kinds import kind_columns
 from memlens.index.reader import Index
 from memlens.settings import CorpusSettings
 
@@ -64,6 +65,8 @@ LAYERS_SCHEMA = schema(
     "active:int32 effective",  # memories with m > 0; participation ratio of |m| ||v||
     "promoted:bool promoted_active:bool",  # is top(y) the top of any value of the layer? of any whose m > 0?
     "ffn_logit attention_logit ffn_above attention_above",  # what went into the final logit; beside the mean of all
+    # of a mixture, by kind: share with m > 0 of those reached; what they gave, beside the mean
+    *kind_columns("active", "given"),
     "top1 top10 top100",  # what the strongest memories gave, beside the mean
     "vetoes:[int32] veto_pushes:[float32]",  # where o is a composition: memories that took most from top(r)
     "pushers:[int32] pushes:[float32]",  # in the last layer: memories that gave most to top(o) over top(r)

@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.experiments.agreement import read_targets
+from memlens.experiments.kinds import draw_kinds, kind_columns, kind_spans, of_kind
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.stats import generator, median_interval
@@ -21,6 +23,7 @@ SCHEMA = ex.schema(
     "memories:int64 vocabulary:int64",  # that take part; what a rank is out of
     "shuffled",  # median rank of the targets of other memories of the layer
     "no_trigger:int64 no_next:int64",  # left out
+    *kind_columns("memories:int64", "median", "low", "high"),  # of a mixture
 )
 
 
@@ -39,7 +42,14 @@ def compute(
         places = ex.quartiles(targets.rank) if len(targets.rank) else {}
         chance = float(np.median(shuffled)) if len(shuffled) else None
         rows.append({"layer": layer, "low": low, "high": high, "shuffled": chance} | places | counts)
+        for kind, own in kind_spans(index.names, layer).items():
+            rows[-1] |= of_kind(kind, _median(targets.among(own).rank))
     return rows
+
+
+def _median(ranks: NDArray[Any]) -> ex.Row:
+    low, high = median_interval(ranks)
+    return {"memories": len(ranks), "median": float(np.median(ranks)) if len(ranks) else None, "low": low, "high": high}
 
 
 def published() -> list[ex.Row]:
@@ -62,12 +72,13 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
         }
         for row in known
     ]
-    title = "rank of the following token, as a share of the vocabulary"
+    title = "rank of what follows (share of all tokens)"
     scale = alt.Scale(type="log")
     baselines = charts.with_depth(chance, model.layers)
-    chart = charts.bands(both, title, ".2~%", model.layers, scale=scale, baselines=baselines)
+    chart = charts.bands(both, title, ".2~%", model.layers, scale=scale, ticks=charts.LOG_TICKS, baselines=baselines)
     text = "Rank of the following token under the value, by depth"
-    return [charts.panel("rank", chart, text, rows, "median")]
+    kinds = draw_kinds("rank", rows, "median", "median rank, by kind", ",", "Rank of what follows", model)
+    return [charts.panel("rank", chart, text, rows, "median"), *kinds]
 
 
 def _head(row: ex.Row, model: ex.ModelShape) -> int:

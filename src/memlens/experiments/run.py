@@ -1,7 +1,7 @@
 """Run experiments and keep their tables in the index: INDEX/experiments/NAME.parquet.
 
-The same index, model and seed give the same bytes. On another executor the pass over prefixes is made first; it is kept
-in the index and used again as long as it is the same one, so that experiments do not depend on where it ran.
+The same index, model and seed give the same bytes, wherever the model runs. The pass over prefixes is kept in the index
+and used again as long as it is the same one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 STOP_WORDS = "en"
-_ORIGIN = "origin"  # where the prefixes of an experiment come from, in words
+_ORIGIN = ("origin", "validation_corpus")  # where the prefixes of an experiment come from, in words and as options
 _READING_OF_Y = {"y": "as values"}  # of tables on prefixes: those that read y as a state are old
 
 
@@ -40,6 +40,7 @@ def run(
     sample: int | None = None,
     progress: Progress = no_progress,
     skipped: Callable[[str, str], None] | None = None,
+    mapper: Callable[[MemoryModel], Mapper] | None = None,
     **options: Any,
 ) -> dict[str, pa.Table]:
     """Compute and keep the tables of experiments; they come back by name.
@@ -49,7 +50,7 @@ def run(
     with `all` the others keep their defaults (their samples count other things). `options` go to the experiments that
     name them in the registry. What this index cannot have is refused before anything is computed; where only `all`
     asked for it, it is left out and `skipped` told its name and the reason (without values `all` is refused, too: next
-    to nothing would be left).
+    to nothing would be left). `mapper` says where the model runs; None is here.
     """
     from memlens.vocab.table import checked_model
 
@@ -59,12 +60,13 @@ def run(
     # A model that was named is looked at in any case: another one than was scanned must not pass unnoticed.
     is_used = model is not None or any(experiment.uses_model for experiment in chosen)
     loaded = checked_model(index, model) if is_used else None
+    where = None if mapper is None or loaded is None else mapper(loaded)
     made: dict[str, pa.Table] = {}
     for experiment in chosen:
         takes_sample = experiment.on_prefixes or experiment.name in asked
         size = sample if sample is not None and takes_sample else experiment.sample
         own = {name: value for name, value in options.items() if name in experiment.options}
-        rows = _compute(index, experiment, loaded, seed, size, progress, own)
+        rows = _compute(index, experiment, loaded, where, seed, size, progress, own)
         tables = {
             table.name: pa.Table.from_pylist(own_rows, table.schema)
             for table, own_rows in zip(experiment.tables, rows, strict=True)
@@ -73,7 +75,7 @@ def run(
         # overwrite that, so each experiment keeps its own.
         seen = index.manifest.prefix_pass.content if experiment.on_prefixes else {}
         passed = {name: seen[name] for name in PREFIX_OPTIONS if name in experiment.options}
-        origin = {_ORIGIN: seen[_ORIGIN]} if experiment.on_prefixes else {}
+        origin = {name: seen[name] for name in _ORIGIN if name in seen}
         made |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed}, origin)
     return made
 
@@ -82,6 +84,7 @@ def _compute(
     index: Index,
     experiment: Experiment,
     model: MemoryModel | None,
+    where: Mapper | None,
     seed: int,
     sample: int | None,
     progress: Progress,
@@ -89,12 +92,12 @@ def _compute(
 ) -> list[list[Row]]:
     """The rows of each table of an experiment."""
     if not experiment.on_prefixes:
-        given = {"seed": seed, "sample": sample, "progress": progress}
+        given = {"seed": seed, "sample": sample, "progress": progress, **({"where": where} if experiment.maps else {})}
         return [table.compute(index, model, **given) for table in experiment.tables]
     from memlens.experiments.prefix_pass import aggregate
 
     assert model is not None
-    seen = aggregate(index, model, sample=sample or SAMPLE, seed=seed, progress=progress, **options)
+    seen = aggregate(index, model, sample=sample or SAMPLE, seed=seed, progress=progress, where=where, **options)
     return [table.compute(seen, seed) for table in experiment.tables]
 
 
@@ -118,8 +121,8 @@ def is_made(
         "sample": experiment.sample if sample is None else sample,
         **{name: given[name] for name in PREFIX_OPTIONS if name in experiment.options},
     }
-    noted = dict(index.manifest.experiment(experiment.name).content)
-    noted.pop(_ORIGIN, None)  # words for what the settings say
+    content = index.manifest.experiment(experiment.name).content
+    noted = {name: value for name, value in content.items() if name not in _ORIGIN}  # names of what the settings say
     whole = all(index.is_whole(f"{FOLDER}/{name}") for name in experiment.table_names)
     return whole and noted == _note(index, experiment, settings)
 
@@ -173,7 +176,7 @@ def _keep(
     experiment: Experiment,
     tables: Mapping[str, pa.Table],
     settings: Mapping[str, Any],
-    origin: Mapping[str, str],
+    origin: Mapping[str, Any],
 ) -> dict[str, pa.Table]:
     """Write an experiment's tables; what they were made with goes into the files and the manifest.
 
@@ -198,27 +201,3 @@ def _sources(index: Index, experiment: Experiment) -> dict[str, str]:
     used = {table: checksum for table in experiment.needs if (checksum := index.manifest.sha256(table))}
     mark = history_mark(index, experiment.people) if experiment.people else None
     return used if mark is None else used | {OLD_TABLES[experiment.people]: mark}
-
-
-def pass_over_prefixes(
-    index: Index,
-    names: str | Sequence[str],
-    model: MemoryModel | str | None,
-    mapper: Callable[[MemoryModel], Mapper],
-    seed: int,
-    sample: int | None,
-    options: Mapping[str, Any],
-    progress: Progress,
-) -> MemoryModel | str | None:
-    """Make the pass that the named experiments will ask for, if any does; the model comes back, loaded if need be."""
-    from memlens.experiments.prefix_pass import aggregate
-    from memlens.vocab.table import checked_model
-
-    chosen = find_experiments([names] if isinstance(names, str) else list(names))
-    wanted = [experiment for experiment in chosen if experiment.on_prefixes and experiment.obstacle(index) is None]
-    if not wanted or seed < 0 or (sample is not None and sample < 1):  # what is wrong, the experiments will say
-        return model
-    loaded = checked_model(index, model)
-    size = sample or wanted[0].sample or SAMPLE
-    aggregate(index, loaded, sample=size, seed=seed, progress=progress, where=mapper(loaded), **options)
-    return loaded

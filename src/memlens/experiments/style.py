@@ -24,13 +24,13 @@ COLOURS: dict[str, tuple[str, str]] = {
     "c2": ("#c4500c", "#f2a25c"),
     "c3": ("#2a9d78", "#a5e8a0"),
     "c4": ("#6a1b57", "#b35598"),
-    "c5": ("#d9d5ca", "#5c5850"),
+    "c5": ("#e4e1d8", "#4a4740"),
 }
 CATEGORIES = ("c1", "c2", "c3", "c4", "c5")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
-PAGE_HEIGHT, ROW_HEIGHT, EXPORT_WIDTH = 280, 18, 560
+PAGE_HEIGHT, ROW_HEIGHT, EXPORT_WIDTH = 190, 15, 480
 
 _COUNTED = re.compile(r"^(view|param)_\d+(?=$|_)")
 _DATA = ("data", "datasets")

@@ -17,6 +17,7 @@ Row = dict[str, Any]
 APPEARS, PARTLY, ABSENT, UNCLEAR = "appears", "appears in part", "does not appear", "cannot tell"
 NOT_APPLICABLE = "not applicable"
 VERDICTS = (APPEARS, PARTLY, ABSENT, UNCLEAR, NOT_APPLICABLE)
+THIRDS = ("lower", "middle", "upper")  # of the stack
 FEWEST = 6  # observations; of fewer, a median has no 95% interval: they lie on one side of it more than once in 20
 _SMALL = 0.1  # of the published size
 
@@ -28,7 +29,7 @@ def depth(layer: int, layers: int) -> float:
 
 def third(layer: int, layers: int) -> str:
     """In which third of the stack the middle of the layer lies."""
-    return ("lower", "middle", "upper")[min(int(3 * (layer + 0.5) / layers), 2)]
+    return THIRDS[min(int(3 * (layer + 0.5) / layers), 2)]
 
 
 def in_third(rows: Iterable[Row], which: str, layers: int) -> list[Row]:

@@ -19,7 +19,7 @@ from memlens.text import curve, number, quoted
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
 
-_DRAWN, _PRINTED = 25, 10
+_DRAWN, _PRINTED = 14, 10
 SCHEMA = ex.schema(
     "layer:int32 memory:int32",
     "times:int64 push",  # how often among the ten strongest vetoes; mean, below 0

@@ -34,6 +34,7 @@ from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
 from memlens.scanner.autotune import refuse_large_lists
 from memlens.scanner.executors import SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
+from memlens.scanner.lists import EDGES
 from memlens.scanner.sample import bin_edges
 from memlens.scanner.scanner import bos_to_feed, plan_batches
 from memlens.scanner.state import LayerShape, PartFolder, ShardNumber, ranges_left, shapes_of, wait_for_orphans
@@ -202,7 +203,7 @@ def publish(
     manifest = Manifest({**content, "scanned_with": list(scanned_with)})
     store.refuse_changes()
     refuse_replaced()
-    staging.replace_tables(folder, scanned.is_mixture)
+    staging.replace_tables(folder, files)
     refuse_replaced()
     manifest.write(folder)
     staging.throw_partial_away(folder)
@@ -259,6 +260,7 @@ def make_manifest(
         "layers": list(plan["settings"]["layers"]),
         "counts": {**counts, "prefixes": prefixes, "tokens_fed": tokens},
         "histogram_edges": bin_edges(),
+        "position_edges": list(EDGES),
         "files": {name: {**asdict(facts), "made_with": made_with()} for name, facts in files.items()},
     }
 

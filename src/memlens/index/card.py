@@ -3,7 +3,7 @@
 import json
 
 from memlens import __version__
-from memlens.index.layout import DERIVED_TABLES, MIXTURE_TABLES, SCAN_TABLES
+from memlens.index.layout import DERIVED_TABLES, OPTIONAL_TABLES, SCAN_TABLES
 from memlens.index.memory import summarize
 from memlens.index.reader import Index
 from memlens.settings import option_name
@@ -15,6 +15,8 @@ _ABOUT = {
     "triggers": "the prefixes with the highest (and most negative) coefficients of every memory",
     "memories": "one row for each memory: statistics over all prefixes",
     "ordinary": "random prefixes on which a memory fires",
+    "counts": "how often every memory fires by position, and in each sign quadrant where it has a gate",
+    "quadrants": "the top prefixes of each sign quadrant of gated memories",
     "values": "the tokens that every value promotes and demotes",
     "keys": "the tokens that every key matches on its own",
     "patterns": "what the triggers of a memory have in common",
@@ -87,7 +89,7 @@ def write_card(index: Index, repo: str) -> str:
 
 def _front_matter(index: Index) -> list[str]:
     """What the Hub reads: tags, and the tables that its viewer can show."""
-    tables = [name for name in (*SCAN_TABLES, *MIXTURE_TABLES, *DERIVED_TABLES) if name in index.manifest.files]
+    tables = [name for name in (*SCAN_TABLES, *OPTIONAL_TABLES, *DERIVED_TABLES) if name in index.manifest.files]
     lines = ["---", f"pretty_name: {json.dumps('Memories of ' + visible(index.manifest.model.name))}"]
     lines += ["tags:", "- memlens", "- interpretability", "- feed-forward", "configs:"]
     for name in tables:

@@ -23,12 +23,13 @@ from memlens.index.history import History
 from memlens.index.layout import (
     ANNOTATIONS,
     CORPUS,
+    COUNTS,
     EXPERIMENTS,
     KEYS,
     MANIFEST,
     MEMORIES,
-    MIXTURE_TABLES,
     NAMES,
+    OPTIONAL_TABLES,
     PARTIAL,
     PATTERNS,
     ROLES,
@@ -41,7 +42,7 @@ from memlens.index.layout import (
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 
-_PREFIX_TABLES = ("triggers", "ordinary")
+_PREFIX_TABLES = ("triggers", "ordinary", "quadrants")
 
 
 def wrong_references(index: Index, table: str, with_corpus: bool = True) -> str:
@@ -130,7 +131,7 @@ class Check:
                     f"{self.folder / name} is damaged, and nothing else holds what people wrote; "
                     f"run `memlens annotate {self.folder} recover`"
                 )
-            if name in (MANIFEST, *SCAN_TABLES, *MIXTURE_TABLES):
+            if name in (MANIFEST, *SCAN_TABLES, *OPTIONAL_TABLES):
                 raise IndexFolderError(
                     f"{self.folder / name} is damaged and comes from the scan; scan again with --fresh"
                 )
@@ -206,6 +207,7 @@ def _expected_rows(index: Index, name: str) -> int | None:
         CORPUS: manifest.counts.sentences,
         VOCABULARY: manifest.model.vocabulary,
         MEMORIES: memories,
+        COUNTS: memories,
         "values.parquet": memories,
         "keys.parquet": memories,
         TOKENS: manifest.model.vocabulary,

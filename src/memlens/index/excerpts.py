@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from memlens.corpus.sentences import Batch, cut_batches
 from memlens.index.reader import Index
+from memlens.memory import MemoryId
 from memlens.parallel import Progress, no_progress
 
 if TYPE_CHECKING:
@@ -104,3 +105,36 @@ def token_texts(sentence: dict[str, Any], first: int, stop: int) -> list[str]:
     edges: Sequence[int] = [0, *ends] if first <= 0 else ends[first - 1 :]
     texts = [text[begin:end] for begin, end in zip(edges, ends[max(first, 0) : stop], strict=False)]
     return ["", *texts] if first < 0 else texts
+
+
+@dataclass(frozen=True)
+class TriggerCoefficients:
+    """A trigger's sentence, token by token, with the memory's coefficient at each."""
+
+    rank: int
+    position: int
+    tokens: list[str]
+    coefficients: list[float]
+
+
+def shade_triggers(
+    index: Index, model: MemoryModel, name: MemoryId, end: str, limit: int | None = None
+) -> list[TriggerCoefficients]:
+    """Coefficients along the sentences of a memory's triggers, up to one token after each."""
+    triggers = index.triggers(name, end, limit)
+    sentences = index.sentences(sorted({trigger.prefix.sentence for trigger in triggers}))
+    places = [(trigger.prefix.sentence, trigger.prefix.position + 2) for trigger in triggers]
+    sentence = np.array([one for one, _ in places], np.int64)
+    stop = np.array([min(reach, len(sentences[one]["tokens"])) for one, reach in places], np.int64)
+    zeros = np.zeros_like(stop)
+    wanted = Excerpts(zeros + name.layer, zeros + index.names.number(name), sentence, zeros, stop)
+    found = read_coefficients(index, model, wanted).tolist()
+    return [
+        TriggerCoefficients(
+            trigger.rank,
+            trigger.prefix.position,
+            token_texts(sentences[trigger.prefix.sentence], 0, count),
+            found[number][:count],
+        )
+        for number, (trigger, count) in enumerate(zip(triggers, stop.tolist(), strict=True))
+    ]

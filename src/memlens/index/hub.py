@@ -33,7 +33,7 @@ from memlens.index.layout import (
     HUB,
     LOCK,
     MANIFEST,
-    MIXTURE_TABLES,
+    OPTIONAL_TABLES,
     PARTIAL,
     PULL,
     REPORT,
@@ -58,7 +58,11 @@ CARD = "README.md"
 _KIND = "dataset"
 _ARRIVED = "hub"  # in partial/: what was downloaded and not yet compared with the manifest
 _TABLE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)?\.parquet")
+# The Hub's rule: parts of 96 signs at most that do not begin or end with - or ., no -- or .., no .git at the end
+_PART = r"\w(?:[\w.-]{0,94}\w)?"
+_REPOSITORY = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}/{_PART}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SILENCE = 120.0  # seconds that the Hub may say nothing; its client would wait for ever
 _OWN = {CARD, ".gitattributes"}  # what a repository may hold besides an index
 
 
@@ -73,7 +77,7 @@ class Repository:
     def parse(cls, text: str) -> Repository:
         """REPO or REPO@REVISION, with or without the hf: before it."""
         name, at, revision = text.removeprefix(HUB).partition("@")
-        if not re.fullmatch(r"[\w.-]+/[\w.-]+", name, re.ASCII) or (at and not revision):
+        if not _REPOSITORY.fullmatch(name) or (at and not revision):
             raise SettingError(f"'{text}' is not a repository of the Hub; write OWNER/NAME or OWNER/NAME@REVISION")
         return cls(name, revision or "main")
 
@@ -106,7 +110,7 @@ def push(index: Index, repo: str, *, private: bool = False, progress: Progress =
     progress("push", 0, None)
     with _hub(where) as api:
         api.create_repo(where.name, repo_type=_KIND, private=private, exist_ok=True)
-        before = api.dataset_info(where.name, revision=where.revision)
+        before = api.dataset_info(where.name, revision=where.revision, timeout=_SILENCE)
         there = {one.rfilename for one in before.siblings or []}
         if MANIFEST not in there and there - _OWN:
             raise HubError(f"{where.name} holds '{min(there - _OWN)}', which is no index; name another repository")
@@ -188,7 +192,10 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
 def _publish(out: Path, content: bytes, manifest: Manifest) -> None:
     """Move the tables up; from here until the manifest is written this is no index."""
     take_manifest_away(out)
-    old = [*(out / name for name in (*DERIVED_TABLES, *MIXTURE_TABLES, REPORT)), *(out / EXPERIMENTS).glob("*.parquet")]
+    old = [
+        *(out / name for name in (*DERIVED_TABLES, *OPTIONAL_TABLES, REPORT)),
+        *(out / EXPERIMENTS).glob("*.parquet"),
+    ]
     for path in old:
         if path.relative_to(out).as_posix() not in manifest.files:
             path.unlink(missing_ok=True)
@@ -249,16 +256,16 @@ def copy_of(repo: str) -> Path:
 
 
 def _commit_of(api: HfApi, where: Repository) -> str:
-    return str(api.dataset_info(where.name, revision=where.revision).sha)
+    return str(api.dataset_info(where.name, revision=where.revision, timeout=_SILENCE).sha)
 
 
 @contextmanager
 def _hub(where: Repository) -> Iterator[HfApi]:
-    """The Hub's API; its errors become one line each."""
+    """The Hub's API; its errors become one line each, and its silence, too."""
     from huggingface_hub import HfApi, errors
 
     try:
-        with _quiet():
+        with _quiet(), _impatient():
             yield HfApi(library_name="memlens", library_version=__version__)
     except MemlensError:
         raise
@@ -294,6 +301,19 @@ def _is_unreachable(error: BaseException | None) -> bool:
             return True
         error = error.__cause__  # an upload of one file of many is reported as something else
     return False
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """With an end to the waiting of calls that take no time limit of their own."""
+    from huggingface_hub import get_session
+
+    session = get_session()
+    before, session.timeout = session.timeout, _SILENCE
+    try:
+        yield
+    finally:
+        session.timeout = before
 
 
 @contextmanager

@@ -6,6 +6,8 @@
     triggers.parquet       the top (and bottom) triggers of every memory
     memories.parquet       one row per memory: statistics
     ordinary.parquet       random prefixes a memory fires on
+    counts.parquet         one row per memory: how often it fires by position, and by quadrant where it has a gate
+    quadrants.parquet      the top prefixes of each sign quadrant (gated blocks only)
     experts.parquet        one row per expert behind a router: how often it is chosen (mixtures of experts only)
     routing.parquet        prefixes that are sent to an expert  (the same)
     values.parquet         what values promote          (`memlens values`)
@@ -55,6 +57,8 @@ PARTS = "parts"  # in partial/
 SHARD = "shard.json"  # in partial/: this is a finished shard
 PULL = "pull.json"  # in partial/: what is being copied from the Hub
 
+QUADRANT_SIGNS = ("++", "+-", "-+", "--")  # of a gated memory: the sign of the gate, then that of the input
+
 HUB = "hf:"  # before the name of a repository
 
 CORPUS = "corpus.parquet"
@@ -71,11 +75,14 @@ ROLES = "roles.parquet"
 EXPERIMENTS = "experiments"
 REPORT = "report.html"
 ROUTERS = "routers.parquet"
+COUNTS = "counts.parquet"
+QUADRANTS = "quadrants.parquet"
 EXPERTS = "experts.parquet"
 ROUTING = "routing.parquet"
 DERIVED_TABLES = (VALUES, KEYS, ROUTERS, TOKENS, PATTERNS, NAMES, ROLES)
 SCAN_TABLES = (CORPUS, VOCABULARY, TRIGGERS, MEMORIES, ORDINARY)
-MIXTURE_TABLES = (EXPERTS, ROUTING)  # of a scan, too, where the model is a mixture of experts
+# Of a scan, too, where the model has gates or experts; older indexes have no counts and no quadrants.
+OPTIONAL_TABLES = (COUNTS, QUADRANTS, EXPERTS, ROUTING)
 
 CORPUS_SCHEMA = pa.schema(
     [
@@ -88,16 +95,16 @@ CORPUS_SCHEMA = pa.schema(
     ]
 )
 VOCABULARY_SCHEMA = pa.schema([("token", pa.int32()), ("text", pa.string())])
-_PREFIX = [
+PREFIX_COLUMNS = [
     ("coefficient", pa.float32()),
     ("sentence", pa.int64()),
     ("position", pa.int32()),
     ("next_token", pa.int32()),
 ]
 TRIGGERS_SCHEMA = pa.schema(
-    [("layer", pa.int32()), ("memory", pa.int32()), ("end", pa.string()), ("rank", pa.int32()), *_PREFIX]
+    [("layer", pa.int32()), ("memory", pa.int32()), ("end", pa.string()), ("rank", pa.int32()), *PREFIX_COLUMNS]
 )
-ORDINARY_SCHEMA = pa.schema([("layer", pa.int32()), ("memory", pa.int32()), ("rank", pa.int32()), *_PREFIX])
+ORDINARY_SCHEMA = pa.schema([("layer", pa.int32()), ("memory", pa.int32()), ("rank", pa.int32()), *PREFIX_COLUMNS])
 MEMORIES_SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
@@ -111,24 +118,8 @@ MEMORIES_SCHEMA = pa.schema(
     ]
 )
 
-_EXPERT = [("layer", pa.int32()), ("expert", pa.int32())]
-EXPERTS_SCHEMA = pa.schema(
-    [*_EXPERT, ("chosen", pa.int64()), ("share", pa.float64()), ("weight", pa.float64())]  # prefixes; mean weight
-)
-ROUTING_SCHEMA = pa.schema(
-    [
-        *_EXPERT,
-        ("list", pa.string()),  # "heaviest": the largest weights, "drawn": at random
-        ("rank", pa.int32()),
-        ("weight", pa.float32()),  # null for those drawn
-        ("sentence", pa.int64()),
-        ("position", pa.int32()),
-        ("next_token", pa.int32()),
-    ]
-)
 
-
-_ENTRIES = {MANIFEST, PARTIAL, ANNOTATIONS, LOCK, EXPERIMENTS, REPORT, *SCAN_TABLES, *MIXTURE_TABLES, *DERIVED_TABLES}
+_ENTRIES = {MANIFEST, PARTIAL, ANNOTATIONS, LOCK, EXPERIMENTS, REPORT, *SCAN_TABLES, *OPTIONAL_TABLES, *DERIVED_TABLES}
 
 
 def foreign_entries(folder: Path) -> list[str]:
@@ -244,6 +235,7 @@ class ExperimentNote:
     sample: int | None = None
     origin: str | None = None
     validation: Any = None
+    validation_corpus: Mapping[str, Any] | None = None  # its sources, unit and column, as they were given
     stop_words: str | None = None
     made_from: Mapping[str, str] = field(default_factory=dict)
     content: Mapping[str, Any] = field(default_factory=dict)
@@ -285,7 +277,7 @@ class Manifest:
     @cached_property
     def generation(self) -> str:
         """A name of the scan: another one as soon as the plan, the model, the corpus or a table of the scan differs."""
-        scanned = {name: facts.sha256 for name, facts in self.files.items() if name in SCAN_TABLES + MIXTURE_TABLES}
+        scanned = {name: facts.sha256 for name, facts in self.files.items() if name in SCAN_TABLES + OPTIONAL_TABLES}
         content = json.dumps([self.content["plan"], self.content["model"], scanned], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
@@ -318,6 +310,11 @@ class Manifest:
     @property
     def histogram_edges(self) -> list[float]:
         return list(self.content["histogram_edges"])
+
+    @property
+    def position_edges(self) -> list[int]:
+        """The first positions of all ranges of positions but the first; empty in an older index."""
+        return list(self.content.get("position_edges", []))
 
     @cached_property
     def files(self) -> dict[str, FileFacts]:

@@ -1,6 +1,6 @@
 """One memory as a record, and an index and its values in a few numbers: what tables say, without a model.
 
-    read_memory(index, "L3N512")    statistics, summary, patterns, value, key, triggers and ordinary prefixes
+    read_memory(index, "L3N51")     statistics, summary, patterns, value, key, triggers and ordinary prefixes
     summarize_values(index)         how many values agree with their target, and the most confident of them
 
 `memlens show --json` and the workbench write the record of a memory; each of its parts can be read alone.
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from memlens.index.layout import QUADRANT_SIGNS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 
@@ -48,6 +49,7 @@ class MemoryValue:
     target_rank: int | None  # its place among all tokens, 1 is the top
     promotes: tuple[TokenNumber, ...]  # most probable first
     demotes: tuple[TokenNumber, ...]  # least probable first
+    histogram: tuple[int, ...] | None  # tokens by score, in equal bins from the lowest to the highest; None if not kept
     key: tuple[TokenNumber, ...]  # best match first; empty where the index has no keys table
 
 
@@ -91,6 +93,16 @@ class MemoryRoles:
 
 
 @dataclass(frozen=True)
+class MemoryQuadrant:
+    """A gated memory where gate and input have these signs."""
+
+    quadrant: str  # of the gate, then of the input: ++, +-, -+ or --
+    prefixes: int
+    share: float  # of the prefixes that reached the memory
+    triggers: tuple[Trigger, ...]  # the largest coefficients in size
+
+
+@dataclass(frozen=True)
 class MemoryRecord:
     """Everything that an index says about one memory; None where a later stage has still to say it."""
 
@@ -112,6 +124,7 @@ class MemoryRecord:
     ordinary: tuple[Trigger, ...]  # random prefixes it fires on
     seen: int  # prefixes that reached it: all, or of an expert those that its router sent there
     roles: MemoryRoles | None
+    quadrants: tuple[MemoryQuadrant, ...] | None  # None without a gate, and in an older index
 
     def patterns_of(self, rank: int) -> list[int]:
         """Places of the patterns that the top trigger of a rank contains."""
@@ -143,6 +156,7 @@ def read_memory(
         tuple(index.ordinary(name)),
         _seen(index, name),
         read_roles(index, name),
+        read_quadrants(index, name),
     )
 
 
@@ -173,6 +187,7 @@ def read_value(index: Index, memory: str | MemoryId) -> MemoryValue | None:
         row["target_rank"],
         _scored_tokens(index, row["tokens"], row["p"], rare),
         _scored_tokens(index, row["bottom_tokens"], row["bottom_p"], rare),
+        tuple(row["histogram"]) if row.get("histogram") else None,  # tables of earlier versions lack it
         () if key is None else _tokens(index, key["tokens"], key["scores"], rare),
     )
 
@@ -183,6 +198,20 @@ def read_roles(index: Index, memory: str | MemoryId) -> MemoryRoles | None:
     if row is None:
         return None
     return MemoryRoles(tuple(row["roles"]), {name: one for name, one in row.items() if isinstance(one, float)})
+
+
+def read_quadrants(index: Index, memory: str | MemoryId) -> tuple[MemoryQuadrant, ...] | None:
+    """None for a memory without a gate, and in an index of a scan that did not keep them."""
+    row = _row(index, "counts", memory)
+    if row is None or row["quadrants"] is None or not index.has("quadrants"):
+        return None
+    name, seen = index.check(memory), max(sum(row["prefixes"]), 1)
+    rows = index.rows_of("quadrants", [name], order="quadrant, rank")[name]
+    triggers = list(zip(rows, index.with_text(rows), strict=True))
+    return tuple(
+        MemoryQuadrant(signs, count, count / seen, tuple(one for own, one in triggers if own["quadrant"] == signs))
+        for signs, count in zip(QUADRANT_SIGNS, row["quadrants"], strict=True)
+    )
 
 
 def read_summary(index: Index, memory: str | MemoryId) -> MemorySummary | None:

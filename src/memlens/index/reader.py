@@ -36,6 +36,7 @@ from memlens.memory import MemoryId, MemoryNames, Prefix, Trigger, TriggerList
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from memlens.index.notebook import ShownMemory
     from memlens.models.memory_model import MemoryModel
 
 
@@ -83,6 +84,7 @@ class Index:
             raise IndexFolderError(_why_not_an_index(self.folder))
         self._manifest_stamp = file_stamp(self.folder / MANIFEST)
         self.manifest = Manifest.read(self.folder)
+        self.model: MemoryModel | None = None  # to shade triggers in a notebook
         self._verified: dict[str, tuple[str, FileStamp]] = {}  # file -> its checksum, and its stamp when it was read
 
     @property
@@ -102,6 +104,12 @@ class Index:
         self.memories(name.layer)  # refuses a layer that is not there
         self.names.number(name)
         return name
+
+    def __getitem__(self, memory: str | MemoryId) -> ShownMemory:
+        """The record of a memory, which a notebook shows as a page does: `index["L5N94"]`."""
+        from memlens.index.notebook import show_memory
+
+        return show_memory(self, memory)
 
     @property
     def names(self) -> MemoryNames:
@@ -329,6 +337,12 @@ class Index:
         """The text of every token."""
         texts: list[str] = self.arrays("SELECT text FROM {vocabulary} ORDER BY token")["text"].tolist()
         return texts
+
+    def chart(self, experiment: str) -> Any:
+        """The figure of an experiment as an Altair chart."""
+        import memlens  # the front door: experiments are above this package
+
+        return memlens.chart(self, experiment)
 
     def load_model(self, model: str | None = None, **options: Any) -> MemoryModel:
         """The model this index was made from, from where it was then or from `model`; refused if it has changed."""

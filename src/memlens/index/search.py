@@ -3,7 +3,7 @@
     triggers   prefixes that contain the text, or end with it; capitals matter only where the text has some
     values     tokens that read the text, with or without a space before it; else all tokens that contain it
     patterns   descriptions in which every word of the text begins a word; capitals do not matter
-    name       L3N512, or the beginning of one
+    name       L3N51, or the beginning of one
     no text    all memories, by a statistic
 
 Filters hold for all of them. Everything is asked of the tables with DuckDB; text in triggers is found faster in arrays,
@@ -199,7 +199,7 @@ def _list_memories(index: Index, query: SearchQuery) -> SearchResult:
 def _search_names(index: Index, query: SearchQuery) -> SearchResult:
     typed = name_beginning(query.text)
     if typed is None:
-        raise SettingError(f"'{query.text}' is not a memory's name; write layer and memory like L3N512, both from 0")
+        raise SettingError(f"'{query.text}' is not a memory's name; write layer and memory like L3N51, both from 0")
     layer, beginning = typed
     index.memories(layer)  # refuses a layer that is not there
     sql = f"""SELECT layer, memory, count(*) OVER () AS total FROM {{memories}} m

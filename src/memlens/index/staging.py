@@ -6,7 +6,7 @@ corpus stage, and the first to go when partial/ is thrown away. Nothing that mem
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from memlens.index.layout import (
     EXPERIMENTS,
     LOCK,
     MANIFEST,
-    MIXTURE_TABLES,
+    OPTIONAL_TABLES,
     PARTIAL,
     REPORT,
     SCAN_TABLES,
@@ -99,7 +99,7 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
             f"{folder} holds an index of {other}; choose another folder with -o, or replace it with --fresh"
         )
     manifest = Manifest.read(folder)
-    for name in (*SCAN_TABLES, *(name for name in MIXTURE_TABLES if name in manifest.files)):
+    for name in (*SCAN_TABLES, *(name for name in OPTIONAL_TABLES if name in manifest.files)):
         if not is_as_noted(folder / name, manifest.files.get(name)):
             raise IndexFolderError(f"{folder / name} is missing or damaged; scan again with --fresh")
     if unfinished is None or unfinished == plan:
@@ -193,17 +193,17 @@ def take_manifest_away(folder: Path) -> None:
         raise IndexFolderError(f"somebody labels memories of {folder}; choose another folder with -o") from error
 
 
-def replace_tables(folder: Path, mixture: bool) -> None:
-    """Put the new tables in the place of what was there; from here until the manifest is written this is no index."""
+def replace_tables(folder: Path, names: Collection[str]) -> None:
+    """Put the new tables, of these names, in place; from here until the manifest is written this is no index."""
     take_manifest_away(folder)
     for name in (*DERIVED_TABLES, REPORT):
         (folder / name).unlink(missing_ok=True)
     if (folder / EXPERIMENTS).is_dir():
         shutil.rmtree(folder / EXPERIMENTS)
-    if not mixture:
-        for name in MIXTURE_TABLES:
+    for name in OPTIONAL_TABLES:
+        if name not in names:
             (folder / name).unlink(missing_ok=True)
-    for name in SCAN_TABLES + MIXTURE_TABLES:
+    for name in names:
         made = folder / PARTIAL / name
         if made.exists():  # else a call that was killed here has moved it already
             made.replace(folder / name)

@@ -15,14 +15,16 @@ from memlens.errors import IndexFolderError
 from memlens.files import FileFacts, write_table
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import (
+    COUNTS,
     EXPERTS,
-    EXPERTS_SCHEMA,
     MEMORIES,
     MEMORIES_SCHEMA,
     ORDINARY,
     ORDINARY_SCHEMA,
+    PREFIX_COLUMNS,
+    QUADRANT_SIGNS,
+    QUADRANTS,
     ROUTING,
-    ROUTING_SCHEMA,
     TRIGGERS,
     TRIGGERS_SCHEMA,
     VOCABULARY,
@@ -37,6 +39,37 @@ from memlens.settings import ScanSettings
 
 _MEMORIES_PER_ROW_GROUP = 1024
 _ORDINARY_KEPT = 5
+
+COUNTS_SCHEMA = pa.schema(
+    [
+        ("layer", pa.int32()),
+        ("memory", pa.int32()),
+        # By range of positions (`position_edges` of the manifest):
+        ("fired", pa.list_(pa.int64())),  # prefixes with a coefficient above 0
+        ("prefixes", pa.list_(pa.int64())),  # that reached the memory
+        ("sentences", pa.list_(pa.int64())),  # with such a prefix
+        ("quadrants", pa.list_(pa.int64())),  # prefixes in ++, +-, -+, --; null without a gate
+    ]
+)
+QUADRANTS_SCHEMA = pa.schema(
+    [("layer", pa.int32()), ("memory", pa.int32()), ("quadrant", pa.string()), ("rank", pa.int32()), *PREFIX_COLUMNS]
+)
+
+_EXPERT = [("layer", pa.int32()), ("expert", pa.int32())]
+EXPERTS_SCHEMA = pa.schema(
+    [*_EXPERT, ("chosen", pa.int64()), ("share", pa.float64()), ("weight", pa.float64())]  # prefixes; mean weight
+)
+ROUTING_SCHEMA = pa.schema(
+    [
+        *_EXPERT,
+        ("list", pa.string()),  # "heaviest": the largest weights, "drawn": at random
+        ("rank", pa.int32()),
+        ("weight", pa.float32()),  # null for those drawn
+        ("sentence", pa.int64()),
+        ("position", pa.int32()),
+        ("next_token", pa.int32()),
+    ]
+)
 
 
 class JoinedParts:
@@ -61,6 +94,10 @@ class JoinedParts:
     @property
     def is_mixture(self) -> bool:
         return any(shape.experts for shape in self.shapes.values())
+
+    @property
+    def is_gated(self) -> bool:
+        return any(shape.gated for shape in self.shapes.values())
 
     @property
     def prefixes(self) -> int:
@@ -105,6 +142,9 @@ def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) ->
         ORDINARY: write_table(folder / ORDINARY, ORDINARY_SCHEMA, _ordinary(scanned.layers, store)),
         MEMORIES: write_table(folder / MEMORIES, MEMORIES_SCHEMA, statistics),
     }
+    written[COUNTS] = write_table(folder / COUNTS, COUNTS_SCHEMA, (_counts(scan) for scan in scanned.layers))
+    if scanned.is_gated:
+        written[QUADRANTS] = write_table(folder / QUADRANTS, QUADRANTS_SCHEMA, _quadrants(scanned.layers, store))
     if scanned.is_mixture:
         routed = [(scan.layer, scan.routing) for scan in scanned.layers if scan.routing is not None]
         experts = (_experts(*one, scanned.prefixes) for one in routed)
@@ -213,12 +253,51 @@ def _statistics(scan: LayerScan, prefixes: int) -> pa.Table:
             "max": np.where(seen > 0, scan.highest, 0) + 0,
             "min": np.where(seen > 0, scan.lowest, 0) + 0,
             "mean": scan.total * UNIT / each,
-            "frequency": scan.positive / each,
+            "frequency": scan.positions.fired.sum(1) / each,
             "dead": is_dead(scan),
             "histogram": list(scan.sample.counts),
         },
         MEMORIES_SCHEMA,
     )
+
+
+def _counts(scan: LayerScan) -> pa.Table:
+    memories, positions = len(scan.total), scan.positions
+    kept = scan.quadrants
+    quadrants = [None] * memories if kept is None else list(np.take_along_axis(kept.counts, kept.order(), 1))
+    return pa.table(
+        {
+            "layer": np.full(memories, scan.layer),
+            "memory": np.arange(memories),
+            "fired": list(positions.fired),
+            "prefixes": list(positions.of_memories(positions.prefixes, scan.size)),
+            "sentences": list(positions.of_memories(positions.sentences, scan.size)),
+            "quadrants": quadrants,
+        },
+        COUNTS_SCHEMA,
+    )
+
+
+def _quadrants(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
+    """The top prefixes of every quadrant, by memory, quadrant and rank."""
+    for scan in layers:
+        if scan.quadrants is None:
+            continue
+        lists, order = scan.quadrants.lists, scan.quadrants.order()
+        rows = (4 * np.arange(len(order))[:, None] + order).ravel()  # of the lists, quadrant by quadrant
+        places = np.arange(lists.keys.shape[1])[None, :] < lists.filled[rows, None]  # [4 * memories, KEPT]
+        number, rank = np.nonzero(places)
+        scores, sentences, positions = (
+            own[rows][places] for own in (lists.scores(), lists.sentences(), lists.positions)
+        )
+        signs = 1 - 2 * (rows[number] % 2).astype(np.float32)
+        head = {
+            "layer": np.full(len(number), scan.layer),
+            "memory": number // 4,
+            "quadrant": np.array(QUADRANT_SIGNS)[number % 4],
+            "rank": rank,
+        }
+        yield pa.table(head | _prefix_columns(signs * scores, sentences, positions, store), QUADRANTS_SCHEMA)
 
 
 def _experts(layer: int, routing: Routing, prefixes: int) -> pa.Table:

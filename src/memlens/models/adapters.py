@@ -7,8 +7,10 @@ adapt(network, tokenizer, name=..., source=...) returns a MemoryModel, most easi
 asked before memlens looks by itself, also for types that memlens refuses, and what it returns is proven like any other.
 """
 
+import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from functools import cache
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any
 
 from memlens.errors import ModelError
@@ -20,16 +22,26 @@ from memlens.models.tokenizer import Tokenizer
 GROUP = "memlens.models"
 
 
+@cache
+def _entries(_where: tuple[str, ...]) -> EntryPoints:
+    return entry_points(group=GROUP)
+
+
+def _adapters(model_type: str) -> EntryPoints:
+    """Entry points for a model type; packages are looked through once, and again where there are others to find."""
+    return _entries(tuple(sys.path)).select(name=model_type)
+
+
 def refuse_config(config: Config, name: str) -> None:
     """UnsupportedModel where the configuration speaks against the model and nobody brings an adapter for it."""
-    if not entry_points(group=GROUP, name=config.model_type):
+    if not _adapters(config.model_type):
         refuse_kind(config, name)
 
 
 def as_memories(network: Any, tokenizer: Tokenizer | None, *, name: str, source: str) -> MemoryModel:
     """A transformers' network as a MemoryModel: by an adapter for its type, else by discovery."""
     adapt: Callable[..., Any] = HuggingFaceModel
-    for entry in entry_points(group=GROUP, name=network.config.model_type):
+    for entry in _adapters(network.config.model_type):
         try:
             adapt = entry.load()
         except Exception as error:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from memlens.errors import MemlensError, UnsupportedModel
+from memlens.models.products import Product, ProductMode
 
 _SEQUENCES, _LENGTH, _SEED = 2, 8, 2021  # every row costs time at each load; what begins later than this is not seen
 
@@ -63,19 +65,35 @@ class BlockCall:
         noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(_SEED)).to(own)
         self.states = own.clone()  # what the block is given when it is run again, float32 or finer
         self.states[1:] = noise[1:] * own[:1].square().mean().sqrt()
+        self.shape: tuple[int, int] = (own.shape[0], own.shape[1])
         self._finer = replace(call, arguments=_finer(call.arguments), named=_finer(call.named))
 
     def run(self, states: Tensor | None = None) -> Tensor:
         """What the block puts out for `states`, or for its probe."""
         return self._finer.again(self.states if states is None else states)
 
-    def traced(self) -> tuple[Tensor, list[ModuleCall]]:
-        """The output, and the calls of all modules inside in the order in which they ended; of those run once."""
+    def traced(self) -> BlockTrace:
+        """The block run on its probe, with all that is made inside."""
         calls: list[ModuleCall] = []
-        with record_calls([module for module in self.block.modules() if module is not self.block], calls.append):
+        inside = [module for module in self.block.modules() if module is not self.block]
+        with record_calls(inside, calls.append), ProductMode(self.block, self.shape) as mode:
             output = self.run()
         counts = Counter(call.module for call in calls)
-        return output, [call for call in calls if counts[call.module] == 1]
+        return BlockTrace(output, [call for call in calls if counts[call.module] == 1], mode.products)
+
+    @cached_property
+    def trace(self) -> BlockTrace:
+        """`traced` as it was first made: discovery and proof look at the same run."""
+        return self.traced()
+
+
+@dataclass(frozen=True, eq=False)
+class BlockTrace:
+    """What a block did on its probe."""
+
+    output: Tensor
+    calls: list[ModuleCall]  # of all modules inside that ran once, in the order in which they ended
+    products: list[Product]
 
 
 @contextmanager
@@ -190,6 +208,7 @@ class Probe:
     tokens: Tensor  # [batch, pos] int64
     calls: list[BlockCall]
     around: list[nn.Module]
+    logits: Tensor | None = None  # what the network makes of the last call's states, where that was looked at
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from memlens.errors import FilesError, ModelError, ModelNotFound, UnsupportedModel
 from memlens.files import read_limited
 from memlens.models.huggingface import quiet_transformers
-from memlens.models.refusals import Config, text_config
+from memlens.models.refusals import Config, quantization, text_config
 
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in the order in which transformers looks for them
 _REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -58,11 +58,8 @@ def read_config(place: str, name: str, **options: Any) -> Config:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
     except Exception as error:
-        if isinstance(error, ValueError) and "gguf_file" in options and "not supported" in str(error):
-            raise UnsupportedModel(
-                f"{name} cannot be read: transformers knows no such .gguf file ({one_line(error)}); name the folder or "
-                "Hub id of the safetensors checkpoint that it was made from"
-            ) from error
+        if "gguf_file" in options and not isinstance(error, (ImportError, OSError, MemoryError)):  # its head is whole
+            raise unsupported_gguf(name, one_line(error)) from error
         path = Path(place) / "config.json"
         if isinstance(error, ValueError) and path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
@@ -73,10 +70,16 @@ def read_config(place: str, name: str, **options: Any) -> Config:
         raise ModelError(f"the configuration of {name} cannot be read ({one_line(error)})") from error
     for part in ("_attn_implementation", "_experts_implementation"):
         if getattr(config, part, None) not in _IMPLEMENTATIONS:
-            setattr(
-                config, part, None
-            )  # a checkpoint may name a program on the Hub here, which would be fetched and run
+            # a checkpoint may name a program on the Hub here, which would be fetched and run
+            setattr(config, part, None)
     return config
+
+
+def unsupported_gguf(name: str, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{name} cannot be read: transformers knows no such .gguf file ({reason}); name the folder or Hub id of the "
+        "safetensors checkpoint that it was made from"
+    )
 
 
 def _refuse_many_layers(place: str, name: str) -> None:
@@ -112,7 +115,10 @@ def refuse_misfit(name: str, config: Config, stored: Mapping[str, torch.Tensor],
         )
     network = network_without_numbers(config, name)
     wanted = sum(parameter.numel() for parameter in network.parameters())
-    room = min(sum(tensor.numel() for tensor in stored.values()), size // 2)  # a number takes two bytes at least
+    if quantization(config) == "mxfp4":  # two numbers in a byte
+        room = min(sum(tensor.numel() * (1 + (tensor.dtype == torch.uint8)) for tensor in stored.values()), 2 * size)
+    else:
+        room = min(sum(tensor.numel() for tensor in stored.values()), size // 2)  # a number takes two bytes at least
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
     if wanted > 2 * room or buffers > _MOST_BUFFERS + size:  # twice: tied embeddings may be stored once
         raise ModelError(
@@ -172,13 +178,28 @@ def _file_of(place: str, file: str) -> Path | None:
     return Path(found) if found else None
 
 
+def network_class(config: Config, name: str) -> Any:
+    """The class of transformers that makes the network with its head: of text alone, or of text beside other media."""
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+
+    for kind in (AutoModelForCausalLM, AutoModelForMultimodalLM):
+        if type(config) in kind._model_mapping:
+            return kind
+    raise UnsupportedModel(
+        f"{name} ({config.model_type}) cannot be read as memories: transformers has no language model of this type"
+    )
+
+
 def network_without_numbers(config: Config, name: str) -> Any:
     """The network that a configuration describes, its weights being shapes only."""
-    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
 
+    kind = network_class(config, name)
     try:
-        with quiet_transformers(), torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+        with quiet_transformers(), torch.device("meta"), no_init_weights():
+            network = kind.from_config(config)
+            network.tie_weights()
+            return network
     except Exception as error:  # settings that contradict each other fail wherever they meet
         raise ModelError(f"config.json of {name} describes no network ({one_line(error)}); mend it") from error
 

@@ -200,7 +200,8 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
     edited = () if taps is None or not taps.edits else range(experts.num_experts)
     for expert in sorted({*hit, *edited} - {experts.num_experts}):
         place, rows = torch.where(chosen[expert])
-        m = _inner(experts, expert, hidden_states[rows])
+        inner = _inner(experts, expert, hidden_states[rows])
+        m = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
         weights = top_k_weights[rows, place]
         change = None if not edited or taps is None else _edited(taps, expert, rows, m, weights)
         if change is None:
@@ -209,17 +210,22 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
         else:
             rows, m, weights, added = change
         if taps is not None and taps.watchers:
-            _show(taps, expert, rows, m * weights[:, None] if change is None else m, weights)
+            _show(
+                taps,
+                expert,
+                rows,
+                m * weights[:, None] if change is None else m,
+                weights,
+                inner if change is None else None,
+            )
         output.index_add_(0, rows, added.to(output.dtype))
     return output
 
 
 def _inner(experts: Any, expert: int, states: Tensor) -> Tensor:
-    """m [n, size] of one expert."""
+    """What the keys of one expert give, or its gates and ups together, [n, size or 2 size]."""
     name = "gate_up_proj" if experts.has_gate else "up_proj"
-    inner = _affine(experts, getattr(experts, name)[expert], _bias_of(experts, name, expert), states)
-    m: Tensor = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
-    return m
+    return _affine(experts, getattr(experts, name)[expert], _bias_of(experts, name, expert), states)
 
 
 def _affine(experts: Any, weight: Tensor, bias: Tensor | None, states: Tensor) -> Tensor:
@@ -254,6 +260,8 @@ def _edited(
     return torch.arange(tokens, device=rows.device), used, everywhere, added
 
 
-def _show(taps: _Taps, expert: int, rows: Tensor, coefficients: Tensor, weights: Tensor) -> None:
+def _show(taps: _Taps, expert: int, rows: Tensor, coefficients: Tensor, weights: Tensor, inner: Tensor | None) -> None:
     for groups, shape, use in taps.watchers:
-        use(CoefficientBlock(groups[expert], (shape.batch, shape.positions), rows, coefficients, weights))
+        group = groups[expert]
+        gates = inner[:, group._part(0)] if inner is not None and group.gated else None
+        use(CoefficientBlock(group, (shape.batch, shape.positions), rows, coefficients, weights, gates))

@@ -28,6 +28,7 @@ class FoundLens:
     state_scale: float
     logit_scale: float
     soft_cap: float | None
+    logits: Tensor  # of the probe's last states
 
 
 def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: Sequence[float]) -> FoundLens:
@@ -48,7 +49,7 @@ def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: 
     state_scale = ratio(head.given, normed) if head.given.shape == normed.shape else None
     if state_scale is None:
         raise UnsupportedModel("between its last block and its output embedding lies more than a norm")
-    return FoundLens(head.module, final_norm, state_scale, *_scale_and_cap(logits, head.output, soft_caps))
+    return FoundLens(head.module, final_norm, state_scale, *_scale_and_cap(logits, head.output, soft_caps), logits)
 
 
 def _head(network: Any, made: Sequence[ModuleCall], logits: Tensor) -> ModuleCall:

@@ -4,8 +4,9 @@ The readers of gguf and transformers take counts and lengths in a file at their 
 whoever opens a file that lies. So the head is walked here first; what it says must fit into the file.
 """
 
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -49,6 +50,16 @@ def read_head(path: Path) -> GgufHead:
     return head
 
 
+def _packings() -> Mapping[int, tuple[int, int]]:
+    """(numbers, bytes) of a block of each packing; none without the package that also unpacks them."""
+    try:
+        from gguf.constants import GGML_QUANT_SIZES
+    except ImportError:
+        return {}
+    sizes: Mapping[int, tuple[int, int]] = GGML_QUANT_SIZES
+    return sizes
+
+
 class _Walk:
     """Reads one value after another, and none that is longer than what is left of the file."""
 
@@ -67,20 +78,27 @@ class _Walk:
                 head.settings[name] = self._number(_SCALARS[kind])
             else:
                 self._pass_over(kind)
-        for name, shape in self._shapes(tensors):
+        end = 0
+        for name, shape, size in self._shapes(tensors):
             head.tensors[name] = torch.empty(shape, device="meta")
+            end = max(end, size)
+        if end > self.left:
+            raise ValueError(f"its tensors take {end:,} bytes, but only {self.left:,} are there")
         return head
 
-    def _shapes(self, count: int) -> Iterator[tuple[str, list[int]]]:
+    def _shapes(self, count: int) -> Iterator[tuple[str, list[int], int]]:
+        """(name, shape, where it ends behind the head) of every tensor."""
+        packings = _packings()
         for _ in range(count):
             name, sides = self._text(), int(self._number("I"))
             if sides > _MOST_SIDES:
                 raise ValueError(f"the tensor {name[:60]} has {sides} sides")
             shape = [int(self._number("Q")) for _ in range(sides)]
-            self._bytes(4 + 8)  # how its numbers are packed, and where they are
+            packing, begin = int(self._number("I")), int(self._number("Q"))
             if any(side > 1 << 40 for side in shape):
                 raise ValueError(f"the tensor {name[:60]} is {shape}")
-            yield name, shape
+            numbers, size = packings.get(packing, (1, 0))  # transformers refuses what it cannot unpack
+            yield name, shape, begin + math.prod(shape) // numbers * size
 
     def _pass_over(self, kind: int) -> None:
         if kind == _TEXT:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -95,6 +96,11 @@ class MemoryGroup(ABC):
         """Where its memories lie among those of the layer."""
         return slice(self.start, self.start + self.size)
 
+    @cached_property
+    def gate_turns(self) -> bool:
+        """Does a negative gate turn the sign of what it lets through, as with SiLU, and not with a sigmoid or ReLU?"""
+        return bool((self.activate(torch.tensor([-1.0], device=self.values.device)) < 0).item())
+
     def holds(self, memory: MemoryId | ExpertId) -> bool:
         """Is this the group of a memory, or of an expert, of the same layer?"""
         return (memory.kind, memory.expert) == (self.kind, self.expert)
@@ -104,13 +110,21 @@ class MemoryGroup(ABC):
 
         Computed in the dtype of `inputs`, whatever the model's is; without the weight of a router.
         """
-        gate = _affine(inputs, self.keys, self.key_bias)
-        if self.up is None:
+        gate, up = self.matches(inputs)
+        if up is None:
             coefficients = self.activate(gate)
         else:
-            up = _affine(inputs, self.up, self.up_bias)
             coefficients = self.activate(gate) * up if self.combine is None else self.combine(gate, up)
         return coefficients if self.token_scale is None else coefficients * self.token_scale(inputs)
+
+    def matches(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """(x K^T + b_K, x U^T + b_U), [..., size] each; the second is None where the block is not gated."""
+        up = None if self.up is None else _affine(inputs, self.up, self.up_bias)
+        return _affine(inputs, self.keys, self.key_bias), up
+
+    def weighed_values(self, coefficients: Tensor) -> Tensor:
+        """c V [n, d] for coefficients [n, size], in their dtype and without any scale."""
+        return coefficients @ self.values.to(coefficients.dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,6 +202,7 @@ class CoefficientBlock(NamedTuple):
     rows: Tensor | None  # [n] which rows of the flattened [batch * pos], each once, in any order; None: all, in order
     coefficients: Tensor  # [n, size], s * m
     weights: Tensor | None  # [n], s; None where it is 1 for every token
+    gates: Tensor | None = None  # [n, size], x G^T + b_G; None where the block is not gated or its experts are edited
 
     def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(coefficients [k, size], s [k]) at some rows [k] of the flattened pass; zeros where they do not reach it."""

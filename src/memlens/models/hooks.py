@@ -105,9 +105,17 @@ def _watch_group(group: LinearGroup, shape: BatchShape, use: Callable[[Coefficie
         if scale.latest is not None:
             m = m * scale.latest
         weights = None if scale.latest is None else scale.latest[:, 0]
-        use(CoefficientBlock(group, (shape.batch, shape.positions), None, m, weights))
+        gates = latest.pop().flatten(0, -2)[:, group.key_rows] if latest else None
+        use(CoefficientBlock(group, (shape.batch, shape.positions), None, m, weights, gates))
 
-    with _TokenScale(group).followed() as scale:
+    def note(gates: Tensor) -> None:
+        latest[:] = [gates]
+
+    latest: list[Tensor] = []  # what the gate's projection put out, until it was used
+    with ExitStack() as stack:
+        scale = stack.enter_context(_TokenScale(group).followed())
+        if group.gated:
+            stack.enter_context(on_output(group.key_projection, note))
         handle = group.down.register_forward_hook(hook, with_kwargs=True)
         try:
             yield

@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,6 @@ class HuggingFaceModel(MemoryModel):
         self.config: Config = network.config
         _refuse_unreadable_weights(network, name)
         self.network = network.eval()
-        self._latest_probe: Probe | None = None
         self._has_experts = any(is_experts(module) for module in network.modules())
         context = context_of(self.config)
         try:
@@ -99,7 +99,7 @@ class HuggingFaceModel(MemoryModel):
             layers = discover_layers(calls, activations_of(self.config))
             probe = Probe(tokens, calls, outside(ran, [call.block for call in calls]))
             found = find_lens(network, probe, lambda: self._logits(tokens), _soft_caps(self.config))
-        self._latest_probe = probe  # the proof that follows needs no pass of its own
+        self._latest_probe = replace(probe, logits=found.logits)
         lens = Lens(
             output=found.output,
             input_embedding=embedding,
@@ -123,11 +123,12 @@ class HuggingFaceModel(MemoryModel):
         return last[-1]
 
     def _body(self, tokens: Tensor) -> None:
-        self.network.base_model(tokens, attention_mask=self._mask(tokens), use_cache=False)  # type: ignore[operator]
+        # by name: images come first in some models of text and images
+        self.network.base_model(input_ids=tokens, attention_mask=self._mask(tokens), use_cache=False)  # type: ignore[operator]
 
     def _logits(self, tokens: Tensor) -> Tensor:
         with self.running():
-            output: Tensor = self.network(tokens, attention_mask=self._mask(tokens), use_cache=False).logits
+            output: Tensor = self.network(input_ids=tokens, attention_mask=self._mask(tokens), use_cache=False).logits
         return output
 
     def running(self) -> AbstractContextManager[None]:
@@ -136,7 +137,7 @@ class HuggingFaceModel(MemoryModel):
 
     def _mask(self, tokens: Tensor) -> Tensor | None:
         """None, unless a padding token is named: then all ones, since transformers warns of padding without a mask."""
-        return None if getattr(self.config, "pad_token_id", None) is None else torch.ones_like(tokens)
+        return None if getattr(text_config(self.config), "pad_token_id", None) is None else torch.ones_like(tokens)
 
     def fingerprint(self) -> str:
         config = {key: value for key, value in self.config.to_diff_dict().items() if key not in _NOT_OF_THE_MODEL}

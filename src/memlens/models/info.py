@@ -131,7 +131,8 @@ def _from_configuration(place: str, **options: str) -> ModelSizes:
     refuse_kind(config, place)
     network = network_without_numbers(config, place)
     width = int(text_config(config).hidden_size)
-    lists = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
+    text = network.get_decoder()  # beside it may lie larger networks, of images or sound
+    lists = [module for module in (text or network).modules() if isinstance(module, nn.ModuleList)]
     blocks: Any = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()), default=[])
     found = [[one for module in block.modules() for one in _memories_in(module, width)] for block in blocks]
     return ModelSizes(

@@ -20,16 +20,20 @@ from memlens.files import FileStamp, file_stamp
 from memlens.models.adapters import as_memories, refuse_config
 from memlens.models.checkpoint import (
     check_config_file,
+    network_class,
+    network_without_numbers,
     one_line,
     read_config,
     refuse_adapter,
     refuse_misfit,
     stored_tensors,
     unreadable_weights,
+    unsupported_gguf,
 )
 from memlens.models.gguf_file import read_head
 from memlens.models.huggingface import quiet_transformers
 from memlens.models.memory_model import MemoryModel
+from memlens.models.refusals import Config, quantization
 from memlens.models.tokenizer import Tokenizer
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -84,6 +88,8 @@ def load(
         from memlens.models.proof import prove as prove_memories
 
         loaded.proof = prove_memories(loaded)
+    else:
+        loaded.forget_probe()
     return loaded
 
 
@@ -191,9 +197,9 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
     stored, size = stored_tensors(place, name)
     refuse_misfit(name, config, stored, size)
     if options.device_map is None:
-        network = _read_network(place, name, options.dtype, config=config).to(options.device)
+        network = _read_network(place, name, config, options.dtype).to(options.device)
     else:
-        network = _read_network(place, name, options.dtype, config=config, device_map=_device_map(options.device_map))
+        network = _read_network(place, name, config, options.dtype, device_map=_device_map(options.device_map))
     if any(tensor.dtype == options.dtype for tensor in stored.values()):  # all others were copied to change their dtype
         _own_weights_(network)
     return as_memories(network, tokenizer or _read_tokenizer(place), name=name, source=source)
@@ -209,9 +215,15 @@ def _load_gguf(path: Path, options: _Options) -> MemoryModel:
     folder, file = str(path.resolve().parent), path.name
     config = read_config(folder, file, gguf_file=file)
     refuse_config(config, file)
-    refuse_misfit(file, config, head.tensors, sum(4 * tensor.numel() for tensor in head.tensors.values()))
+    try:
+        refuse_misfit(file, config, head.tensors, sum(4 * tensor.numel() for tensor in head.tensors.values()))
+    except ModelError as error:
+        raise unsupported_gguf(file, "of its settings it makes a network that its tensors do not fit") from error
+    # without it numbers may stay packed on some devices
+    unpacking = getattr(import_module("transformers"), "GgufConfig", None)
+    plain = {} if unpacking is None else {"quantization_config": unpacking(dequantize=True)}
     with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting of transformers reaches
-        network = _read_network(folder, file, options.dtype, gguf_file=file)
+        network = _read_network(folder, file, config, options.dtype, gguf_file=file, **plain)
     if tokenizer is None:
         tokenizer = _read_tokenizer(folder, head.adds_bos, gguf_file=file)
     return as_memories(network.to(options.device), tokenizer, name=file, source=str(path.resolve()))
@@ -233,20 +245,44 @@ def _wrap_object(network: Any, tokenizer: Tokenizer | None) -> MemoryModel:
     return as_memories(network, tokenizer, name=name, source="")
 
 
-def _read_network(place: str, name: str, dtype: torch.dtype, **options: Any) -> Any:
-    """The network with every weight from the checkpoint, none made up, no gradients."""
-    from transformers import AutoModelForCausalLM
+def _refuse_other_shapes(network: Any, config: Config, name: str) -> None:
+    """Numbers that were unpacked have the shape that their file gives them, whatever the configuration says."""
+    shapes = {key: weight.shape for key, weight in network_without_numbers(config, name).named_parameters()}
+    for key, weight in network.named_parameters():
+        if weight.shape != shapes[key]:
+            found, wanted = tuple(weight.shape), tuple(shapes[key])
+            raise ModelError(
+                f"{name} does not fit its config.json: {key} is {found} and should be {wanted}; get it again"
+            )
 
+
+def _read_network(place: str, name: str, config: Config, dtype: torch.dtype, **options: Any) -> Any:
+    """The network with every weight from the checkpoint, none made up, no gradients."""
+    kind = network_class(config, name)
+    packed = quantization(config) == "mxfp4"
+    if packed:
+        config.quantization_config["dequantize"] = True  # also where the device could run packed numbers
     try:
         with quiet_transformers():
-            network, report = AutoModelForCausalLM.from_pretrained(
-                place, dtype=dtype, trust_remote_code=False, weights_only=True, output_loading_info=True, **options
+            network, report = kind.from_pretrained(
+                place,
+                config=config,
+                dtype=dtype,
+                trust_remote_code=False,
+                weights_only=True,
+                output_loading_info=True,
+                **options,
             )
     except MemlensError:
         raise
     except Exception as error:  # a damaged file makes its reader raise almost anything
+        # said of tensors that its network has no place for
+        if isinstance(error, NotImplementedError) and "gguf_file" in options:
+            raise unsupported_gguf(name, one_line(error)) from error
         raise unreadable_weights(name, error) from error
     if missing := sorted(report["missing_keys"]):
+        if "gguf_file" in options:
+            raise unsupported_gguf(name, f"it finds no {_first_of(missing)} in it")
         raise ModelError(f"{name} is not a whole causal language model: its weights lack {_first_of(missing)}")
     # transformers has left out what its families may pass over
     if unused := sorted(key for key in report["unexpected_keys"] if not _OLD_TABLES.search(key)):
@@ -255,6 +291,10 @@ def _read_network(place: str, name: str, dtype: torch.dtype, **options: Any) -> 
             "get the configuration that belongs to them"
         )
     network.requires_grad_(False)
+    if packed:
+        _refuse_other_shapes(network, config, name)
+        network._weight_conversions = None  # else unpacked numbers would be saved by the names of packed ones
+        network.to(dtype)  # they are bfloat16, which holds each of them exactly
     return network
 
 

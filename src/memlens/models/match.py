@@ -98,6 +98,10 @@ class _KeyCandidate:
     def up(self) -> Tensor | None:
         return None if self.up_call is None else rows_of(self.up_call.output)[:, self.up_rows]
 
+    def keys(self, activation: str, activate: Callable[[Tensor], Tensor]) -> Keys:
+        up = None if self.up_call is None else self.up_call.module
+        return Keys(self.call.module, up, self.key_rows, self.up_rows, activation, activate)
+
 
 def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], named: Sequence[str]) -> Keys | None:
     """The keys of a down projection among the calls that ended before its own; `named`: activations to try first."""
@@ -113,7 +117,7 @@ def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], named: Sequence[st
             inner = None if norm is None else _best(candidates, rows_of(call.given), before, named)
             if norm is not None and inner is not None and inner.up_projection is not None:
                 return replace(inner, combine=_NormedProduct(inner.activate, norm))
-    return None
+    return _clamped(candidates, m, _constants(down, calls))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +129,35 @@ class _NormedProduct:
 
     def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
         return self.norm.by_formula(self.activate(gate) * up)
+
+
+@dataclass(frozen=True, eq=False)
+class _ClampedProduct:
+    """(u + 1) g sigmoid(slope g), with g up to the limit and u within it: the experts of gpt-oss and MiniMax M3."""
+
+    slope: float
+    limit: float
+
+    def __call__(self, gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        return (up + 1) * gate * torch.sigmoid(self.slope * gate)
+
+
+def _clamped(candidates: Sequence[_KeyCandidate], m: Tensor, constants: Sequence[float]) -> Keys | None:
+    """Gate and up that meet in a clamped product with two of the constants; None where none do."""
+    limits = sorted(constants, reverse=True)  # where nothing was clamped, all that are large enough fit
+    for candidate in candidates:
+        for combine in (_ClampedProduct(slope, limit) for limit in limits for slope in constants):
+            if candidate.up is not None and deviation(combine(candidate.gate, candidate.up), m) < _EXACT:
+                keys = candidate.keys("silu", nn.functional.silu)
+                return replace(keys, combine=combine)
+    return None
+
+
+def _constants(down: ModuleCall, calls: Sequence[ModuleCall]) -> list[float]:
+    """Numbers that are kept by the modules around a down projection."""
+    around = [call.module for call in calls if down.module in call.module.children()]
+    return [value for module in around for value in vars(module).values() if type(value) is float and value > 0]
 
 
 def _candidates(down: ModuleCall, before: Sequence[ModuleCall]) -> Iterator[_KeyCandidate]:
@@ -155,9 +188,7 @@ def _best(
             for name, activate in functions:
                 off = _distance(candidate, activate, m)
                 if off < found[0]:
-                    up = None if candidate.up_call is None else candidate.up_call.module
-                    rows = (candidate.key_rows, candidate.up_rows)
-                    found = (off, Keys(candidate.call.module, up, *rows, name, activate))
+                    found = (off, candidate.keys(name, activate))
                 if off < _EXACT:
                     return found[1]
     return found[1]
@@ -246,7 +277,8 @@ def carried(stream: Tensor, read: Tensor, tolerance: float = NEAR) -> Tensor | N
     """
     if deviation(read, stream) < tolerance:
         return read
-    centred, centred_stream = read - read.mean(0), stream - stream.mean(0)
+    wide, wide_stream = read.double(), stream.double()
+    centred, centred_stream = wide - wide.mean(0), wide_stream - wide_stream.mean(0)
     gain = (centred * centred_stream).sum(0) / centred.square().sum(0).clamp_min(1e-30)
-    moved = stream.mean(0) + centred * gain
+    moved = (wide_stream.mean(0) + centred * gain).to(stream.dtype)
     return moved if deviation(moved, stream) < tolerance else None

@@ -56,6 +56,8 @@ def _stop(_state: Tensor) -> None:
 class MemoryModel(ABC):
     """A causal language model with its tokenizer, its layers of memories and a lens onto its vocabulary."""
 
+    _latest_probe: Probe | None = None  # of the pass in which memories were found; the proof needs no other
+
     def __init__(
         self,
         *,
@@ -143,6 +145,10 @@ class MemoryModel(ABC):
         with record_calls(blocks, made.append), note_runs(self.network) as ran:
             self.logits(tokens)
         return Probe(tokens, [BlockCall(call) for call in made], outside(ran, blocks))
+
+    def forget_probe(self) -> None:
+        """Let go of what finding the memories left for the proof, where there is to be none now."""
+        self._latest_probe = None
 
     def running(self) -> AbstractContextManager[None]:
         """Around whatever runs the network or a part of it, so that all passes are run alike."""

@@ -11,19 +11,28 @@ stream        x is made of the stream that y is added to: nothing else was added
 norms         each norm is what its gain and bias say
 causality     what follows a position does not change it
 prediction    the last state read through the lens gives the model's own logits
+
+In one layer of those that run the same code the products of torch's own linear maps are made once more; in the others
+they are taken from the run, since that code multiplies and does nothing else. A second probe of 64 positions and larger
+numbers (far.py) looks for what begins later or above a size, in one layer of those that run the same code; and no part
+of a block may make memories that were not seen (unseen.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
-from memlens.models.blocks import BlockCall, ModuleCall, Probe, in_float32, passed_over
-from memlens.models.groups import CoefficientBlock, MemoryLayer, scaled
+from memlens.models.blocks import BlockCall, ModuleCall, Probe, in_float32, passed_over, replaced
+from memlens.models.far import as_recorded, code_of, far_calls, is_plain, projections, stood_in
+from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryLayer, scaled
 from memlens.models.lens import at_least_float32
 from memlens.models.match import carried, rows_of
 from memlens.models.memory_model import MemoryModel
@@ -32,6 +41,7 @@ from memlens.models.unseen import unseen_part
 _CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
 # deviation allowed, as a share of the largest number at the same position
 _TOLERANCE, _FINE_TOLERANCE = 3e-5, 1e-6
+_FAR = 10  # times as much for the second probe, whose numbers are large on purpose
 
 
 @dataclass(frozen=True)
@@ -60,9 +70,16 @@ def prove(model: MemoryModel) -> Proof:
             (layer.number, layer.block) for layer in model.layers
         ]:
             worst.refuse("its layers are not the blocks that run, one after another")
+        far, seen = far_calls(model, probe.calls), set[Any]()
         for layer, call in zip(model.layers, probe.calls, strict=True):
             with in_float32(layer.block):
-                _LayerProof(layer, call, worst).prove()
+                is_known = (built := code_of(layer.block)) in seen
+                seen.add(built)
+                _LayerProof(as_recorded(layer, call) if is_known else layer, call, worst).prove()
+                if far is not None and not is_known:
+                    with stood_in(layer, far[layer.number]) as stand_in:
+                        larger = _Worst(model.name, tolerance * _FAR)
+                        _LayerProof(stand_in, far[layer.number], larger).prove_arithmetic()
         with in_float32(*probe.around, deep=False):
             _prove_prediction(model, probe, worst)
     return Proof(**worst.deviations, tolerance=tolerance, positions=probe.tokens.numel())
@@ -111,19 +128,26 @@ class _LayerProof:
     def __init__(self, layer: MemoryLayer, call: BlockCall, worst: _Worst) -> None:
         self.layer, self.call, self.worst = layer, call, worst
         self.where = f"layer {layer.number}"
-        self.calls: dict[nn.Module, ModuleCall] = {}
+        self.calls = {one.module: one for one in call.trace.calls}
         self.blocks: list[CoefficientBlock] = []
 
     def prove(self) -> None:
-        o = self._run()
+        """All checks."""
+        self.prove_arithmetic()
+        trace = self.call.trace
+        unseen = unseen_part(self.layer, self.call, self.calls, trace.products, rows_of(trace.output))
+        if unseen is not None:
+            self.worst.refuse(f"{self.where}: {unseen}")
+
+    def prove_arithmetic(self) -> None:
+        """All checks but that for parts that were not seen."""
+        o = rows_of(self.call.trace.output)
+        self._watch()
         y, y_silent = self._prove_groups() if self.layer.groups else (torch.zeros_like(o), torch.zeros_like(o))
         scale = y.abs().amax(-1, keepdim=True) + o.abs().amax(-1, keepdim=True) / 100
         self._prove_addition(o, y - y_silent, scale)
         if self.layer.groups:
             self._prove_stream(o - y, scale)
-        unseen = unseen_part(self.layer, self.call, self.calls, o)
-        if unseen is not None:
-            self.worst.refuse(f"{self.where}: {unseen} works on each position by itself and is not made of memories")
 
     def _prove_addition(self, o: Tensor, y: Tensor, scale: Tensor) -> None:
         """With every coefficient at zero the stream lacks exactly y, whatever stands at the last position."""
@@ -133,7 +157,7 @@ class _LayerProof:
         turned = self.call.states.clone()
         turned[later] = turned[later].flip(-1)
         expected = (o - y)[early]
-        with hooks.edit_coefficients(self.layer, lambda c, _group: torch.zeros_like(c)):
+        with replaced(self._at_rest()), hooks.edit_coefficients(self.layer, lambda c, _group: torch.zeros_like(c)):
             silent = rows_of(self.call.run(turned))[early]
         if self.worst.deviation(silent, expected, scale[early]) <= self.worst.tolerance:
             self.worst.compare("addition", self.where, silent, expected, scale[early])
@@ -143,12 +167,35 @@ class _LayerProof:
         self.worst.compare("causality", self.where, other, o[early], scale[early])
         self.worst.compare("addition", self.where, silent, expected, scale[early])
 
-    def _run(self) -> Tensor:
-        """o of the block, with everything noted on the way."""
-        with hooks.watch_coefficients(self.layer, self.blocks.append):
-            o, calls = self.call.traced()
-        self.calls = {call.module: call for call in calls}
-        return rows_of(o)
+    def _at_rest(self) -> dict[nn.Module, Callable[..., Tensor]]:
+        """What torch's own linear maps put out where all coefficients are set to zero, without a product.
+
+        Keys are given the same at early positions as they were before, and values nothing but zeros.
+        """
+        forwards: dict[nn.Module, Callable[..., Tensor]] = {}
+        for group in self.layer.groups:
+            for part in projections(group):
+                if is_plain(part) and part in self.calls:
+                    forwards[part] = partial(_again, self.calls[part].output)
+            if isinstance(group, LinearGroup) and group.down in forwards:
+                nothing = torch.zeros_like(self.calls[group.down].output)
+                forwards[group.down] = partial(
+                    _again, nothing if group.value_bias is None else nothing + group.value_bias
+                )
+        return forwards
+
+    def _watch(self) -> None:
+        """The coefficients of all groups; those of experts are in no module's call and need a run of their own."""
+        if self.layer.is_mixture:
+            with hooks.watch_coefficients(self.layer, self.blocks.append):
+                self.call.run()
+            return
+        for group in self.layer.groups:
+            m, weights = rows_of(self._of(group.writer, "down projection").given), None
+            if group.token_scale is not None:
+                gate = group.token_scale(rows_of(self._of(group.reader, "key projection").given))
+                m, weights = m * gate, gate[:, 0]
+            self.blocks.append(CoefficientBlock(group, self.call.shape, None, m, weights))
 
     def _of(self, module: nn.Module, part: str) -> ModuleCall:
         if module not in self.calls:
@@ -170,7 +217,7 @@ class _LayerProof:
             self.worst.compare("coefficients", self.where, block.coefficients, expected)
             bias = x.new_zeros(x.shape[-1]) if group.value_bias is None else group.value_bias.to(x.dtype)
             biases = bias.expand(len(rows), -1) if block.weights is None else block.weights[:, None] * bias
-            added = scaled(block.coefficients @ group.values.to(x.dtype) + biases, group.scale)
+            added = scaled(group.weighed_values(block.coefficients) + biases, group.scale)
             nothing = x.new_zeros(x.shape)
             output = output + nothing.index_add(0, rows, added)
             silent = silent + nothing.index_add(0, rows, scaled(biases, group.scale))
@@ -202,13 +249,20 @@ class _LayerProof:
         self.worst.compare("stream", self.where, reads if moved is None else moved, stream, scale)
 
 
+def _again(output: Tensor, *_arguments: Any, **_named: Any) -> Tensor:
+    return output.clone()
+
+
 def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
     """The lens on the last layer's states and noise, against all that the network does behind its blocks."""
     lens, last = model.lens, probe.calls[-1].states
     if lens.final_norm is not None:
         worst.compare("norms", "final norm", lens.final_norm(last), lens.final_norm.by_formula(last))
-    with passed_over(probe.calls, last):
-        own = at_least_float32(model.logits(probe.tokens))
+    own = probe.logits
+    if own is None:
+        with passed_over(probe.calls, last):
+            own = model.logits(probe.tokens)
+    own = at_least_float32(own)
     read = lens.capped(lens.state_logits(last))
     worst.compare("prediction", "output embedding", read, own)
     # a tie within the tolerance may fall either way, a clear winner may not

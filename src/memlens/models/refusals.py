@@ -17,8 +17,13 @@ _ALTUP = "its blocks predict and correct several copies of the stream (AltUp), s
 _INPUT = "its router weighs what experts read instead of what they put out, so m is not a key's match with the stream"
 _MAMBA = "its blocks are state space mixers without a feed-forward part, so it has no memories"
 _SHARED = "one transformer block is shared by many layers, so that a layer has no memories of its own"
+_MEDIA = (
+    "it runs behind an image or a recording only; load its language model by itself and pass that to memlens.load()"
+)
 _REASONS: dict[str, str] = {
     "axk2": "its norms are gated by a small network of their own, so x is not a norm of the stream",
+    "blip": "its language model attends to an image that memlens does not read",
+    "blip-2": _MEDIA,
     "blt": "it reads bytes in patches with three transformers of their own, so a prefix has no one column of memories",
     "dbrx": "its experts lie in one matrix outside the interface that transformers has for experts",
     "deepseek_v4": _HYPER,
@@ -27,17 +32,23 @@ _REASONS: dict[str, str] = {
     "gemma3n_text": _ALTUP,
     "hrm_text": "its blocks run in cycles, several times for each token, so a memory has no one coefficient",
     "hy_v4": _HYPER,
+    "idefics": _MEDIA,
     "inkling_text": "its blocks convolve what the feed-forward part puts out over positions, so y is not what is added",
+    "instructblip": _MEDIA,
+    "instructblipvideo": _MEDIA,
     "jetmoe": "its experts lie in matrices outside the interface that transformers has for experts",
+    "kosmos-2": _MEDIA,
     "llama4": _INPUT,
     "llama4_text": _INPUT,
     "longcat_flash": "its layers hold two feed-forward parts, with experts that add to the stream in other places",
     "mamba": _MAMBA,
     "mamba2": _MAMBA,
     "mllama": "some of its blocks attend to images and are passed over for text, so its layers are not one chain",
+    "paligemma": "it reads a prompt in both directions, so that a prefix has no coefficients of its own",
     "prophetnet": "it predicts several tokens ahead with streams of their own; use a causal language model",
     "reformer": "its blocks are reversible and carry two streams, so there is no one r and o",
     "rwkv": "its channel mixing weighs the sum of values by a second gate and reads the token before, so y is not m V",
+    "voxtral_realtime": _MEDIA,
     "xlnet": "it predicts tokens in any order with two streams, so prefixes have no one state",
     "zamba": _SHARED,
     "zamba2": _SHARED,

@@ -30,6 +30,7 @@ class Tokenizer:
                 f"{type(fast).__name__} gives no character offsets; pass a fast tokenizer (one with a tokenizer.json)"
             )
         self._fast = fast
+        self._texts: dict[int, str] = {}  # of the tokens that were asked for
         put_before = self._put_before_a_text()
         self.bos: int | None = fast.bos_token_id
         if self.bos is None and len(put_before) == 1:
@@ -75,6 +76,11 @@ class Tokenizer:
 
     def token_text(self, token: int) -> str:
         """The token as text, its leading space kept; bytes that are no full character like ⟨E2 80⟩."""
+        if token not in self._texts:
+            self._texts[token] = self._read_token(token)
+        return self._texts[token]
+
+    def _read_token(self, token: int) -> str:
         if token < 0:
             raise UnknownName(f"token {token} does not exist: tokens count from 0")
         if token in self._special:

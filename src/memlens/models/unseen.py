@@ -1,42 +1,59 @@
 """Looks for memories that were not seen: parts of a block that work on each position by itself and were not found.
 
 What a block adds is memories and what mixes positions. Behind the memories the proof's check of the stream sees all; in
-front of them and beside them (a parallel block, a layer without memories) unseen ones are looked for here.
+front of them and beside them (a parallel block, a layer without memories) unseen ones are looked for here, in modules
+and in the products that a block's own code makes of its parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from memlens.models.blocks import BlockCall, ModuleCall, first_input, replaced
+from memlens.models.blocks import BlockCall, ModuleCall, replaced
 from memlens.models.groups import MemoryLayer
-from memlens.models.match import is_linear, rows_of
+from memlens.models.match import rows_of
+from memlens.models.products import Product, ProductMode
 
 
-def unseen_part(layer: MemoryLayer, block: BlockCall, calls: Mapping[nn.Module, ModuleCall], o: Tensor) -> str | None:
-    """The name of a part of a block, none of its memories, that adds what it makes of each position by itself.
+def unseen_part(
+    layer: MemoryLayer,
+    block: BlockCall,
+    calls: Mapping[nn.Module, ModuleCall],
+    products: Sequence[Product],
+    o: Tensor,
+) -> str | None:
+    """What is wrong with a part of a block, none of its memories, that adds what it makes of each position by itself.
 
-    `calls`: those made when the block was run on its probe and put out `o` [batch * pos, d].
+    `calls`, `products`: those made when the block was run on its probe and put out `o` [batch * pos, d].
     """
     batch, positions, width = block.states.shape
     if positions < 2:
         return None
     known = {module for part in layer.outputs for module in part.modules()}
-    others = {name: calls[module] for name, module in layer.block.named_modules() if module in calls.keys() - known}
-    maps = [call for call in others.values() if is_linear(call) and len(rows_of(call.given)) == batch * positions]
-    held = _Held(block, maps, [calls[module] for module in layer.outputs])
+    own = {id(parameter) for module in known for parameter in module.parameters(False)}
+    seen = {name for name, parameter in layer.block.named_parameters() if id(parameter) in own}
+    held = _Held(block, [one for one in products if one.parameter not in seen], [calls[part] for part in layer.outputs])
     alone, mixing = held.ways()
-    for name, call in others.items():  # the outer before the inner
-        if {*call.module.modules()} & {*layer.outputs, *mixing} or _matrices(call.module) < 2:
+    modules = {name: calls[module] for name, module in layer.block.named_modules() if module in calls.keys() - known}
+    for name, call in modules.items():  # the outer before the inner
+        holds_known = {*call.module.modules()} & {*layer.outputs}
+        holds_mixing = any(product.parameter.startswith(f"{name}.") for product in mixing)
+        if holds_known or holds_mixing or _matrices(call.module) < 2:
             continue
         shapes = {rows_of(call.given).shape, rows_of(call.output).shape}
         if shapes == {(batch * positions, width)} and _works_alone(call, block.states.shape):
-            return name
-    return next((name for name, call in others.items() if call.module in alone and held.writes(call, o)), None)
+            return f"{name} works on each position by itself and is not made of memories"
+    if writers := held.writers(alone, o):
+        return f"{writers[0].name} works on each position by itself and is not made of memories"
+    if not layer.groups and len(writers := held.writers(mixing, o)) > 1:
+        names = " and ".join(product.name for product in writers)
+        return f"{names} add to the stream one after the other, and neither is made of memories"
+    return None
 
 
 def _matrices(module: nn.Module) -> int:
@@ -56,49 +73,52 @@ def _works_alone(call: ModuleCall, shape: torch.Size) -> bool:
 
 
 class _Held:
-    """A block whose linear maps and memories put out what they did, but for some that put out something else at first.
+    """A block whose products and memories put out what they did, but for some that put out something else at first.
 
-    "At first": at the first position. Where that is seen, it went through no other map.
+    "At first": at the first position. Where that is seen, it went through no other product.
     """
 
-    def __init__(self, block: BlockCall, maps: Sequence[ModuleCall], memories: Sequence[ModuleCall]) -> None:
-        self.block, self.maps, self.memories = block, maps, memories
-        self.shape = block.states.shape[:2]
+    def __init__(self, block: BlockCall, products: Sequence[Product], memories: Sequence[ModuleCall]) -> None:
+        self.block, self.products, self.memories = block, products, memories
+        self.shape = block.shape
 
-    def ways(self) -> tuple[set[nn.Module], set[nn.Module]]:
-        """Maps whose input is made of other maps' output at each position by itself, and those whose input mixes."""
-        _, given = self._run(self.maps)
-        alone, mixing = set[nn.Module](), set[nn.Module]()
-        for call in self.maps:
-            moved = (given[call.module] != call.given).reshape(*self.shape, -1).any(-1).any(0)  # [pos]
+    def ways(self) -> tuple[list[Product], list[Product]]:
+        """Products whose input is made of others' output at each position by itself, and those whose input mixes."""
+        _, given = self._run(self.products)
+        outputs = [rows_of(product.output) for product in self.products]
+        alone, mixing = [], []
+        for product in self.products:
+            if product.key not in given:
+                continue
+            moved = (given[product.key] != product.given).reshape(*self.shape, -1).any(-1).any(0)  # [pos]
             if moved[1:].any():
-                mixing.add(call.module)
-            elif moved[0] and not any(torch.equal(rows_of(call.given), rows_of(one.output)) for one in self.maps):
-                alone.add(call.module)  # of two maps in turn, which are one, nothing is made in between
+                mixing.append(product)
+            elif moved[0] and not any(torch.equal(rows_of(product.given), output) for output in outputs):
+                alone.append(product)  # of two maps in turn, which are one, nothing is made in between
         return alone, mixing
 
-    def writes(self, call: ModuleCall, o: Tensor) -> bool:
-        """Does what a map puts out reach the stream by no other map?"""
-        put_out, _ = self._run([call])
-        return not torch.equal(rows_of(put_out), o)
+    def writers(self, products: Sequence[Product], o: Tensor) -> list[Product]:
+        """Those of some products whose output reaches the stream by no other product."""
+        if not products or torch.equal(rows_of(self._run(products)[0]), o):  # most often none, which one run shows
+            return []
+        return [product for product in products if not torch.equal(rows_of(self._run([product])[0]), o)]
 
-    def _run(self, changed: Sequence[ModuleCall]) -> tuple[Tensor, dict[nn.Module, Tensor]]:
-        given: dict[nn.Module, Tensor] = {}
-
-        def forward(call: ModuleCall) -> Callable[..., Any]:
-            own = _first_position_turned(call.output, self.shape) if call in changed else call.output.clone()
-
-            def put_out(*arguments: Any, **named: Any) -> Any:
-                given[call.module] = first_input(arguments, named).detach().clone()
-                return call.returning(own)
-
-            return put_out
-
-        with replaced({call.module: forward(call) for call in (*self.maps, *self.memories)}):
-            return self.block.run(), given
+    def _run(self, changed: Sequence[Product]) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
+        outputs = {
+            one.key: _first_position_turned(one.output, self.shape) if one in changed else one.output
+            for one in self.products
+        }
+        memories = {call.module: partial(_again, call) for call in self.memories}
+        with replaced(memories), ProductMode(self.block.block, self.shape, outputs) as mode:
+            put_out = self.block.run()
+        return put_out, {product.key: product.given for product in mode.products}
 
 
-def _first_position_turned(output: Tensor, shape: torch.Size) -> Tensor:
+def _again(call: ModuleCall, *_arguments: Any, **_named: Any) -> Any:
+    return call.returning(call.output.clone())
+
+
+def _first_position_turned(output: Tensor, shape: tuple[int, int]) -> Tensor:
     turned = output.reshape(*shape, -1).clone()
     turned[:, 0] = turned[:, 0].flip(-1) + 1
     return turned.reshape(output.shape)

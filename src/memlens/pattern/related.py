@@ -1,15 +1,23 @@
 """Memories that belong together: with the same pattern, the same triggers, or the same promoted tokens.
 
 related_memories    of one memory: how many triggers, value tokens and patterns it shares with others
+order_by_likeness   memories of a layer in a row, each beside one that it shares most with
 shared_patterns     patterns that several memories have ("12 memories end with 'press'")
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from memlens.errors import SettingError
 from memlens.index.memory import read_summaries
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 TOP, TOKENS = 25, 10  # triggers and promoted tokens that are compared
 
@@ -74,6 +82,53 @@ def related_memories(index: Index, memory: str | MemoryId, limit: int = 20) -> l
     best = sorted(shared, key=lambda o: (-shared[o][0], -len(shared[o][2]), -(shared[o][1] or 0), o))[:limit]
     summaries = read_summaries(index, best)
     return [RelatedMemory(other, summaries.get(other), *shared[other]) for other in best]
+
+
+def order_by_likeness(index: Index, layer: int) -> NDArray[np.int64]:
+    """A layer's memories in a row: after each the one left with most triggers and promoted tokens in common.
+
+    Of equal ones the lowest number comes first, also where nothing is in common. [memories]
+    """
+    import numpy as np
+
+    count = index.memories(layer)
+    memory, shared = _things(index, layer)
+    of_memory = _lists(memory, shared, count)
+    by_thing = _lists(shared, memory, int(shared.max(initial=-1)) + 1)
+    order, left = np.zeros(count, np.int64), np.ones(count, np.bool_)
+    left[0] = False
+    for place in range(1, count):
+        others = [by_thing[thing] for thing in of_memory[order[place - 1]]]
+        common = np.bincount(np.concatenate(others), minlength=count) if others else np.zeros(count, np.int64)
+        order[place] = np.where(left, common, -1).argmax()
+        left[order[place]] = False
+    return order
+
+
+def _things(index: Index, layer: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Memories of a layer, and the number of a trigger or token that each has, as two columns."""
+    import numpy as np
+
+    own = index.arrays(
+        f"""SELECT memory, sentence, position FROM {{triggers}} WHERE layer = $1 AND "end" = 'top' AND rank < {TOP}""",
+        [layer],
+    )
+    memory = np.asarray(own["memory"], np.int64)
+    things = (np.asarray(own["sentence"], np.int64) << 24) + np.asarray(own["position"], np.int64) + 1  # BOS is at -1
+    if index.has("values"):
+        query = f"SELECT memory, unnest(tokens[:{TOKENS}]) AS token FROM {{values}} WHERE layer = $1"
+        tokens = index.arrays(query, [layer])
+        memory = np.concatenate([memory, np.asarray(tokens["memory"], np.int64)])
+        things = np.concatenate([things, -1 - np.asarray(tokens["token"], np.int64)])
+    return memory, np.unique(things, return_inverse=True)[1]
+
+
+def _lists(key: NDArray[np.int64], item: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
+    """The items of each key 0 to count - 1."""
+    import numpy as np
+
+    order = np.argsort(key, kind="stable")
+    return np.split(item[order], np.cumsum(np.bincount(key, minlength=count))[:-1]) if count else []
 
 
 def shared_patterns(index: Index, limit: int = 20) -> list[SharedPattern]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memlens.corpus.files import COMPRESSIONS, LINE_LIMIT, SourceFile, printable, read_lines
 from memlens.corpus.readers import check_text
-from memlens.errors import CorpusError, SettingError
+from memlens.errors import CorpusError, SettingError, UnknownName
 from memlens.stats import generator
 
 FEWEST = 20  # texts
@@ -22,6 +22,7 @@ FEWEST_OF_CLASS = 5
 FEWEST_TESTED = 5
 MOST_CLASSES = 100
 _FEW_VALUES = 10  # of numbers that are still taken for names of classes
+_LARGEST = 1e100
 
 Source = str | os.PathLike[str]
 
@@ -106,11 +107,25 @@ def read_texts(source: Source, column: str) -> list[str]:
     return [row[0] for row in _rows(Path(source), [column])]
 
 
+def check_label(classes: Sequence[str], label: str | float) -> float:
+    """The place of a class among all, or, where labels are numbers, the label as one; refused if it is neither."""
+    if classes:
+        if str(label) not in classes:
+            raise UnknownName(f"the probe knows no label '{label}'; it knows {', '.join(classes)}")
+        return list(classes).index(str(label))
+    number = _number(label)
+    if number is None or abs(number) > _LARGEST:
+        raise SettingError(f"the probe is of numbers, and '{label}' is none; give a number")
+    return number
+
+
 def _of_numbers(texts: list[str], labels: list[Any], numbers: list[float | None], place: str) -> LabelledTexts:
     for label, number in zip(labels, numbers, strict=True):
         if number is None:
             raise SettingError(f"{place}: the label '{printable(str(label))[:40]}' is not a number; use --kind classes")
     y = np.array(numbers, np.float64)
+    if (largest := float(np.abs(y).max())) > _LARGEST:
+        raise SettingError(f"{place}: a label of {largest:g} is too large to be squared; divide all by one number")
     if y.min() == y.max():
         raise SettingError(f"{place}: every label is {y[0]:g}; a probe needs labels that differ")
     return LabelledTexts(tuple(texts), y, ())

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from memlens.errors import FilesError, ModelError, SettingError, UnknownName
+from memlens.errors import FilesError, ModelError, SettingError
 from memlens.files import has_seal, is_sealed, read_json, refuse_output, write_sealed
 from memlens.memory import MemoryId
+from memlens.probing.labels import check_label
 from memlens.stats import Estimate
 from memlens.tracer.intervention import Edit, Intervention
 
@@ -67,9 +68,9 @@ class SparseProbe:
         from memlens.probing.activations import encode_texts, read_activations
 
         self.check(model)
+        numbers = [model.names.number(MemoryId.parse(name)) for name in self.memories]
         encoded, _ = encode_texts(model, texts, self.max_length)
         ((_, m, _),) = read_activations(model, encoded, self.at, [self.layer])
-        numbers = [model.names.number(MemoryId.parse(name)) for name in self.memories]
         z = (m[:, numbers] - np.array(self.mean)) / np.array(self.scale)
         outputs = z @ np.array(self.weights).T + np.array(self.intercepts)  # [texts, 1 or classes]
         if not self.classes:
@@ -90,15 +91,11 @@ class SparseProbe:
         if not math.isfinite(strength):
             raise SettingError(f"the strength is {strength}; it must be a finite number")
         mean = np.array(self.mean)
+        number = check_label(self.classes, towards)
         if self.classes:
-            if str(towards) not in self.classes:
-                raise UnknownName(f"the probe knows no label '{towards}'; it knows {', '.join(self.classes)}")
-            away = np.array(self.typical[self.classes.index(str(towards))]) - mean
+            away = np.array(self.typical[int(number)]) - mean
         else:
-            try:
-                away = (float(towards) - self.centre) * np.array(self.typical[0])
-            except ValueError:
-                raise SettingError(f"the probe is of numbers, and '{towards}' is none; give a number") from None
+            away = (number - self.centre) * np.array(self.typical[0])
         amounts = (mean + strength * away).tolist()
         edits = tuple(
             Edit(memories=(MemoryId.parse(name),), coefficient=amount or None)
@@ -125,7 +122,32 @@ class SparseProbe:
         if not has_seal(content) or not is_sealed(content):
             raise SettingError(f"{path} was changed after it was written; {advice}")
         known = {name: _frozen(content[name]) for name in names}
-        return cls(**known | {"score": Estimate(*known["score"])})
+        try:
+            probe = cls(**known | {"score": Estimate(*known["score"])})
+            is_sound = probe._is_sound()
+        except (TypeError, ValueError):
+            is_sound = False
+        if not is_sound:
+            raise SettingError(f"{path} holds other numbers than a probe has; {advice}")
+        return probe
+
+    def _is_sound(self) -> bool:
+        """Is every field of a document as `save` writes it? A TypeError or ValueError where it is something else."""
+        memories, classes = len(self.memories), len(self.classes)
+        outputs = classes if classes > 2 else 1
+        shapes = {
+            "mean": (memories,), "scale": (memories,), "weights": (outputs, memories), "intercepts": (outputs,),
+            "typical": (max(classes, 1), memories), "centre": (), "layer": (),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            numbers = np.array(getattr(self, name))
+            if numbers.shape != shape or numbers.dtype.kind not in "if" or not np.isfinite(numbers).all():
+                return False
+        are_texts = all(isinstance(one, str) for one in (self.model, self.dtype, *self.classes, *self.memories))
+        if not are_texts or any(MemoryId.parse(name).layer != self.layer for name in self.memories):
+            return False
+        is_length = self.max_length is None or (type(self.max_length) is int and self.max_length > 0)
+        return is_length and self.at in ("last", "mean", "max") and all(self.scale)
 
 
 def _frozen(content: Any) -> Any:

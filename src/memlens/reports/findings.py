@@ -15,15 +15,16 @@ from functools import cached_property
 
 from memlens.errors import UnknownName
 from memlens.experiments.prefixes import frequent_tokens
+from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.verdicts import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY, UNCLEAR, JudgedClaim, Row, in_third
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.reports.galleries import dead_memories, same_triggers
 from memlens.reports.sections import Section, Tables, make_sections
-from memlens.text import percent, tail, visible
+from memlens.text import curve, percent, tail, visible
 
 _KINDS = ("shallow", "semantic", "both")
-_TRIGGERS, _TOKENS, _ROOM = 3, 6, 64
+_TRIGGERS, _TOKENS, _ROOM, _CURVE = 3, 6, 64, 16
 _CANDIDATES, _PHRASE, _PROMOTED = 1000, 5, 10
 _COMMON = 10  # triggers with a pattern that is worth telling
 _LEAST = 5  # triggers of a memory that is worth telling
@@ -37,6 +38,7 @@ class Insight:
     title: str
     lines: tuple[str, ...]
     command: str
+    verdict: str = ""  # of a claim of the paper
 
 
 class Material:
@@ -91,7 +93,7 @@ class Material:
 
     def command_of(self, name: str) -> str:
         """The command that makes and prints the table of an experiment, with the sample it was made with."""
-        words = self.sections[name].command.split()  # memlens VERB INDEX ..., as the page has it
+        words = shlex.split(self.sections[name].command)  # memlens VERB INDEX ..., as the page has it
         return self.command(words[1], *words[3:])
 
 
@@ -144,11 +146,27 @@ def _by_claim(slug: str, extra: Callable[[Material], Iterable[str]] = lambda mat
         return Insight(
             f"claim-{slug}",
             _PRELUDES[judgement.verdict] + claim.text,
-            (*extra(material), *lines, f"verdict: {judgement.verdict}"),
+            (*extra(material), *_curves(material, judged.experiment), *lines, f"verdict: {judgement.verdict}"),
             material.command_of(judged.experiment),
+            judgement.verdict,
         )
 
     return finder
+
+
+def _curves(material: Material, name: str) -> Iterable[str]:
+    """The curves of an experiment from the first layer to the last, beside those of the paper."""
+    experiment = EXPERIMENTS[name]
+    if experiment.picture is None:
+        return
+    theirs = experiment.picture.headline(experiment.tables[0].published())
+    for place, (label, numbers, write) in enumerate(experiment.picture.headline(material.rows(name))):
+        known = [number for number in numbers if number is not None]
+        if known:
+            ends = f"{write(known[0])} to {write(known[-1])}"
+            paper = theirs[place][1] if place < len(theirs) and any(theirs[place][1]) else []
+            beside = f"; in the paper {curve(paper, _CURVE)}" if paper else ""
+            yield f"{label}, first layer to last: {curve(numbers, _CURVE)} {ends}{beside}"
 
 
 def settling(material: Material) -> Insight | None:

@@ -1,6 +1,7 @@
 """Galleries of the report: predictive values, clear patterns, last-layer changes, duplicates, memories that never fire.
 
-A gallery whose table is missing is None, and the page names the command that makes it.
+A gallery whose table is missing is None, and the page names the command that makes it. Weak examples stay out, by rules
+that are the same for any model: LEAST_PRECISION of values, LEAST_AUROC of patterns.
 """
 
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlens.annotations.store import CHOICES
-from memlens.experiments.verdicts import Row
+from memlens.experiments.verdicts import THIRDS, Row
 from memlens.index.memory import hardly_trained
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
@@ -18,9 +19,11 @@ from memlens.pattern.words import KINDS
 from memlens.reports.sections import Tables
 from memlens.text import head, tail, token, visible
 
-SHOWN = 24
-_TRIGGERS, _TOKENS, _DEAD_NAMES = 4, 8, 12
-_CHANGES, _PUSHERS = 12, 3
+VALUES_SHOWN = 6
+LEAST_PRECISION = 0.2  # of a value on show: its top token follows one trigger in five
+LEAST_AUROC = 0.75  # of a pattern on show, where it was measured: 0.5 is chance
+_TRIGGERS, _TOKENS, _DEAD_NAMES = 3, 8, 12
+_CHANGES, _PUSHERS = 6, 3
 _BEFORE, _AFTER = 110, 24
 
 
@@ -86,12 +89,12 @@ class DeadLayer:
 
 
 def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
-    """The most confident values, those that predict best first."""
+    """Of the most confident values those that predict well, the best first."""
     rows = tables.rows("predictive-values")
     if rows is None:
         return None
-    rows = [row for row in rows if row["precision"]]
-    rows = sorted(rows, key=lambda row: (-row["precision"], -row["max_p"], row["layer"], row["memory"]))[:SHOWN]
+    rows = [row for row in rows if (row["precision"] or 0) >= LEAST_PRECISION]
+    rows = sorted(rows, key=lambda row: (-row["precision"], -row["max_p"], row["layer"], row["memory"]))[:VALUES_SHOWN]
     names = _names(index, rows)
     promoted, triggers = _promoted(index, names, _TOKENS), index.triggers_of(names)
     cards = []
@@ -154,7 +157,7 @@ def last_layer_changes(index: Index, tables: Tables) -> list[ChangeCard]:
 
 
 def clearest_patterns(index: Index) -> list[PatternCard] | None:
-    """The surest pattern of each kind, layer by layer, no pattern twice; of some layers where there are many."""
+    """The surest pattern of each kind in the lower, middle and upper third of the layers, no pattern twice."""
     if not index.has("patterns"):
         return None
     rows = _chosen_patterns(index)
@@ -190,29 +193,26 @@ def _other_senses(patterns: Sequence[Row], sense: int | None) -> list[str]:
 
 
 def _chosen_patterns(index: Index) -> list[Row]:
-    """Rows by layer, shallow before semantic. Among equally sure ones that which random prefixes have least."""
-    columns = index.sql("SELECT * FROM {patterns} LIMIT 1")
-    rarity = "share, " if columns and "share" in columns[0] else ""
-    most = SHOWN // len(KINDS)
-    layers = [index.layers[round(place * (len(index.layers) - 1) / (most - 1))] for place in range(most)]
-    candidates = index.sql(
+    """From below, shallow before semantic. Among equally sure ones that which random prefixes have least."""
+    columns, layers = index.schema_names("patterns"), len(index.manifest.model.memories)
+    good = f"coalesce(auroc, 1) >= {LEAST_AUROC}" if "auroc" in columns else "true"
+    order = f"confidence DESC NULLS LAST, {'share, ' * ('share' in columns)} len(prefixes) DESC, layer, memory, pattern"
+    candidates = index.sql(  # a pattern may be the surest in all three places of its kind
         f"""
-        SELECT * FROM {{patterns}} WHERE layer IN (SELECT unnest($1::INTEGER[]))
-        QUALIFY row_number() OVER (
-            PARTITION BY layer, kind, pattern
-            ORDER BY confidence DESC NULLS LAST, {rarity} len(prefixes) DESC, memory
-        ) = 1
-        ORDER BY layer, kind DESC, confidence DESC NULLS LAST, {rarity} len(prefixes) DESC, memory
-        """,
-        [sorted(set(layers))],
+        WITH surest AS (
+            SELECT *, least(floor(3 * (layer + 0.5) / {layers}), 2) AS place FROM {{patterns}} WHERE {good}
+            QUALIFY row_number() OVER (PARTITION BY place, kind, pattern ORDER BY {order}) = 1
+        )
+        SELECT * FROM surest QUALIFY row_number() OVER (PARTITION BY place, kind ORDER BY {order}) <= {len(THIRDS)}
+        ORDER BY {order}
+        """
     )
     chosen: dict[tuple[int, str], Row] = {}
     for row in candidates:
         used = {(own["pattern"], own["kind"]) for own in chosen.values()}
-        place = (row["layer"], row["kind"])
-        if place not in chosen and (row["pattern"], row["kind"]) not in used:
-            chosen[place] = row
-    return list(chosen.values())
+        if (row["place"], row["kind"]) not in chosen and (row["pattern"], row["kind"]) not in used:
+            chosen[row["place"], row["kind"]] = row
+    return sorted(chosen.values(), key=lambda row: (row["place"], KINDS.index(row["kind"])))
 
 
 def dead_memories(index: Index) -> list[DeadLayer]:
@@ -251,7 +251,7 @@ def example_of(index: Index, trigger: Trigger, promoted: int | None) -> TriggerE
 
 
 ALIKE_TRIGGERS, ALIKE_TOKENS = 0.5, 0.8  # least Jaccard index: of 25 triggers 17 are equal, of 10 tokens 9
-_SHOWN, _NAMES, _EXAMPLES = 6, 12, 3
+_SHOWN, _NAMES, _EXAMPLES = 2, 12, 3
 
 
 @dataclass(frozen=True)

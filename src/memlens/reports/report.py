@@ -2,7 +2,7 @@
 
 The page loads nothing: scripts and styles are inside, the scripts are named by their hashes in a
 Content-Security-Policy, and text of the corpus passes through autoescape. The same index gives the same bytes: there is
-no date, no path and no random name in it.
+no date, no path and no random name in it. Names of memories are links where a workbench shows the page (with_links).
 """
 
 import base64
@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -23,12 +24,13 @@ from typing import Any
 import pyarrow as pa
 import vl_convert
 from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from memlens import __version__
 from memlens.errors import FilesError
-from memlens.experiments.experiment import LAYERS, Panel
+from memlens.experiments.experiment import LAYERS, PAPER_LAYERS, Panel
 from memlens.experiments.registry import all_tables
-from memlens.experiments.style import css_variables, export_spec
+from memlens.experiments.style import COLOURS, EXPORT_WIDTH, css_variables, export_spec
 from memlens.experiments.verdicts import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY, UNCLEAR, JudgedClaim
 from memlens.files import explain_os_errors, prepare_output_folder, refuse_content, refuse_nul, refuse_output, replacing
 from memlens.index.expert import LayerRouting, read_routing
@@ -36,12 +38,16 @@ from memlens.index.layout import REPORT, Manifest
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.reports import galleries
+from memlens.reports.findings import Insight, find
+from memlens.reports.roles import RoleSection, role_section
 from memlens.reports.sections import Section, Tables, make_sections
 from memlens.text import cell, harmless_cell, token, visible
 
 _PACKAGE = "memlens.reports"
 _GENERATOR = b'<meta name="generator" content="memlens">'  # stands in report.html.j2, among its first lines
 _SNIPPET = "window.vegaEmbed = vegaEmbed;"
+_FINDINGS = ("memory", "right", "depth", "settling", "composition", "dead")  # in words, before everything else
+_MEMORY = re.compile(r"\bL\d+(?:[ES]\d+)?N\d+\b")
 VERDICTS = {
     APPEARS: ("yes", "✓"),
     PARTLY: ("partly", "≈"),
@@ -52,11 +58,23 @@ VERDICTS = {
 
 
 @dataclass(frozen=True)
+class Addresses:
+    """Where links of a report lead: the first page of a workbench, and the beginning of a memory's address."""
+
+    home: str
+    memory: str
+
+
+WORKBENCH, SITE = Addresses("/", "/m/"), Addresses("index.html", "memory.html?name=")
+
+
+@dataclass(frozen=True)
 class Report:
     """Everything the page shows, computed."""
 
     index: Index
     tables: Tables
+    findings: list[Insight]
     sections: list[Section]
     claims: list[JudgedClaim]
     values: list[galleries.ValueCard] | None
@@ -66,18 +84,37 @@ class Report:
     dead: list[galleries.DeadLayer]
     dead_charts: list[Panel]
     routing: list[LayerRouting]  # none of a model without experts
+    roles: RoleSection | None
 
     @property
     def charts(self) -> list[Panel]:
         return [chart for section in self.sections for chart in section.charts] + self.dead_charts
 
+    def data(self) -> dict[str, pa.Table]:
+        """The tables behind charts and sections by the names of their files."""
+        found = {section.name: self.tables.table(section.name) for section in self.sections if section.is_present}
+        for _, table in all_tables():
+            if table.name in found and table.published():
+                rows = table.published()
+                columns = dict.fromkeys(column for row in rows for column in row)  # a first layer may have fewer
+                found[f"{table.name}-paper"] = pa.table({name: [row.get(name) for row in rows] for name in columns})
+        dead = [{"layer": row.layer, "memories": row.memories, "dead": row.dead} for row in self.dead]
+        found["dead"] = pa.Table.from_pylist(dead)
+        return found | ({"roles": pa.Table.from_pylist(self.roles.by_layer)} if self.roles else {})
+
 
 def make_report(
-    index: Index, out: Path, assets: Path | None = None, progress: Progress = no_progress, *, force: bool = False
+    index: Index,
+    out: Path,
+    assets: Path | None = None,
+    progress: Progress = no_progress,
+    *,
+    force: bool = False,
+    links: Addresses | None = None,
 ) -> Path:
     """Write the report of an index to `out`, and SVG, PDF and CSV of each chart into `assets`; `out` comes back.
 
-    `force`: also in the place of files that memlens did not make.
+    `force`: also in the place of files that memlens did not make. `links`: where names of memories lead.
     """
     refuse_nul(out)
     if out.resolve() == (index.folder / REPORT).resolve():  # the index's own place for it
@@ -89,6 +126,7 @@ def make_report(
     progress("report", 0, None)
     report = gather(index)
     page = render(report, vega_bundle())
+    page = page if links is None else with_links(page, links)
     with explain_os_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(out) as beside:
@@ -103,6 +141,12 @@ def is_report(head: bytes) -> bool:
     return _GENERATOR in head
 
 
+def with_links(page: str, to: Addresses) -> str:
+    """The page with its names of memories, and its head, as links; text of a corpus has no bare `"` and stays text."""
+    page = page.replace("<a data-home>", f'<a data-home href="{to.home}">')
+    return re.sub(r'<a data-memory="([^"]*)">', rf'<a data-memory="\1" href="{to.memory}\1">', page)
+
+
 def gather(index: Index) -> Report:
     """Everything the report says."""
     tables = Tables(index)
@@ -110,6 +154,7 @@ def gather(index: Index) -> Report:
     return Report(
         index,
         tables,
+        find(index, *_FINDINGS),
         make_sections(tables),
         tables.judge(),
         galleries.predictive_values(index, tables),
@@ -119,6 +164,7 @@ def gather(index: Index) -> Report:
         dead,
         _draw_dead(dead, tables.layers),
         read_routing(index),
+        role_section(index),
     )
 
 
@@ -138,34 +184,51 @@ def render(report: Report, bundle: str) -> str:
     script = read_template(_PACKAGE, "report.js")
     manifest = report.index.manifest
     verdicts = [judged.judgement.verdict for judged in report.claims if judged.judgement]
-    return (
-        template_environment(_PACKAGE)
-        .get_template("report.html.j2")
-        .render(
-            report=report,
-            model=manifest.model,
-            counts=manifest.counts,
-            settings=_settings(manifest),
-            index=report.index,
-            total=sum(report.index.memories(layer) for layer in report.index.layers),
-            dead_total=sum(layer.dead for layer in report.dead),
-            unreached_total=sum(layer.unreached for layer in report.routing),
-            verdicts=VERDICTS,
-            verdict_counts={verdict: verdicts.count(verdict) for verdict in VERDICTS},
-            missing=[section for section in report.sections if not section.is_present],
-            parts=list(dict.fromkeys(section.part for section in report.sections)),
-            passes=report.tables.passes(),
-            prefix_part=LAYERS,
-            alike={"triggers": galleries.ALIKE_TRIGGERS, "values": galleries.ALIKE_TOKENS},
-            formula="(layer + ½) / L",
-            version=__version__,
-            css=css_variables() + read_template(_PACKAGE, "report.css"),
-            bundle=bundle,
-            script=script,
-            hashes=[_hash(bundle), _hash(script)],
-            specs=_json({chart.name: chart.spec for chart in report.charts}),
-        )
+    environment = template_environment(_PACKAGE)
+    environment.filters["memories"] = _name_memories
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        model=manifest.model,
+        counts=manifest.counts,
+        settings=_settings(manifest),
+        index=report.index,
+        total=sum(report.index.memories(layer) for layer in report.index.layers),
+        dead_total=sum(layer.dead for layer in report.dead),
+        unreached_total=sum(layer.unreached for layer in report.routing),
+        verdicts=VERDICTS,
+        verdict_counts={verdict: verdicts.count(verdict) for verdict in VERDICTS},
+        missing=[section for section in report.sections if not section.is_present],
+        parts=list(dict.fromkeys(section.part for section in report.sections)),
+        passes=report.tables.passes(),
+        prefix_part=LAYERS,
+        alike={"triggers": galleries.ALIKE_TRIGGERS, "values": galleries.ALIKE_TOKENS},
+        least={"precision": galleries.LEAST_PRECISION, "auroc": galleries.LEAST_AUROC},
+        paper_layers=PAPER_LAYERS,
+        csv={name: _data_address(csv_text(table)) for name, table in report.data().items()},
+        formula="(layer + ½) / L",
+        version=__version__,
+        css=css_variables() + read_template(_PACKAGE, "report.css"),
+        bundle=bundle,
+        script=script,
+        hashes=[_hash(bundle), _hash(script)],
+        drawn=_json(
+            {
+                "charts": {chart.name: chart.spec for chart in report.charts},
+                "light": {name: light for name, (light, _) in COLOURS.items()},
+                "width": EXPORT_WIDTH,
+            }
+        ),
     )
+
+
+def _name_memories(text: str) -> Markup:
+    """The text with names of memories marked, as with_links finds them."""
+    return Markup(_MEMORY.sub(r'<a data-memory="\g<0>">\g<0></a>', str(escape(text))))
+
+
+def _data_address(text: str) -> str:
+    """A file inside the page, which a link saves without a server."""
+    return "data:text/csv;charset=utf-8;base64," + base64.b64encode(text.encode(errors="replace")).decode()
 
 
 def _settings(manifest: Manifest) -> list[tuple[str, str]]:
@@ -245,17 +308,11 @@ def _read(path: Path) -> str | None:
 
 def write_assets(report: Report, folder: Path, progress: Progress = no_progress) -> None:
     """NAME.svg, NAME.pdf and NAME.csv for each chart and table of the report."""
-    published = {f"{table.name}-paper": table.published for _, table in all_tables()}
     for done, chart in enumerate(report.charts):
         progress("assets", done, len(report.charts))
         write_chart(folder, chart)
-        if chart.name in published:
-            write_csv(folder, chart.name, pa.Table.from_pylist(published[chart.name]()))
-    for section in report.sections:
-        if section.is_present:
-            write_csv(folder, section.name, report.tables.table(section.name))
-    dead = [{"layer": row.layer, "memories": row.memories, "dead": row.dead} for row in report.dead]
-    write_csv(folder, "dead", pa.Table.from_pylist(dead))
+    for name, table in report.data().items():
+        _write(folder / f"{name}.csv", csv_text(table).encode(errors="replace"))
     progress("assets", len(report.charts), len(report.charts))
 
 
@@ -270,14 +327,14 @@ def write_chart(folder: Path, chart: Panel) -> None:
     _write(folder / f"{chart.name}.pdf", pdf)
 
 
-def write_csv(folder: Path, name: str, table: pa.Table) -> None:
-    """NAME.csv."""
+def csv_text(table: pa.Table) -> str:
+    """A table as the content of a CSV file."""
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(table.column_names)
     for row in table.to_pylist():
         writer.writerow([_cell(row[column]) for column in table.column_names])
-    _write(folder / f"{name}.csv", sink.getvalue().encode(errors="replace"))
+    return sink.getvalue()
 
 
 def _cell(value: Any) -> Any:

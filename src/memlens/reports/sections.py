@@ -1,5 +1,6 @@
 """Sections of the report: each table of an experiment with its charts, numbers, words and recipe, and the claims."""
 
+import shlex
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -13,7 +14,8 @@ from memlens.experiments.run import STOP_WORDS, is_outdated, origin
 from memlens.experiments.verdicts import JudgedClaim, Row
 from memlens.index.layout import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
-from memlens.text import cell, token
+from memlens.settings import CorpusSettings
+from memlens.text import cell, column_cells, token
 
 _ROWS_SHOWN = 200
 _COUNTED = {"prefixes": "prefixes", "memories": "memories", "left_out": "left out"}
@@ -161,14 +163,16 @@ def _section_of_unknown(name: str, tables: Tables) -> Section:
 
 
 def _shown(caption: str, rows: list[Row], columns: list[str], vocabulary: list[str] | None) -> ShownTable:
-    def shown(column: str, value: Any) -> str:
-        is_token = vocabulary is not None and column == "token" and isinstance(value, int)
-        if is_token and vocabulary is not None and 0 <= value < len(vocabulary):
-            return token(vocabulary[value])
-        return cell(value)
+    def shown(column: str) -> list[str]:
+        values = [row[column] for row in rows[:_ROWS_SHOWN]]
+        if column == "token" and vocabulary is not None:
+            known = range(len(vocabulary))
+            return [token(vocabulary[value]) if value in known else cell(value) for value in values]
+        return column_cells(values)
 
-    body = [[shown(column, row[column]) for column in columns] for row in rows[:_ROWS_SHOWN]]
-    return ShownTable(caption, columns, body, max(0, len(rows) - _ROWS_SHOWN))
+    columns = [name for name in columns if not rows or any(row.get(name) is not None for row in rows)]
+    body = zip(*(shown(column) for column in columns), strict=True)
+    return ShownTable(caption, columns, [list(row) for row in body], max(0, len(rows) - _ROWS_SHOWN))
 
 
 def _counts(rows: list[Row], columns: list[str]) -> list[tuple[str, str]]:
@@ -200,7 +204,16 @@ def _file_facts(name: str, index: Index) -> list[tuple[str, str]]:
 def _options(noted: dict[str, Any]) -> list[str]:
     """What a person types behind the command to make the same table."""
     options = [f"--{name} {noted[name]}" for name in ("sample", "seed") if noted.get(name) is not None]
-    options += ["--validation CORPUS"] if noted.get("validation") else []
+    options += _validation(noted.get("validation_corpus")) if noted.get("validation") else []
     return options + (
         [f"--stop-words {noted['stop_words']}"] if noted.get("stop_words", STOP_WORDS) != STOP_WORDS else []
     )
+
+
+def _validation(corpus: dict[str, Any] | None) -> list[str]:
+    """The options of the text that prefixes come from; tables of older versions do not name it."""
+    if corpus is None:
+        return ["--validation CORPUS"]
+    options = [f"--validation {shlex.quote(source)}" for source in corpus["sources"]]
+    usual = {"unit": CorpusSettings.unit, "column": CorpusSettings.column}
+    return options + [f"--{name} {shlex.quote(corpus[name])}" for name in usual if corpus[name] != usual[name]]

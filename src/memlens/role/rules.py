@@ -3,6 +3,7 @@
     dead             no prefix of the corpus triggers it
     token            at most 3 last tokens make up 90% of its triggers                       (Voita et al. 2023)
     n-gram           so do at most 3 endings of two tokens, and the token before matters     (Voita et al. 2023)
+    positional       position explains at least a quarter of when it fires                     (Voita et al. 2023)
     entropy          among the longest tenth of its layer's values, and far more of it than of a random direction
                      lies in the directions that the unembedding hardly reads                (Stolfo et al. 2024)
     token-frequency  the scores of its value follow how frequent tokens are, r at least 0.5  (Stolfo et al. 2024)
@@ -12,7 +13,8 @@
     enrichment       gated blocks: its value points along the weights it reads by, cosine at least 0.5
     depletion        the same, against them                                       (Gerstner and Schütze 2025)
 
-Each rule but the first has a null hypothesis: triggers drawn from the corpus, or a value in a random direction. A
+Each rule but the first has a null hypothesis: triggers drawn from the corpus, a rate of firing that does not depend on
+the position (positions.py), or a value in a random direction. A
 memory has the role if the size that the rule names is reached and the hypothesis is rejected at a rate of false
 discoveries over all memories that may have the role: by Benjamini and Hochberg where the chance is known, else, for
 heavy tails, by as many values in random directions as there are memories. Sizes are memlens' choice, the ideas
@@ -32,6 +34,7 @@ FEWEST = 10  # triggers of a memory that has a role by them
 COVERED, TOKENS = 0.9, 3
 LONGEST = 0.9  # quantile of the norms of a layer
 FREQUENCY, ALONG = 0.5, 0.5
+EXPLAINED = 0.25  # of the entropy of firing, by position
 Numbers = Mapping[str, NDArray[Any]]
 
 
@@ -110,6 +113,7 @@ def assign(
         "dead": ~alive,
         "token": few_tokens & ~few_pairs,
         "n-gram": few_pairs,
+        "positional": sure["position"] & (numbers["position"] >= EXPLAINED),
         "entropy": sure["weak"],
         "token-frequency": sure["frequency"] & (np.abs(numbers["frequency"]) >= FREQUENCY),
         "prediction": heavy & (numbers["skew"] > 0),

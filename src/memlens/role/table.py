@@ -19,15 +19,20 @@ if TYPE_CHECKING:
 
 _NUMBERS = (
     "norm", "variance", "skew", "kurtosis", "frequency", "along_frequency", "weak", "cos_in_out", "cos_gate_out",
-    "cos_gate_in", "token_cover", "pair_cover",
+    "cos_gate_in", "token_cover", "pair_cover", "position",
 )  # fmt: skip
-_HYPOTHESES = ("token", "n-gram", "weak", "frequency", "kurtosis", "variance", "along")
+_HYPOTHESES = ("token", "n-gram", "weak", "frequency", "kurtosis", "variance", "along", "position")
+_AT_ONCE = 1 << 14  # memories
 ROLES_SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
         ("memory", pa.int32()),
         ("role", pa.string()),  # the first of its roles, in the order of rules.ROLES; null where it has none
         ("roles", pa.list_(pa.string())),
+        (
+            "position_from",
+            pa.int32(),
+        ),  # the first position of the range in which it fires most often; null without counts
         ("token", pa.int32()),  # the commonest last token of its triggers; null without triggers
         *((name, pa.float64()) for name in _NUMBERS),
         *((f"q_{name.replace('-', '_')}", pa.float64()) for name in _HYPOTHESES),
@@ -50,7 +55,8 @@ def compute_roles(
     reading = index.manifest.values.reading or model.lens.readings[0]
     columns, p, decoys = _measure(index, model, reading, seed, progress)
     has, q = assign(columns, p, decoys, rate)
-    notes = {"rate": rate, "seed": seed, "reading": reading, "from": {"triggers": index.manifest.sha256("triggers")}}
+    made_from = {name: index.manifest.sha256(name) for name in ("triggers", "counts") if index.has(name)}
+    notes = {"rate": rate, "seed": seed, "reading": reading, "from": made_from}
     index.write({"roles": (ROLES_SCHEMA, _tables(columns, has, q))}, lambda: {"roles": notes})
 
 
@@ -59,6 +65,7 @@ def _measure(
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Numbers and p-values of all memories of the index, as columns, and numbers of random directions."""
     from memlens.role.endings import CorpusEndings, count_endings, trigger_ends
+    from memlens.role.positions import position_numbers
     from memlens.role.weights import ValueReader, cosines_of
 
     ends = {layer: count_endings(*trigger_ends(index, layer), index.memories(layer)) for layer in index.layers}
@@ -72,17 +79,20 @@ def _measure(
         own: dict[str, Any] = {**ends[layer], **cosines_of(memories)}
         lens = ValueReader(model, layer, reading, counts)
         own |= lens.moments(memories.values)
-        drawn.append(lens.moments(lens.random_values(memories.memories, seed))["kurtosis"])
+        drawn.append(lens.random_kurtosis(memories.memories, seed))
         own["weak"] = lens.part_in_weak(memories.values)
         own["along_frequency"] = lens.along_frequency(memories.values)
         own["is_long"] = own["norm"] >= np.quantile(own["norm"], LONGEST)
         own |= {"layer": np.full(memories.memories, layer), "memory": np.arange(memories.memories)}
+        at = position_numbers(index, layer)
+        own |= {name: at[name] for name in ("position", "position_from")}
         parts.append(own)
         ps.append({
             "weak": p_of_part(own["weak"], lens.directions, lens.rank),
             "frequency": p_of_cosine(own["along_frequency"], model.width),
             "variance": p_of_spread(own["variance"], lens.eigenvalues),
             "along": p_of_cosine(own["cos_in_out"], model.width),
+            "position": at["p"],
         })  # fmt: skip
     progress("roles", len(index.layers), len(index.layers))
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -96,14 +106,20 @@ def _measure(
 
 
 def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> Iterator[pa.Table]:
-    count = len(columns["memory"])
-    roles = [[role for role in ROLES if has[role][row]] for row in range(count)]
-    table = {name: columns[name] for name in ("layer", "memory", *_NUMBERS)}
-    table |= {f"q_{name.replace('-', '_')}": q[name] for name in _HYPOTHESES}
-    table["role"] = pa.array([own[0] if own else None for own in roles], pa.string())
-    table["roles"] = pa.array(roles, pa.list_(pa.string()))
-    table["token"] = pa.array(columns["token"], pa.int32(), mask=columns["triggers"] == 0)
-    yield pa.table({field.name: pa.array(table[field.name]).cast(field.type) for field in ROLES_SCHEMA}, ROLES_SCHEMA)
+    """Some memories at a time."""
+    for first in range(0, len(columns["memory"]), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        own = {name: column[part] for name, column in columns.items()}
+        roles = [[role for role in ROLES if has[role][row]] for row in range(first, first + len(own["memory"]))]
+        table = {name: own[name] for name in ("layer", "memory", *_NUMBERS)}
+        table |= {f"q_{name.replace('-', '_')}": q[name][part] for name in _HYPOTHESES}
+        table["role"] = pa.array([one[0] if one else None for one in roles], pa.string())
+        table["roles"] = pa.array(roles, pa.list_(pa.string()))
+        table["token"] = pa.array(own["token"], pa.int32(), mask=own["triggers"] == 0)
+        table["position"] = pa.array(own["position"], pa.float64(), mask=np.isnan(own["position"]))
+        table["position_from"] = pa.array(own["position_from"], pa.int32(), mask=own["position_from"] < 0)
+        arrays = {field.name: pa.array(table[field.name]).cast(field.type) for field in ROLES_SCHEMA}
+        yield pa.table(arrays, ROLES_SCHEMA)
 
 
 @dataclass(frozen=True)

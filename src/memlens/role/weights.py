@@ -1,5 +1,7 @@
 """Numbers of a layer's weights: moments of every value over the vocabulary, its directions, its cosines."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,9 +12,10 @@ from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
 from memlens.stats import generator
 from memlens.vocab.kernels import score_blocks
-from memlens.vocab.table import folded_keys, through_norm
+from memlens.vocab.table import through_norm
 
 WEAK = 1 / 20  # of the directions that the unembedding reads at all: those that it reads least
+_ROWS = 2048  # of values or embeddings that are held as float64 at once
 Arrays = dict[str, NDArray[np.float64]]
 
 
@@ -27,20 +30,35 @@ class ValueReader:
         self.model, self.layer, self.reading = model, layer, reading
         self.tokens = np.flatnonzero(counts)
         log_frequency = np.log(counts[self.tokens] / counts.sum())
+        self.frequency = log_frequency - log_frequency.mean()
         width = model.width
         fold = model.lens.folded(torch.eye(width, device=model.device), layer, reading).double()  # v -> v fold
-        embedding = model.lens.embedding[torch.from_numpy(self.tokens).to(model.device)].double()
-        embedding = embedding - embedding.mean(0)  # a softmax does not see what all tokens share
-        gram = fold @ (embedding.T @ embedding) @ fold.T
-        eigenvalues, vectors = torch.linalg.eigh(gram)
+        spread, follows = self._embedding_sums()
+        eigenvalues, vectors = torch.linalg.eigh(fold @ spread @ fold.T)
         kept = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centres removes a direction altogether
         self.rank = int(kept.sum())
         self.eigenvalues = (eigenvalues.clamp_min(0) / len(self.tokens)).cpu().numpy()  # of the variance of scores
         self.directions = max(round(WEAK * self.rank), 1)
         self.weak, self.read = vectors[:, kept][:, : self.directions], vectors[:, kept]
-        frequency = torch.from_numpy(log_frequency - log_frequency.mean()).to(embedding)
-        self.frequent = fold @ (embedding.T @ frequency)  # [d]
-        self.frequency = frequency.cpu().numpy()
+        self.frequent = fold @ follows  # [d]
+
+    def _embedding_sums(self) -> tuple[Tensor, Tensor]:
+        """Sums over tokens of e e^T [d, d] and of e times the log of the frequency [d], e less the mean of all tokens.
+
+        A softmax does not see what all tokens share.
+        """
+        device = self.model.device
+        tokens, frequency = torch.from_numpy(self.tokens).to(device), torch.from_numpy(self.frequency).to(device)
+        blocks, width = _row_blocks(len(tokens)), self.model.width
+        total = torch.zeros(width, dtype=torch.float64, device=device)
+        for block in blocks:
+            total += self.model.lens.embedding[tokens[block]].double().sum(0)
+        spread, follows = torch.zeros(width, width, dtype=torch.float64, device=device), torch.zeros_like(total)
+        for block in blocks:
+            embedding = self.model.lens.embedding[tokens[block]].double() - total / len(tokens)
+            spread += embedding.T @ embedding
+            follows += embedding.T @ frequency[block]
+        return spread, follows
 
     def scores(self, block: Tensor, place: Tensor) -> Tensor:
         return self.model.lens.value_scores(block, self.layer, self.reading, place)
@@ -50,27 +68,34 @@ class ValueReader:
         blocks = score_blocks(values, self.scores, self.model.vocabulary)
         parts = [_moments(scores[:, self.tokens], self.frequency) for _, scores in blocks]
         found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        norm = at_least_float32(values).double().norm(dim=1).cpu().numpy()
+        norm = _in_blocks(lambda block: at_least_float32(block).double().norm(dim=1), values)
         has_length = norm > 0  # the others (pruned, never trained) have no direction to ask about: nothing is unusual
         found["variance"] = np.where(has_length, found["variance"] / np.where(has_length, norm, 1.0) ** 2, 0.0)
         for name, usual in (("skew", 0.0), ("kurtosis", 3.0), ("frequency", 0.0)):
             found[name] = np.where(has_length, found[name], usual)
         return found | {"norm": norm}
 
-    def random_values(self, count: int, seed: int) -> Tensor:
-        """[count, d], random directions of length 1."""
-        drawn = torch.from_numpy(generator(seed, "roles", self.layer).normal(size=(count, self.model.width)))
-        return (drawn / drawn.norm(dim=1, keepdim=True)).to(self.model.device, torch.float32)
+    def random_kurtosis(self, count: int, seed: int) -> NDArray[np.float64]:
+        """Of as many random directions of length 1."""
+        random, parts = generator(seed, "roles", self.layer), []
+        for first in range(0, count, _ROWS):
+            drawn = torch.from_numpy(random.normal(size=(min(_ROWS, count - first), self.model.width)))
+            drawn = (drawn / drawn.norm(dim=1, keepdim=True)).to(self.model.device, torch.float32)
+            parts.append(self.moments(drawn)["kurtosis"])
+        return np.concatenate(parts)
 
     def part_in_weak(self, values: Tensor) -> NDArray[np.float64]:
         """Of the squared length of each value that the lens reads at all, the part in the weak directions."""
-        values = values.double()
-        whole = (values @ self.read).square().sum(1).clamp_min(1e-300)
-        return _array((values @ self.weak).square().sum(1) / whole)
+
+        def part(block: Tensor) -> Tensor:
+            whole = (block.double() @ self.read).square().sum(1).clamp_min(1e-300)
+            return (block.double() @ self.weak).square().sum(1) / whole
+
+        return _in_blocks(part, values)
 
     def along_frequency(self, values: Tensor) -> NDArray[np.float64]:
         """Cosine of each value with the direction along which scores follow the log of frequency most."""
-        return _cosines(values.double(), self.frequent[None])
+        return _in_blocks(lambda block: _cosines(block.double(), self.frequent[None]), values)
 
 
 def _moments(scores: NDArray[np.float32], frequency: NDArray[np.float64]) -> Arrays:
@@ -91,21 +116,31 @@ def _moments(scores: NDArray[np.float32], frequency: NDArray[np.float64]) -> Arr
 
 def cosines_of(memories: MemoryLayer) -> Arrays:
     """Of each memory: what it reads (up, or the key of a plain block), its gate, and its value."""
-    values = torch.cat([at_least_float32(group.values) for group in memories.groups]).double()
-    gates = folded_keys(memories).double()
-    ups = [group.keys if group.up is None else group.up for group in memories.groups]
-    reads = through_norm(torch.cat(ups), memories).double()
-    return {
-        "cos_in_out": _cosines(reads, values),
-        "cos_gate_out": _cosines(gates, values),
-        "cos_gate_in": _cosines(gates, reads),
-        "gated": np.concatenate([np.full(group.size, group.gated) for group in memories.groups]),
-    }
+    found: dict[str, list[NDArray[np.float64]]] = {"cos_in_out": [], "cos_gate_out": [], "cos_gate_in": []}
+    for group in memories.groups:
+        keys = group.keys
+        reads = keys if group.up is None else group.up
+        for part in _row_blocks(group.size):
+            value = at_least_float32(group.values[part]).double()
+            gate, read = (through_norm(rows[part], memories).double() for rows in (keys, reads))
+            for name, pair in zip(found, ((read, value), (gate, value), (gate, read)), strict=True):
+                found[name].append(_array(_cosines(*pair)))
+    gated = np.concatenate([np.full(group.size, group.gated) for group in memories.groups])
+    return {name: np.concatenate(parts) for name, parts in found.items()} | {"gated": gated}
 
 
-def _cosines(one: Tensor, other: Tensor) -> NDArray[np.float64]:
+def _row_blocks(rows: int) -> list[slice]:
+    return [slice(first, min(first + _ROWS, rows)) for first in range(0, rows, _ROWS)]
+
+
+def _in_blocks(function: Callable[[Tensor], Tensor], values: Tensor) -> NDArray[np.float64]:
+    """A number for each row [n, d], some rows at a time."""
+    return np.concatenate([_array(function(values[part])) for part in _row_blocks(len(values))])
+
+
+def _cosines(one: Tensor, other: Tensor) -> Tensor:
     lengths = (one.norm(dim=1) * other.norm(dim=1)).clamp_min(1e-300)
-    return _array((one * other).sum(1) / lengths)
+    return (one * other).sum(1) / lengths
 
 
 def _array(tensor: Tensor) -> NDArray[np.float64]:

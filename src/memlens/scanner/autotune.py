@@ -26,6 +26,7 @@ from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings, is_h
 _LENGTH = 32  # tokens of a probe sentence, about an ordinary sentence's
 _BYTES_A_TRIGGER = 24  # its key and position, and once more while they are saved, merged or written
 _ENOUGH = 512  # tokens of which matrix products are about as fast as they get
+_SETTLED = 0.05  # two batches whose speeds differ by less than this share tell the speed
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,13 @@ def refuse_large_lists(shapes: Mapping[int, LayerShape], settings: ScanSettings,
 def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_number: int) -> dict[str, int]:
     """Bytes of weights, lists and one batch, and what a file to be unpacked takes beyond these, from sizes alone."""
     bottom = settings.bottom == "yes" or (settings.bottom == "auto" and sizes.gated)
-    two, one = (sum(a.nbytes for a in LayerScan(0, n, bottom, settings=settings).arrays().values()) for n in (2, 1))
+    two, one = (
+        sum(a.nbytes for a in LayerScan(0, n, bottom, gated=sizes.gated, settings=settings).arrays().values())
+        for n in (2, 1)
+    )
     wide = (3 if sizes.gated else 2) * sizes.widest + 8 * sizes.width
-    lists, batch = sum(sizes.memories) * (two - one), settings.batch_tokens * wide * bytes_a_number
+    lists = sum(sizes.memories) * (two - one) + len(sizes.memories) * (2 * one - two)  # a layer has counts of its own
+    batch = settings.batch_tokens * wide * bytes_a_number
     return {
         "weights": sizes.parameters * bytes_a_number,
         "lists": lists,
@@ -98,29 +103,34 @@ def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_num
 
 
 def _probe_scan(worker: Worker, seconds: float) -> tuple[float, int]:
-    """Tokens per second and tokens seen, with ever more sentences until they make a whole batch or the time is up."""
+    """Tokens per second and tokens seen, with ever more sentences, until two batches agree or the time is up.
+
+    All sentences are one: lists that hold it so often take in nothing more, as those of a long scan hardly do.
+    """
     model, settings = worker.model, worker.settings
-    draw = np.random.default_rng(settings.seed)
     length = min(_LENGTH, (model.context or _LENGTH + 1) - 1) or 1
     used = min(model.vocabulary, model.tokenizer.size) if model.has_tokenizer else model.vocabulary
+    tokens = np.random.default_rng(settings.seed).integers(0, used, length)
     most = max(1, settings.batch_tokens // (length + 1))
-    _scan_all(worker, 0, [ScanSentence(0, draw.integers(0, used, length))])  # loads the compiled pass
+    _scan_all(worker, 0, [ScanSentence(0, tokens)])  # loads the compiled pass
     rows, number, sentence = 1, 1, 1
-    best_rate, tokens, goes_on = 0.0, 0, True
+    rate, best_rate, goes_on = 0.0, 0.0, True
     deadline = time.monotonic() + seconds
     while goes_on or time.monotonic() < deadline:
-        sentences = [ScanSentence(sentence + i, draw.integers(0, used, length)) for i in range(rows)]
+        sentences = [ScanSentence(sentence + i, tokens) for i in range(rows)]
         began = time.monotonic()
         _scan_all(worker, number, sentences)
         took = max(time.monotonic() - began, 1e-9)
-        best_rate = max(best_rate, rows * length / took)  # the first few sentences tell too little of the speed
-        tokens += rows * length
+        rate_before, rate = rate, rows * length / took
+        best_rate = max(best_rate, rate)  # the first few sentences tell too little of the speed
         sentence, number = sentence + rows, number + 1
         # One sentence is far slower than many together; only a model that needs seconds for it is measured on that.
         goes_on = rows < min(most, _ENOUGH // length) and took < seconds
+        if not goes_on and abs(rate - rate_before) < _SETTLED * rate:
+            break
         if goes_on or took < seconds / 8:
             rows = min(rows * 4, most)
-    return best_rate, tokens
+    return best_rate, (sentence - 1) * length
 
 
 def _scan_all(worker: Worker, number: int, sentences: list[ScanSentence]) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import pickle
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -79,13 +80,21 @@ def make_executor(run: RunSettings, workers: int) -> Executor:
     return SerialExecutor() if workers == 1 else LocalExecutor(workers)
 
 
-def make_mapper(run: RunSettings) -> Callable[[MemoryModel], Mapper] | None:
-    """Where values and the pass over prefixes are computed, once the model is there; None in this process."""
-    if run.executor != "ray":
-        return None
-    from memlens.scanner.ray import RayMapper
+@contextmanager
+def open_mapper(run: RunSettings, threads: int) -> Iterator[Callable[[MemoryModel], Mapper] | None]:
+    """Where a stage is computed, once the model is there; None in this process. Workers end with the context."""
+    if run.executor == "ray":
+        from memlens.scanner.ray import RayMapper
 
-    return lambda model: RayMapper(model, run.threads or 1, run.ray_address, run.gpus_per_worker)
+        yield lambda model: RayMapper(model, threads, run.workers or 0, run.ray_address, run.gpus_per_worker)
+    elif run.workers is None or run.workers == 1:
+        yield None
+    else:
+        from memlens.scanner.local_map import LocalMapper
+
+        size = run.workers
+        with ExitStack() as opened:
+            yield lambda model: opened.enter_context(closing(LocalMapper(model, size, threads)))
 
 
 class Saver:

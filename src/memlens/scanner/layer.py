@@ -21,7 +21,10 @@ from numpy.typing import NDArray
 from memlens.errors import ModelError, SettingError
 from memlens.memory import MemoryId
 from memlens.models.groups import CoefficientBlock, MemoryGroup
-from memlens.scanner.kernels import Candidates, FloatArray, IntArray, Lists, Sums, collect_, merge_, offer_
+from memlens.scanner.kernels import Sums, collect_
+from memlens.scanner.lists import BUCKETS, EDGES, Candidates, FloatArray, IntArray, Lists, merge_, offer_
+from memlens.scanner.positions import PositionCounts
+from memlens.scanner.quadrants import Gates, Quadrants, collect_quadrants_
 from memlens.scanner.routing import UNIT, Routing, among_rows
 from memlens.scanner.sample import OrdinarySample
 from memlens.settings import ScanSettings
@@ -115,9 +118,11 @@ def make_candidates(rows: IntArray, sentences: IntArray, positions: IntArray) ->
     if len(sentences) and not 0 <= int(sentences[0]) <= int(sentences[-1]) < 2**32 - 1:
         raise SettingError("a scan holds at most 4,294,967,294 sentences; split the corpus into several indexes")
     starts = np.flatnonzero(np.r_[True, sentences[1:] != sentences[:-1], True]) if len(sentences) else np.zeros(1)
+    buckets = np.searchsorted(EDGES, positions, side="right")
     return Candidates(
-        rows.astype(np.int64), sentences.astype(np.int64), positions.astype(np.int32), starts.astype(np.int64)
-    )
+        rows.astype(np.int64), sentences.astype(np.int64), positions.astype(np.int32), buckets.astype(np.int32),
+        starts.astype(np.int64),
+    )  # fmt: skip
 
 
 _DENSE = 16  # when more than one coefficient in so many reaches a list, sending the whole block is cheaper
@@ -127,16 +132,18 @@ class LayerScan:
     """Everything that a scan keeps of one layer."""
 
     def __init__(
-        self, layer: int, memories: int, bottom: bool, experts: int = 0, size: int = 0, *, settings: ScanSettings
-    ) -> None:
+        self, layer: int, memories: int, bottom: bool, experts: int = 0, size: int = 0, gated: bool = False, *,
+        settings: ScanSettings,
+    ) -> None:  # fmt: skip
         self.layer, self.size = layer, size  # `size`: memories of one expert
         self.triggers = TopTriggers(memories, settings.top, per_sentence=settings.per_sentence, bottom=bottom)
         # Each layer draws its own sample, as the same prefixes in all of them would be.
         seed = settings.seed * 1_000_003 + layer
         self.sample = OrdinarySample(memories, seed, settings.sample_every)
         self.routing = Routing(experts, settings.top, seed) if experts else None
+        self.positions = PositionCounts(memories, experts)
+        self.quadrants = Quadrants.empty(memories) if gated else None
         self.total = np.zeros(memories, np.int64)  # in UNITs
-        self.positive = np.zeros(memories, np.int64)
         self.highest = np.full(memories, -np.inf, np.float32)
         self.lowest = np.full(memories, np.inf, np.float32)
 
@@ -149,29 +156,45 @@ class LayerScan:
             candidates = among_rows(candidates, block.rows.cpu().numpy(), block.shape[0] * block.shape[1])
             if self.routing is not None and block.weights is not None:
                 self.routing.update(block.group.expert, block.weights, candidates)
+        if block.rows is not None or block.group.start == 0:  # what all tokens reach is counted once
+            self.positions.add_prefixes(0 if block.rows is None else 1 + block.group.expert, candidates)
+        gates = block.gates if self.quadrants is not None else None
+        if self.quadrants is not None and gates is not None:
+            self.quadrants.turns[block.group.columns] = block.group.gate_turns
         if block.coefficients.device.type == "cpu":
             coefficients = block.coefficients.to(torch.float32).contiguous().numpy()
-            self._update_here(block.group, coefficients, candidates, pool)
+            self._update_here(block.group, coefficients, gates, candidates, pool)
         else:
-            self._update_on_device(block.group, block.coefficients, candidates)
+            self._update_on_device(block.group, block.coefficients, gates, candidates)
 
     def _update_here(
-        self, group: MemoryGroup, block: NDArray[np.float32], candidates: Candidates, pool: ThreadPoolExecutor | None
-    ) -> None:
-        memories, start = block.shape[1], group.start
+        self, group: MemoryGroup, block: NDArray[np.float32], gates: torch.Tensor | None, candidates: Candidates,
+        pool: ThreadPoolExecutor | None,
+    ) -> None:  # fmt: skip
+        memories, start, triggers = block.shape[1], group.start, self.triggers
         sums = Sums.empty(memories)
+        signs = None if gates is None else Gates.of(gates)
+        quadrants = None if self.quadrants is None else self.quadrants.part(group.columns)
+
+        def collect(columns: tuple[int, int]) -> None:
+            triggers.collect(block, candidates, sums, *columns, start)
+            if signs is not None and quadrants is not None:
+                collect_quadrants_(block, signs, candidates, *columns, quadrants, triggers.one_a_sentence)
+
         if pool is None or not len(candidates.rows):
-            self.triggers.collect(block, candidates, sums, start=start)
+            collect((0, memories))
         else:
             edges = np.linspace(0, memories, pool._max_workers + 1).astype(int).tolist()
-            columns = [(a, b) for a, b in pairwise(edges) if b > a]
-            list(pool.map(lambda own: self.triggers.collect(block, candidates, sums, own[0], own[1], start), columns))
+            list(pool.map(collect, [(a, b) for a, b in pairwise(edges) if b > a]))
         self._add(group, sums, len(candidates.rows))
         self.sample.update(block, candidates, start)
 
-    def _update_on_device(self, group: MemoryGroup, block: torch.Tensor, candidates: Candidates) -> None:
+    def _update_on_device(
+        self, group: MemoryGroup, block: torch.Tensor, gates: torch.Tensor | None, candidates: Candidates
+    ) -> None:
         rows = torch.from_numpy(candidates.rows).to(block.device)
         chosen = block.index_select(0, rows).to(torch.float32)  # [n, size]
+        signs = None if gates is None else gates.index_select(0, rows)
         if not len(candidates.rows):
             return
         lists = {1: self.triggers.top_lists.part(group.columns)}
@@ -179,19 +202,47 @@ class LayerScan:
             lists[-1] = self.triggers.bottom_lists.part(group.columns)
         found = {sign: _reaches(sign * chosen, own) for sign, own in lists.items()}
         if sum(int(mask.count_nonzero()) for mask in found.values()) * _DENSE > chosen.numel():
-            self._update_here(group, chosen.cpu().numpy(), candidates._replace(rows=np.arange(len(chosen))), None)
+            here = candidates._replace(rows=np.arange(len(chosen)))
+            self._update_here(group, chosen.cpu().numpy(), None if signs is None else signs.cpu(), here, None)
             return
         for sign, mask in found.items():
-            row, memory = (index.cpu().numpy() for index in mask.nonzero(as_tuple=True))
-            scores = (sign * chosen[mask]).cpu().numpy()
-            sentences, positions = candidates.sentences[row], candidates.positions[row]
-            offer_(lists[sign], memory, scores, sentences, positions, self.triggers.one_a_sentence)
-        total, positive = chosen.sum(0, dtype=torch.float64), (chosen > 0).sum(0)
-        extremes = (chosen.amax(0), chosen.amin(0))
-        self._add(group, Sums(*(x.cpu().numpy() for x in (total, positive, *extremes))), len(chosen))
+            self._offer(lists[sign], sign * chosen, mask, candidates)
+        if signs is not None:
+            self._quadrants_on_device(group, chosen, signs > 0, candidates)
+        buckets = torch.from_numpy(candidates.buckets).to(block.device, torch.int64)
+        fired = torch.zeros(BUCKETS, chosen.shape[1], dtype=torch.int64, device=block.device)
+        fired.index_add_(0, buckets, (chosen > 0).to(torch.int64))
+        sums = (chosen.sum(0, dtype=torch.float64), fired, chosen.amax(0), chosen.amin(0))
+        self._add(group, Sums(*(x.cpu().numpy() for x in sums)), len(chosen))
         drawn = self.sample.drawn(candidates)
         part = chosen.index_select(0, torch.from_numpy(drawn).to(chosen.device)).cpu().numpy()
         self.sample.update(part, _subset(candidates, drawn), group.start)
+
+    def _offer(
+        self,
+        lists: Lists,
+        scores: torch.Tensor,
+        mask: torch.Tensor,
+        candidates: Candidates,
+        rows: tuple[int, int] = (1, 0),
+    ) -> None:
+        """Offer the scores [n, memories] of a mask; `rows`: (a, b) where memory m has list a m + b."""
+        row, memory = (index.cpu().numpy() for index in mask.nonzero(as_tuple=True))
+        sentences, positions = candidates.sentences[row], candidates.positions[row]
+        best = self.triggers.one_a_sentence
+        offer_(lists, memory * rows[0] + rows[1], scores[mask].cpu().numpy(), sentences, positions, best)
+
+    def _quadrants_on_device(
+        self, group: MemoryGroup, chosen: torch.Tensor, is_open: torch.Tensor, candidates: Candidates
+    ) -> None:
+        if self.quadrants is None:
+            return
+        own = self.quadrants.part(group.columns)
+        for place in range(4):
+            scores = (1 - 2 * (place % 2)) * chosen * (is_open if place < 2 else ~is_open)
+            own.counts[:, place] += (scores > 0).sum(0).cpu().numpy()
+            bars = torch.from_numpy(own.lists.scores()[place::4, -1].copy()).to(chosen.device)
+            self._offer(own.lists, scores, (scores >= bars) & (scores > 0), candidates, (4, place))
 
     def _add(self, group: MemoryGroup, sums: Sums, rows: int) -> None:
         if rows == 0:
@@ -208,7 +259,7 @@ class LayerScan:
             )
         own = group.columns
         self.total[own] += np.rint(sums.total / UNIT).astype(np.int64)
-        self.positive[own] += sums.positive
+        self.positions.fired[own] += sums.fired.T
         # adding 0.0 makes -0.0 the other zero: which of the two a maximum keeps would depend on the order
         np.maximum(self.highest[own], sums.highest + np.float32(0.0), out=self.highest[own])
         np.minimum(self.lowest[own], sums.lowest + np.float32(0.0), out=self.lowest[own])
@@ -216,8 +267,10 @@ class LayerScan:
     def merge(self, other: LayerScan) -> None:
         self.triggers.merge(other.triggers)
         self.sample.merge(other.sample)
+        self.positions.merge(other.positions)
+        if self.quadrants is not None and other.quadrants is not None:
+            self.quadrants.merge(other.quadrants, self.triggers.one_a_sentence)
         self.total += other.total
-        self.positive += other.positive
         np.maximum(self.highest, other.highest, out=self.highest)
         np.minimum(self.lowest, other.lowest, out=self.lowest)
         if self.routing is not None and other.routing is not None:
@@ -228,8 +281,9 @@ class LayerScan:
         return {
             **self.triggers.arrays(),
             **self.sample.arrays(),
+            **self.positions.arrays(),
+            **({} if self.quadrants is None else self.quadrants.arrays()),
             "total": self.total,
-            "positive": self.positive,
             "highest": self.highest,
             "lowest": self.lowest,
             **({} if self.routing is None else self.routing.arrays()),
@@ -238,7 +292,10 @@ class LayerScan:
     def restore_(self, saved: dict[str, NDArray[Any]]) -> None:
         self.triggers.restore_(saved)
         self.sample.restore_(saved)
-        self.total[:], self.positive[:] = saved["total"], saved["positive"]
+        self.positions.restore_(saved)
+        if self.quadrants is not None:
+            self.quadrants.restore_(saved)
+        self.total[:] = saved["total"]
         self.highest[:], self.lowest[:] = saved["highest"], saved["lowest"]
         if self.routing is not None:
             self.routing.restore_(saved)

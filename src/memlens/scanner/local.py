@@ -55,25 +55,30 @@ class WorkOrder:
 
 def serve(descriptor: int) -> None:
     """Work until there is nothing left to do or the driver is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the driver says when to stop
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    leave_signals_to_driver()
     connection = Connection(descriptor)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the driver is gone, and so are we
         packed = connection.recv_bytes()
         number, name = connection.recv()
         try:
             order: WorkOrder = pickle.loads(packed)
-            threading.Thread(target=_leave_with, args=(order.driver,), daemon=True).start()
+            threading.Thread(target=leave_with, args=(order.driver,), daemon=True).start()
             with order.parts.writing():
                 # Only now is it sure that no other driver begins before this process ends, so look once more.
                 if os.getppid() == order.driver:
                     _work(connection, order, number, name)
         except Exception as error:
-            connection.send(_error_message(error))
+            connection.send(error_message(error))
 
 
-def _error_message(error: Exception) -> tuple[str, ...]:
+def leave_signals_to_driver() -> None:
+    """It says when to stop."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def error_message(error: Exception) -> tuple[str, ...]:
     if isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
         raise error
     if isinstance(error, MemlensError):
@@ -83,7 +88,7 @@ def _error_message(error: Exception) -> tuple[str, ...]:
     return (BUG, "".join(traceback.format_exception(error)))
 
 
-def _leave_with(driver: int) -> None:
+def leave_with(driver: int) -> None:
     """End this process when the driver has ended; parts are written beside and renamed, so that is safe anywhere."""
     while os.getppid() == driver:
         time.sleep(_LOOK)
@@ -140,8 +145,31 @@ class _Inbox:
 
 
 # sys.path as it is here: a test or a notebook may have added to it.
-_PROGRAM = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from memlens.scanner.local import serve; "
-_PROGRAM += "serve(int(sys.argv[1]))"
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {module} import serve; serve(int(sys.argv[1]))"
+)
+
+
+def start_program(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    """Run `serve` of a module as a program of its own; the process and this end of its pipe.
+
+    To be called with signals held back until somebody is sure to end it.
+    """
+    here, there = Pipe()
+    with there:
+        # -P: no module is taken from the current folder, which may be a checkpoint of somebody else's
+        command = [
+            sys.executable,
+            "-P",
+            "-c",
+            _PROGRAM.format(module=module),
+            str(there.fileno()),
+            json.dumps(sys.path),
+        ]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[there.fileno()]
+        )
+    return process, here
 
 
 class LocalExecutor:
@@ -166,7 +194,7 @@ class WorkerProcess:
         self.is_ready = False
         self.is_ending = False
         self.lacks_the_model = False
-        self.assigned: list[BatchRange] = []  # sent, in this order
+        self.assigned: list[Any] = []  # sent, in this order: ranges of batches, or numbers of items
         self.unsaved: list[BatchRange] = []  # done, but not in the part yet
 
     def send(self, message: Any) -> None:
@@ -187,6 +215,22 @@ class WorkerProcess:
         except ValueError:
             name = f"signal {-code}"
         return f"worker process {self.number} was ended by {name}"
+
+
+def listen(
+    workers: Sequence[WorkerProcess],
+    hear: Callable[..., None],
+    remove: Callable[[WorkerProcess], None],
+    seconds: float | None = None,
+) -> None:
+    """Wait for news of workers, for so many seconds at most: what they send goes to `hear`, their end to `remove`."""
+    by_connection = {worker.connection: worker for worker in workers}
+    for connection in wait(list(by_connection), seconds):
+        worker = by_connection[connection]  # type: ignore[index]
+        try:
+            hear(worker, *worker.connection.recv())
+        except (EOFError, ConnectionResetError):
+            remove(worker)
 
 
 class WorkerPool:
@@ -232,13 +276,8 @@ class WorkerPool:
 
     def _start(self) -> None:
         name = self.job.parts.new_name()
-        here, there = Pipe()
-        with there, _signals_held_back():
-            # -P: no module is taken from the current folder, which may be a checkpoint of somebody else's
-            command = [sys.executable, "-P", "-c", _PROGRAM, str(there.fileno()), json.dumps(sys.path)]
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[there.fileno()]
-            )
+        with signals_held_back():
+            process, here = start_program(__name__)
             worker = WorkerProcess(self.begun, name, process, here)
             self.processes.append(worker)  # from here on it is ended whatever happens
         self.begun += 1
@@ -255,13 +294,7 @@ class WorkerPool:
             worker.send(batches)
 
     def _listen(self) -> None:
-        by_connection = {worker.connection: worker for worker in self.processes}
-        for connection in wait(list(by_connection), _LOOK):
-            worker = by_connection[connection]  # type: ignore[index]
-            try:
-                self._hear(worker, *worker.connection.recv())
-            except (EOFError, ConnectionResetError):
-                self._remove(worker)
+        listen(self.processes, self._hear, self._remove, _LOOK)
 
     def _hear(self, worker: WorkerProcess, what: str, *details: Any) -> None:
         if what == READY:
@@ -324,7 +357,7 @@ class WorkerPool:
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
+def signals_held_back() -> Iterator[None]:
     """A process that is started within begins with Ctrl-C held back; here it arrives afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:

@@ -324,10 +324,13 @@ class MapWorker:
 
 
 class RayMapper:
-    """The Mapper on a Ray cluster, with as many workers as it has room for."""
+    """The Mapper on a Ray cluster, with so many workers at most, or with 0 as many as it has room for."""
 
-    def __init__(self, model: MemoryModel, threads: int, address: str | None, gpus_per_worker: float) -> None:
-        self.model, self.threads, self.address, self.gpus = model, threads, address, gpus_per_worker
+    def __init__(
+        self, model: MemoryModel, threads: int, workers: int, address: str | None, gpus_per_worker: float
+    ) -> None:
+        self.model, self.threads, self.workers = model, threads, workers
+        self.address, self.gpus = address, gpus_per_worker
 
     def map(self, work: Callable[[MemoryModel, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
         with connected(self.address) as ray:
@@ -348,7 +351,8 @@ class RayMapPool:
         self.work = ray.put(work)
         self.copy: Any = None
         self.make = actor_class(ray, MapWorker, mapper.threads, mapper.gpus)
-        self.size = room_for(ray, mapper.threads, mapper.gpus)
+        room = room_for(ray, mapper.threads, mapper.gpus)
+        self.size = min(mapper.workers or room, room)
         self.actors: deque[Any] = deque()
         self.queue = WorkQueue(())  # counts lost workers, as for a scan
         self._start(self.size)

@@ -1,9 +1,13 @@
 """A Ray cluster: connecting, room for workers, lost agents, errors of workers; the only file that imports ray."""
 
+import os
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
+from uuid import uuid4
 
 from memlens.errors import MemlensError, SettingError, WorkerError, needing
 
@@ -16,6 +20,24 @@ def import_ray() -> Any:
     return ray
 
 
+def ensure_secret() -> None:
+    """The secret of a cluster of one's own, kept for its processes where nobody can write to the home folder.
+
+    Else Ray writes one to ~/.ray, and fails if it cannot.
+    """
+    if os.environ.keys() & {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+        return
+    try:
+        folder = Path("~/.ray").expanduser()
+        if (folder / "auth_token").is_file():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except (OSError, RuntimeError):  # no home at all
+        os.environ["RAY_AUTH_TOKEN"] = uuid4().hex
+
+
 @contextmanager
 def connected(address: str | None) -> Iterator[Any]:
     """Ray, connected to the cluster; a connection that was there before is used and left as it is."""
@@ -23,6 +45,8 @@ def connected(address: str | None) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    if address in (None, "local"):
+        ensure_secret()
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -32,17 +56,24 @@ def connected(address: str | None) -> Iterator[Any]:
         ) from error
     try:
         yield ray
+    except ConnectionError as error:  # a call met the agent's end before Ray noticed it or its socket closed
+        raise _ended(_lost_agent(ray) or "connection") from error
     finally:
         if not _lost_agent(ray):  # else it would wait for what is gone, and Ray would end this process meanwhile
-            ray.shutdown()
+            with suppress(ConnectionError):  # it ended just now: what was to be done is done
+                ray.shutdown()
 
 
 def refuse_lost_agent(ray: Any) -> None:
     """Ray ends a process whose agents are gone, within seconds and without a word: say it before."""
     if lost := _lost_agent(ray):
-        raise WorkerError(
-            f"Ray's {lost} has ended; what was handed over is kept: start the cluster again, then the same command"
-        )
+        raise _ended(lost)
+
+
+def _ended(lost: str) -> WorkerError:
+    return WorkerError(
+        f"Ray's {lost} has ended; what was handed over is kept: start the cluster again, then the same command"
+    )
 
 
 def _lost_agent(ray: Any) -> str:

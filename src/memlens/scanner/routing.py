@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from memlens.parallel import compiled
-from memlens.scanner.kernels import Candidates, IntArray, Lists, merge_, offer_
+from memlens.scanner.lists import Candidates, IntArray, Lists, merge_, offer_
 from memlens.scanner.sample import prefix_hashes
 
 # Sums are added as whole multiples of this unit: integers add up to the same bits in any order, floats do not.
@@ -18,9 +18,8 @@ DRAWN = 100  # prefixes drawn at random for every expert
 
 
 @compiled
-def _among_(
-    candidates: Candidates, place: IntArray, rows: IntArray, sentences: IntArray, positions: IntArray, starts: IntArray
-) -> tuple[int, int]:
+def _among_(candidates: Candidates, place: IntArray, found: Candidates) -> tuple[int, int]:
+    rows, sentences, positions, buckets, starts = found
     count, groups = 0, 0
     for i in range(candidates.rows.shape[0]):
         at = place[candidates.rows[i]]
@@ -30,6 +29,7 @@ def _among_(
             starts[groups] = count
             groups += 1
         rows[count], sentences[count], positions[count] = at, candidates.sentences[i], candidates.positions[i]
+        buckets[count] = candidates.buckets[i]
         count += 1
     starts[groups] = count
     return count, groups
@@ -41,10 +41,15 @@ def among_rows(candidates: Candidates, rows: IntArray, tokens: int) -> Candidate
     place[rows] = np.arange(len(rows))
     most = min(len(rows), len(candidates.rows))
     found = Candidates(
-        np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int32), np.empty(most + 1, np.int64)
+        rows=np.empty(most, np.int64),
+        sentences=np.empty(most, np.int64),
+        positions=np.empty(most, np.int32),
+        buckets=np.empty(most, np.int32),
+        starts=np.empty(most + 1, np.int64),
     )
-    count, groups = _among_(candidates, place, *found)
-    return Candidates(found.rows[:count], found.sentences[:count], found.positions[:count], found.starts[: groups + 1])
+    count, groups = _among_(candidates, place, found)
+    rows, sentences, positions, buckets, starts = found
+    return Candidates(rows[:count], sentences[:count], positions[:count], buckets[:count], starts[: groups + 1])
 
 
 class Routing:

@@ -13,7 +13,7 @@ from numba import uint64
 from numpy.typing import NDArray
 
 from memlens.parallel import compiled
-from memlens.scanner.kernels import Candidates, FloatArray, IntArray, KeyArray
+from memlens.scanner.lists import Candidates, FloatArray, IntArray, KeyArray
 
 EXAMPLES = 8  # drawn per memory; those that turn out to be triggers are left out when the index is written
 SMALLEST, LARGEST = -10, 5  # exponents of two: |m| below 2^-10 is the middle bin, from 2^5 on the outermost

@@ -146,6 +146,7 @@ class LayerShape(NamedTuple):
     bottom: bool  # are the most negative triggers kept, too?
     experts: int = 0  # behind a router: the last `experts * size` memories are theirs
     size: int = 0
+    gated: bool = False  # are sign quadrants kept?
 
 
 def shapes_of(model: MemoryModel, layers: Sequence[int], settings: ScanSettings) -> dict[int, LayerShape]:
@@ -155,7 +156,7 @@ def shapes_of(model: MemoryModel, layers: Sequence[int], settings: ScanSettings)
         block = model.layers[layer]
         bottom = block.signed if settings.bottom == "auto" else settings.bottom == "yes"
         routed = [group.size for group in block.groups if group.kind == "routed"]
-        shapes[layer] = LayerShape(block.memories, bottom, len(routed), max(routed, default=0))
+        shapes[layer] = LayerShape(block.memories, bottom, len(routed), max(routed, default=0), block.gated)
     return shapes
 
 

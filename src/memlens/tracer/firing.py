@@ -38,7 +38,7 @@ def coefficients_on(model: Source, memory: str | MemoryId, text: str) -> TextCoe
     check_memory(loaded, name)
     prompt = read_prompt(loaded, text)
     with loaded.record([name.layer], states=False) as recording:
-        loaded.run_body(prompt.fed())
+        loaded.run_to(name.layer, prompt.fed())
     own = recording.coefficients[name.layer][0, prompt.shift :, loaded.names.number(name)]
     return TextCoefficients(name, token_texts(prompt), tuple(own.tolist()))
 

@@ -2,7 +2,7 @@
 
     {"kind": "memlens intervention", "schema": 1, "unit": "coefficient",
      "model": {"name": ..., "fingerprint": ..., "dtype": "float32"},
-     "edits": [{"action": "set", "coefficient": 3.5, "memories": ["L3N512"], "positions": "all"},
+     "edits": [{"action": "set", "coefficient": 3.5, "memories": ["L3N51"], "positions": "all"},
                {"action": "scale", "factor": 2.0, "memories": ["L3N7", "L4N9"], "positions": [0, -1]},
                {"action": "silence", "layer": 3, "positions": "all"},
                {"action": "silence", "expert": "L3E5", "positions": "all"}]}
@@ -36,14 +36,14 @@ _PARTS = {"kind", "schema", "unit", "model", "edits"}
 _ACTIONS = {"set": "coefficient", "scale": "factor", "silence": None}
 _FILE_LIMIT = 64 << 20  # bytes; an edit of every memory of a large model takes less
 _LAYER = re.compile(r"[Ll]([0-9]{1,9})")
-_HOW = "write L3N512=3.5 to set, =x2 to scale, =0 to silence"
+_HOW = "write L3N51=3.5 to set, =x2 to scale, =0 to silence"
 
 
 @dataclass(frozen=True)
 class Edit:
     """One change to the coefficients of some memories, of a whole layer or of a whole expert.
 
-        Edit("L3N512")                          silenced
+        Edit("L3N51")                           silenced
         Edit(["L3N7", "L4N9"], factor=2.0)      scaled
         Edit(layer=3, coefficient=0.5)          a whole layer, set
         Edit(expert="L3E5")                     an expert, silenced
@@ -107,7 +107,7 @@ class Edit:
 
     @classmethod
     def parse(cls, text: str, positions: Iterable[int] | None = None) -> Edit:
-        """`L3N512=0` silences, `=3.5` sets, `=x2` scales; `L3=...` means a whole layer, `L3E5=...` an expert."""
+        """`L3N51=0` silences, `=3.5` sets, `=x2` scales; `L3=...` means a whole layer, `L3E5=...` an expert."""
         target, equals, amount = text.partition("=")
         if not equals:
             raise SettingError(f"'{text}' changes nothing; {_HOW}")
@@ -169,7 +169,7 @@ class Edit:
 class Intervention:
     """Edits, one after another, and the model they are meant for (None for any that has such memories).
 
-    Intervention.parse("L3N512=0", "L4=x2").save("edits.json", model); Intervention.load("edits.json")
+    Intervention.parse("L3N51=0", "L4=x2").save("edits.json", model); Intervention.load("edits.json")
     """
 
     edits: tuple[Edit, ...]  # also taken: one edit, and edits in words
@@ -185,13 +185,13 @@ class Intervention:
 
     @classmethod
     def parse(cls, *texts: str, positions: Sequence[int] | None = None) -> Intervention:
-        """From `L3N512=0` and the like."""
+        """From `L3N51=0` and the like."""
         at = None if positions is None else tuple(positions)  # read for every text
         return cls(tuple(Edit.parse(text, at) for text in texts))
 
     @classmethod
     def of(cls, given: Intervention | Edit | str | Iterable[Edit | str]) -> Intervention:
-        """An intervention as it is, or made of edits, each an Edit or a text like `L3N512=0`."""
+        """An intervention as it is, or made of edits, each an Edit or a text like `L3N51=0`."""
         edits: Any = given
         return edits if isinstance(edits, Intervention) else cls(edits)
 
@@ -379,7 +379,7 @@ def _edit_problems(content: Any) -> Iterator[str]:
         yield f"an edit's {unit} must be a number, not {short(number)}"
     names, layer, positions = content.get("memories", []), content.get("layer"), content.get("positions", "all")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        yield f"an edit's memories must be a list of names like L3N512, not {short(names)}"
+        yield f"an edit's memories must be a list of names like L3N51, not {short(names)}"
     if not isinstance(content.get("expert"), (str, type(None))):
         yield f"an edit's expert must be a name like L3E5, not {short(content['expert'])}"
     if layer is not None and not is_whole(layer):

@@ -129,24 +129,30 @@ def _look_up_values_(
     names: dict[MemoryId, Names], memories: list[MemoryId], top: int, index: Index, model: MemoryModel
 ) -> set[MemoryId]:
     """The memories whose tokens were looked up: all but those whose value has changed, as within `trying`."""
-    listed = set()
-    for memory, rows in index.rows_of("values", memories, "norm, tokens, bottom_tokens").items():
-        if rows and _is_read_from(rows[0], model, memory):
-            names[memory].top, names[memory].bottom = rows[0]["tokens"][:top], rows[0]["bottom_tokens"][:top]
-            listed.add(memory)
+    columns = f"norm, tokens[:{top}] AS tokens, bottom_tokens[:{top}] AS bottom_tokens"
+    found = {memory: rows[0] for memory, rows in index.rows_of("values", memories, columns).items() if rows}
+    listed: set[MemoryId] = set()
+    for layer in {memory.layer for memory in found}:
+        own = {memory: row for memory, row in found.items() if memory.layer == layer}
+        listed |= {memory for memory, is_same in zip(own, _are_read_from(own, layer, model), strict=True) if is_same}
+    for memory in listed:
+        names[memory].top, names[memory].bottom = found[memory]["tokens"], found[memory]["bottom_tokens"]
     return listed
 
 
-def _is_read_from(row: dict[str, Any], model: MemoryModel, memory: MemoryId) -> bool:
-    """Does the value have the norm in the table, and score the table's first token at least as high as the last?"""
+def _are_read_from(rows: dict[MemoryId, dict[str, Any]], layer: int, model: MemoryModel) -> list[bool]:
+    """Has each value the norm in the table, and does it score the table's first token at least as high as the last?"""
     import torch
 
-    value = model.layers[memory.layer].values_of([model.names.number(memory)])[0]
-    if not _has_norm(value, row["norm"], _SAME_NORM):
-        return False
-    ends = torch.tensor([row["tokens"][0], row["bottom_tokens"][0]], device=model.device)
-    high, low = (model.lens.logit_rows(ends) @ model.lens.folded(value[None], memory.layer)[0]).tolist()
-    return bool(high >= low)
+    values = model.layers[layer].values_of([model.names.number(memory) for memory in rows])
+    ends = torch.tensor([[row["tokens"][0], row["bottom_tokens"][0]] for row in rows.values()], device=model.device)
+    embedded = model.lens.logit_rows(ends.flatten()).unflatten(0, ends.shape)  # [memories, 2, d]
+    scores = (embedded * model.lens.folded(values, layer)[:, None]).sum(-1).tolist()
+    noted = [row["norm"] for row in rows.values()]
+    return [
+        high >= low and _has_norm(value, norm, _SAME_NORM)
+        for (high, low), value, norm in zip(scores, values, noted, strict=True)
+    ]
 
 
 def _has_norm(value: Tensor, norm: float, tolerance: float) -> bool:
@@ -379,7 +385,9 @@ def _head(*names: str) -> str:
 
 
 def _layer(layer: LayerTrace, settles: bool) -> str:
-    memories = " ".join(f"{one.memory}&nbsp;{one.effect:+.2f}" for one in layer.by_effect[:_MEMORIES])
+    memories = " ".join(
+        f'<span title="{_hover(one)}">{one.memory}&nbsp;{one.effect:+.2f}</span>' for one in layer.by_effect[:_MEMORIES]
+    )
     states = "".join(f"<td>{_shares(shares)}</td>" for shares in (layer.residual, layer.ffn, layer.output))
     name = f"<b>{layer.layer}</b>" if settles else str(layer.layer)
     return f"<tr><td>{name}</td>{states}<td>{escape(layer.case)}</td><td>{memories}</td></tr>"
@@ -406,7 +414,14 @@ def _shares(shares: Iterable[TokenShare]) -> str:
 
 
 def _share(share: TokenShare) -> str:
-    return f"{_code(share.text)}&nbsp;{share.p:.2f}"
+    return f'<span title="p {share.p:.4g}">{_code(share.text)}&nbsp;{share.p:.2f}</span>'
+
+
+def _hover(one: TracedMemory) -> str:
+    """What a memory did, shown where the pointer rests on its name."""
+    known = f"{_known(one)}; " if _known(one) else ""
+    words = ", ".join(repr(visible(token.text)) for token in one.promotes[:_TOKENS])
+    return escape(f"{known}m {one.coefficient:.3g}; promotes {words}")
 
 
 def _tokens(tokens: Iterable[Token]) -> str:

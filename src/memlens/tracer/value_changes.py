@@ -1,6 +1,6 @@
 """Values changed: tried and undone, measured for side effects on other prompts, saved as a new checkpoint.
 
-    change = ValueChange.towards(model, "L3N512", " Rome", 2.0)
+    change = ValueChange.towards(model, "L3N51", " Rome", 2.0)
     with trying(model, change): trace(model, prompt)
     side_effects(model, change, probes)
     save_changed(model, change, "edited-model")
@@ -33,7 +33,7 @@ from memlens.tracer.trace import divergence, log_probabilities
 class ValueChange:
     """A memory whose value becomes another.
 
-    ValueChange.towards(model, "L3N512", " Rome", 2.0); ValueChange.replaced(model, "L3N512", [0.0] * model.width)
+    ValueChange.towards(model, "L3N51", " Rome", 2.0); ValueChange.replaced(model, "L3N51", [0.0] * model.width)
     """
 
     memory: MemoryId

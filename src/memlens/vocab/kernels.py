@@ -32,6 +32,7 @@ KeyArray = NDArray[np.uint64]
 LANES = 1024  # while a list is no longer than this it has a bar; the extremes of all lanes fit the first-level cache
 _BLOCK_BYTES = 104 << 20  # large enough for the product to run at full speed; the same memory serves every block
 _LEAST_ROWS = 128  # with fewer, reading the whole embedding costs more than multiplying with it
+SCORE_BINS = 40
 _STEP = 64  # tokens added up side by side, so that a sum has the same bits whatever the width of vectors
 _GROUP = 32  # steps that are added in float32 before the sums go over to float64
 _LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
@@ -102,6 +103,16 @@ def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor |
     above = np.full(len(scores), -1, np.int64)
     _in_parts(pool, len(scores), lambda first, last: _count_above_(scores, first, last, tokens, above))
     return above
+
+
+def count_scores(scores: FloatArray, ends: Ends, pool: ThreadPoolExecutor | None = None) -> IntArray:
+    """Of every row, how many tokens are in each of SCORE_BINS bins of equal width from its lowest to its highest score.
+
+    A row whose scores are all alike is in the first. [rows, SCORE_BINS]
+    """
+    counts = np.zeros((len(scores), SCORE_BINS), np.int32)
+    _in_parts(pool, len(scores), lambda first, last: _count_scores_(scores, first, last, ends, counts))
+    return counts
 
 
 def _in_parts(pool: ThreadPoolExecutor | None, rows: int, work: Callable[[int, int], None]) -> None:
@@ -233,6 +244,18 @@ def _count_above_(scores: FloatArray, first: int, last: int, tokens: IntArray, a
             for token in range(row.shape[0]):
                 count += row[token] > bar
             above[r] = count
+
+
+@compiled
+def _count_scores_(scores: FloatArray, first: int, last: int, ends: Ends, counts: IntArray) -> None:
+    bins = counts.shape[1]
+    for r in range(first, last):
+        row, own, low = scores[r], counts[r], ends.bottom_scores[r, 0]
+        spread = ends.top_scores[r, 0] - low
+        scale = np.float32(bins) / spread if spread > _ZERO else _ZERO
+        for token in range(row.shape[0]):
+            x = (row[token] - low) * scale
+            own[np.int32(x) if x >= _ZERO and x < bins else bins - 1] += 1  # the highest itself, and NaN
 
 
 def rows_per_block(vocabulary: int) -> int:

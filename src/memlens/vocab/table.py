@@ -26,7 +26,7 @@ from memlens.models.groups import MemoryLayer
 from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Mapper, Progress, SerialMapper, no_progress
-from memlens.vocab.kernels import count_above, find_ends, read_softmax, score_blocks, thread_pool
+from memlens.vocab.kernels import count_above, count_scores, find_ends, read_softmax, score_blocks, thread_pool
 from memlens.vocab.tokens import TOKENS_SCHEMA, token_tables, trained_tokens
 
 
@@ -76,7 +76,7 @@ def read_next_tokens(index: Index, layer: int) -> NextTokens:
 _MEMORIES_PER_GROUP = 1024
 _RAW_PRESETS = ("paper", "released")
 
-_TOKENS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
+_INTEGERS, _NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
 VALUES_SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
@@ -88,15 +88,16 @@ VALUES_SCHEMA = pa.schema(
         ("target", pa.int32()),  # the token after the top-1 trigger; null where there is none
         ("target_rank", pa.int32()),  # 1 + tokens with a strictly higher score
         ("shuffled_rank", pa.int32()),  # of the target of the next memory of the layer that has one: chance
-        ("tokens", _TOKENS),
+        ("tokens", _INTEGERS),
         ("p", _NUMBERS),
-        ("bottom_tokens", _TOKENS),
+        ("bottom_tokens", _INTEGERS),
         ("bottom_p", _NUMBERS),
         ("trigger_p", _NUMBERS),  # of each top trigger's next token, by rank; null where it has none
+        ("histogram", _INTEGERS),  # tokens by score, in bins of equal width from the lowest to the highest
     ]
 )
-KEYS_SCHEMA = pa.schema([("layer", pa.int32()), ("memory", pa.int32()), ("tokens", _TOKENS), ("scores", _NUMBERS)])
-ROUTERS_SCHEMA = pa.schema([("layer", pa.int32()), ("expert", pa.int32()), ("tokens", _TOKENS), ("scores", _NUMBERS)])
+KEYS_SCHEMA = pa.schema([("layer", pa.int32()), ("memory", pa.int32()), ("tokens", _INTEGERS), ("scores", _NUMBERS)])
+ROUTERS_SCHEMA = pa.schema([("layer", pa.int32()), ("expert", pa.int32()), ("tokens", _INTEGERS), ("scores", _NUMBERS)])
 
 
 def compute_values(
@@ -282,6 +283,7 @@ def _look_at(
         "bottom_tokens": ends.bottom,
         "bottom_p": softmax.p(ends.bottom_scores),
         "trigger_p": softmax.p(trigger_scores),
+        "histogram": count_scores(scores, ends, pool),
     }
 
 
@@ -311,7 +313,7 @@ def _value_rows(layer: int, columns: dict[str, NDArray[Any]], following: NextTok
             "shuffled_rank": pa.array(own["shuffled_rank"], pa.int32(), mask=targets < 0),
             "trigger_p": _ragged(own["trigger_p"], following.tokens[part] < 0, following.filled[part]),
         }
-        for name in ("tokens", "p", "bottom_tokens", "bottom_p"):
+        for name in ("tokens", "p", "bottom_tokens", "bottom_p", "histogram"):
             table[name] = _lists(own[name])
         yield pa.table({field.name: _cast(table[field.name], field.type) for field in VALUES_SCHEMA}, VALUES_SCHEMA)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from memlens.tracer.prompt import Prompt
     from memlens.tracer.trace import TracedPrompt
 
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 64 << 20  # of states; what is read from them takes about half as much again
 _MOST_ANSWERS = 32  # each lists the strongest memories of all layers, some megabytes
 T = TypeVar("T")
 

@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from importlib.resources import files
 from threading import Lock, Thread
@@ -127,7 +128,7 @@ def the_workbench(request: Request) -> Workbench:
 
 
 Bench = Annotated[Workbench, Depends(the_workbench)]
-Name = Annotated[str, Path(description="Layer and memory from 0, like L3N512.", max_length=30)]
+Name = Annotated[str, Path(description="Layer and memory from 0, like L3N51.", max_length=30)]
 
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
@@ -143,7 +144,9 @@ class IndexRoute(APIRoute):
             bench = the_workbench(request)
             bench.refuse_replaced()
             try:
-                return await answer(request)
+                # whoever asks for the status waits for the model
+                with nullcontext() if request.url.path == "/api/status" else bench.pages_first.answering():
+                    return await answer(request)
             finally:  # also of an error: what is wrong is then, first of all, that the index is another one
                 bench.refuse_replaced()
 
@@ -159,6 +162,7 @@ class LiveRoute(IndexRoute):
         async def in_turn(request: Request) -> Response:
             if not keeps_model_at_work(request.url.path, request.query_params):
                 return await answer(request)
+            the_workbench(request).pages_first.hurry()
             await request.body()  # one who sends slowly keeps nobody waiting
             turns: Turns = request.app.state.turns
             return await turns.take(partial(answer, request), partial(_until_gone, request))

@@ -22,11 +22,15 @@ from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import FileStamp, file_stamp, reader_of
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, MemoryNames
+from memlens.settings import ROLES
 
 T = TypeVar("T")
 
 # What pages ask for most comes first.
-_COPIED = ("memories", "triggers", "corpus", "values", "names", "patterns", "keys")
+_COPIED = (
+    "memories", "triggers", "corpus", "values", "names", "patterns", "keys", "tokens", "ordinary", "counts", "roles",
+    "quadrants",
+)  # fmt: skip
 _MOST_BYTES = 400_000_000  # of Parquet; in memory about four times as much
 _MOST_RESULTS = 64
 
@@ -128,7 +132,7 @@ class ServedIndex(Index):
         return reader_of(self.path(table))
 
 
-TABLES = ("memories", "values", "patterns")
+TABLES = ("memories", "values", "patterns", "roles")
 CLASSES = ("none", "shallow", "semantic", "both")  # of patterns; a memory's class is its place here
 AGREEMENTS = ("unknown", "no", "yes")
 
@@ -141,7 +145,7 @@ class Statistics:
     names: MemoryNames
     starts: NDArray[np.int64]  # [layers + 1]: a layer's first row
     numbers: dict[str, NDArray[Any]] = field(default_factory=dict)  # max, mean, frequency, max_p
-    categories: dict[str, NDArray[np.uint8]] = field(default_factory=dict)  # dead, agreement, class
+    categories: dict[str, NDArray[np.uint8]] = field(default_factory=dict)  # dead, agreement, class, role
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -181,6 +185,11 @@ def _read(index: Index) -> Statistics:
         _add_values_(found, index)
     if index.has("patterns"):
         _add_classes_(found, index)
+    if index.has("roles"):
+        table = index.table("roles", ["layer", "memory", "role"])
+        rows = found.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
+        roles = np.array([0 if role is None else 1 + ROLES.index(role) for role in table.column("role").to_pylist()])
+        found.categories["role"] = _placed(len(found), rows, roles.astype(np.uint8), 0)
     return found
 
 

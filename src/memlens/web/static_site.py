@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from memlens.errors import SettingError
@@ -32,11 +34,12 @@ from memlens.index.memory import MemoryRecord, read_memory, read_summaries
 from memlens.index.search import MemoryHit, SearchQuery, SearchResult, search
 from memlens.memory import ExpertId, MemoryId
 from memlens.parallel import Progress, no_progress
-from memlens.reports.report import make_report
+from memlens.reports.report import SITE, make_report
 from memlens.reports.sections import Section
 from memlens.text import finite
+from memlens.web.memory_map import draw_map, likeness, measures
 from memlens.web.pages.memory import TOKENS_SHOWN, LabelledMemory, has_bottom, memory_content
-from memlens.web.pages.overview import draw_map, measures, overview_content, read_charts
+from memlens.web.pages.overview import overview_content, read_charts
 from memlens.web.pages.search import read_asked, search_content
 from memlens.web.rendering import render, static_files, vega_file
 from memlens.web.served_index import ServedIndex, read_statistics
@@ -47,6 +50,7 @@ _LINES = 256
 _PART = 512  # memories that are read from the tables at once
 _SHARDS = {"triggers": 512, "values": 256, "patterns": 128}
 _NAV = (("/", "Overview"), ("/search", "Search"), ("/report", "Report"))
+_ABSENT: dict[str, Any] = {"related": None, "expert": None, "contexts": {}}  # from a memory's page in a site
 _WORD = re.compile(r"\w+")
 _MAIN = '<main id="main" tabindex="-1">'
 _MODULES = ("overview.js", "search.js", "memory.js")
@@ -76,6 +80,12 @@ class SiteIndex(ServedIndex):
         if self._shown is None or "layer" not in found.column_names:
             return found
         return found.filter(pc.is_in(found.column("layer"), pa.array(self._shown, found.schema.field("layer").type)))
+
+    def _source_of(self, table: str) -> str:
+        source = super()._source_of(table)
+        if self._shown is None or "layer" not in pq.read_schema(self.path(table)).names:
+            return source
+        return f"(SELECT * FROM {source} WHERE layer IN ({', '.join(map(str, self._shown))}))"
 
     def take(self, part: list[MemoryId]) -> None:
         """Pages of these memories come next."""
@@ -154,7 +164,7 @@ class _Site:
         self.write_pages()
         self.write_words()
         self.write_whole()
-        make_report(self.index, self.out / "report.html", force=True)
+        make_report(self.index, self.out / "report.html", force=True, links=SITE)
 
     # Data
 
@@ -189,7 +199,7 @@ class _Site:
         return LabelledMemory(**vars(record), labels=(), unfinished=None)
 
     def main_of(self, view: LabelledMemory, end: str) -> str:
-        page = self.render("memory.html", "/m", related=None, expert=None, **memory_content(self.index, view, end))
+        page = self.render("memory.html", "/m", **_ABSENT, **memory_content(self.index, view, end))
         return page.partition(_MAIN)[2].rpartition("</main>")[0].strip()
 
     def lines_of(self, names: list[MemoryId]) -> list[str]:
@@ -256,6 +266,8 @@ class _Site:
         most = max(self.index.memories(layer) for layer in self.index.layers)
         for measure in measures(statistics):
             self.data(f"map-{measure.name}", draw_map(statistics, measure.name, most).model_dump())
+        orders = [likeness(self.index)[layer].astype("<u4") for layer in self.index.layers]
+        self.data("likeness", _packed(np.concatenate(orders)))
         self.data("charts", TypeAdapter(list[Section]).dump_python(read_charts(self.index), mode="json"))
 
     def groups(self) -> Iterator[dict[str, Any]]:
@@ -295,7 +307,7 @@ class _Site:
         answer = search(self.index, SearchQuery(layers=self.index.layers))
         self.write_page("search.html", "search", self.render("search.html", "/search", answer=answer, **asked))
         view = self.view_of(self.names[0])
-        page = self.render("memory.html", "/m", related=None, expert=None, **memory_content(self.index, view, "top"))
+        page = self.render("memory.html", "/m", **_ABSENT, **memory_content(self.index, view, "top"))
         head, _, rest = page.partition(_MAIN)
         head = re.sub(r'<link rel="(prev|next)"[^>]*>\n', "", head)
         head = re.sub(r"<title>.*?</title>", f"<title>{escape(self.index.manifest.model.name)} · memlens</title>", head)

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from memlens.errors import BusyError, MemlensError, ModelError, SettingError
 from memlens.index.reader import Index
 from memlens.index.trigger_text import TriggerText
+from memlens.parallel import import_torch
 from memlens.settings import LiveSettings
 from memlens.web.kept_prompts import KeptPrompts
+from memlens.web.pages_first import PagesFirst
 from memlens.web.served_index import ServedIndex, read_statistics
 
 if TYPE_CHECKING:
@@ -114,6 +116,7 @@ class Workbench:
         self._source = model if isinstance(model, str) else None
         self._model: MemoryModel | None = None
         self.kept = KeptPrompts()
+        self.pages_first = PagesFirst()
         self.texts = 0  # that go on now
         self._failure = ""
         self.tell_failure: Callable[[str], object] = lambda why: None  # to whoever has started it
@@ -202,8 +205,13 @@ class Workbench:
 
     def _load(self) -> None:
         try:
+            if self._preparing is not None:
+                self.pages_first.wait_for(self._preparing)  # tables are needed by every page
+            self.pages_first.wait()
+            import_torch()
+            self.pages_first.wait()
             loaded = self.index.load_model(self._source)
-        except (MemlensError, OSError, MemoryError) as error:
+        except Exception as error:  # whatever it is, the other pages can be used, and the status says why
             self._failure = " ".join(str(error).split()) or type(error).__name__
             self.tell_failure(self.status_text)
         else:

@@ -33,7 +33,7 @@ Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max
 Annotator = Annotated[
     str, StringConstraints(strip_whitespace=True), Query(alias="as", max_length=60, description="Who labels.")
 ]
-Memory = Annotated[str, Query(max_length=30, description="Layer and memory from 0, like L3N512.")]
+Memory = Annotated[str, Query(max_length=30, description="Layer and memory from 0, like L3N51.")]
 
 
 class Draw(BaseModel):

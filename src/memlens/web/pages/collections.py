@@ -1,6 +1,5 @@
 """The page Collections: memories that people keep, with star, name, note and lists; append-only, as labels are."""
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -61,24 +60,23 @@ def read_collections(bench: Bench) -> list[Note]:
 @router.put("/api/collections/{name}", responses=PROBLEMS)
 def keep_memory(bench: Bench, viewer: Viewer, name: Name, kept: KeptMemory) -> Note:
     """Keep a memory, or with nothing in it take it back; what was said before stays in the history."""
+    note = Note(viewer or "me", bench.index.check(name), **_parts(kept))
     with Annotations(bench.index) as annotations:
-        return _save(annotations, Note(viewer or "me", bench.index.check(name)), kept)
+        annotations.save(note)
+    return note
 
 
 @router.patch("/api/collections/{name}", responses=PROBLEMS)
 def change_kept(bench: Bench, viewer: Viewer, name: Name, kept: KeptMemory) -> Note:
     """Change what is given and leave the rest as it is now, whoever wrote it and since when a page is open."""
-    memory = bench.index.check(name)
     with Annotations(bench.index) as annotations:
-        now = annotations.notes().get(memory, Note("", memory))
-        return _save(annotations, replace(now, annotator=viewer or "me"), kept)
+        return annotations.change_note(bench.index.check(name), viewer or "me", _parts(kept))
 
 
-def _save(annotations: Annotations, note: Note, kept: KeptMemory) -> Note:
-    changed: dict[str, Any] = {name: getattr(kept, name) for name in kept.model_fields_set}
-    changed |= {name: changed[name].strip() for name in ("name", "note") if name in changed}
-    if "lists" in changed:
-        changed["lists"] = tuple(dict.fromkeys(one.strip() for one in changed["lists"] if one.strip()))
-    note = replace(note, **changed)
-    annotations.save(note)
-    return note
+def _parts(kept: KeptMemory) -> dict[str, Any]:
+    """The parts of a note that were given."""
+    given: dict[str, Any] = {name: getattr(kept, name) for name in kept.model_fields_set}
+    given |= {name: given[name].strip() for name in ("name", "note") if name in given}
+    if "lists" in given:
+        given["lists"] = tuple(dict.fromkeys(one.strip() for one in given["lists"] if one.strip()))
+    return given

@@ -12,10 +12,12 @@ from memlens.web.workbench import Workbench
 
 router = APIRouter(tags=["compare"], route_class=IndexRoute)
 
-_TABLES = ("triggers", "corpus", "vocabulary", "values", "patterns", "names")
-By = Annotated[Literal["triggers", "values", "patterns"], Query(description="What of a memory is compared.")]
+_TABLES = ("triggers", "corpus", "vocabulary", "values", "patterns", "names", "roles")
+By = Annotated[Literal["triggers", "values", "patterns", "roles"], Query(description="What of a memory is compared.")]
 Pair = Annotated[str, Query(max_length=24, description="A layer of each, like 3:5, matched by best counterpart.")]
-Order = Annotated[Literal["changed", "alike"], Query(description="Which pairs come first.")]
+Order = Annotated[
+    Literal["changed", "alike"] | None, Query(description="What comes first; by default changed, of two layers alike.")
+]
 Top = Annotated[int, Query(ge=1, le=200, description="Pairs to list.")]
 
 
@@ -27,13 +29,12 @@ def compare_page(
     layers: Pair = "",
     a: Annotated[str, Query(max_length=10)] = "",
     b: Annotated[str, Query(max_length=10)] = "",
-    order: Order | None = None,
+    order: Order = None,
     top: Top = 20,
 ) -> Response:
     if (a or b) and not layers:  # a form's two fields
         layers = f"{a}:{b}"
     pair = layers or _first_pair(bench)
-    order = order or ("alike" if pair else "changed")
     found, problem, status = None, "", 200
     try:
         if pair or bench.other is not None:
@@ -48,7 +49,7 @@ def compare_page(
         problem=problem,
         by=by,
         pair=_numbers(pair),
-        order=order,
+        order=order if found is None else "alike" if found.alike else "changed",
         top=top,
         ours=bench.index.layers,
         theirs=(bench.other or bench.index).layers,
@@ -58,25 +59,23 @@ def compare_page(
 
 @router.get("/api/compare", responses=MODEL_PROBLEMS)
 def read_comparison(
-    bench: Bench, by: By = "triggers", layers: Pair = "", order: Order = "changed", top: Top = 20
+    bench: Bench, by: By = "triggers", layers: Pair = "", order: Order = None, top: Top = 20
 ) -> IndexComparison:
-    """The memories that changed most between the two indexes, or between two layers of the one that is served."""
+    """The memories that changed most between the two indexes, or are most alike in two layers of the first."""
     return _compare(bench, by, layers, order, top)
 
 
-def _compare(bench: Workbench, by: str, layers: str, order: str, top: int) -> IndexComparison:
+def _compare(bench: Workbench, by: str, layers: str, order: str | None, top: int) -> IndexComparison:
     """Computed once as long as the tables stay the same."""
     if bench.other is None and not layers:
         raise SettingError("there is one index only; name two of its layers, or serve with --compare INDEX")
-    other = bench.other or bench.index
+    other, alike = bench.other or bench.index, None if order is None else order == "alike"
     stamps = tuple(other.stamp(table) for table in _TABLES)
     return bench.index.remember(
         _TABLES,
-        ("comparison", by, layers, order, top, stamps),
-        lambda: compare_indexes(
-            bench.index, other, by=by, layers=layers or None, top=top, alike=order == "alike"
-        ),
-    )  # fmt: skip
+        ("comparison", by, layers, alike, top, stamps),
+        lambda: compare_indexes(bench.index, other, by=by, layers=layers or None, top=top, alike=alike),
+    )
 
 
 def _first_pair(bench: Workbench) -> str:

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 
 from memlens.annotations.store import Annotations, Label, history_mark
 from memlens.errors import SettingError
+from memlens.index.context import SentenceContext, read_context
+from memlens.index.excerpts import TriggerCoefficients, shade_triggers
 from memlens.index.history import LABELS
-from memlens.index.memory import ENDS, MemoryRecord, read_memory
-from memlens.index.reader import Index
+from memlens.index.memory import ENDS, MemoryRecord, MemoryValue, read_memory
 from memlens.memory import MemoryId
 from memlens.pattern.related import RelatedMemory, related_memories
 from memlens.text import edge
 from memlens.tracer.result import InterventionEffect, TextCoefficients, Trace
+from memlens.vocab.nearest import NearMemory, Side, nearest_memories
 from memlens.web.pages.collections import kept_notes
 from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, IndexRoute, LiveRoute, Name, Viewer, page
 from memlens.web.served_index import ServedIndex
@@ -31,41 +34,6 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 _TOKENS = 8
-
-
-@dataclass(frozen=True)
-class TriggerCoefficients:
-    """A trigger's sentence, token by token, with the memory's coefficient at each."""
-
-    rank: int
-    position: int
-    tokens: list[str]
-    coefficients: list[float]
-
-
-def shade_triggers(index: Index, model: MemoryModel, name: MemoryId, end: str) -> list[TriggerCoefficients]:
-    """Coefficients along the sentences of a memory's triggers, up to one token after each."""
-    import numpy as np
-
-    from memlens.index.excerpts import Excerpts, read_coefficients, token_texts
-
-    triggers = index.triggers(name, end)
-    sentences = index.sentences(sorted({trigger.prefix.sentence for trigger in triggers}))
-    places = [(trigger.prefix.sentence, trigger.prefix.position + 2) for trigger in triggers]
-    sentence = np.array([one for one, _ in places], np.int64)
-    stop = np.array([min(reach, len(sentences[one]["tokens"])) for one, reach in places], np.int64)
-    zeros = np.zeros_like(stop)
-    wanted = Excerpts(zeros + name.layer, zeros + index.names.number(name), sentence, zeros, stop)
-    found = read_coefficients(index, model, wanted).tolist()
-    return [
-        TriggerCoefficients(
-            trigger.rank,
-            trigger.prefix.position,
-            token_texts(sentences[trigger.prefix.sentence], 0, count),
-            found[number][:count],
-        )
-        for number, (trigger, count) in enumerate(zip(triggers, stop.tolist(), strict=True))
-    ]
 
 
 def silence(model: MemoryModel, name: MemoryId, prompt: str, change: str) -> InterventionEffect:
@@ -95,6 +63,7 @@ live = APIRouter(tags=["memory"], route_class=LiveRoute)
 
 TOKENS_SHOWN = 15
 _FIRST = 10  # triggers; the others are folded away
+_PROMOTED, _DEMOTED = 10, 5  # tokens of a value; the others are folded away
 _WIDTH, _HEIGHT = 320.0, 72.0  # of the histogram
 End = Literal["top", "bottom"]
 
@@ -143,14 +112,17 @@ def memory_page(
     name: Name,
     end: End = "top",
     related: Literal["yes", "no"] = "no",
+    context: Annotated[int | None, Query(ge=0, le=100_000, description="The rank of a trigger.")] = None,
 ) -> Response:
     memory = bench.index.check(name)
-    if name != str(memory):  # L3D512, l3n512: one address for one memory
+    if name != str(memory):  # L3D51, l3n51: one address for one memory
         return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
     view = read_labelled_memory(bench.index, memory, viewer, (end,))
     found = read_related(bench, str(memory)) if related == "yes" else None
     content = memory_content(bench.index, view, end)
     content |= {"kept": kept_notes(bench.index).get(memory), "expert": None if memory.kind == "dense" else memory.owner}
+    opened = [trigger for trigger in view.triggers[end] if trigger.rank == context]
+    content["contexts"] = {one.rank: read_context(bench.index, one.prefix.sentence) for one in opened}
     return page(request, "memory.html", related=found, **content)
 
 
@@ -164,6 +136,8 @@ def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[s
         "strongest": max((abs(trigger.coefficient) for trigger in view.triggers[end]), default=0.0),
         "shown": TOKENS_SHOWN,
         "first": _FIRST,
+        "first_tokens": {"up": _PROMOTED, "down": _DEMOTED},
+        "axis": None if view.value is None else score_axis(view.value),
         "histogram": draw_histogram(view.histogram, view.histogram_edges),
         "neighbours": _neighbours(index, view.name),
     }
@@ -179,6 +153,27 @@ def read_one_memory(bench: Bench, viewer: Viewer, name: Name) -> LabelledMemory:
 def read_related(bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> list[RelatedMemory]:
     """Memories with the same triggers, patterns or promoted tokens, the most alike first."""
     return related_memories(bench.index, name, limit)
+
+
+@live.get("/api/memories/{name}/nearest", responses=LIVE_PROBLEMS)
+def read_nearest(
+    bench: Bench, name: Name, by: Side = "value", limit: Annotated[int, Query(ge=1, le=100)] = 12
+) -> list[NearMemory]:
+    """Memories by the cosine of their values, or of their keys. Needs the model."""
+    memory = bench.index.check(name)
+    with bench.model() as model:
+        key = ("nearest", memory, by, limit)
+        return bench.kept.answer(key, lambda: nearest_memories(bench.index, model, memory, by, limit))
+
+
+@router.get("/api/sentences/{sentence}", responses=PROBLEMS)
+def read_sentence(
+    bench: Bench,
+    sentence: Annotated[int, Path(ge=0, le=1 << 62)],
+    around: Annotated[int, Query(ge=0, le=20, description="Sentences on each side.")] = 2,
+) -> SentenceContext:
+    """A sentence of the corpus, where it comes from, and what stands before and after it there."""
+    return read_context(bench.index, sentence, around)
 
 
 @live.get("/api/memories/{name}/coefficients", responses=LIVE_PROBLEMS)
@@ -272,6 +267,38 @@ def draw_histogram(counts: Sequence[int], edges: Sequence[float]) -> Histogram |
     step = max(1, -(-len(inner) // 6))
     marks = [(place * width - 0.75, edge(at)) for place, at in inner[::step]]
     return Histogram(_WIDTH, _HEIGHT, bars, marks)
+
+
+@dataclass(frozen=True)
+class ScoreAxis:
+    """The scores of a value on one line: its lowest and highest token, 0 between them, and how many are where."""
+
+    low: float
+    high: float
+    bars: tuple[Bar, ...]  # of the histogram; none where the index has none
+
+    def share(self, score: float) -> float:
+        """Where a score lies, from 0 to 100."""
+        return 100 * (min(max(score, self.low), self.high) - self.low) / (self.high - self.low)
+
+
+def score_axis(value: MemoryValue) -> ScoreAxis | None:
+    """None where all tokens have one score. Heights are square roots: the few tokens at the ends are what counts."""
+    scores = [one.score for one in (*value.promotes, *value.demotes) if one.score is not None and isfinite(one.score)]
+    axis = ScoreAxis(min([0.0, *scores]), max([0.0, *scores]), ())
+    if not scores or axis.low == axis.high:
+        return None
+    if not value.histogram or not all(isfinite(end[0].score or 0.0) for end in (value.promotes, value.demotes)):
+        return axis  # an end so improbable that its p is 0 in the table says nothing of edges
+    low, step = min(scores), (max(scores) - min(scores)) / len(value.histogram)
+    most, total, bars = max(value.histogram), sum(value.histogram), []
+    for number, count in enumerate(value.histogram):
+        first, last = (low + step * place for place in (number, number + 1))
+        left, right = (_WIDTH * axis.share(at) / 100 for at in (first, last))
+        height = _HEIGHT * (count / most) ** 0.5
+        title = f"{first:.2f} to {last:.2f}: {count:,} of {total:,} tokens".replace("-", "−")
+        bars.append(Bar(left, _HEIGHT - height, max(right - left - 0.8, 0.4), height, title))
+    return replace(axis, bars=tuple(bars))
 
 
 def _range(number: int, edges: Sequence[float]) -> str:

@@ -1,11 +1,5 @@
-"""The overview page: the model as a map, its layers as a table, the experiments' charts, memories that never fire.
+"""The overview page: the model as a map, its layers as a table, the experiments' charts, memories that never fire."""
 
-The map has one cell per memory, a byte each. A layer with more memories than there is room for is drawn in cells of
-several; a cell then stands for its highest memory, so that nothing rare disappears.
-"""
-
-from base64 import b64encode
-from dataclasses import dataclass
 from secrets import randbelow
 from threading import Lock
 from typing import Annotated, Any, Literal
@@ -13,18 +7,18 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
-from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from memlens.errors import UnknownName
 from memlens.index.expert import read_routing
 from memlens.index.layout import EXPERIMENTS, REPORT
 from memlens.index.memory import read_summaries
-from memlens.memory import GroupShape
+from memlens.reports.report import WORKBENCH, with_links
 from memlens.reports.sections import Section, Tables, make_sections
+from memlens.web.memory_map import MemoryMap, draw_map, likeness, measures, sorts
 from memlens.web.pages.collections import names_beside
 from memlens.web.rendering import PROBLEMS, Bench, IndexRoute, page
-from memlens.web.served_index import TABLES, LayerStatistics, ServedIndex, Statistics, read_layers, read_statistics
+from memlens.web.served_index import TABLES, LayerStatistics, ServedIndex, read_layers, read_statistics
 from memlens.web.workbench import Workbench
 
 _DRAWING = Lock()  # several pages may ask at once; one draws
@@ -47,145 +41,6 @@ def read_charts(index: ServedIndex) -> list[Section]:
 
 def _draw(index: ServedIndex) -> list[Section]:
     return [section for section in make_sections(Tables(index)) if section.is_present and section.charts]
-
-
-NOTHING = 255  # the level of a memory of which nothing is known
-_STEPS = 254
-
-
-@dataclass(frozen=True)
-class Measure:
-    """Something the map can be coloured by."""
-
-    name: str
-    label: str
-    meaning: str  # in one line
-    scale: str = "linear"  # linear or log, from the lowest to the highest
-    kinds: tuple[str, ...] = ()  # names of levels, where it is no number
-    percent: bool = False
-
-
-MEASURES = (
-    Measure("max", "strongest coefficient", "the highest coefficient that any prefix of the corpus gives it"),
-    Measure("frequency", "how often it fires", "the share of prefixes with a positive coefficient", percent=True),
-    Measure("mean", "mean coefficient", "over all prefixes of the corpus"),
-    Measure("max_p", "confidence of its value", "the probability of the token it promotes most", "log", percent=True),
-    Measure(
-        "agreement",
-        "agreement",
-        "is the token it promotes most the one that follows its top trigger?",
-        kinds=("nothing follows", "another token", "agrees"),
-    ),
-    Measure(
-        "class",
-        "kind of pattern",
-        "what the machine found its triggers to have in common",
-        kinds=("no pattern", "shallow only", "semantic only", "both kinds"),
-    ),
-    Measure("dead", "never fires", "memories without any trigger", kinds=("fires", "never fires")),
-)
-
-
-class MapLayer(BaseModel):
-    """One row of the map: how many memories it has, how many of them are one cell, and what names are made from."""
-
-    layer: int
-    memories: int
-    size: int
-    groups: list[GroupShape]
-
-
-class MemoryMap(BaseModel):
-    """Cells of all layers, one after another: a byte a cell, in base64. 255 is a cell of which nothing is known.
-
-    A number's level l means low + (high - low) * l / 254, or on a log scale low * (high / low) ** (l / 254); for
-    anything else it is a place in `kinds`. `highest` says which memory of a cell is meant (two bytes a cell, little
-    endian), where any cell has several.
-    """
-
-    by: str
-    label: str
-    meaning: str
-    scale: str
-    percent: bool
-    low: float | None
-    high: float | None
-    kinds: list[str]
-    layers: list[MapLayer]
-    levels: str
-    highest: str | None
-
-
-def measures(statistics: Statistics) -> list[Measure]:
-    """What the tables of this index allow."""
-    return [one for one in MEASURES if one.name in statistics.numbers or one.name in statistics.categories]
-
-
-def draw_map(statistics: Statistics, by: str, room: int) -> MemoryMap:
-    """At most `room` cells a layer."""
-    measure = next((one for one in measures(statistics) if one.name == by), None)
-    if measure is None:
-        known = ", ".join(one.name for one in measures(statistics))
-        raise UnknownName(f"the map cannot be coloured by '{by}'; it can by: {known}")
-    low = high = None
-    if measure.kinds:
-        levels = statistics.categories[by]
-    else:
-        low, high = _range(statistics.numbers[by], measure.scale)
-        levels = _levels(statistics.numbers[by], measure.scale, low, high)
-    rows, cells, places = [], [], []
-    for layer in statistics.layers:
-        own = levels[statistics.rows_of_layer(layer)]
-        size = max(1, -(-len(own) // room))
-        highest, place = _cells(own, size)
-        groups = list(statistics.names.layers[layer])
-        rows.append(MapLayer(layer=layer, memories=len(own), size=size, groups=groups))
-        cells.append(highest)
-        places.append(place)
-    is_binned = any(row.size > 1 for row in rows)
-    return MemoryMap(
-        by=by,
-        label=measure.label,
-        meaning=measure.meaning,
-        scale=measure.scale,
-        percent=measure.percent,
-        low=low,
-        high=high,
-        kinds=list(measure.kinds),
-        layers=rows,
-        levels=b64encode(np.concatenate(cells).tobytes()).decode(),
-        highest=b64encode(np.concatenate(places).astype("<u2").tobytes()).decode() if is_binned else None,
-    )
-
-
-def _range(numbers: NDArray[np.floating], scale: str) -> tuple[float, float]:
-    """From the lowest to the highest, the most extreme 1 in 500 left out: one odd memory must not hide all others."""
-    known = numbers[np.isfinite(numbers) & ((numbers > 0) | (scale != "log"))]
-    if not len(known):
-        return (1e-9, 1.0) if scale == "log" else (0.0, 1.0)
-    low, high = (float(number) for number in np.quantile(known, [0.002, 0.998]))
-    if scale != "log":
-        low = min(low, 0.0) if low < 0.3 * high else low
-    return low, high if high > low else low + max(abs(low), 1e-9)
-
-
-def _levels(numbers: NDArray[np.floating], scale: str, low: float, high: float) -> NDArray[np.uint8]:
-    known = np.isfinite(numbers)
-    value = np.clip(np.where(known, numbers, low), low, high).astype(np.float64)
-    share = np.log(value / low) / np.log(high / low) if scale == "log" else (value - low) / (high - low)
-    return np.where(known, np.rint(share * _STEPS), NOTHING).astype(np.uint8)
-
-
-def _cells(levels: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The highest known level of each cell, and where in the cell it is."""
-    if size == 1:
-        return levels, np.zeros(len(levels), np.int64)
-    padded = np.full(-(-len(levels) // size) * size, NOTHING, np.uint8)
-    padded[: len(levels)] = levels
-    block = padded.reshape(-1, size)
-    order = np.where(block == NOTHING, -1, block.astype(np.int16))
-    place = order.argmax(1)
-    return block[np.arange(len(block)), place], place
 
 
 router = APIRouter(tags=["overview"], route_class=IndexRoute)
@@ -222,21 +77,25 @@ class Brief(BaseModel):
 
 
 @router.get("/", response_class=HTMLResponse, include_in_schema=False)
-def overview_page(request: Request, bench: Bench, by: str = "max", charts: Literal["yes", "no"] = "no") -> HTMLResponse:
+def overview_page(
+    request: Request, bench: Bench, by: str = "max", sort: str = "place", charts: Literal["yes", "no"] = "no"
+) -> HTMLResponse:
     sections = read_charts(bench.index) if charts == "yes" else None
-    content = overview_content(bench, by)
+    content = overview_content(bench, by, sort)
     return page(request, "overview.html", sections=sections, routing=read_routing(bench.index), **content)
 
 
-def overview_content(bench: Workbench, by: str = "max") -> dict[str, Any]:
+def overview_content(bench: Workbench, by: str = "max", sort: str = "place") -> dict[str, Any]:
     """The variables of overview.html, but for the tables of the experiments."""
     index = bench.index
-    found = measures(read_statistics(index))
+    found, orders = measures(read_statistics(index)), sorts(read_statistics(index))
     return {
         "counts": read_counts(bench),
         "layers": read_layers(index),
         "measures": found,
         "by": by if any(by == measure.name for measure in found) else found[0].name,
+        "sorts": orders,
+        "sort": sort if any(sort == order.name for order in orders) else orders[0].name,
         "missing": _missing(index),
         "worth": worth_reading(index),
         "has_experiments": bool(experiment_tables(index)),
@@ -256,10 +115,13 @@ def random_memory(bench: Bench) -> RedirectResponse:
 
 
 # A report is one file with its scripts in it, and may be anybody's: it runs as a page of nowhere and asks nothing.
-_REPORT_POLICY = (
-    "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
+_REPORT_HEADERS = {
+    "content-security-policy": (
+        "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
+        "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cross-origin-opener-policy": "unsafe-none",  # HTML forbids any other beside a sandbox
+}
 
 
 @router.get("/report", include_in_schema=False)
@@ -268,7 +130,8 @@ def report_page(bench: Bench) -> Response:
     path = bench.index.folder / REPORT
     if not path.is_file():
         raise UnknownName("there is no report of this index yet; make it with `memlens report INDEX`")
-    return Response(path.read_bytes(), media_type="text/html", headers={"content-security-policy": _REPORT_POLICY})
+    text = with_links(path.read_text(encoding="utf-8", errors="replace"), WORKBENCH)
+    return Response(text, media_type="text/html", headers=_REPORT_HEADERS)
 
 
 @router.get("/api/worth-reading")
@@ -313,10 +176,17 @@ def read_map(
     bench: Bench,
     by: Annotated[str, Query(max_length=30)] = "max",
     room: Annotated[int, Query(ge=1, le=65536, description="Cells that fit into one layer.")] = 4096,
+    sort: Annotated[
+        str, Query(max_length=30, description="The order in a layer: place, level, class, role, likeness.")
+    ] = "place",
 ) -> MemoryMap:
-    """All memories by one statistic, a byte each; several to a cell where there is no room."""
+    """All memories by one statistic, a byte each, sorted in each layer; several to a cell where there is no room."""
     index = bench.index
-    return index.remember(TABLES, ("map", by, room), lambda: draw_map(read_statistics(index), by, room))
+
+    def draw() -> MemoryMap:
+        return draw_map(read_statistics(index), by, room, sort, lambda: likeness(index))
+
+    return index.remember((*TABLES, "triggers"), ("map", by, room, sort), draw)
 
 
 @router.get("/api/brief/{name}", responses=PROBLEMS)

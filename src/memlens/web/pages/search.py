@@ -23,7 +23,7 @@ from memlens.index.search import (
     search,
 )
 from memlens.memory import ExpertId, MemoryId
-from memlens.settings import parse_layers
+from memlens.settings import ROLES, parse_layers
 from memlens.text import cell, probability
 from memlens.tracer.result import FiringHit, FiringOrder, FiringResult
 from memlens.web.pages.collections import names_beside
@@ -131,6 +131,7 @@ def search_content(index: ServedIndex, asked: dict[str, Any]) -> dict[str, Any]:
         "orders": list(statistics.numbers),
         "has_classes": "class" in statistics.categories,
         "has_values": "agreement" in statistics.categories,
+        "roles": ROLES if "role" in statistics.categories else (),
         "layer_count": len(statistics.layers),
         "kept": names_beside(index),
     }

@@ -140,7 +140,7 @@ Position = Annotated[
 ]
 Sets = Annotated[
     list[Annotated[str, StringConstraints(max_length=200)]],
-    Query(alias="set", max_length=20, description="L3N512=0 silences, =3.5 sets, =x2 scales; L3=0 is a whole layer."),
+    Query(alias="set", max_length=20, description="L3N51=0 silences, =3.5 sets, =x2 scales; L3=0 is a whole layer."),
 ]
 
 

@@ -56,12 +56,12 @@ export function announce(text) {
   region.textContent = text;
 }
 
-// A button .copy copies the <code> before it; it is shown where the browser has a clipboard.
+// A button .copy copies its data-copy (JSON, so that no odd character stands in a page), or the <code> before it; it is shown where the browser has a clipboard.
 if (navigator.clipboard) document.documentElement.classList.add("has-clipboard");
 document.addEventListener("click", async (event) => {
   const button = event.target.closest(".copy");
   if (!button) return;
-  await navigator.clipboard.writeText(button.previousElementSibling.textContent);
+  await navigator.clipboard.writeText(button.dataset.copy ? JSON.parse(button.dataset.copy) : button.previousElementSibling.textContent);
   announce("copied");
 });
 

@@ -26,9 +26,12 @@ for (const chip of article.querySelectorAll("[data-pattern]")) chip.addEventList
 
 const KEPT = 260; // characters before the trigger position, as on the page without shading
 
+/** Text as the server's own pages show it. */
+const visible = (text) => text.replace(/[\n\r]/g, "⏎").replace(/\t/g, "⇥").replace(/[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd");
+
 function shaded(text, coefficient, strongest) {
   const part = document.createElement("span");
-  part.textContent = text.replace(/[\n\r]/g, "⏎").replace(/\t/g, "⇥").replace(/[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd");
+  part.textContent = visible(text);
   const strength = Math.round((70 * Math.abs(coefficient)) / strongest);
   if (strength > 1) {
     part.className = coefficient < 0 ? "shade negative" : "shade";
@@ -200,6 +203,63 @@ async function showRelated() {
   }
 }
 
+// Nearest memories by the cosine of keys and of values: the server computes them from the weights
+
+function nearestTable(found) {
+  const table = document.createElement("table");
+  table.innerHTML = '<thead><tr><th scope="col">memory</th><th scope="col">cosine</th><th scope="col">what it is</th></tr></thead><tbody></tbody>';
+  for (const one of found) {
+    const row = document.createElement("tr");
+    const link = Object.assign(document.createElement("a"), { className: "memory", href: `/m/${one.name}`, textContent: one.name });
+    row.append(cell(link), cell(one.cosine.toFixed(3)), cell(Object.assign(document.createElement("bdi"), { textContent: one.summary ?? "" })));
+    table.tBodies[0].append(row);
+  }
+  return table;
+}
+
+async function showNearest() {
+  for (const part of article.querySelectorAll("[data-side]")) {
+    const holder = part.querySelector(".nearest-holder");
+    if (!holder) continue;
+    try {
+      holder.replaceWith(nearestTable(await ask(`/api/memories/${name}/nearest?by=${part.dataset.side}&limit=8`)));
+    } catch (error) {
+      holder.textContent = error.message;
+    }
+  }
+}
+
+// The context of a trigger, from the document that it comes from
+
+const inline = (tag, text) => Object.assign(document.createElement(tag), { textContent: visible(text) });
+
+async function toggleContext(link) {
+  const line = link.closest("li");
+  const open = line.querySelector(".context");
+  link.setAttribute("aria-expanded", String(!open));
+  if (open) return open.remove();
+  const made = Object.assign(document.createElement("blockquote"), { className: "context" });
+  try {
+    const found = await ask(`/api/sentences/${line.dataset.sentence}`);
+    const where = inline("p", `${found.source}, sentence ${found.sentence.toLocaleString("en")}`);
+    where.className = "quiet";
+    const text = document.createElement("bdi");
+    const parts = [...found.before.map((one) => inline("span", one)), inline("b", found.text), ...found.after.map((one) => inline("span", one))];
+    text.append(...parts.flatMap((one) => [one, " "]));
+    made.append(where, document.createElement("p"));
+    made.lastChild.append(text);
+  } catch (error) {
+    made.textContent = error.message;
+  }
+  line.append(made);
+}
+article.addEventListener("click", (event) => {
+  const link = event.target.closest(".context-of");
+  if (!link || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  toggleContext(link);
+});
+
 // [ and ] go to the neighbours, unless somebody is writing
 
 document.addEventListener("keydown", (event) => {
@@ -208,7 +268,13 @@ document.addEventListener("keydown", (event) => {
   if (way) document.querySelector(`a[rel=${way}]`)?.click();
 });
 
-const status = document.querySelector(".model-status").dataset.status;
-if (status === "ready") shadeAll();
-document.addEventListener("memlens:model", (event) => event.detail === "ready" && shadeAll());
+const model = document.querySelector(".model-status");
+async function askModel() {
+  if (model.dataset.status === "failed") for (const holder of article.querySelectorAll(".nearest-holder")) holder.textContent = model.title;
+  if (model.dataset.status !== "ready") return;
+  await shadeAll();
+  await showNearest();
+}
+askModel();
+document.addEventListener("memlens:model", askModel);
 showRelated();

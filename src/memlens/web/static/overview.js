@@ -7,6 +7,7 @@ const canvas = section.querySelector("canvas");
 const cursor = section.querySelector(".cursor");
 const now = section.querySelector(".now");
 const choice = section.querySelector("#by");
+const sorting = section.querySelector("#sort");
 const NOTHING = 255;
 const GUTTER = 30; // for the layers' numbers
 const GAP = 6; // between layers
@@ -41,7 +42,7 @@ function palette(kinds) {
   return colours;
 }
 
-const kindColour = (kind, count) => (count === 2 && kind === 1 ? "c2" : count === 3 && kind ? ["", "ramp-1", "c2"][kind] : `kind-${kind}`);
+const kindColour = (kind, count) => (count > 4 && kind ? `role-${kind}` : count === 2 && kind === 1 ? "c2" : count === 3 && kind ? ["", "ramp-1", "c2"][kind] : `kind-${kind}`);
 
 // Where cells lie: each layer is a band of several lines, filled column by column
 
@@ -117,7 +118,7 @@ function nameOf(layer, number) {
 
 function memoryOf({ row, cell }) {
   const layer = map.layers[row];
-  return nameOf(layer, cell * layer.size + (map.highest ? map.highest[map.starts[row] + cell] : 0));
+  return nameOf(layer, map.memories ? map.memories[map.starts[row] + cell] : cell);
 }
 
 const written = (value) => (map.percent ? `${(100 * value).toPrecision(3)}%` : value.toPrecision(4));
@@ -219,23 +220,30 @@ function showLegend() {
   legend.replaceChildren(written(map.low), ramp, `${written(map.high)}${map.scale === "log" ? ", log scale" : ""}`);
 }
 
+const ORDERS = {
+  level: " Each layer is sorted by it, from the left.",
+  class: " Each layer is sorted by kind of pattern, from the left.",
+  role: " Each layer is sorted by role, from the left.",
+  likeness: " Each memory stands after one with which it has most triggers and promoted tokens in common.",
+};
+
 async function showMap() {
   holder.hidden = false;
   const { layers } = map ?? (await ask("/api/map?room=1"));
   const shape = layout(canvas.parentElement.clientWidth, layers);
-  const found = await ask(`/api/map?by=${choice.value}&room=${shape.room}`);
+  const found = await ask(`/api/map?by=${choice.value}&room=${shape.room}&sort=${sorting.value}`);
   const starts = [0];
   for (const layer of found.layers) starts.push(starts.at(-1) + cellsOf(layer));
-  const places = found.highest && bytes(found.highest);
-  const highest = places && Uint16Array.from({ length: places.length / 2 }, (_, i) => places[2 * i] | (places[2 * i + 1] << 8));
-  map = { ...found, shape, starts, levels: bytes(found.levels), highest };
+  const memories = found.memories && new Uint32Array(bytes(found.memories).buffer);
+  map = { ...found, shape, starts, levels: bytes(found.levels), memories };
   const size = Math.max(...found.layers.map((layer) => layer.size));
   const cell = size > 1 ? `one cell the highest of ${size} memories` : "one cell a memory";
-  section.querySelector(".told").textContent = `One row a layer, ${cell}: ${found.meaning}.`;
+  section.querySelector(".told").textContent = `One row a layer, ${cell}: ${found.meaning}.${ORDERS[found.sort] ?? ""}`;
   goTo(null);
   draw();
   showLegend();
   section.dataset.drawn = choice.value;
+  section.dataset.sorted = sorting.value;
 }
 
 function complain(error) {
@@ -243,10 +251,13 @@ function complain(error) {
   section.querySelector(".told").textContent = error.message;
 }
 
-choice.addEventListener("change", () => {
-  history.replaceState(null, "", here(`/?by=${choice.value}`));
+function choose() {
+  const sorted = sorting.value === "place" ? "" : `&sort=${sorting.value}`;
+  history.replaceState(null, "", here(`/?by=${choice.value}${sorted}`));
   showMap().catch(complain);
-});
+}
+choice.addEventListener("change", choose);
+sorting.addEventListener("change", choose);
 new ResizeObserver(debounced(() => map && Math.abs(canvas.width / Math.min(window.devicePixelRatio || 1, 2) - canvas.parentElement.clientWidth) > 1 && showMap().catch(complain))).observe(canvas.parentElement);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map && draw());
 showMap().catch(complain);

@@ -33,7 +33,7 @@ globalThis.memlensSite = (() => {
     waiting.delete(file);
   }
 
-  // Addresses: /m/L3N512?end=bottom is memory.html?name=L3N512&end=bottom
+  // Addresses: /m/L3N51?end=bottom is memory.html?name=L3N51&end=bottom
 
   function local(address) {
     const [path, query = ""] = address.split("?");
@@ -54,35 +54,54 @@ globalThis.memlensSite = (() => {
 
   // The map, in as many cells as there is room for; a cell of several memories shows the highest
 
-  async function map(by, room) {
+  const column = (text, kind) => new kind(Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0)).buffer);
+  const packed = (numbers) => btoa(new Uint8Array(numbers.buffer).reduce((text, byte) => text + String.fromCharCode(byte), ""));
+
+  /** The memories of all layers in the order of the map: high levels first, what is not known last. */
+  async function ordered(sort, whole) {
+    if (sort === "likeness") return column(await data("likeness"), Uint32Array);
+    const levels = column((sort === "level" || sort === "place" ? whole : await data(`map-${sort}`)).levels, Uint8Array);
+    const order = [];
+    let start = 0;
+    for (const { memories } of whole.layers) {
+      const first = start;
+      const level = (one) => (levels[first + one] === 255 ? -1 : levels[first + one]);
+      const own = [...Array(memories).keys()];
+      if (sort !== "place") own.sort((one, other) => level(other) - level(one) || one - other);
+      for (const memory of own) order.push(memory);
+      start += memories;
+    }
+    return order;
+  }
+
+  async function map(by, room, sort) {
     const whole = await data(`map-${by}`);
-    const levels = Uint8Array.from(atob(whole.levels), (sign) => sign.charCodeAt(0));
+    const levels = column(whole.levels, Uint8Array);
+    const order = await ordered(sort, whole);
     const layers = whole.layers.map((layer) => ({ ...layer, size: Math.max(1, Math.ceil(layer.memories / room)) }));
     const cells = [];
-    const places = [];
+    const shown = [];
     let start = 0;
     for (const { memories, size } of layers) {
       for (let first = 0; first < memories; first += size) {
-        let best = 255;
-        let place = 0;
-        for (let i = 0; i < size && first + i < memories; i++) {
-          const level = levels[start + first + i];
-          if (level !== 255 && (best === 255 || level > best)) [best, place] = [level, i];
+        let [best, memory] = [255, order[start + first]];
+        for (const one of order.slice(start + first, start + Math.min(first + size, memories))) {
+          const level = levels[start + one];
+          if (level !== 255 && (best === 255 || level > best)) [best, memory] = [level, one];
         }
         cells.push(best);
-        places.push(place & 255, place >> 8);
+        shown.push(memory);
       }
       start += memories;
     }
-    const packed = (bytes) => btoa(bytes.reduce((text, byte) => text + String.fromCharCode(byte), ""));
-    const isBinned = layers.some((layer) => layer.size > 1);
-    return { ...whole, layers, levels: packed(cells), highest: isBinned ? packed(places) : null };
+    return { ...whole, sort, layers, levels: packed(Uint8Array.from(cells)), memories: packed(Uint32Array.from(shown)) };
   }
 
   async function ask(address) {
     const { pathname, searchParams } = new URL(address, "http://site");
     if (pathname === "/api/map") {
-      return map(searchParams.get("by") ?? "max", Number(searchParams.get("room") ?? 4096));
+      const [by, room, sort] = ["by", "room", "sort"].map((name) => searchParams.get(name));
+      return map(by ?? "max", Number(room ?? 4096), sort ?? "place");
     }
     if (pathname === "/api/charts") return data("charts");
     if (pathname.startsWith("/api/brief/")) {
@@ -161,8 +180,6 @@ globalThis.memlensSite = (() => {
     }
     return chosen;
   }
-
-  const column = (text, kind) => new kind(Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0)).buffer);
 
   async function filter(asked) {
     const { groups } = await data("site");
@@ -255,8 +272,9 @@ globalThis.memlensSite = (() => {
     if (kind === "memory") showMemory(document.getElementById("main"), asked).catch(told);
     if (kind === "search") showSearch(asked).catch(told);
     if (kind === "overview") {
-      const choice = document.getElementById("by");
-      if ([...choice.options].some((one) => one.value === asked.get("by"))) choice.value = asked.get("by");
+      for (const choice of [document.getElementById("by"), document.getElementById("sort")]) {
+        if ([...choice.options].some((one) => one.value === asked.get(choice.id))) choice.value = asked.get(choice.id);
+      }
       run("static/overview.js").catch(told);
     }
   }

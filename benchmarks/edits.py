@@ -1,0 +1,48 @@
+"""`local-edits` and the pass over prefixes with one process and with two workers: the ratio by the clock, equal bytes.
+
+    python benchmarks/edits.py INDEX [--model MODEL] [--workers 2] [--sample 100]      # an index that has values
+
+Every process has one thread. Starting workers (libraries, the model) is in the time, as it is for who waits. On a
+machine that does anything else the ratio says nothing: run it on an idle one.
+"""
+
+import argparse
+import shutil
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import memlens
+
+NAMES = {"local-edits": ("local-edits",), "refinement": ("prefixes", "prefix-layers", "refinement")}
+
+
+def run(index: Path, name: str, sample: int, model: str | None, workers: int) -> tuple[float, list[bytes]]:
+    """Seconds by the clock, and the tables."""
+    with TemporaryDirectory() as scratch:
+        copy = shutil.copytree(index, Path(scratch) / "index")
+        shutil.rmtree(copy / "experiments", ignore_errors=True)
+        began = time.monotonic()
+        memlens.experiment(copy, name, model=model, sample=sample, threads=1, workers=workers)
+        seconds = time.monotonic() - began
+        return seconds, [(copy / "experiments" / f"{table}.parquet").read_bytes() for table in NAMES[name]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("index", type=Path)
+    parser.add_argument("--model", help="where it is now, if not where it was scanned")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--sample", type=int, default=100, help="memories a layer; forty times as many prefixes")
+    given = parser.parse_args()
+    for name in NAMES:
+        sample = given.sample if name == "local-edits" else 40 * given.sample
+        run(given.index, name, 2, given.model, 1)  # libraries are imported, loops compiled
+        one, here = run(given.index, name, sample, given.model, 1)
+        more, there = run(given.index, name, sample, given.model, given.workers)
+        same = "the same bytes" if here == there else "OTHER BYTES"
+        print(f"{name}: {one:.1f} s, with {given.workers} workers {more:.1f} s: {one / more:.2f} x (goal 1.7); {same}")
+
+
+if __name__ == "__main__":
+    main()

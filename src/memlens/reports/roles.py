@@ -1,0 +1,60 @@
+"""Roles in the report: the share of memories with each role by depth, beside what was published of other models."""
+
+from dataclasses import dataclass
+
+from memlens.experiments.verdicts import THIRDS, third
+from memlens.index.reader import Index
+from memlens.role.table import roles_by_layer
+from memlens.settings import ROLES
+
+# The authors count differently, and few print shares: what they say of depth stands beside the numbers.
+PUBLISHED = {
+    "dead": "more than 70% in some lower layers of OPT-66B (Voita et al. 2023)",
+    "token": "many in the lower half of OPT (Voita et al. 2023)",
+    "n-gram": "in the lower half of OPT (Voita et al. 2023)",
+    "entropy": "a few, in the last layers (Stolfo et al. 2024)",
+    "token-frequency": "a few, in the last layers (Stolfo et al. 2024)",
+    "prediction": "from the middle of GPT-2 on (Gurnee et al. 2024)",
+    "suppression": "in the last layers of GPT-2 (Gurnee et al. 2024)",
+    "enrichment": "in lower and middle layers (Gerstner and Schütze 2025)",
+    "depletion": "in the last layers (Gerstner and Schütze 2025)",
+}
+
+
+@dataclass(frozen=True)
+class RoleShare:
+    """One role: how many memories have it, as shares of the memories of each third of the layers and of all."""
+
+    role: str
+    count: int
+    shares: tuple[float | None, ...]  # lower, middle, upper; None where no layer of a third was scanned
+    share: float
+    published: str
+
+
+@dataclass(frozen=True)
+class RoleSection:
+    """Roles that some memory has, and counts by layer."""
+
+    roles: list[RoleShare]
+    by_layer: list[dict[str, int]]
+    none: float  # share of memories without a role
+
+
+def role_section(index: Index) -> RoleSection | None:
+    """None where `memlens roles` was not run. A memory with several roles counts for each."""
+    if not index.has("roles"):
+        return None
+    layers = roles_by_layer(index)
+    depth = len(index.manifest.model.memories)
+    groups = [[one for one in layers if third(one.layer, depth) == which] for which in THIRDS]
+    rows = []
+    for role in ROLES:
+        counts = [(sum(one.roles[role] for one in some), sum(one.memories for one in some)) for some in groups]
+        count, total = (sum(column) for column in zip(*counts, strict=True))
+        if count:
+            shares = tuple(found / of if of else None for found, of in counts)
+            rows.append(RoleShare(role, count, shares, count / total, PUBLISHED.get(role, "")))
+    none = sum(one.none for one in layers) / sum(one.memories for one in layers)
+    counted = [{"layer": one.layer, "memories": one.memories, **one.roles, "none": one.none} for one in layers]
+    return RoleSection(rows, counted, none)

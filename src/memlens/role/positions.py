@@ -1,0 +1,86 @@
+"""Position and firing: how much of a memory's firing its position explains, and how likely so much is by chance."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memlens.index.reader import Index
+
+Counts = NDArray[np.int64]
+_AT_ONCE = 1 << 14  # memories
+
+
+def position_numbers(index: Index, layer: int) -> dict[str, NDArray[Any]]:
+    """Columns over the memories of a layer: `position`, `position_from` and their p; NaN, -1 and 1 without counts.
+
+    `position_from`: the first position of the range in which the memory fires most often.
+    """
+    memories = index.memories(layer)
+    if not index.has("counts"):
+        return {"position": np.full(memories, np.nan), "position_from": np.full(memories, -1), "p": np.ones(memories)}
+    starts = np.array([0, *index.manifest.position_edges])
+    parts = []
+    for fired, prefixes, sentences in _blocks(index, layer):
+        rates = fired / np.maximum(prefixes, 1)
+        most = np.where(rates.any(1), starts[np.argmax(rates, 1)], -1)
+        parts.append((explained(fired, prefixes), most, p_of_positions(fired, prefixes, sentences)))
+    columns = (np.concatenate(own) for own in zip(*parts, strict=True))
+    return dict(zip(("position", "position_from", "p"), columns, strict=True))
+
+
+def _blocks(index: Index, layer: int) -> Iterator[tuple[Counts, Counts, Counts]]:
+    """(fired, prefixes, sentences), each [memories, ranges of positions]."""
+    names, ranges = ("fired", "prefixes", "sentences"), len(index.manifest.position_edges) + 1
+    for first in range(0, index.memories(layer), _AT_ONCE):
+        rows = index.arrays(
+            """SELECT unnest(fired) AS fired, unnest(prefixes) AS prefixes, unnest(sentences) AS sentences FROM
+               (SELECT * FROM {counts} WHERE layer = $1 AND memory >= $2 AND memory < $3 ORDER BY memory)""",
+            [layer, first, first + _AT_ONCE],
+        )
+        fired, prefixes, sentences = (np.asarray(rows[name], np.int64).reshape(-1, ranges) for name in names)
+        yield fired, prefixes, sentences
+
+
+def explained(fired: Counts, prefixes: Counts) -> NDArray[np.float64]:
+    """The share of the entropy of firing that the range of positions takes away: mutual information / entropy. [n]"""
+    weights = prefixes / np.maximum(prefixes.sum(1, keepdims=True), 1)
+    whole = fired.sum(1, keepdims=True) / np.maximum(prefixes.sum(1, keepdims=True), 1)
+    information = (weights * _divergence(_rates(fired, prefixes, whole), whole)).sum(1)
+    entropy = -(_times_log(whole, whole) + _times_log(1 - whole, 1 - whole))[:, 0]
+    return np.asarray(np.where(entropy > 0, information / np.where(entropy > 0, entropy, 1.0), 0.0))
+
+
+def p_of_positions(fired: Counts, prefixes: Counts, sentences: Counts) -> NDArray[np.float64]:
+    """Of rates of firing that differ so much between ranges of positions, if position did not matter. [n]
+
+    The likelihood ratio of one rate for each range against one for all, with as many draws as there are sentences:
+    prefixes of one sentence may all fire together, and then a sentence is one draw. Where they do not, rates differ
+    less by chance than is allowed for, so that p is too high rather than too low.
+    """
+    from scipy.special import chdtrc
+
+    draws = np.maximum(sentences.sum(1, keepdims=True), 1)
+    whole = np.minimum((sentences * (fired / np.maximum(prefixes, 1))).sum(1, keepdims=True) / draws, 1.0)
+    ratio = 2 * (sentences * _divergence(_rates(fired, prefixes, whole), whole)).sum(1)
+    freedom = (sentences > 0).sum(1) - 1
+    return np.asarray(np.where(freedom > 0, chdtrc(np.maximum(freedom, 1), ratio), 1.0))
+
+
+def _rates(fired: Counts, prefixes: Counts, whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of firing in each range; where no prefix is, that of the whole, which differs in nothing."""
+    return np.where(prefixes > 0, fired / np.maximum(prefixes, 1), whole)
+
+
+def _divergence(rates: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of a coin with these rates [n, ranges] from one with the rate of the whole [n, 1], in nats."""
+    found = _times_log(rates, rates) - _times_log(rates, whole)
+    found += _times_log(1 - rates, 1 - rates) - _times_log(1 - rates, 1 - whole)
+    return np.maximum(found, 0.0)  # last bits aside it is
+
+
+def _times_log(factor: NDArray[np.float64], of: NDArray[np.float64]) -> NDArray[np.float64]:
+    from scipy.special import xlogy
+
+    return np.asarray(xlogy(factor, of))

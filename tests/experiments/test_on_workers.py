@@ -1,0 +1,73 @@
+"""Values, local edits and the pass over prefixes on worker processes: the bytes of one process, also where one dies."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+
+import memlens
+from memlens.models.memory_model import MemoryModel
+from memlens.scanner.local_map import LocalMapper
+from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.vocab.kernels import use_threads
+from memlens.vocab.table import compute_values
+
+NAMES = ["local-edits", "refinement"]
+WORDS = ("the old harbour", "ships sail", "a small garden", "rain falls", "her brother", "the night train")
+
+
+@pytest.fixture(scope="module")
+def valued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MemoryModel]:
+    """An index folder with values, to be copied and not changed, and its model; one kind: processes are slow."""
+    folder = tmp_path_factory.mktemp("workers")
+    lines = [f"{one} {two} {three}" for one in WORDS for two in WORDS for three in WORDS[:2]]
+    (folder / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(adds_bos=True))
+    memlens.scan(model, folder / "text.txt", out=folder / "index", top=7, unit="line", batch_tokens=128)
+    memlens.values(folder / "index", model=model)
+    return folder / "index", model
+
+
+def bytes_of(folder: Path, *tables: str) -> list[bytes]:
+    return [(folder / f"{table}.parquet").read_bytes() for table in tables]
+
+
+def test_experiments_on_two_workers_have_the_bytes_of_one_process(
+    valued: tuple[Path, MemoryModel], tmp_path: Path
+) -> None:
+    here, there = (shutil.copytree(valued[0], tmp_path / name) for name in ("here", "there"))
+    for folder, workers in ((here, None), (there, 2)):
+        memlens.experiment(folder, NAMES, model=valued[1], sample=40, threads=1, workers=workers)
+    made = [f"experiments/{name}" for name in (*NAMES, "prefixes", "prefix-layers")]
+    assert bytes_of(here, *made) == bytes_of(there, *made)
+
+
+def test_a_worker_that_dies_costs_no_answer_and_a_mapper_serves_several_maps(
+    valued: tuple[Path, MemoryModel], tmp_path: Path
+) -> None:
+    folder, model = shutil.copytree(valued[0], tmp_path / "index"), valued[1]
+    names = ["width", "vocabulary", "name"] * 8
+
+    def with_a_loss(mapper: LocalMapper) -> Iterator[str]:
+        for number, name in enumerate(names):
+            if number == 12:
+                ready = next(worker for worker in mapper.workers if worker.is_ready)  # not one that had no model
+                os.kill(ready.process.pid, signal.SIGKILL)
+                ready.process.wait()
+            yield name
+
+    with use_threads(1), closing(LocalMapper(model, 2, torch.get_num_threads())) as mapper:
+        assert list(mapper.map(getattr, with_a_loss(mapper))) == [getattr(model, name) for name in names]
+        assert mapper.lost == 1
+        compute_values(memlens.open_index(folder), model, mapper=lambda _: mapper)
+        there = bytes_of(folder, "values", "keys")
+        compute_values(memlens.open_index(folder), model)
+        with pytest.raises(RuntimeError, match="has no attribute 'nothing'"):
+            list(mapper.map(getattr, ["width", "nothing"]))
+        assert not mapper.workers, "whoever fails leaves no process behind"
+    assert there == bytes_of(folder, "values", "keys")

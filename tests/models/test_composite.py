@@ -1,0 +1,85 @@
+"""Models of text beside images, video or sound: their text stack is loaded, proven and read as any other."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memlens.errors import UnsupportedModel
+from memlens.models.huggingface import quiet_transformers
+from memlens.models.info import sizes_before_loading
+from memlens.models.load import load
+from memlens.testing import tiny_tokenizer
+from memlens.testing_types import tiny_network
+
+TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+
+
+def save(network: Any, folder: Path) -> Path:
+    with quiet_transformers():
+        network.save_pretrained(folder)
+        tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llava", "mistral3", "qwen2_vl", "gemma3", "idefics3", "internvl", "qwen2_audio"]
+)
+def test_the_text_stack_of_a_checkpoint_is_read_as_by_hand(model_type: str, tmp_path: Path) -> None:
+    network = tiny_network(model_type)
+    model = load(save(network, tmp_path / "model"))
+    assert model.proof is not None and (model.family, model.width, model.vocabulary) == (model_type, 32, 97)
+    watched: dict[int, torch.Tensor] = {}
+    with model.watch(lambda layer, block: watched.update({layer: block.everywhere()})):
+        model.run_body(TOKENS)
+    text, given = network.get_decoder(), {}
+    for number, block in enumerate(text.layers):
+        block.mlp.register_forward_pre_hook(lambda _, x, number=number: given.update({number: x[0]}))
+    with torch.no_grad():
+        logits = network(input_ids=TOKENS).logits
+        for number, block in enumerate(text.layers):
+            mlp = block.mlp
+            m = mlp.act_fn(given[number] @ mlp.gate_proj.weight.T) * (given[number] @ mlp.up_proj.weight.T)
+            torch.testing.assert_close(watched[number], m, rtol=1e-4, atol=1e-5)
+            assert torch.equal(model.layers[number].values, mlp.down_proj.weight.T)
+    torch.testing.assert_close(model.logits(TOKENS), logits)
+
+
+def test_a_mixture_beside_images_has_its_experts(tmp_path: Path) -> None:
+    network = tiny_network("qwen3_vl_moe")
+    model = load(save(network, tmp_path / "model"))
+    down = network.get_decoder().layers[1].mlp.experts.down_proj.detach()
+    for group in model.layers[1].groups:
+        assert group.kind == "routed" and torch.equal(group.values, down[group.expert].T)
+
+
+def test_the_sizes_before_loading_are_those_of_the_text_stack(tmp_path: Path) -> None:
+    network = tiny_network("llava", vision_config={"num_hidden_layers": 9, "intermediate_size": 640})
+    folder = save(network, tmp_path / "model")
+    sizes = sizes_before_loading(folder)
+    assert sizes is not None and sizes.memories == tuple(layer.memories for layer in load(folder).layers)
+    assert sizes.parameters == sum(parameter.numel() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("paligemma", "reads a prompt in both directions"),
+        ("blip-2", "runs behind an image or a recording only; load its language model by itself"),
+        ("llava", "its router weighs what experts read"),  # with Llama 4 as its text
+        ("clip", "it is an encoder and predicts no next token"),
+        ("udop", "encoder-decoder"),
+        ("segformer", "transformers has no language model of this type"),
+    ],
+)
+def test_what_has_no_memories_to_be_read_is_refused_before_weights_are_looked_for(
+    model_type: str, reason: str, tmp_path: Path
+) -> None:
+    text = {"text_config": {"model_type": "llama4_text"}} if "router" in reason else {}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type, **text}))
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=reason) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,193 @@
+"""Everything that a page shows can be had by an API call or a command, with the same numbers.
+
+Each test takes what the page shows out of its HTML and writes the numbers of the JSON in the page's own way beside it.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from own_server import without_labels
+
+from memlens.index.reader import Index
+from memlens.text import cell, probability, visible
+from memlens.web.rendering import PAGES
+
+Run = Callable[..., tuple[int, str, str]]
+PROMPT = "The river runs to the"
+COVERED = {"/", "/search", "/trace", "/steer", "/collections", "/annotate", "/compare"}
+
+
+def text_of(html: str) -> str:
+    """A page as it reads, spaces made equal."""
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+
+
+def found(pattern: str, html: str) -> list[str]:
+    return [unescape(one) for one in re.findall(pattern, html, re.DOTALL)]
+
+
+def command(run: Run, *words: Any) -> Any:
+    code, out, err = run(*words, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_every_page_of_the_head_is_walked_here() -> None:
+    assert {address for address, _ in PAGES} == COVERED
+
+
+def test_the_overview(client: TestClient, index: Index) -> None:
+    html = client.get("/").text
+    counts = client.get("/api/counts").json()
+    tiles = dict(re.findall(r"<dt>([\w ]+)</dt><dd[^>]*>(?:<a[^>]*>)?([^<]*)", html))
+    for name, of in (("layers", "layers"), ("memories", "memories"), ("never fire", "dead"), ("tokens read", "tokens")):
+        assert tiles[name] == cell(counts[of])
+    for layer in client.get("/api/layers").json():
+        row = re.search(rf'<tr><th scope="row"[^>]*><a[^>]*>{layer["layer"]}</a></th>(.*?)</tr>', html, re.DOTALL)
+        assert row is not None
+        shown = found(r"<td[^>]*>(?:<a[^>]*>)?(.*?)(?:</a>)?</td>", row[1])
+        numbers = [cell(layer[name]) for name in ("memories", "dead", "median_max")]
+        shares = [probability(layer[name]) for name in ("mean_frequency", "median_max_p", "agreement", "with_pattern")]
+        assert shown == [*numbers, *shares, layer["strongest"]]
+    worth = client.get("/api/worth-reading").json()
+    assert found(r'<li class="card"><a class="memory" href="/m/(\w+)"', html) == [one["name"] for one in worth]
+
+
+@pytest.mark.parametrize("name", ["L0N3", "L1N7", "L2N39"])
+def test_a_memory(client: TestClient, index: Index, run: Run, name: str) -> None:
+    html = client.get(f"/m/{name}?related=yes").text
+    shown = command(run, "show", index.folder, name)
+    assert shown.pop("related") == client.get(f"/api/memories/{name}/related?limit=20").json()
+    assert client.get(f"/api/memories/{name}").json() == shown | {"labels": [], "unfinished": None}
+    facts = dict(re.findall(r"<div><dt>([\w ]+)</dt><dd>([^<]*)", html))
+    assert [facts[one] for one in ("strongest", "mean", "lowest")] == [cell(shown[n]) for n in ("max", "mean", "min")]
+    assert facts["fires on"] == probability(shown["frequency"])
+    assert facts["highest p"] == probability(shown["value"]["max_p"])
+    top = shown["triggers"]["top"]
+    assert found(r'class="coefficient" style="[^"]*">([^<]*)<', html) == [cell(one["coefficient"]) for one in top]
+    assert [json.loads(one) for one in found(r"data-copy='([^']*)'", html)] == [
+        one["before"] + one["token"] for one in top
+    ]
+    ends = [shown["value"]["promotes"][:15], shown["value"]["demotes"][:15]]
+    scores = [f"{one['score']:+.2f}".replace("-", "−") for end in ends for one in end]
+    assert found(r'<span class="n" title="p [^"]*">([^<]*)</span>', html) == scores
+    bars = found(r"<title>[^<]*: ([\d,]+) of [\d,]+ tokens</title>", html)
+    assert bars == [f"{count:,}" for count in shown["value"]["histogram"]]
+    for pattern in shown["patterns"]:
+        assert visible(pattern["description"]) in unescape(html)
+    table = re.search(r'<details class="scores">.*?<tbody>(.*?)</tbody>', html, re.DOTALL)
+    rows = found(r"<tr>(.*?)</tr>", table[1]) if table else []
+    assert len(rows) == len(shown["patterns"])
+    for row, pattern in zip(rows, shown["patterns"], strict=True):
+        cells = found(r'<td class="right">(.*?)</td>', row)
+        aurocs = ["–" if pattern[one] is None else f"{pattern[one]:.2f}" for one in ("auroc", "auroc_same_token")]
+        numbers = [str(pattern["sense"] + 1), str(len(pattern["prefixes"]))]
+        assert cells == [*numbers, *aurocs, f"{pattern['q']:.1e}"]
+    related = client.get(f"/api/memories/{name}/related").json()
+    assert found(r'<tr><td><a class="memory" href="/m/(\w+)"', html) == [one["name"] for one in related]
+
+
+def test_a_memory_along_a_text_and_its_nearest(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
+    """The page shows what these addresses answer, nothing of its own."""
+    shown = command(run, "show", index.folder, "L1N7", "--on", PROMPT, "--model", model_folder)
+    answer = client.get("/api/memories/L1N7/on", params={"text": PROMPT}).json()
+    assert answer["tokens"] == shown["tokens"]
+    assert answer["coefficients"] == pytest.approx(shown["coefficients"], abs=1e-6)
+    shown = command(run, "show", index.folder, "L1N7", "--nearest", "--top", "8", "--model", model_folder)
+    for side in ("key", "value"):
+        answer = client.get("/api/memories/L1N7/nearest", params={"by": side, "limit": 8}).json()
+        assert [one["name"] for one in answer] == [one["name"] for one in shown[side]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"q": "river"}, ["river"]),
+        ({"q": "the", "in": "values"}, ["the", "--in", "values"]),
+        ({"q": "ends", "in": "patterns"}, ["ends", "--in", "patterns"]),
+        ({"order": "max_p", "layers": "1-2"}, ["--order", "max_p", "--layers", "1-2"]),
+    ],
+)
+def test_a_search(client: TestClient, index: Index, run: Run, asked: dict[str, str], words: list[str]) -> None:
+    shown = command(run, "search", index.folder, *words)
+    assert client.get("/api/search", params=asked).json() == shown
+    html = client.get("/search", params=asked).text
+    assert found(r'<span class="memory">(\w+)</span>', html) == [one["name"] for one in shown["found"]]
+
+
+def test_what_fires_on_a_text(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
+    shown = command(run, "search", index.folder, PROMPT, "--in", "fires", "--model", model_folder)
+    answer = client.get("/api/fires", params={"text": PROMPT}).json()
+    assert [one["name"] for one in answer["found"]] == [one["name"] for one in shown["found"]]
+    html = client.get("/search", params={"q": PROMPT, "in": "fires"}).text
+    reasons = [f"{100 * one['relative']:.0f}% of its range" for one in answer["found"]]
+    assert [one.split(",")[0] for one in found(r'class="why[^"]*">([^<]*)<', html)] == reasons
+
+
+def test_a_trace(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
+    shown = command(run, "trace", index.folder, PROMPT, "--model", model_folder)
+    answer = client.get("/api/trace/answer", params={"prompt": PROMPT}).json()
+    assert answer["logit"] == pytest.approx(shown["logit"], abs=1e-5) and answer["rank"] == shown["rank"]
+    assert answer["parts"] == pytest.approx(shown["parts"], abs=1e-4)
+    html = client.get("/trace", params={"prompt": PROMPT, "layer": 1, "at": -1}).text
+    layer = answer["layers"][1]
+    effects = [f"{one['effect']:+.3f}" for one in layer["by_effect"]]
+    told = [float(one.replace("−", "-")) for one in found(r'<td class="right">([^<]*)</td>', html)]
+    parts = [value for value in answer["parts"].values() if value]
+    assert told[: len(parts) + 1] == pytest.approx([*parts, answer["logit"]], abs=6e-4)
+    strongest = html[html.index('<ol class="strongest">') : html.index("</ol>", html.index('<ol class="strongest">'))]
+    every = sorted((one for own in answer["layers"] for one in own["by_effect"]), key=lambda one: -abs(one["effect"]))
+    named = [f"{one['memory']} {one['effect']:+.3f}" for one in every]
+    of_page = zip(found(r">(L\d+N\d+)<", strongest), found(r'<span class="n">([^<]*)<', strongest), strict=True)
+    pairs = [" ".join(pair).replace("−", "-") for pair in of_page]
+    assert pairs and pairs == named[: len(pairs)]
+    opened = html[html.index('<section class="opened"') :]
+    assert found(r'class="effect [^"]*" style="[^"]*">([^<]*)<', opened) == effects
+    states = [one for state in ("residual", "ffn", "output") for one in layer[state][:5]]
+    assert found(r'<span class="n">([^<]*)</span>', opened) == [probability(one["p"]) for one in states]
+    grid = client.get("/api/trace", params={"prompt": PROMPT}).json()
+    assert html.count('class="cell') >= sum(len(row) for row in grid["layers"])
+
+
+def test_a_text_that_goes_on(client: TestClient, index: Index, run: Run, model_folder: Path) -> None:
+    """The page Steer shows what this address answers, nothing of its own."""
+    asked: dict[str, str | int] = {"prompt": PROMPT, "count": 4, "set": "L1N7=x4"}
+    whole = json.loads(client.get("/api/steer", params=asked).text.splitlines()[-1])
+    words = ["trace", index.folder, PROMPT, "--set", "L1N7=x4", "--generate", "4", "--model", model_folder]
+    assert command(run, *words)["continuation"][-1]["text"] == whole["text"]
+    assert client.get("/steer", params=asked).status_code == 200
+
+
+def test_what_is_kept(own_index: Index, client_of: Callable[..., TestClient], run: Run) -> None:
+    client = client_of(own_index.folder)
+    client.put("/api/collections/L1N7", json={"star": True, "name": "rivers", "lists": ["water"]})
+    kept = client.get("/api/collections").json()
+    assert command(run, "collect", own_index.folder) == kept and len(kept) == 1
+    html = client.get("/collections").text
+    assert found(r'<a class="memory" href="/m/(\w+)"', html) == ["L1N7"] and "rivers" in html and "water" in html
+
+
+def test_a_comparison(client: TestClient, index: Index, run: Run) -> None:
+    shown = command(run, "compare", index.folder, index.folder, "--layers", "0:1", "--top", "5")
+    answer = client.get("/api/compare", params={"layers": "0:1", "top": 5}).json()
+    assert answer == shown
+    names = [f"{one['before']['memory']} → {one['after']['memory']}" for one in answer["changes"]]
+    assert len(names) == 5
+    assert found(r"<h3>([^<]*)</h3>", client.get("/compare", params={"layers": "0:1", "top": 5}).text) == names
+    words = ["compare", index.folder, index.folder, "--layers", "0:1", "--top", "5", "--changed"]
+    assert client.get("/api/compare?layers=0:1&top=5&order=changed").json() == command(run, *words) != shown
+
+
+def test_a_study(own_index: Index, client_of: Callable[..., TestClient]) -> None:
+    """What the page Annotate says of a sample is what its address and `memlens annotate` are read from."""
+    client = client_of(without_labels(own_index).folder)
+    assert client.post("/api/annotate/sample", json={"per_layer": 2}).status_code == 200
+    study = client.get("/api/annotate").json()
+    html = client.get("/annotate").text
+    assert len(study["memories"]) == 6 and f"6 memories, {study['top']} prefixes each" in text_of(html)
