@@ -1,6 +1,6 @@
 """The bundled model: a small OPT with ReLU and no final norm, its loss, and the count of its dead memories."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch.nn import functional
@@ -87,10 +87,10 @@ def start_from_frequencies(model: OPTForCausalLM, counts: torch.Tensor, size: fl
         layer.self_attn.out_proj.bias.data = size / len(decoder.layers) * direction
 
 
-def hidden_states(model: OPTForCausalLM, inputs: torch.Tensor, skipped: Collection[int] = ()) -> torch.Tensor:
+def hidden_states(model: OPTForCausalLM, inputs: torch.Tensor) -> torch.Tensor:
     """The residual stream after the last layer: what OPTForCausalLM computes, with fewer and larger matrix products.
 
-    Under autocast, products are made in bfloat16 while the stream stays float32. Layers in `skipped` are left out.
+    Under autocast, products are made in bfloat16 while the stream stays float32.
     """
     decoder, config = model.model.decoder, model.config
     rows, length = inputs.shape
@@ -98,9 +98,7 @@ def hidden_states(model: OPTForCausalLM, inputs: torch.Tensor, skipped: Collecti
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     places = decoder.embed_positions.weight[2 : length + 2]  # OPT's positions begin at 2
     stream = functional.embedding(inputs, decoder.embed_tokens.weight) + places
-    for number, layer in enumerate(decoder.layers):
-        if number in skipped:
-            continue
+    for layer in decoder.layers:
         attention, norm = layer.self_attn, layer.self_attn_layer_norm
         x = functional.layer_norm(stream, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -159,19 +157,14 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def summed_loss(
-    model: OPTForCausalLM,
-    inputs: torch.Tensor,
-    targets: torch.Tensor,
-    skipped: Collection[int] = (),
-    chunk: int = 512,
-    half: bool = True,
+    model: OPTForCausalLM, inputs: torch.Tensor, targets: torch.Tensor, chunk: int = 512, half: bool = True
 ) -> torch.Tensor:
     """Negative log likelihood of all targets that are not padding, in nats, with gradients.
 
     No attention mask is needed: padding comes last, and a causal model does not look ahead.
     """
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-        hidden = hidden_states(model, inputs, skipped)
+        hidden = hidden_states(model, inputs)
     wanted = targets != IGNORED
     return ChunkedCrossEntropy.apply(hidden[wanted].float(), model.lm_head.weight, targets[wanted], chunk, half)
 

@@ -143,7 +143,7 @@ class Run:
                 group["lr"] = share * self.rate
         inputs, targets = batch(self.text, spans)
         count = int((targets != IGNORED).sum())
-        loss = summed_loss(self.model, inputs, targets, self.skipped()) / count
+        loss = summed_loss(self.model, inputs, targets) / count
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
         for optimizer in self.optimizers:
@@ -151,12 +151,6 @@ class Run:
         self.model.zero_grad()
         self.step, self.index, self.tokens = self.step + 1, self.index + 1, self.tokens + count
         return loss.item(), norm.item()
-
-    def skipped(self) -> list[int]:
-        """Layers that this step leaves out, the upper ones more often (stochastic depth, Huang et al. 2016)."""
-        layers = self.options.layers
-        chance = self.options.skip * np.arange(layers) / (layers - 1)
-        return np.flatnonzero(np.random.default_rng([self.options.seed, self.step]).random(layers) < chance).tolist()
 
     def report(self) -> None:
         """Held-out loss and the share of dead memories of every layer, to valid.csv."""
@@ -255,7 +249,6 @@ def main() -> None:
     add("--batch-tokens", type=int, default=3072, help="places in a batch, padding included")
     add("--length", type=int, default=128, help="longest sequence, BOS included")
     add("--single", type=float, default=0.25, help="share of sequences of a single sentence")
-    add("--skip", type=float, default=0.0, help="chance that a step leaves the last layer out; less for those below")
     add("--seed", type=int, default=1)
     add("--threads", type=int, default=2)
     add("--share-cores", action="store_true", help="fewer threads while others are busy; see cores.py")
