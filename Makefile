@@ -13,7 +13,7 @@ demo: $(RUNS)
 	$(BIN)/memlens demo
 
 test: $(INSTALLED) chromium
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --max-worker-restart 1
 
 # All places at which a command can be killed, refused by the system or find a damaged file; `make test` tries a sample.
 faults: $(INSTALLED)
@@ -25,7 +25,7 @@ MACHINES ?= default-3 avx2-1
 everywhere: $(INSTALLED) chromium
 	for machine in $(MACHINES); do \
 	  ATEN_CPU_CAPABILITY=$${machine%-*} OMP_NUM_THREADS=$${machine#*-} LC_ALL=C TZ=Asia/Kolkata HOME=/proc/nowhere \
-	    $(BIN)/python -m pytest -p no:cacheprovider --numprocesses $(JOBS) --dist loadfile $(TESTS) || exit 1; \
+	    $(BIN)/python -m pytest -p no:cacheprovider --numprocesses $(JOBS) --dist loadfile --max-worker-restart 1 $(TESTS) || exit 1; \
 	done
 
 check: $(INSTALLED)
