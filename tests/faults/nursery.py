@@ -229,7 +229,14 @@ def run_one(
             elif delay is None:
                 Events(folder, at, fault, log.fileno(), looks).install()
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os._exit(command(arguments, out.fileno(), err.fileno()))
+            code = 70
+            try:
+                code = command(arguments, out.fileno(), err.fileno())
+            except KeyboardInterrupt:  # before or after memlens: as Python itself ends
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGINT)
+            finally:  # a fork never goes on as what it was forked from
+                os._exit(code)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
         if delay is not None:
             time.sleep(delay)
@@ -257,9 +264,7 @@ def command(arguments: Sequence[str], out: int, err: int) -> int:
         return 2
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
-    except KeyboardInterrupt:  # before or after memlens: as Python itself ends
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
         raise
     except BaseException:
         traceback.print_exc()

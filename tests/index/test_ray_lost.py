@@ -85,7 +85,7 @@ def gone(processes: dict[int, str]) -> bool:
 def test_a_driver_that_is_killed_leaves_nobody(small_checkpoint: Path, scans: Scans, tmp_path: Path) -> None:
     driver, processes = started(small_checkpoint, tmp_path)
     driver.kill()
-    driver.communicate()
+    driver.communicate(timeout=PATIENCE)
     assert gone(processes)
     scans.go_on(tmp_path)
 
