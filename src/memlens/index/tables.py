@@ -168,7 +168,7 @@ def is_dead(scan: LayerScan) -> NDArray[np.bool_]:
 
 def prefixes_seen(scan: LayerScan, prefixes: int) -> NDArray[np.int64]:
     """How many of all prefixes reached each memory: those of an expert see what its router sends there. [memories]"""
-    seen = np.full(len(scan.total), prefixes, np.int64)
+    seen = np.full(len(scan.totals.total), prefixes, np.int64)
     if scan.routing is not None:
         routed = np.repeat(scan.routing.chosen, scan.size)
         seen[len(seen) - len(routed) :] = routed
@@ -178,7 +178,7 @@ def prefixes_seen(scan: LayerScan, prefixes: int) -> NDArray[np.int64]:
 def _triggers(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Table]:
     for scan in layers:
         ends = scan.triggers.result()
-        memories = len(scan.total)
+        memories = len(scan.totals.total)
         for first in range(0, memories, _MEMORIES_PER_ROW_GROUP):
             chunk = range(first, min(first + _MEMORIES_PER_ROW_GROUP, memories))
             yield _trigger_rows(scan.layer, chunk, ends, store)
@@ -243,16 +243,16 @@ def _ordinary(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.Ta
 
 
 def _statistics(scan: LayerScan, prefixes: int) -> pa.Table:
-    memories, seen = len(scan.total), prefixes_seen(scan, prefixes)
+    memories, seen = len(scan.totals.total), prefixes_seen(scan, prefixes)
     each = np.maximum(seen, 1)  # where none was seen, all sums are 0
     return pa.table(
         {
             "layer": np.full(memories, scan.layer),
             "memory": np.arange(memories),
             # Adding 0 turns -0 into 0: which of the two equal zeros is met first depends on the order of merging.
-            "max": np.where(seen > 0, scan.highest, 0) + 0,
-            "min": np.where(seen > 0, scan.lowest, 0) + 0,
-            "mean": scan.total * UNIT / each,
+            "max": np.where(seen > 0, scan.totals.highest, 0) + 0,
+            "min": np.where(seen > 0, scan.totals.lowest, 0) + 0,
+            "mean": scan.totals.total * UNIT / each,
             "frequency": scan.positions.fired.sum(1) / each,
             "dead": is_dead(scan),
             "histogram": list(scan.sample.counts),
@@ -262,7 +262,7 @@ def _statistics(scan: LayerScan, prefixes: int) -> pa.Table:
 
 
 def _counts(scan: LayerScan) -> pa.Table:
-    memories, positions = len(scan.total), scan.positions
+    memories, positions = len(scan.totals.total), scan.positions
     kept = scan.quadrants
     quadrants = [None] * memories if kept is None else list(np.take_along_axis(kept.counts, kept.order(), 1))
     return pa.table(

@@ -11,6 +11,7 @@ import numpy as np
 
 from memlens.parallel import compiled
 from memlens.scanner.lists import BUCKETS, Candidates, FloatArray, IntArray, KeyArray, Lists, bar_of, make_key, take_
+from memlens.scanner.routing import UNIT
 
 # Chosen by measurement: the accumulators of some sentences stay in the second-level cache, one row in the first.
 COLUMNS = 1024
@@ -18,22 +19,66 @@ ROWS = 4  # that are looked at together
 SENTENCES = 32  # that are looked at before the lists are brought up to date, so that their bars rise
 
 
-class Sums(NamedTuple):
-    """What is added up over all prefixes, one number per memory."""
+class Totals(NamedTuple):
+    """What is added up over all prefixes of a scan, one number per memory of a layer."""
 
-    total: FloatArray  # float64
-    fired: IntArray  # [BUCKETS, memories] int64: prefixes with a coefficient above 0, by position
+    total: IntArray  # int64, in UNITs
+    fired: IntArray  # [memories, BUCKETS] int64: prefixes with a coefficient above 0, by position
     highest: FloatArray  # float32
     lowest: FloatArray  # float32
 
     @classmethod
-    def empty(cls, memories: int) -> "Sums":
+    def empty(cls, fired: IntArray) -> "Totals":
+        memories = len(fired)
         return cls(
-            np.zeros(memories, np.float64),
-            np.zeros((BUCKETS, memories), np.int64),
+            np.zeros(memories, np.int64),
+            fired,
             np.full(memories, -np.inf, np.float32),
             np.full(memories, np.inf, np.float32),
         )
+
+
+class Sums(NamedTuple):
+    """The same of one block, before its numbers are checked."""
+
+    total: FloatArray  # float64
+    fired: IntArray | FloatArray  # [BUCKETS, memories]
+    highest: FloatArray  # float32
+    lowest: FloatArray  # float32
+
+
+# What `add_` returns if it is not the first column whose sum is not finite.
+FINE, TOO_LARGE = -1, -2
+
+
+@compiled
+def add_(totals: Totals, sums: Sums, start: int, width: int) -> int:
+    """Add the sums of the first `width` columns to the memories from number `start` on, or none of them."""
+    status = FINE
+    for c in range(width):
+        if not np.isfinite(sums.total[c]):
+            return c
+        if abs(sums.total[c]) > 2.0**62 * UNIT:
+            status = TOO_LARGE
+    if status != FINE:
+        return status
+    for c in range(width):
+        m = start + c
+        totals.total[m] += np.int64(np.rint(sums.total[c] / UNIT))
+        # adding 0.0 makes -0.0 the other zero: which of the two a maximum keeps would depend on the order
+        totals.highest[m] = max(totals.highest[m], sums.highest[c] + np.float32(0))
+        totals.lowest[m] = min(totals.lowest[m], sums.lowest[c] + np.float32(0))
+        for b in range(BUCKETS):
+            totals.fired[m, b] += np.int64(sums.fired[b, c])
+    return status
+
+
+@compiled
+def worse(status: int, other: int) -> int:
+    """One answer of several calls of `add_`: the first column that is not finite, else whether any is too large."""
+    if status >= 0 and other >= 0:
+        return min(status, other)
+    return max(status, other) if status >= 0 or other >= 0 else min(status, other)
 
 
 @compiled
@@ -164,26 +209,30 @@ def collect_(
     candidates: Candidates,
     first_column: int,
     last_column: int,
+    start: int,  # the number of the memory in the block's first column
     top: Lists,
     bottom: Lists,
     keep_bottom: bool,
     one_a_sentence: bool,
-    sums: Sums,
-) -> None:
-    """Everything that is kept of the columns [first_column, last_column) of one block."""
-    one, shape = np.float32(1), (SENTENCES, COLUMNS)
+    totals: Totals,
+) -> int:
+    """Everything that is kept of the columns [first_column, last_column) of one block; returns what `add_` says."""
+    one, columns = np.float32(1), min(COLUMNS, last_column - first_column)
+    shape = (SENTENCES, columns)
     peak, peak_step = np.empty(shape, np.float32), np.empty(shape, np.float32)
     trough, trough_step = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    summed, fired = np.empty(COLUMNS, np.float32), np.empty((BUCKETS + 1, COLUMNS), np.float32)
-    group_peak, group_trough = np.empty(COLUMNS, np.float32), np.empty(COLUMNS, np.float32)
+    summed, fired = np.empty(columns, np.float32), np.empty((BUCKETS + 1, columns), np.float32)
+    group_peak, group_trough = np.empty(columns, np.float32), np.empty(columns, np.float32)
+    sums = Sums(np.empty(columns, np.float64), fired, np.empty(columns, np.float32), np.empty(columns, np.float32))
     found = np.empty(max(candidates.rows.shape[0], 1), np.uint64)
     spare = Lists(
         np.empty((1, top.keys.shape[1]), np.uint64), np.empty((1, top.keys.shape[1]), np.int32), np.zeros(1, np.int32)
     )
     starts, sentences, positions = candidates.starts, candidates.sentences, candidates.positions
+    status = FINE
     for tile in range(first_column, last_column, COLUMNS):
         width = min(COLUMNS, last_column - tile)
-        fired[:] = 0
+        sums.total[:], sums.fired[:], sums.highest[:], sums.lowest[:] = 0, 0, -np.inf, np.inf
         first = 0
         while first < starts.shape[0] - 1:
             last = _last_sentence(starts, first, one_a_sentence)
@@ -194,29 +243,30 @@ def collect_(
                     block, candidates, s, tile, width, peak[g], trough[g], peak_step[g], trough_step[g], summed, fired
                 )
                 for c in range(width):
-                    sums.total[tile + c] += summed[c]
+                    sums.total[c] += summed[c]
                     group_peak[c] = peak[g, c] if peak[g, c] > group_peak[c] else group_peak[c]
                     group_trough[c] = trough[g, c] if trough[g, c] < group_trough[c] else group_trough[c]
             for c in range(width):
-                m = tile + c
-                sums.highest[m] = max(sums.highest[m], group_peak[c])
-                sums.lowest[m] = min(sums.lowest[m], group_trough[c])
+                m = start + tile + c
+                sums.highest[c] = max(sums.highest[c], group_peak[c])
+                sums.lowest[c] = min(sums.lowest[c], group_trough[c])
                 bar = bar_of(top, m)
                 if group_peak[c] > 0 and group_peak[c] >= bar:
                     count = _find(
-                        block, candidates, first, last, m, one, peak[:, c], peak_step[:, c], bar, one_a_sentence, found
-                    )
+                        block, candidates, first, last, tile + c, one, peak[:, c], peak_step[:, c], bar,
+                        one_a_sentence, found,
+                    )  # fmt: skip
                     take_(top, m, found, count, sentences, positions, one_a_sentence, spare)
                 if not keep_bottom:
                     continue
                 bar = bar_of(bottom, m)
                 if group_trough[c] < 0 and -group_trough[c] >= bar:
                     count = _find(
-                        block, candidates, first, last, m, -one, trough[:, c], trough_step[:, c], bar, one_a_sentence,
-                        found,
+                        block, candidates, first, last, tile + c, -one, trough[:, c], trough_step[:, c], bar,
+                        one_a_sentence, found,
                     )  # fmt: skip
                     take_(bottom, m, found, count, sentences, positions, one_a_sentence, spare)
             first = last
-        for b in range(BUCKETS):
-            for c in range(width):
-                sums.fired[b, tile + c] += np.int64(fired[b, c])
+        added = add_(totals, sums, start + tile, width)
+        status = worse(status, tile + added if added >= 0 else added)
+    return status

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
 from typing import Any
 
@@ -21,12 +22,13 @@ from numpy.typing import NDArray
 from memlens.errors import ModelError, SettingError
 from memlens.memory import MemoryId
 from memlens.models.groups import CoefficientBlock, MemoryGroup
-from memlens.scanner.kernels import Sums, collect_
+from memlens.scanner.block import LayerArrays, take_block_
+from memlens.scanner.kernels import TOO_LARGE, Sums, Totals, add_, collect_, worse
 from memlens.scanner.lists import BUCKETS, EDGES, Candidates, FloatArray, IntArray, Lists, merge_, offer_
 from memlens.scanner.positions import PositionCounts
-from memlens.scanner.quadrants import Gates, Quadrants, collect_quadrants_
-from memlens.scanner.routing import UNIT, Routing, among_rows
-from memlens.scanner.sample import OrdinarySample
+from memlens.scanner.quadrants import NO_GATES, Gates, Quadrants
+from memlens.scanner.routing import Routing, among_rows
+from memlens.scanner.sample import OrdinarySample, draw_, drawn_of
 from memlens.settings import ScanSettings
 
 
@@ -54,21 +56,10 @@ class TopTriggers:
     def update(self, coefficients: FloatArray, sentences: IntArray, positions: IntArray) -> None:
         """Offer prefixes: coefficients [n, memories] with the sentence and position of each row."""
         block = np.ascontiguousarray(coefficients, np.float32)
-        self.collect(block, make_candidates(np.arange(len(block)), sentences, positions), Sums.empty(block.shape[1]))
-
-    def collect(
-        self, block: FloatArray, candidates: Candidates, sums: Sums, first: int = 0, last: int = -1, start: int = 0
-    ) -> None:
-        """The hot path: also adds to `sums`; columns [first, last) only, so that threads can share a block.
-
-        `start`: the number of the memory in the block's first column.
-        """
-        end = block.shape[1] if last < 0 else last
-        bottom, best = self.keeps_bottom, self.one_a_sentence
-        memories = slice(start, start + block.shape[1])
+        candidates, memories = make_candidates(np.arange(len(block)), sentences, positions), block.shape[1]
         collect_(
-            block, candidates, first, end, self.top_lists.part(memories),
-            self.bottom_lists.part(memories) if bottom else self.bottom_lists, bottom, best, sums,
+            block, candidates, 0, memories, 0, self.top_lists, self.bottom_lists, self.keeps_bottom,
+            self.one_a_sentence, Totals.empty(np.zeros((memories, BUCKETS), np.int64)),
         )  # fmt: skip
 
     def merge(self, other: TopTriggers) -> None:
@@ -143,9 +134,11 @@ class LayerScan:
         self.routing = Routing(experts, settings.top, seed) if experts else None
         self.positions = PositionCounts(memories, experts)
         self.quadrants = Quadrants.empty(memories) if gated else None
-        self.total = np.zeros(memories, np.int64)  # in UNITs
-        self.highest = np.full(memories, -np.inf, np.float32)
-        self.lowest = np.full(memories, np.inf, np.float32)
+        self.totals = Totals.empty(self.positions.fired)
+        self._arrays = LayerArrays(
+            self.triggers.top_lists, self.triggers.bottom_lists, self.totals,
+            Quadrants.empty(0) if self.quadrants is None else self.quadrants, self.sample.kept(),
+        )  # fmt: skip
 
     def update(self, block: CoefficientBlock, candidates: Candidates, pool: ThreadPoolExecutor | None = None) -> None:
         """Take in the coefficients of one group of memories in one batch.
@@ -171,23 +164,17 @@ class LayerScan:
         self, group: MemoryGroup, block: NDArray[np.float32], gates: torch.Tensor | None, candidates: Candidates,
         pool: ThreadPoolExecutor | None,
     ) -> None:  # fmt: skip
-        memories, start, triggers = block.shape[1], group.start, self.triggers
-        sums = Sums.empty(memories)
-        signs = None if gates is None else Gates.of(gates)
-        quadrants = None if self.quadrants is None else self.quadrants.part(group.columns)
+        memories, bottom, best = block.shape[1], self.triggers.keeps_bottom, self.triggers.one_a_sentence
+        signs, has_gates = (NO_GATES, False) if gates is None else (Gates.of(gates), True)
 
-        def collect(columns: tuple[int, int]) -> None:
-            triggers.collect(block, candidates, sums, *columns, start)
-            if signs is not None and quadrants is not None:
-                collect_quadrants_(block, signs, candidates, *columns, quadrants, triggers.one_a_sentence)
+        def take(columns: tuple[int, int]) -> int:
+            return take_block_(self._arrays, block, signs, candidates, *columns, group.start, bottom, best, has_gates)
 
         if pool is None or not len(candidates.rows):
-            collect((0, memories))
+            self._check(group, take((0, memories)))
         else:
             edges = np.linspace(0, memories, pool._max_workers + 1).astype(int).tolist()
-            list(pool.map(collect, [(a, b) for a, b in pairwise(edges) if b > a]))
-        self._add(group, sums, len(candidates.rows))
-        self.sample.update(block, candidates, start)
+            self._check(group, *pool.map(take, [(a, b) for a, b in pairwise(edges) if b > a]))
 
     def _update_on_device(
         self, group: MemoryGroup, block: torch.Tensor, gates: torch.Tensor | None, candidates: Candidates
@@ -213,10 +200,11 @@ class LayerScan:
         fired = torch.zeros(BUCKETS, chosen.shape[1], dtype=torch.int64, device=block.device)
         fired.index_add_(0, buckets, (chosen > 0).to(torch.int64))
         sums = (chosen.sum(0, dtype=torch.float64), fired, chosen.amax(0), chosen.amin(0))
-        self._add(group, Sums(*(x.cpu().numpy() for x in sums)), len(chosen))
-        drawn = self.sample.drawn(candidates)
+        added = add_(self.totals, Sums(*(x.cpu().numpy() for x in sums)), group.start, chosen.shape[1])
+        self._check(group, added)
+        drawn = drawn_of(self._arrays.sample, candidates)
         part = chosen.index_select(0, torch.from_numpy(drawn).to(chosen.device)).cpu().numpy()
-        self.sample.update(part, _subset(candidates, drawn), group.start)
+        draw_(self._arrays.sample, part, _subset(candidates, drawn), 0, chosen.shape[1], group.start)
 
     def _offer(
         self,
@@ -244,25 +232,18 @@ class LayerScan:
             bars = torch.from_numpy(own.lists.scores()[place::4, -1].copy()).to(chosen.device)
             self._offer(own.lists, scores, (scores >= bars) & (scores > 0), candidates, (4, place))
 
-    def _add(self, group: MemoryGroup, sums: Sums, rows: int) -> None:
-        if rows == 0:
-            return
-        if not np.isfinite(sums.total).all():
-            worst = int(np.flatnonzero(~np.isfinite(sums.total))[0])
+    def _check(self, group: MemoryGroup, *answers: int) -> None:
+        """Refuse coefficients that cannot be added up, by what `add_` says of some columns of the group."""
+        status = reduce(worse, answers)
+        if status >= 0:
             raise ModelError(
-                f"memory {MemoryId(self.layer, worst, group.kind, group.expert)} has a coefficient that is NaN or "
+                f"memory {MemoryId(self.layer, status, group.kind, group.expert)} has a coefficient that is NaN or "
                 "infinite; the weights are damaged or the dtype is too small: try --dtype float32"
             )
-        if np.abs(sums.total).max() > 2.0**62 * UNIT:
+        if status == TOO_LARGE:
             raise ModelError(
                 f"layer {self.layer} has coefficients beyond 1e12; no trained model has: check the weights"
             )
-        own = group.columns
-        self.total[own] += np.rint(sums.total / UNIT).astype(np.int64)
-        self.positions.fired[own] += sums.fired.T
-        # adding 0.0 makes -0.0 the other zero: which of the two a maximum keeps would depend on the order
-        np.maximum(self.highest[own], sums.highest + np.float32(0.0), out=self.highest[own])
-        np.minimum(self.lowest[own], sums.lowest + np.float32(0.0), out=self.lowest[own])
 
     def merge(self, other: LayerScan) -> None:
         self.triggers.merge(other.triggers)
@@ -270,9 +251,9 @@ class LayerScan:
         self.positions.merge(other.positions)
         if self.quadrants is not None and other.quadrants is not None:
             self.quadrants.merge(other.quadrants, self.triggers.one_a_sentence)
-        self.total += other.total
-        np.maximum(self.highest, other.highest, out=self.highest)
-        np.minimum(self.lowest, other.lowest, out=self.lowest)
+        np.add(self.totals.total, other.totals.total, out=self.totals.total)
+        np.maximum(self.totals.highest, other.totals.highest, out=self.totals.highest)
+        np.minimum(self.totals.lowest, other.totals.lowest, out=self.totals.lowest)
         if self.routing is not None and other.routing is not None:
             self.routing.merge(other.routing)
 
@@ -283,9 +264,9 @@ class LayerScan:
             **self.sample.arrays(),
             **self.positions.arrays(),
             **({} if self.quadrants is None else self.quadrants.arrays()),
-            "total": self.total,
-            "highest": self.highest,
-            "lowest": self.lowest,
+            "total": self.totals.total,
+            "highest": self.totals.highest,
+            "lowest": self.totals.lowest,
             **({} if self.routing is None else self.routing.arrays()),
         }
 
@@ -295,8 +276,8 @@ class LayerScan:
         self.positions.restore_(saved)
         if self.quadrants is not None:
             self.quadrants.restore_(saved)
-        self.total[:] = saved["total"]
-        self.highest[:], self.lowest[:] = saved["highest"], saved["lowest"]
+        self.totals.total[:] = saved["total"]
+        self.totals.highest[:], self.totals.lowest[:] = saved["highest"], saved["lowest"]
         if self.routing is not None:
             self.routing.restore_(saved)
 

@@ -87,17 +87,28 @@ def _remove_(lists: Lists, m: int, place: int) -> None:
 
 
 @compiled
+def _knows(lists: Lists, m: int, low: int) -> bool:
+    """Is a sentence, by its complement, in memory m's list? No branch, so that several places are seen at once."""
+    known = False
+    for i in range(lists.filled[m]):
+        known |= (lists.keys[m, i] & LOW) == low
+    return known
+
+
+@compiled
 def insert_(lists: Lists, m: int, key: int, position: int, one_a_sentence: bool) -> None:
     """Put one candidate into memory m's list, if it belongs there."""
     keys, positions, filled = lists
-    if one_a_sentence:
+    top = keys.shape[1]
+    if filled[m] == top and keys[m, top - 1] > key:
+        return
+    if one_a_sentence and _knows(lists, m, key & LOW):
         for i in range(filled[m]):
             if (keys[m, i] & LOW) == (key & LOW):
                 if keys[m, i] > key or (keys[m, i] == key and positions[m, i] <= position):
                     return
                 _remove_(lists, m, i)
                 break
-    top = keys.shape[1]
     place = filled[m]
     while place > 0 and (
         keys[m, place - 1] < key or (keys[m, place - 1] == key and positions[m, place - 1] > position)
@@ -132,14 +143,10 @@ def merge_(lists: Lists, others: Lists, one_a_sentence: bool) -> None:
 @compiled
 def _knows_any(lists: Lists, m: int, found: KeyArray, count: int, sentences: IntArray) -> bool:
     """Is the sentence of one of the found prefixes in memory m's list already?"""
+    known = False
     for i in range(count):
-        low = LOW - uint64(sentences[LOW - (found[i] & LOW)])
-        known = False
-        for j in range(lists.filled[m]):
-            known |= (lists.keys[m, j] & LOW) == low
-        if known:
-            return True
-    return False
+        known |= _knows(lists, m, LOW - uint64(sentences[LOW - (found[i] & LOW)]))
+    return known
 
 
 @compiled

@@ -7,7 +7,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.scanner.lists import BUCKETS, Candidates
+from memlens.parallel import compiled
+from memlens.scanner.lists import BUCKETS, Candidates, IntArray
+
+
+@compiled
+def _count_(prefixes: IntArray, sentences: IntArray, row: int, candidates: Candidates) -> None:
+    for s in range(candidates.starts.shape[0] - 1):
+        before = -1
+        for i in range(candidates.starts[s], candidates.starts[s + 1]):
+            bucket = candidates.buckets[i]
+            prefixes[row, bucket] += 1
+            sentences[row, bucket] += bucket != before
+            before = bucket
 
 
 class PositionCounts:
@@ -21,12 +33,7 @@ class PositionCounts:
 
     def add_prefixes(self, row: int, candidates: Candidates) -> None:
         """Note the prefixes of one batch that have reached the memories of a row."""
-        if not len(candidates.rows):
-            return
-        sentences, buckets = candidates.sentences, candidates.buckets
-        firsts = np.r_[True, (sentences[1:] != sentences[:-1]) | (buckets[1:] != buckets[:-1])]
-        self.prefixes[row] += np.bincount(buckets, minlength=BUCKETS)
-        self.sentences[row] += np.bincount(buckets[firsts], minlength=BUCKETS)
+        _count_(self.prefixes, self.sentences, row, candidates)
 
     def of_memories(self, counts: NDArray[np.int64], size: int) -> NDArray[np.int64]:
         """Rows of `prefixes` or `sentences` as [memories, BUCKETS]; `size`: memories of one expert."""

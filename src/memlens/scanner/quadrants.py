@@ -37,6 +37,9 @@ class Gates(NamedTuple):
         return cls(gates.contiguous().numpy(), 0)
 
 
+NO_GATES = Gates(np.zeros((1, 1), np.float32), 0)  # of a block that has none
+
+
 class Quadrants(NamedTuple):
     """What is kept of every memory's quadrants, by place: gate open (above 0) and coefficient above 0, open and below,
     shut and above, shut and below."""
@@ -93,12 +96,12 @@ def _empty_looks() -> Looks:
 
 
 @compiled
-def _begin_(looks: Looks, lists: Lists, tile: int, width: int) -> None:
+def _begin_(looks: Looks, lists: Lists, memory: int, width: int) -> None:
     looks.counts[:] = 0
     looks.reached[:] = 0
     for place in range(4):
         for c in range(width):
-            looks.bars[place, c] = _bar(lists, 4 * (tile + c) + place)
+            looks.bars[place, c] = _bar(lists, 4 * (memory + c) + place)
 
 
 @compiled
@@ -114,6 +117,7 @@ def _look_at_sentence_(
     sentence: int,
     tile: int,
     width: int,
+    memory: int,
     looks: Looks,
     lists: Lists,
     one_a_sentence: bool,
@@ -130,7 +134,7 @@ def _look_at_sentence_(
         if words[word]:
             for c in range(word * _WORD, min((word + 1) * _WORD, width)):
                 if reached[c]:
-                    _take_(block, gates, candidates, sentence, tile, c, looks, lists, one_a_sentence)
+                    _take_(block, gates, candidates, sentence, tile, c, memory, looks, lists, one_a_sentence)
 
 
 @compiled
@@ -211,6 +215,7 @@ def _take_(
     sentence: int,
     tile: int,
     c: int,
+    memory: int,  # the number of that in the tile's first column
     looks: Looks,
     lists: Lists,
     one_a_sentence: bool,
@@ -222,7 +227,7 @@ def _take_(
         extreme, bar = sign * looks.extremes[place, c], looks.bars[place, c]
         if extreme < bar:
             continue
-        row = 4 * m + place
+        row = 4 * (memory + c) + place
         for i in range(candidates.starts[sentence], candidates.starts[sentence + 1]):
             score = sign * block[candidates.rows[i], m]
             is_open = gates.values[candidates.rows[i], gates.start + m] > 0
@@ -241,16 +246,17 @@ def collect_quadrants_(
     candidates: Candidates,
     first_column: int,
     last_column: int,
+    start: int,  # the number of the memory in the block's first column
     quadrants: Quadrants,
     one_a_sentence: bool,
 ) -> None:
     """Everything that is kept of the quadrants of the columns [first_column, last_column) of one block."""
-    looks = _empty_looks()
+    looks, lists = _empty_looks(), quadrants.lists
     for tile in range(first_column, last_column, COLUMNS):
-        width = min(COLUMNS, last_column - tile)
-        _begin_(looks, quadrants.lists, tile, width)
+        width, memory = min(COLUMNS, last_column - tile), start + tile
+        _begin_(looks, lists, memory, width)
         for sentence in range(candidates.starts.shape[0] - 1):
-            _look_at_sentence_(block, gates, candidates, sentence, tile, width, looks, quadrants.lists, one_a_sentence)
-        for place in range(4):
-            for c in range(width):
-                quadrants.counts[tile + c, place] += np.int64(looks.counts[place, c])
+            _look_at_sentence_(block, gates, candidates, sentence, tile, width, memory, looks, lists, one_a_sentence)
+        for c in range(width):
+            for place in range(4):
+                quadrants.counts[memory + c, place] += np.int64(looks.counts[place, c])

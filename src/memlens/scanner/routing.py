@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import uint64
 from numpy.typing import NDArray
 
 from memlens.parallel import compiled
-from memlens.scanner.lists import Candidates, IntArray, Lists, merge_, offer_
-from memlens.scanner.sample import prefix_hashes
+from memlens.scanner.lists import Candidates, FloatArray, IntArray, Lists, insert_, make_key, merge_
+from memlens.scanner.sample import prefix_hash
 
 # Sums are added as whole multiples of this unit: integers add up to the same bits in any order, floats do not.
 UNIT = 2.0**-20
@@ -18,8 +19,14 @@ DRAWN = 100  # prefixes drawn at random for every expert
 
 
 @compiled
-def _among_(candidates: Candidates, place: IntArray, found: Candidates) -> tuple[int, int]:
-    rows, sentences, positions, buckets, starts = found
+def among_rows(candidates: Candidates, rows: IntArray, tokens: int) -> Candidates:
+    """The candidates among some rows of a flattened batch of so many tokens, as rows of a block of only those rows."""
+    place = np.full(tokens, -1, np.int64)
+    for at in range(rows.shape[0]):
+        place[rows[at]] = at
+    most = min(rows.shape[0], candidates.rows.shape[0])
+    found, sentences, starts = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most + 1, np.int64)
+    positions, buckets = np.empty(most, np.int32), np.empty(most, np.int32)
     count, groups = 0, 0
     for i in range(candidates.rows.shape[0]):
         at = place[candidates.rows[i]]
@@ -28,28 +35,26 @@ def _among_(candidates: Candidates, place: IntArray, found: Candidates) -> tuple
         if count == 0 or candidates.sentences[i] != sentences[count - 1]:
             starts[groups] = count
             groups += 1
-        rows[count], sentences[count], positions[count] = at, candidates.sentences[i], candidates.positions[i]
+        found[count], sentences[count], positions[count] = at, candidates.sentences[i], candidates.positions[i]
         buckets[count] = candidates.buckets[i]
         count += 1
     starts[groups] = count
-    return count, groups
+    return Candidates(found[:count], sentences[:count], positions[:count], buckets[:count], starts[: groups + 1])
 
 
-def among_rows(candidates: Candidates, rows: IntArray, tokens: int) -> Candidates:
-    """The candidates among some rows of a flattened batch of so many tokens, as rows of a block of only those rows."""
-    place = np.full(tokens, -1, np.int64)
-    place[rows] = np.arange(len(rows))
-    most = min(len(rows), len(candidates.rows))
-    found = Candidates(
-        rows=np.empty(most, np.int64),
-        sentences=np.empty(most, np.int64),
-        positions=np.empty(most, np.int32),
-        buckets=np.empty(most, np.int32),
-        starts=np.empty(most + 1, np.int64),
-    )
-    count, groups = _among_(candidates, place, found)
-    rows, sentences, positions, buckets, starts = found
-    return Candidates(rows[:count], sentences[:count], positions[:count], buckets[:count], starts[: groups + 1])
+@compiled
+def _route_(
+    expert: int, seed: int, weights: FloatArray, candidates: Candidates, chosen: IntArray, weight: IntArray,
+    heaviest: Lists, drawn: Lists,
+) -> None:  # fmt: skip
+    chosen[expert] += candidates.rows.shape[0]
+    for i in range(candidates.rows.shape[0]):
+        own, sentence, position = weights[candidates.rows[i]], candidates.sentences[i], candidates.positions[i]
+        weight[expert] += np.int64(np.rint(np.float64(own) / UNIT))
+        if own > 0:
+            insert_(heaviest, expert, make_key(own, sentence), position, True)
+        score = np.float32((prefix_hash(seed, sentence, position) >> uint64(40)) + uint64(1))  # 24 bits, held exactly
+        insert_(drawn, expert, make_key(score, sentence), position, False)
 
 
 class Routing:
@@ -64,14 +69,8 @@ class Routing:
 
     def update(self, expert: int, weights: torch.Tensor, candidates: Candidates) -> None:
         """Take in the weights [n] of one expert's tokens in one batch."""
-        own = weights.detach().to("cpu", torch.float32).numpy()[candidates.rows]
-        self.chosen[expert] += len(own)
-        self.weight[expert] += np.rint(own.astype(np.float64) / UNIT).astype(np.int64).sum()
-        experts = np.full(len(own), expert)
-        offer_(self.heaviest, experts, own, candidates.sentences, candidates.positions, True)
-        hashes = prefix_hashes(self.seed + expert, candidates.sentences, candidates.positions)
-        scores = ((hashes >> np.uint64(40)) + np.uint64(1)).astype(np.float32)  # 24 bits, which a float32 holds exactly
-        offer_(self.drawn, experts, scores, candidates.sentences, candidates.positions, False)
+        own = weights.detach().to("cpu", torch.float32).numpy()
+        _route_(expert, self.seed + expert, own, candidates, self.chosen, self.weight, self.heaviest, self.drawn)
 
     def merge(self, other: Routing) -> None:
         self.chosen += other.chosen

@@ -38,11 +38,16 @@ def _mix(x: int) -> int:
 
 
 @compiled
+def prefix_hash(seed: int, sentence: int, position: int) -> int:
+    return _mix(_mix(_mix(uint64(seed)) ^ uint64(sentence)) ^ uint64(position + 1))
+
+
+@compiled
 def prefix_hashes(seed: int, sentences: IntArray, positions: IntArray) -> KeyArray:
     """One hash per prefix, [n]."""
     hashes = np.empty(sentences.shape[0], np.uint64)
     for i in range(sentences.shape[0]):
-        hashes[i] = _mix(_mix(_mix(uint64(seed)) ^ uint64(sentences[i])) ^ uint64(positions[i] + 1))
+        hashes[i] = prefix_hash(seed, sentences[i], positions[i])
     return hashes
 
 
@@ -72,24 +77,43 @@ def _keep_(examples: Examples, m: int, hash_: int, coefficient: np.float32, sent
         examples.positions[m, place] = position
 
 
+class Sample(NamedTuple):
+    """What is kept of the sample, and which prefixes are in it."""
+
+    counts: IntArray  # [memories, BINS]
+    examples: Examples
+    seed: int
+    limit: np.uint64  # prefixes with a hash up to this are in the sample
+
+
 @compiled
-def _draw_(
-    block: FloatArray, rows: IntArray, hashes: KeyArray, sentences: IntArray, positions: IntArray, counts: IntArray,
-    examples: Examples, start: int,
-) -> None:  # fmt: skip
-    bits, highest = block.view(np.int32), examples.hashes
-    memories = block.shape[1]
-    for tile in range(0, memories, _COLUMNS):  # so that the counts of a few memories stay close while all rows pass
-        for i in range(rows.shape[0]):
-            for m in range(tile, min(tile + _COLUMNS, memories)):
-                value = block[rows[i], m]
+def drawn_of(sample: Sample, candidates: Candidates) -> IntArray:
+    """Which of the candidates are in the sample, as indices."""
+    drawn, count = np.empty(candidates.rows.shape[0], np.int64), 0
+    for i in range(candidates.rows.shape[0]):
+        drawn[count] = i
+        count += prefix_hash(sample.seed, candidates.sentences[i], candidates.positions[i]) <= sample.limit
+    return drawn[:count]
+
+
+@compiled
+def draw_(sample: Sample, block: FloatArray, candidates: Candidates, first: int, last: int, start: int) -> None:
+    """Draw from the columns [first, last) of a block; `start`: the number of the memory in the block's first column."""
+    bits, counts, highest = block.view(np.int32), sample.counts, sample.examples.hashes
+    drawn = drawn_of(sample, candidates)
+    for tile in range(first, last, _COLUMNS):  # so that the counts of a few memories stay close while all rows pass
+        for i in drawn:
+            row, sentence, position = candidates.rows[i], candidates.sentences[i], candidates.positions[i]
+            hash_of_prefix = prefix_hash(sample.seed, sentence, position)
+            for c in range(tile, min(tile + _COLUMNS, last)):
+                m, value = start + c, block[row, c]
                 # The exponent field is floor(log2 |value|) + 127, exactly; zero and denormals lie far below.
-                exponent = ((bits[rows[i], m] >> 23) & 0xFF) - 127
+                exponent = ((bits[row, c] >> 23) & 0xFF) - 127
                 away = min(max(exponent - SMALLEST + 1, 0), SIDE)
                 counts[m, SIDE + (away if value > 0 else -away)] += 1
-                hash_ = _mix(hashes[i] ^ uint64(start + m))
+                hash_ = _mix(hash_of_prefix ^ uint64(m))
                 if value > 0 and hash_ < highest[m, EXAMPLES - 1]:
-                    _keep_(examples, m, hash_, value, sentences[i], positions[i])
+                    _keep_(sample.examples, m, hash_, value, sentence, position)
 
 
 @compiled
@@ -119,22 +143,9 @@ class OrdinarySample:
             np.zeros(shape, np.int32),
         )
 
-    def drawn(self, candidates: Candidates) -> IntArray:
-        """Which of the candidates are in the sample, as indices."""
-        hashes = prefix_hashes(self.seed, candidates.sentences, candidates.positions)
-        return np.flatnonzero(hashes <= self.limit)
-
-    def update(self, block: FloatArray, candidates: Candidates, start: int = 0) -> None:
-        """Draw from a block [rows, size] of the memories from number `start` on."""
-        drawn = self.drawn(candidates)
-        if len(drawn):
-            rows, sentences = candidates.rows[drawn], candidates.sentences[drawn]
-            positions = candidates.positions[drawn]
-            hashes = prefix_hashes(self.seed, sentences, positions)
-            own = slice(start, start + block.shape[1])
-            of = self.examples
-            examples = Examples(of.hashes[own], of.coefficients[own], of.sentences[own], of.positions[own])
-            _draw_(block, rows, hashes, sentences, positions, self.counts[own], examples, start)
+    def kept(self) -> Sample:
+        """As the compiled loops want it."""
+        return Sample(self.counts, self.examples, self.seed, self.limit)
 
     def merge(self, other: OrdinarySample) -> None:
         self.counts += other.counts
