@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from memlens.errors import UnsupportedModel
+from memlens.errors import ModelError, UnsupportedModel
 from memlens.models.huggingface import quiet_transformers
 from memlens.models.info import sizes_before_loading
 from memlens.models.load import load
@@ -61,6 +61,27 @@ def test_the_sizes_before_loading_are_those_of_the_text_stack(tmp_path: Path) ->
     sizes = sizes_before_loading(folder)
     assert sizes is not None and sizes.memories == tuple(layer.memories for layer in load(folder).layers)
     assert sizes.parameters == sum(parameter.numel() for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("model_type", ["llava", "mistral3", "qwen2_audio"])
+def test_a_configuration_without_its_text_model_is_refused_and_not_given_sizes(model_type: str, tmp_path: Path) -> None:
+    folder = save(tiny_network(model_type), tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    del settings["text_config"]
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert sizes_before_loading(folder) is None
+    with pytest.raises(ModelError, match=r"config\.json has no text_config, so nothing tells the sizes") as no:
+        load(folder)
+    assert "\n" not in str(no.value)
+
+
+def test_a_configuration_with_the_sizes_of_its_text_model_beside_the_other_parts_is_read(tmp_path: Path) -> None:
+    folder = save(tiny_network("qwen2_vl"), tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    text = settings.pop("text_config")
+    (folder / "config.json").write_text(json.dumps(text | settings))  # as the first checkpoints of Qwen2-VL are
+    sizes = sizes_before_loading(folder)
+    assert sizes is not None and sizes.width == 32
 
 
 @pytest.mark.parametrize(

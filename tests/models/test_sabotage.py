@@ -172,10 +172,19 @@ class Rounding(torch.Tensor):
         return super().__torch_function__(function, types, arguments, named or {})
 
 
-def rounding(network):
-    for block in list(network.model.layers)[LAYER:]:
-        down = block.mlp.down_proj
-        down._parameters["weight"] = nn.Parameter(down.weight.data.as_subclass(Rounding), requires_grad=False)
+def rounding(*names):
+    def sabotage(network):
+        for block in list(network.model.layers)[LAYER:]:
+            for name in names:
+                own = getattr(block.mlp, name)
+                own._parameters["weight"] = nn.Parameter(own.weight.data.as_subclass(Rounding), requires_grad=False)
+
+    return sabotage
+
+
+def rounding_head(network):
+    head = network.lm_head
+    head._parameters["weight"] = nn.Parameter(head.weight.data.as_subclass(Rounding), requires_grad=False)
 
 
 def test_a_hook_on_all_modules_is_refused():
@@ -240,7 +249,11 @@ SABOTAGE = {
     "a hook on the keys": hooked("gate_proj"),
     "a hook on the values": hooked("down_proj"),
     "a class with the name of a known one": namesakes,
-    "weights that round their input": rounding,
+    "values that round their coefficients": rounding("down_proj"),
+    "gates that round their input": rounding("gate_proj"),
+    "ups that round their input": rounding("up_proj"),
+    "weights that all round their input": rounding("gate_proj", "up_proj", "down_proj"),
+    "an output embedding that rounds its input": rounding_head,
     "another function of the keys": bound("up_proj"),
     "another function of the values": bound("down_proj"),
     "attention that looks ahead": around_attention(lambda own, x, y: y + SMALL * later(x)),
@@ -259,6 +272,31 @@ def test_what_only_looks_like_memories_is_refused(sabotage, dtype):
     with pytest.raises(UnsupportedModel) as caught:
         load(network.to(dtype))
     assert "\n" not in str(caught.value)
+
+
+class Wrapped(torch.Tensor):
+    """A tensor around another, whose operations are all its own, as packed weights are."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), named=None):
+        plain = [one.inner if isinstance(one, cls) else one for one in arguments]
+        return function(*plain, **(named or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gate_proj", "up_proj", "down_proj"])
+def test_weights_whose_operations_are_their_own_are_refused(name, dtype):
+    network = tiny_model("llama", mlp_bias=False).to(dtype)
+    own = getattr(network.model.layers[LAYER].mlp, name)
+    own._parameters["weight"] = Wrapped(own.weight.data)
+    with pytest.raises(UnsupportedModel, match=rf"layers.1.mlp.{name}.weight is no plain tensor \(Wrapped\)"):
+        load(network)
 
 
 class Hidden(nn.Module):

@@ -53,7 +53,7 @@ def read_config(place: str, name: str, **options: Any) -> Config:
     """The configuration of a folder or Hub id."""
     from transformers import AutoConfig
 
-    _refuse_many_layers(place, name)
+    _refuse_many_layers(_settings(place, name), name)
     try:
         with quiet_transformers():
             config = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
@@ -82,13 +82,35 @@ def unsupported_gguf(name: str, reason: str) -> UnsupportedModel:
     )
 
 
-def _refuse_many_layers(place: str, name: str) -> None:
-    """A configuration makes lists as long as the layers it counts, so an absurd count is refused before it is made."""
+def _settings(place: str, name: str) -> Any:
+    """What config.json itself says; None where there is none, as beside a .gguf file."""
     path = _file_of(place, "config.json")
     try:
-        settings = json.loads(read_limited(path, _CONFIG_LIMIT)) if path else None
+        return json.loads(read_limited(path, _CONFIG_LIMIT)) if path else None
     except (FilesError, ValueError, RecursionError) as error:
         raise ModelError(f"the configuration of {name} cannot be read ({one_line(error)})") from error
+
+
+def refuse_untold_text(place: str, config: Config, name: str) -> None:
+    """Refuse the configuration of a model of several parts that says nothing of its text model.
+
+    transformers would take the sizes of some model of that type, which are not this one's.
+    """
+    settings, inner = _settings(place, name), text_config(config)
+    if not isinstance(settings, dict) or inner is config:
+        return
+    width = getattr(inner, "hidden_size", None)
+    for key in getattr(config, "sub_configs", {}):
+        # older files tell the text model's sizes beside those of the other parts
+        if getattr(config, key, None) is inner and not settings.get(key) and settings.get("hidden_size") != width:
+            raise ModelError(
+                f"{name}: config.json has no {key}, so nothing tells the sizes of its text model; get the "
+                "configuration that belongs to its weights"
+            )
+
+
+def _refuse_many_layers(settings: Any, name: str) -> None:
+    """A configuration makes lists as long as the layers it counts, so an absurd count is refused before it is made."""
     left = [("", settings)]
     while left:
         key, value = left.pop()

@@ -194,7 +194,8 @@ def is_plain(module: nn.Module) -> bool:
     if hooked or of_all._global_forward_hooks or of_all._global_forward_pre_hooks or "forward" in vars(module):
         return False
     known = kind is nn.Linear or (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
-    return known and type(module.weight) is nn.Parameter and _outputs(module) > 1
+    parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
+    return known and all(type(parameter) is nn.Parameter for parameter in parameters) and _outputs(module) > 1
 
 
 def _outputs(module: Any) -> int:

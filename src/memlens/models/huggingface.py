@@ -194,3 +194,6 @@ def _refuse_unreadable_weights(network: nn.Module, name: str) -> None:
             raise ModelError(f"{name}: {parameter_name} is not in memory (offloaded); load the model onto one device")
         if not parameter.is_floating_point() or parameter.dtype.itemsize < 2:
             raise UnsupportedModel(f"{name}: {parameter_name} is quantized ({parameter.dtype}); use plain weights")
+        kind = type(parameter)
+        if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # operations would be its own, whatever run
+            raise UnsupportedModel(f"{name}: {parameter_name} is no plain tensor ({kind.__name__}); use plain weights")

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from memlens.errors import MemlensError
-from memlens.models.checkpoint import network_without_numbers, read_config
+from memlens.models.checkpoint import network_without_numbers, read_config, refuse_untold_text
 from memlens.models.experts import is_experts
 from memlens.models.gguf_file import read_head
 from memlens.models.groups import input_rows
@@ -129,6 +129,8 @@ def _from_gguf(path: Path) -> ModelSizes:
 def _from_configuration(place: str, **options: str) -> ModelSizes:
     config = read_config(place, place, **options)
     refuse_kind(config, place)
+    if not options:
+        refuse_untold_text(place, config, place)
     network = network_without_numbers(config, place)
     width = int(text_config(config).hidden_size)
     text = network.get_decoder()  # beside it may lie larger networks, of images or sound

@@ -26,6 +26,7 @@ from memlens.models.checkpoint import (
     read_config,
     refuse_adapter,
     refuse_misfit,
+    refuse_untold_text,
     stored_tensors,
     unreadable_weights,
     unsupported_gguf,
@@ -194,6 +195,7 @@ def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -
     refuse_adapter(place, name)
     config = read_config(place, name)
     refuse_config(config, name)
+    refuse_untold_text(place, config, name)
     stored, size = stored_tensors(place, name)
     refuse_misfit(name, config, stored, size)
     if options.device_map is None:
