@@ -5,7 +5,7 @@ from typing import NamedTuple
 from memlens.parallel import compiled
 from memlens.scanner.kernels import Totals, collect_
 from memlens.scanner.lists import Candidates, FloatArray, Lists
-from memlens.scanner.quadrants import Gates, Quadrants, collect_quadrants_
+from memlens.scanner.quadrants import Gates, Quadrants
 from memlens.scanner.sample import Sample, draw_
 
 
@@ -30,9 +30,8 @@ def take_block_(
     steps in Python would take longer than the loops.
     """
     status = collect_(
-        block, candidates, first, last, start, arrays.top, arrays.bottom, keep_bottom, one_a_sentence, arrays.totals
-    )
-    if has_gates:
-        collect_quadrants_(block, gates, candidates, first, last, start, arrays.quadrants, one_a_sentence)
+        block, candidates, first, last, start, arrays.top, arrays.bottom, keep_bottom, one_a_sentence, arrays.totals,
+        gates, arrays.quadrants, has_gates,
+    )  # fmt: skip
     draw_(arrays.sample, block, candidates, first, last, start)
     return status

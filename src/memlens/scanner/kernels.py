@@ -11,6 +11,14 @@ import numpy as np
 
 from memlens.parallel import compiled
 from memlens.scanner.lists import BUCKETS, Candidates, FloatArray, IntArray, KeyArray, Lists, bar_of, make_key, take_
+from memlens.scanner.quadrants import (
+    Gates,
+    Quadrants,
+    begin_quadrants_,
+    empty_looks,
+    end_quadrants_,
+    look_at_quadrants_,
+)
 from memlens.scanner.routing import UNIT
 
 # Chosen by measurement: the accumulators of some sentences stay in the second-level cache, one row in the first.
@@ -215,6 +223,9 @@ def collect_(
     keep_bottom: bool,
     one_a_sentence: bool,
     totals: Totals,
+    gates: Gates,
+    quadrants: Quadrants,
+    has_gates: bool,
 ) -> int:
     """Everything that is kept of the columns [first_column, last_column) of one block; returns what `add_` says."""
     one, columns = np.float32(1), min(COLUMNS, last_column - first_column)
@@ -229,9 +240,11 @@ def collect_(
         np.empty((1, top.keys.shape[1]), np.uint64), np.empty((1, top.keys.shape[1]), np.int32), np.zeros(1, np.int32)
     )
     starts, sentences, positions = candidates.starts, candidates.sentences, candidates.positions
-    status = FINE
+    status, looks = FINE, empty_looks(columns if has_gates else 0)
     for tile in range(first_column, last_column, COLUMNS):
-        width = min(COLUMNS, last_column - tile)
+        width, memory = min(COLUMNS, last_column - tile), start + tile
+        if has_gates:
+            begin_quadrants_(looks, quadrants.lists, memory, width)
         sums.total[:], sums.fired[:], sums.highest[:], sums.lowest[:] = 0, 0, -np.inf, np.inf
         first = 0
         while first < starts.shape[0] - 1:
@@ -246,8 +259,12 @@ def collect_(
                     sums.total[c] += summed[c]
                     group_peak[c] = peak[g, c] if peak[g, c] > group_peak[c] else group_peak[c]
                     group_trough[c] = trough[g, c] if trough[g, c] < group_trough[c] else group_trough[c]
+                if has_gates:  # while the rows of the sentence are in the cache, but in loops of their own
+                    look_at_quadrants_(
+                        block, gates, candidates, s, tile, width, memory, looks, quadrants.lists, one_a_sentence
+                    )
             for c in range(width):
-                m = start + tile + c
+                m = memory + c
                 sums.highest[c] = max(sums.highest[c], group_peak[c])
                 sums.lowest[c] = min(sums.lowest[c], group_trough[c])
                 bar = bar_of(top, m)
@@ -267,6 +284,8 @@ def collect_(
                     )  # fmt: skip
                     take_(bottom, m, found, count, sentences, positions, one_a_sentence, spare)
             first = last
-        added = add_(totals, sums, start + tile, width)
+        if has_gates:
+            end_quadrants_(looks, quadrants, memory, width)
+        added = add_(totals, sums, memory, width)
         status = worse(status, tile + added if added >= 0 else added)
     return status

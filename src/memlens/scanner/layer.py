@@ -59,7 +59,8 @@ class TopTriggers:
         candidates, memories = make_candidates(np.arange(len(block)), sentences, positions), block.shape[1]
         collect_(
             block, candidates, 0, memories, 0, self.top_lists, self.bottom_lists, self.keeps_bottom,
-            self.one_a_sentence, Totals.empty(np.zeros((memories, BUCKETS), np.int64)),
+            self.one_a_sentence, Totals.empty(np.zeros((memories, BUCKETS), np.int64)), NO_GATES, Quadrants.empty(0),
+            False,
         )  # fmt: skip
 
     def merge(self, other: TopTriggers) -> None:

@@ -17,7 +17,6 @@ from memlens.scanner.lists import Candidates, FloatArray, IntArray, Lists, inser
 KEPT = 5  # prefixes of each quadrant
 _SMALLEST = np.float32(1e-45)  # above 0
 _WORD = 8  # bytes
-COLUMNS = 1024  # that are looked at together
 
 
 class Gates(NamedTuple):
@@ -89,14 +88,15 @@ class Looks(NamedTuple):
 
 
 @compiled
-def _empty_looks() -> Looks:
-    shape = (4, COLUMNS)
+def empty_looks(columns: int) -> Looks:
+    shape, whole = (4, columns), (columns + _WORD - 1) // _WORD * _WORD
     extremes, counts, bars = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape, np.float32)
-    return Looks(extremes, counts, bars, np.zeros(COLUMNS, np.uint8), np.zeros(COLUMNS, np.float32))
+    return Looks(extremes, counts, bars, np.zeros(whole, np.uint8), np.zeros(columns, np.float32))
 
 
 @compiled
-def _begin_(looks: Looks, lists: Lists, memory: int, width: int) -> None:
+def begin_quadrants_(looks: Looks, lists: Lists, memory: int, width: int) -> None:
+    """Before the first sentence of some columns; `memory`: the number of the memory in the first of them."""
     looks.counts[:] = 0
     looks.reached[:] = 0
     for place in range(4):
@@ -105,12 +105,20 @@ def _begin_(looks: Looks, lists: Lists, memory: int, width: int) -> None:
 
 
 @compiled
+def end_quadrants_(looks: Looks, quadrants: Quadrants, memory: int, width: int) -> None:
+    """After the last sentence of some columns."""
+    for c in range(width):
+        for place in range(4):
+            quadrants.counts[memory + c, place] += np.int64(looks.counts[place, c])
+
+
+@compiled
 def _bar(lists: Lists, row: int) -> np.float32:
     return max(score_of(lists.keys[row, lists.keys.shape[1] - 1]), _SMALLEST)
 
 
 @compiled
-def _look_at_sentence_(
+def look_at_quadrants_(
     block: FloatArray,
     gates: Gates,
     candidates: Candidates,
@@ -237,26 +245,3 @@ def _take_(
             if one_a_sentence:
                 break
         looks.bars[place, c] = _bar(lists, row)
-
-
-@compiled
-def collect_quadrants_(
-    block: FloatArray,  # [rows, memories]
-    gates: Gates,
-    candidates: Candidates,
-    first_column: int,
-    last_column: int,
-    start: int,  # the number of the memory in the block's first column
-    quadrants: Quadrants,
-    one_a_sentence: bool,
-) -> None:
-    """Everything that is kept of the quadrants of the columns [first_column, last_column) of one block."""
-    looks, lists = _empty_looks(), quadrants.lists
-    for tile in range(first_column, last_column, COLUMNS):
-        width, memory = min(COLUMNS, last_column - tile), start + tile
-        _begin_(looks, lists, memory, width)
-        for sentence in range(candidates.starts.shape[0] - 1):
-            _look_at_sentence_(block, gates, candidates, sentence, tile, width, memory, looks, lists, one_a_sentence)
-        for c in range(width):
-            for place in range(4):
-                quadrants.counts[memory + c, place] += np.int64(looks.counts[place, c])
