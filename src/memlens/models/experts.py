@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +52,7 @@ class ExpertGroup(MemoryGroup):
     def gated(self) -> bool:
         return bool(self.experts.has_gate)
 
-    @property
+    @cached_property  # asked for with every block, and a module's attributes are slow
     def size(self) -> int:
         return int(self.experts.down_proj.shape[1 if self.experts.is_transposed else 2])
 

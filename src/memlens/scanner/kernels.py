@@ -199,6 +199,34 @@ def _find(
     return count
 
 
+class Looked(NamedTuple):
+    """The sentences [first, last) and columns [tile, tile + width) that were looked at."""
+
+    first: int
+    last: int
+    tile: int
+    width: int
+    memory: int  # the number of the memory in the first column
+    one_a_sentence: bool
+
+
+@compiled
+def _enter_(
+    block: FloatArray, candidates: Candidates, looked: Looked, sign: np.float32, extremes: FloatArray,
+    peaks: FloatArray, peak_steps: FloatArray, lists: Lists, found: KeyArray, spare: Lists,
+) -> None:  # fmt: skip
+    """Bring the lists of one end up to date: top with the sign 1, bottom with -1."""
+    for c in range(looked.width):
+        m = looked.memory + c
+        bar, extreme = bar_of(lists, m), sign * extremes[c]
+        if extreme > 0 and extreme >= bar:
+            count = _find(
+                block, candidates, looked.first, looked.last, looked.tile + c, sign, peaks[:, c], peak_steps[:, c], bar,
+                looked.one_a_sentence, found,
+            )  # fmt: skip
+            take_(lists, m, found, count, candidates.sentences, candidates.positions, looked.one_a_sentence, spare)
+
+
 @compiled
 def _last_sentence(starts: IntArray, first: int, one_a_sentence: bool) -> int:
     """One past the last sentence that is looked at together with `first`."""
@@ -239,7 +267,7 @@ def collect_(
     spare = Lists(
         np.empty((1, top.keys.shape[1]), np.uint64), np.empty((1, top.keys.shape[1]), np.int32), np.zeros(1, np.int32)
     )
-    starts, sentences, positions = candidates.starts, candidates.sentences, candidates.positions
+    starts = candidates.starts
     status, looks = FINE, empty_looks(columns if has_gates else 0)
     for tile in range(first_column, last_column, COLUMNS):
         width, memory = min(COLUMNS, last_column - tile), start + tile
@@ -264,25 +292,12 @@ def collect_(
                         block, gates, candidates, s, tile, width, memory, looks, quadrants.lists, one_a_sentence
                     )
             for c in range(width):
-                m = memory + c
                 sums.highest[c] = max(sums.highest[c], group_peak[c])
                 sums.lowest[c] = min(sums.lowest[c], group_trough[c])
-                bar = bar_of(top, m)
-                if group_peak[c] > 0 and group_peak[c] >= bar:
-                    count = _find(
-                        block, candidates, first, last, tile + c, one, peak[:, c], peak_step[:, c], bar,
-                        one_a_sentence, found,
-                    )  # fmt: skip
-                    take_(top, m, found, count, sentences, positions, one_a_sentence, spare)
-                if not keep_bottom:
-                    continue
-                bar = bar_of(bottom, m)
-                if group_trough[c] < 0 and -group_trough[c] >= bar:
-                    count = _find(
-                        block, candidates, first, last, tile + c, -one, trough[:, c], trough_step[:, c], bar,
-                        one_a_sentence, found,
-                    )  # fmt: skip
-                    take_(bottom, m, found, count, sentences, positions, one_a_sentence, spare)
+            looked = Looked(first, last, tile, width, memory, one_a_sentence)
+            _enter_(block, candidates, looked, one, group_peak, peak, peak_step, top, found, spare)
+            if keep_bottom:
+                _enter_(block, candidates, looked, -one, group_trough, trough, trough_step, bottom, found, spare)
             first = last
         if has_gates:
             end_quadrants_(looks, quadrants, memory, width)

@@ -135,6 +135,7 @@ class LayerScan:
         self.routing = Routing(experts, settings.top, seed) if experts else None
         self.positions = PositionCounts(memories, experts)
         self.quadrants = Quadrants.empty(memories) if gated else None
+        self._turned = set[int]()  # the groups, by their first memory, of which the sign of a shut gate is noted
         self.totals = Totals.empty(self.positions.fired)
         self._arrays = LayerArrays(
             self.triggers.top_lists, self.triggers.bottom_lists, self.totals,
@@ -153,8 +154,9 @@ class LayerScan:
         if block.rows is not None or block.group.start == 0:  # what all tokens reach is counted once
             self.positions.add_prefixes(0 if block.rows is None else 1 + block.group.expert, candidates)
         gates = block.gates if self.quadrants is not None else None
-        if self.quadrants is not None and gates is not None:
+        if self.quadrants is not None and gates is not None and block.group.start not in self._turned:
             self.quadrants.turns[block.group.columns] = block.group.gate_turns
+            self._turned.add(block.group.start)
         if block.coefficients.device.type == "cpu":
             coefficients = block.coefficients.to(torch.float32).contiguous().numpy()
             self._update_here(block.group, coefficients, gates, candidates, pool)
@@ -277,6 +279,7 @@ class LayerScan:
         self.positions.restore_(saved)
         if self.quadrants is not None:
             self.quadrants.restore_(saved)
+            self._turned.clear()
         self.totals.total[:] = saved["total"]
         self.totals.highest[:], self.totals.lowest[:] = saved["highest"], saved["lowest"]
         if self.routing is not None:
