@@ -14,7 +14,7 @@ from cli_helpers import Paths, Run
 
 import memlens
 from memlens import text
-from memlens.cli import app as outcome
+from memlens.cli import app as outcome, screen
 from memlens.cli.app import VERBS, make_app
 from memlens.index.reader import Index
 from memlens.models.load import load
@@ -128,3 +128,16 @@ def test_notebooks_show_escaped_html(evil: Path, models: Paths) -> None:
     assert "&lt;script&gt;" in shown and "<script>" not in shown
     assert "<td>120</td>" in index._repr_html_()
     assert "gated silu" in load(models["gated"])._repr_html_()
+
+
+def test_the_speed_of_reading_is_told_at_the_end_of_the_text_where_there_is_much(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(screen.time, "monotonic", lambda: float(next(clock)))
+    for read, verbose in ((5_000_000, False), (5_000, True), (5_000, False)):
+        with screen.ScanProgress(screen.Screen(verbose=verbose)) as progress:
+            for stage, done in (("corpus", 0), ("corpus", read // 2), ("corpus", read), ("scan", 0)):
+                progress(stage, done, None)
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("read ")]
+    assert told == ["read 5.0 MB of text, 1.67 MB/s", "read 0.0 MB of text, 0.00 MB/s"]

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import memlens
-from memlens.corpus.sentences import tokenize_units
+from memlens.corpus.encoding import encode_corpus
 from memlens.errors import CorpusError, IndexFolderError
 from memlens.index import build
 from memlens.index.reader import Index
@@ -130,12 +130,12 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(
     text.write_text("".join(sentence.format(number) for number in range(4000)))
     done = []
 
-    def tokenize(*arguments: Any, **options: Any) -> Iterator[Any]:
-        for sentence in tokenize_units(*arguments, **options):
+    def encode(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for chunk in encode_corpus(*arguments, **options):
             if not done:
                 disturb()
-            done.append(sentence)
-            yield sentence
+            done.append(chunk)
+            yield chunk
 
     def disturb() -> None:
         if change == "append":
@@ -150,7 +150,7 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(
         else:
             text.unlink()
 
-    monkeypatch.setattr(build, "tokenize_units", tokenize)
+    monkeypatch.setattr(build, "encode_corpus", encode)
     with pytest.raises(CorpusError, match=r"changed while it was read|does not exist"):
         memlens.scan(tiny_gpt2, text, out=tmp_path / "index", top=3, threads=1, max_tokens=3000)
     assert done and not (tmp_path / "index" / "manifest.json").exists()

@@ -133,6 +133,7 @@ def _console(stream: IO[str]) -> Console:
 
 
 _REDRAW = 0.1  # seconds
+_WORTH_TELLING = 10**6  # bytes of text from which on its speed is told to everybody
 _WORDS = {
     "model": "reading the model",
     "corpus": "reading the corpus",
@@ -174,6 +175,7 @@ class ScanProgress:
         self._bar: Progress | None = None
         self._drawn = 0.0
         self._began, self._first = 0.0, 0  # when the stage began, and at which count
+        self._read = 0  # bytes of the corpus
 
     def __enter__(self) -> "ScanProgress":
         if self.screen.shows_progress:
@@ -190,6 +192,7 @@ class ScanProgress:
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         now = time.monotonic()
+        self._read = done if stage == "corpus" else self._read
         is_new = not self.stages or self.stages[-1] != stage
         if is_new:
             self._begin(stage, done, total, now)
@@ -200,6 +203,9 @@ class ScanProgress:
         self._bar.update(task, completed=done, total=total, counts=self._counts(stage, done, now))
 
     def _begin(self, stage: str, done: int, total: int | None, now: float) -> None:
+        if self.stages and self.stages[-1] == "corpus":
+            tell = self.screen.note if self._read >= _WORTH_TELLING else self.screen.detail
+            tell(f"read {_speed(self._read, now - self._began)}")
         self.stages.append(stage)
         self._began, self._first = now, done
         if stage == "scan" and done:
@@ -213,12 +219,16 @@ class ScanProgress:
 
     def _counts(self, stage: str, done: int, now: float) -> str:
         if stage == "corpus":
-            return f"{done:,} sentences"
+            return _speed(done, now - self._began)
         if stage in _COUNTED:
             return f"{done:,} {_COUNTED[stage]}"
         if stage != "scan" or done <= self._first:
             return ""
         return f"{(done - self._first) / max(now - self._began, 1e-6):,.0f} tokens/s"
+
+
+def _speed(read: int, seconds: float) -> str:
+    return f"{read / 1e6:,.1f} MB of text, {read / 1e6 / max(seconds, 1e-6):,.2f} MB/s"
 
 
 def _make_bar(screen: Screen) -> "Progress":

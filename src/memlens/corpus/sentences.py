@@ -72,11 +72,16 @@ def _read_file(file: SourceFile, settings: CorpusSettings) -> Iterator[Passage]:
 
 def read_units(settings: CorpusSettings) -> Iterator[TextUnit]:
     """Every unit, in reading order."""
+    return cut_units(read_passages(settings), settings)
+
+
+def cut_units(passages: Iterable[Passage], settings: CorpusSettings) -> Iterator[TextUnit]:
+    """The units of passages; those of a passage depend on nothing else."""
     if settings.unit == "document" or settings.block:
-        for passage in read_passages(settings):
+        for passage in passages:
             yield TextUnit(passage.text, passage.source)
         return
-    for passage in read_passages(settings):
+    for passage in passages:
         for line in _LINE_END.split(passage.text):
             for text in cut_sentences(line, settings.language) if settings.unit == "sentence" else (line,):
                 if text := text.strip():
@@ -129,13 +134,18 @@ def tokenize_units(
     max_tokens  stop after the sentence that reaches this many tokens in all; that one is kept whole
     block       cut every unit into consecutive blocks of this many tokens, the last one shorter
     """
+    check_lengths(max_length, block)
+    return _sentences(_parts(units, encode, max_length, block, batch), max_tokens)
+
+
+def check_lengths(max_length: int | None, block: int | None) -> None:
+    """Refuse lengths of sentences that cannot be had."""
     if max_length is not None and max_length < 1:
         raise SettingError(f"max length is {max_length}; it must be at least 1")
     if block and max_length and block > max_length:
         raise SettingError(
             f"unit block:{block} is longer than the {max_length} tokens that fit; use block:{max_length} or less"
         )
-    return _sentences(_parts(units, encode, max_length, block, batch), max_tokens)
 
 
 @dataclass(frozen=True)

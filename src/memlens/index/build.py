@@ -8,13 +8,15 @@ publish   the tables move up into the folder, then manifest.json, last
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from memlens import __version__
-from memlens.corpus.sentences import Sentence, corpus_fingerprint, corpus_stamps, read_units, tokenize_units
+from memlens.corpus.encoding import EncodedChunk, encode_corpus
+from memlens.corpus.sentences import corpus_fingerprint, corpus_stamps
 from memlens.errors import CorpusError, SettingError
 from memlens.files import FileFacts, FileStamp, explain_os_errors, only_writer
 from memlens.index import shards, staging
@@ -84,46 +86,53 @@ def corpus_stage(
     stamps: Mapping[str, FileStamp | None],
     progress: Progress,
     stopper: Stopper,
+    processes: int = 1,
 ) -> CorpusStore:
     """The sentences to be scanned: those of the unfinished scan in `partial`, or read from the corpus."""
     if CorpusStore.exists(partial):
         return CorpusStore.verified(partial)
 
-    def report(sentences: int) -> None:
-        progress("corpus", sentences, None)
+    def report(read: int) -> None:
+        progress("corpus", read, None)
         stopper.check()
 
-    sentences = tokenize_units(
-        read_units(corpus),
-        model.tokenizer.encode,
+    report(0)
+    chunks = encode_corpus(
+        corpus,
+        model.tokenizer,
         max_length=max_length,
         max_tokens=settings.max_tokens,
-        block=corpus.block,
+        processes=processes,
+        look=stopper.check,
     )
-    unchanged = _refuse_changes(_checked(sentences, model), corpus, stamps)
-    return CorpusStore.create(partial, unchanged, settings.dedup, report)
+    with closing(chunks):  # ends its processes, whatever happens
+        return CorpusStore.create(
+            partial, _refuse_changes(_checked(chunks, model), corpus, stamps), settings.dedup, report
+        )
 
 
 def _refuse_changes(
-    sentences: Iterator[Sentence], corpus: CorpusSettings, stamps: Mapping[str, FileStamp | None]
-) -> Iterator[Sentence]:
-    """All sentences, refused at the end if a file is not what it was when the corpus was given its fingerprint."""
-    yield from sentences
+    chunks: Iterator[EncodedChunk], corpus: CorpusSettings, stamps: Mapping[str, FileStamp | None]
+) -> Iterator[EncodedChunk]:
+    """All chunks, refused at the end if a file is not what it was when the corpus was given its fingerprint."""
+    yield from chunks
     now = corpus_stamps(corpus)
     changed = [name for name in sorted({*now, *stamps}) if now.get(name) != stamps.get(name)]
     if changed:
         raise CorpusError(f"{changed[0]} changed while it was read; run the same command again when it is at rest")
 
 
-def _checked(sentences: Iterator[Sentence], model: MemoryModel) -> Iterator[Sentence]:
+def _checked(chunks: Iterator[EncodedChunk], model: MemoryModel) -> Iterator[EncodedChunk]:
     """Refuse tokens that the model has no embedding for, before they fail deep inside it."""
-    for sentence in sentences:
-        if max(sentence.tokens) >= model.vocabulary:
+    for chunk in chunks:
+        largest = chunk.rows.column("tokens").flatten().to_numpy().max(initial=0)
+        if largest >= model.vocabulary:
+            row = next(row for row in chunk.rows.to_pylist() if max(row["tokens"]) >= model.vocabulary)
             raise SettingError(
-                f"the tokenizer gives token {max(sentence.tokens)} at {sentence.source}, but {model.name} has only "
+                f"the tokenizer gives token {max(row['tokens'])} at {row['source']}, but {model.name} has only "
                 f"{model.vocabulary}; use the tokenizer that belongs to the model"
             )
-        yield sentence
+        yield chunk
 
 
 def build_index(
@@ -139,12 +148,14 @@ def build_index(
     shard: ShardNumber | None = None,
     layer_budget: int | None = None,
     device_map: Any = None,
+    text_processes: int = 1,
 ) -> dict[str, Any]:
     """Make `folder` the index of this model and corpus; continues what an interrupted call began. Its plan comes back.
 
     `executor` None works in this process. With a `shard` the folder becomes that shard, for `merge_shards`. At most
     `layer_budget` layers are scanned in one pass over the corpus. `device_map` is what the model was loaded with, for
-    workers who load it again. None of these changes a byte of the result.
+    workers who load it again. `text_processes` cut and tokenize a long text. None of these changes a byte of
+    the result.
     """
     if layer_budget is not None and layer_budget < 1:
         raise SettingError(f"--layer-budget is {layer_budget}; it must be 1 or more")
@@ -164,7 +175,9 @@ def build_index(
             return plan
         with staging.nothing_left_if_refused(folder):
             staging.begin(folder, plan, resume)
-            store = corpus_stage(model, corpus, settings, max_length, folder / PARTIAL, stamps, progress, stopper)
+            store = corpus_stage(
+                model, corpus, settings, max_length, folder / PARTIAL, stamps, progress, stopper, text_processes
+            )
 
         def recipe() -> ModelRecipe:
             return ModelRecipe.of(model, plan["model"], device_map)

@@ -14,16 +14,18 @@ memory does not grow with the corpus.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlens.corpus.sentences import Sentence, find_repeats
+from memlens.corpus.encoding import ROWS, EncodedChunk
+from memlens.corpus.sentences import find_repeats
 from memlens.errors import CorpusError, IndexFolderError
 from memlens.files import (
     FileFacts,
@@ -94,11 +96,11 @@ class CorpusStore:
 
     @classmethod
     def create(
-        cls, folder: Path, sentences: Iterable[Sentence], dedup: str, on_sentences: Callable[[int], None]
+        cls, folder: Path, chunks: Iterable[EncodedChunk], dedup: str, on_bytes: Callable[[int], None]
     ) -> "CorpusStore":
-        """Write all sentences; what was half written before is overwritten."""
+        """Write all sentences; what was half written before is overwritten. `on_bytes` hears how much was read."""
         with explain_os_errors(folder / CORPUS):
-            counts, corpus = _write_sentences(folder, sentences, on_sentences)
+            counts, corpus = _write_sentences(folder, chunks, on_bytes)
             if counts["sentences"] == 0:
                 raise CorpusError("the corpus holds no text: not one token was found; check the files and --unit")
             fresh, repeated = _find_fresh(folder, counts["sentences"], dedup)
@@ -170,40 +172,64 @@ def _damaged(path: Path) -> IndexFolderError:
 
 
 def _write_sentences(
-    folder: Path, sentences: Iterable[Sentence], on_sentences: Callable[[int], None]
+    folder: Path, chunks: Iterable[EncodedChunk], on_bytes: Callable[[int], None]
 ) -> tuple[dict[str, Any], FileFacts]:
     """Corpus and tokens; their counts and the facts of the former."""
     counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
-    offsets = [np.zeros(1, np.int64)]
-    stream = iter(sentences)
     with (
         replacing(folder / CORPUS) as corpus_path,
         replacing(folder / "tokens.bin") as tokens_path,
         HashedFile(corpus_path) as corpus,
         closing(pq.ParquetWriter(corpus, CORPUS_SCHEMA, compression="zstd")) as writer,
         tokens_path.open("wb") as flat,
+        TemporaryFile(dir=folder) as all_lengths,
     ):
-        while sentences_read := list(islice(stream, WINDOW)):
-            columns = {
-                "sentence": [s.id for s in sentences_read],
-                "text": [s.text for s in sentences_read],
-                "tokens": [s.tokens for s in sentences_read],
-                "ends": [s.ends for s in sentences_read],
-                "source": [s.source for s in sentences_read],
-                "cut": [s.cut for s in sentences_read],
-            }
-            writer.write_table(pa.table(columns, CORPUS_SCHEMA), row_group_size=WINDOW)
-            lengths = np.array([len(s.tokens) for s in sentences_read], np.int64)
-            offsets.append(offsets[-1][-1] + np.cumsum(lengths))
-            flat.write(np.concatenate([np.asarray(s.tokens, np.int32) for s in sentences_read]).tobytes())
-            counts["sentences"] += len(sentences_read)
+        for rows in _windows(chunks, on_bytes):
+            first = counts["sentences"]
+            ids = pa.array(np.arange(first, first + len(rows), dtype=np.int64))
+            writer.write_table(rows.add_column(0, "sentence", ids).cast(CORPUS_SCHEMA), row_group_size=WINDOW)
+            lengths = pc.list_value_length(rows.column("tokens")).to_numpy().astype(np.int64)
+            all_lengths.write(lengths.tobytes())
+            for part in rows.column("tokens").chunks:
+                flat.write(part.flatten().to_numpy().tobytes())
+            cut = rows.column("cut").to_numpy()
+            counts["sentences"] += len(rows)
             counts["tokens"] += int(lengths.sum())
-            counts["cut_sentences"] += sum(s.cut > 0 for s in sentences_read)
-            counts["cut_tokens"] += sum(s.cut for s in sentences_read)
-            on_sentences(counts["sentences"])
-    with replacing(folder / "offsets.npy") as beside, beside.open("wb") as handle:
-        np.save(handle, np.concatenate(offsets))
+            counts["cut_sentences"] += int((cut > 0).sum())
+            counts["cut_tokens"] += int(cut.sum(dtype=np.int64))
+        _write_offsets(folder / "offsets.npy", all_lengths, counts["sentences"])
     return counts, corpus.facts
+
+
+def _windows(chunks: Iterable[EncodedChunk], on_bytes: Callable[[int], None]) -> Iterator[pa.Table]:
+    """Rows of chunks, WINDOW at a time."""
+    rows = ROWS.empty_table()
+    read = 0
+    for chunk in chunks:
+        read += chunk.read
+        rows = pa.concat_tables([rows, pa.Table.from_batches([chunk.rows])])
+        while len(rows) >= WINDOW:
+            yield rows.slice(0, WINDOW).combine_chunks()
+            rows = rows.slice(WINDOW)
+        on_bytes(read)
+    if len(rows):
+        yield rows.combine_chunks()
+
+
+def _write_offsets(path: Path, lengths: IO[bytes], count: int) -> None:
+    """As np.save writes them, a piece at a time: they would be the one thing in memory that grows with the text."""
+    lengths.seek(0)
+    with replacing(path) as beside, beside.open("wb") as handle:
+        np.lib.format.write_array_header_1_0(
+            handle,
+            {"descr": np.lib.format.dtype_to_descr(np.dtype(np.int64)), "fortran_order": False, "shape": (count + 1,)},
+        )
+        total = np.zeros(1, np.int64)
+        handle.write(total.tobytes())
+        while piece := lengths.read(8 * WINDOW):
+            offsets = total + np.cumsum(np.frombuffer(piece, np.int64))
+            handle.write(offsets.tobytes())
+            total = offsets[-1:]
 
 
 def _find_fresh(folder: Path, count: int, dedup: str) -> tuple[NDArray[np.int32], int]:

@@ -180,6 +180,11 @@ def choose_workers(
     )
 
 
+def text_processes(run: ScanRunSettings, chosen: WorkerCount) -> int:
+    """Processes that cut and tokenize a long text before a scan: one for each core that the scan has here."""
+    return usable_cores() if run.executor == "ray" else chosen.workers * chosen.threads
+
+
 def fastest_workers(
     model: MemoryModel,
     tokens: int,

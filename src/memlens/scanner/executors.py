@@ -19,13 +19,13 @@ from memlens.errors import MemlensError, ModelError, WorkerError
 from memlens.models.memory_model import MemoryModel
 from memlens.models.tokenizer import Tokenizer
 from memlens.parallel import Mapper, Stopper
+from memlens.processes import RETRIES
 from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.state import BatchRange, PartFolder, ScanState
 from memlens.settings import RunSettings, ScanSettings
 
 SAVE_SECONDS = 15.0  # at least so long between two saves,
 _SAVE_RATIO = 50  # and at least so many times as long as a save takes
-RETRIES = 3  # so often a range may be lost, and so often in a row a worker may fail to start
 
 
 @dataclass(frozen=True)

@@ -3,40 +3,43 @@
 A worker that dies costs what it had not saved: its part stays, the rest goes to a new worker, a few times. At the first
 signal workers finish their batch and save; at the second they are ended at once. The driver holds no state.
 
-A worker is a program of its own, so that the driver's main module is not run a second time. The driver sends it the
-work order (pickled), its number and the name of its part, then ranges of batches, at last FINISH or STOP. It answers
-with tuples that begin with one of the words below.
+The driver sends a worker (see `processes`) the work order, its number and the name of its part, then ranges of batches,
+at last FINISH or STOP. It answers with tuples that begin with one of the words below.
 """
 
-import json
 import os
 import pickle
-import signal
-import subprocess
-import sys
 import threading
-import time
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
-from memlens import errors
 from memlens.corpus.sentences import Batch
-from memlens.errors import MemlensError, WorkerError
+from memlens.errors import WorkerError
+from memlens.processes import (
+    GONE,
+    LOOK,
+    READY,
+    WorkerProcess,
+    error_message,
+    leave_signals_to_driver,
+    leave_with,
+    listen,
+    signals_held_back,
+    start_program,
+    worker_error,
+)
 from memlens.scanner.executors import ModelRecipe, Saver, ScanJob, WorkQueue
 from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.state import BatchRange, PartFolder
 from memlens.settings import ScanSettings
 
 FINISH, STOP = "finish", "stop"
-READY, BATCH, RANGE_DONE, SAVED, NO_MODEL, ERROR, BUG = "ready", "batch", "range", "saved", "no model", "error", "bug"
-_LOOK = 0.2  # seconds between two looks whether the driver is still there, or somebody wants to stop
+BATCH, RANGE_DONE, SAVED, NO_MODEL = "batch", "range", "saved", "no model"
 _AHEAD = 2  # ranges that a worker has, so that it never waits for the driver
 
 
@@ -57,7 +60,7 @@ def serve(descriptor: int) -> None:
     """Work until there is nothing left to do or the driver is gone."""
     leave_signals_to_driver()
     connection = Connection(descriptor)
-    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the driver is gone, and so are we
+    with suppress(*GONE):  # the driver is gone, and so are we
         packed = connection.recv_bytes()
         number, name = connection.recv()
         try:
@@ -69,30 +72,6 @@ def serve(descriptor: int) -> None:
                     _work(connection, order, number, name)
         except Exception as error:
             connection.send(error_message(error))
-
-
-def leave_signals_to_driver() -> None:
-    """It says when to stop."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
-
-
-def error_message(error: Exception) -> tuple[str, ...]:
-    if isinstance(error, (EOFError, BrokenPipeError, ConnectionResetError)):
-        raise error
-    if isinstance(error, MemlensError):
-        return (ERROR, type(error).__name__, str(error))
-    if isinstance(error, MemoryError):
-        return (ERROR, "WorkerError", "a worker process has not enough memory; try fewer --workers or --batch-tokens")
-    return (BUG, "".join(traceback.format_exception(error)))
-
-
-def leave_with(driver: int) -> None:
-    """End this process when the driver has ended; parts are written beside and renamed, so that is safe anywhere."""
-    while os.getppid() == driver:
-        time.sleep(_LOOK)
-    os._exit(1)
 
 
 def _work(connection: Connection, order: WorkOrder, number: int, name: str) -> None:
@@ -144,34 +123,6 @@ class _Inbox:
         return message in self.waiting
 
 
-# sys.path as it is here: a test or a notebook may have added to it.
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from {module} import serve; serve(int(sys.argv[1]))"
-)
-
-
-def start_program(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
-    """Run `serve` of a module as a program of its own; the process and this end of its pipe.
-
-    To be called with signals held back until somebody is sure to end it.
-    """
-    here, there = Pipe()
-    with there:
-        # -P: no module is taken from the current folder, which may be a checkpoint of somebody else's
-        command = [
-            sys.executable,
-            "-P",
-            "-c",
-            _PROGRAM.format(module=module),
-            str(there.fileno()),
-            json.dumps(sys.path),
-        ]
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[there.fileno()]
-        )
-    return process, here
-
-
 class LocalExecutor:
     """Runs a job on so many processes."""
 
@@ -184,53 +135,6 @@ class LocalExecutor:
             pool.work()
         finally:
             pool.end()
-
-
-class WorkerProcess:
-    """One worker as the driver sees it."""
-
-    def __init__(self, number: int, name: str, process: subprocess.Popen[bytes], connection: Connection) -> None:
-        self.number, self.name, self.process, self.connection = number, name, process, connection
-        self.is_ready = False
-        self.is_ending = False
-        self.lacks_the_model = False
-        self.assigned: list[Any] = []  # sent, in this order: ranges of batches, or numbers of items
-        self.unsaved: list[BatchRange] = []  # done, but not in the part yet
-
-    def send(self, message: Any) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed where its news are read
-            self.connection.send(message)
-
-    def end(self, message: str) -> None:
-        if not self.is_ending:
-            self.is_ending = True
-            self.send(message)
-
-    def how_it_ended(self) -> str:
-        code = self.process.wait()
-        if code >= 0:
-            return f"worker process {self.number} ended with exit code {code}"
-        try:
-            name = signal.Signals(-code).name
-        except ValueError:
-            name = f"signal {-code}"
-        return f"worker process {self.number} was ended by {name}"
-
-
-def listen(
-    workers: Sequence[WorkerProcess],
-    hear: Callable[..., None],
-    remove: Callable[[WorkerProcess], None],
-    seconds: float | None = None,
-) -> None:
-    """Wait for news of workers, for so many seconds at most: what they send goes to `hear`, their end to `remove`."""
-    by_connection = {worker.connection: worker for worker in workers}
-    for connection in wait(list(by_connection), seconds):
-        worker = by_connection[connection]  # type: ignore[index]
-        try:
-            hear(worker, *worker.connection.recv())
-        except (EOFError, ConnectionResetError):
-            remove(worker)
 
 
 class WorkerPool:
@@ -294,7 +198,7 @@ class WorkerPool:
             worker.send(batches)
 
     def _listen(self) -> None:
-        listen(self.processes, self._hear, self._remove, _LOOK)
+        listen(self.processes, self._hear, self._remove, LOOK)
 
     def _hear(self, worker: WorkerProcess, what: str, *details: Any) -> None:
         if what == READY:
@@ -311,11 +215,8 @@ class WorkerPool:
             if not self.recipe.copy:  # its files are gone or not what is in memory: workers get what is in memory
                 self.recipe = self.recipe.as_copy(self.job.model)
                 self.order = self._order()
-        elif what == ERROR:
-            kind = getattr(errors, details[0], MemlensError)
-            self.trouble = self.trouble or kind(details[1])
         else:
-            self.trouble = self.trouble or RuntimeError(f"a worker process failed:\n{details[0]}")
+            self.trouble = self.trouble or worker_error(what, *details)
 
     def _remove(self, worker: WorkerProcess) -> None:
         """The worker has ended: what it has not saved is to be done again."""
@@ -354,13 +255,3 @@ class WorkerPool:
             worker.process.wait()
             worker.connection.close()
         self.processes = []
-
-
-@contextmanager
-def signals_held_back() -> Iterator[None]:
-    """A process that is started within begins with Ctrl-C held back; here it arrives afterwards."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
