@@ -77,7 +77,7 @@ def start(checkpoint: Path, out: Path, until: int, **more: Any) -> subprocess.Po
     return process
 
 
-def children_of(process: int) -> list[int]:
+def children_of(process: int, module: str = "memlens.scanner.local") -> list[int]:
     """The worker processes that a process has started."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
@@ -86,7 +86,7 @@ def children_of(process: int) -> list[int]:
             command = status.with_name("cmdline").read_bytes()
         except OSError:
             continue  # it has ended
-        if int(fields[1]) == process and fields[0] != "Z" and b"memlens.scanner.local" in command:
+        if int(fields[1]) == process and fields[0] != "Z" and module.encode() in command:
             found.append(int(status.parent.name))
     return found
 

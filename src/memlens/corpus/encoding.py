@@ -9,6 +9,7 @@ is raised where its chunk would have come, so that it is met at the same place h
 is soon done is worked on here: starting a process takes about as long as a megabyte of text.
 """
 
+import gc
 import os
 import pickle
 import threading
@@ -225,6 +226,7 @@ def serve(descriptor: int) -> None:
             driver, packed = pickle.loads(connection.recv_bytes())
             threading.Thread(target=leave_with, args=(driver,), daemon=True).start()
             encoder = pickle.loads(packed)
+            gc.freeze()  # collections need not look at the libraries' objects: a seventh of the time
             connection.send((READY,))
             for number, chunk in received(connection):
                 connection.send((ANSWER, number, encoder(chunk)))

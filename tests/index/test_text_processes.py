@@ -1,0 +1,148 @@
+"""A scan whose text is cut and tokenized by processes: the bytes of one process, whoever is killed or stopped."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scale_helpers import OPTIONS, TEXTS, Scans, children_of, is_alive
+
+import memlens
+from memlens.corpus import encoding
+from memlens.errors import CorpusError
+from memlens.index.build import build_index
+from memlens.index.corpus_store import FLAT, CorpusStore
+from memlens.models.memory_model import MemoryModel
+from memlens.settings import CorpusSettings, ScanSettings
+
+MODULE = "memlens.corpus.encoding"
+
+
+@pytest.fixture(autouse=True)
+def odd_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of sizes that divide nothing, and processes for the smallest text."""
+    for name, value in {"_WORTH": 1, "_WORTH_TOKENS": 1, "_FIRST": 97, "_CHUNK": 5003}.items():
+        monkeypatch.setattr(encoding, name, value)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of every kind of file: 8,000 lines, of which many begin alike or are repeated, so several windows."""
+    folder = tmp_path_factory.mktemp("texts")
+    lines = [f"The river {number % 700} runs to the sea. It rains." for number in range(4000)]
+    (folder / "a.txt").write_bytes("\r\n".join(lines[:1500]).encode() + b"\r\n" + b"long " * 5000)
+    (folder / "b.txt.gz").write_bytes(gzip.compress("\n".join(lines[1500:3000]).encode()))
+    (folder / "c.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines[3000:]))
+    return folder
+
+
+def corpus_files(folder: Path, texts: Path, model: MemoryModel, processes: int, dedup: str, most: int | None) -> Any:
+    """The bytes of every file that the text stage writes."""
+    folder.mkdir()
+    chunks = encoding.encode_corpus(
+        CorpusSettings((str(texts), TEXTS[0])), model.tokenizer, max_length=30, max_tokens=most, processes=processes
+    )
+    counts = CorpusStore.create(folder, chunks, dedup, lambda read: None).counts
+    assert sorted(path.name for path in folder.iterdir()) == sorted(("corpus.parquet", "corpus.json", *FLAT))
+    assert most or counts["sentences"] > 8000
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize(("dedup", "most"), [("prefix", None), ("sentence", 20_011), ("none", None)])
+def test_every_file_of_the_corpus_has_the_same_bytes(
+    scans: Scans, texts: Path, tmp_path: Path, dedup: str, most: int | None
+) -> None:
+    alone = corpus_files(tmp_path / "1", texts, scans.model, 1, dedup, most)
+    for processes in (2, 3):
+        assert corpus_files(tmp_path / str(processes), texts, scans.model, processes, dedup, most) == alone
+
+
+def test_a_whole_index_has_the_same_bytes(scans: Scans, texts: Path, tmp_path: Path) -> None:
+    corpus, settings = CorpusSettings((str(texts),)), ScanSettings(top=5, batch_tokens=2048, threads=1, max_tokens=9000)
+    found = []
+    for processes in (1, 2, 3):
+        folder = tmp_path / str(processes)
+        build_index(scans.model, corpus, settings, folder, text_processes=processes)
+        found.append({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
+    assert {"corpus.parquet", "triggers.parquet", "manifest.json"} <= set(found[0])
+    assert found[0] == found[1] == found[2]
+
+
+def test_workers_of_a_scan_and_shards_read_with_processes(scans: Scans, tmp_path: Path) -> None:
+    scans.end(tmp_path / "workers", workers=2)
+    shards = [tmp_path / f"shard{number}" for number in (1, 2)]
+    for number, shard in enumerate(shards, start=1):
+        scans.run(shard, workers=2, shard=f"{number}/2")
+    merged = memlens.merge(shards, out=tmp_path / "merged").folder
+    assert (merged / "corpus.parquet").read_bytes() == (scans.alone / "corpus.parquet").read_bytes()
+    assert (merged / "triggers.parquet").read_bytes() == (scans.alone / "triggers.parquet").read_bytes()
+
+
+def test_a_bad_line_is_the_same_line_and_nothing_is_left(scans: Scans, texts: Path, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes((texts / "a.txt").read_bytes() + b"\ncaf\xe9\n" + (texts / "a.txt").read_bytes())
+    said = set()
+    for processes in (1, 2):
+        with pytest.raises(CorpusError, match=r"line 1502: not UTF-8 at byte 4 of the line \(0xe9\)") as refused:
+            build_index(
+                scans.model, CorpusSettings((str(bad),)), ScanSettings(threads=1), tmp_path / "index",
+                text_processes=processes,
+            )  # fmt: skip
+        said.add(str(refused.value))
+        assert not (tmp_path / "index").exists() and not children_of(os.getpid(), MODULE)
+    assert len(said) == 1
+
+
+def test_ctrl_c_while_text_is_read_leaves_no_process_and_the_same_command_goes_on(scans: Scans, tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def interrupt(stage: str, done: int, total: int | None) -> None:
+        if stage == "corpus" and done > 0 and not seen:
+            seen.extend(children_of(os.getpid(), MODULE))
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        scans.run(tmp_path, workers=2, progress=interrupt)
+    assert len(seen) == 2 and not children_of(os.getpid(), MODULE)
+    scans.end(tmp_path, workers=2)
+
+
+DRIVER = """
+import sys
+from memlens.corpus import encoding
+encoding._WORTH, encoding._CHUNK = 1, 5003
+import memlens
+def tell(stage, done, total):
+    print(stage, done, flush=True)
+    if stage == "corpus" and done: sys.stdin.readline()
+memlens.scan(sys.argv[1], sys.argv[3:], out=sys.argv[2], workers=2, top=5, batch_tokens=64, threads=1, progress=tell)
+"""
+
+
+def test_processes_end_with_a_driver_that_is_killed(small_checkpoint: Path, scans: Scans, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DRIVER, str(small_checkpoint), str(tmp_path / "index"), *TEXTS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
+        next(line for line in driver.stdout or () if line.startswith("corpus") and line != "corpus 0\n")
+        readers = children_of(driver.pid, MODULE)
+        driver.kill()
+    assert len(readers) == 2
+    began = time.monotonic()
+    while any(is_alive(reader) for reader in readers):
+        assert time.monotonic() - began < 120
+        time.sleep(0.1)
+    scans.end(tmp_path / "index")
+
+
+def test_the_number_of_processes_is_that_of_the_cores_a_scan_has() -> None:
+    from memlens.scanner.autotune import WorkerCount, text_processes, usable_cores
+    from memlens.settings import ScanRunSettings
+
+    assert text_processes(ScanRunSettings(), WorkerCount(3, 2)) == 6
+    assert text_processes(ScanRunSettings(executor="ray"), WorkerCount(0, 1)) == usable_cores()
+    assert OPTIONS["threads"] == 1, "the tests above have as many processes as workers"
