@@ -5,9 +5,9 @@
 
 FILE is plain text; its lines are repeated, each with a number that was not there before, until there is enough. Every
 run is a process of its own that does what `memlens scan` does before the model starts. Processor time is that of all
-its processes, of the fastest of several rounds, in which all ways take turns. The speed-up is the processor time of one
-process with one thread over what several take with a core each: their sum shared evenly, and what one of them does alone
-after the others. On a machine that does nothing else the clock says the same.
+its processes, of the fastest of several rounds, in which all ways take turns. The speed-up is the processor time of
+one process with one thread over what several take with a core each: their sum shared evenly, and what one of them does
+alone after the others. On a machine that does nothing else the clock says the same.
 """
 
 import argparse

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scale_helpers import OPTIONS, TEXTS, Scans, children_of, is_alive
+from scale_helpers import OPTIONS, TEXTS, Scans, children_of, is_alive, tables_of
 
 import memlens
 from memlens.corpus import encoding
@@ -19,6 +19,7 @@ from memlens.errors import CorpusError
 from memlens.index.build import build_index
 from memlens.index.corpus_store import FLAT, CorpusStore
 from memlens.models.memory_model import MemoryModel
+from memlens.scanner.state import ShardNumber
 from memlens.settings import CorpusSettings, ScanSettings
 
 MODULE = "memlens.corpus.encoding"
@@ -74,14 +75,12 @@ def test_a_whole_index_has_the_same_bytes(scans: Scans, texts: Path, tmp_path: P
     assert found[0] == found[1] == found[2]
 
 
-def test_workers_of_a_scan_and_shards_read_with_processes(scans: Scans, tmp_path: Path) -> None:
-    scans.end(tmp_path / "workers", workers=2)
+def test_shards_that_were_read_by_different_numbers_of_processes_are_merged(scans: Scans, tmp_path: Path) -> None:
+    corpus, settings = CorpusSettings(TEXTS), ScanSettings(top=5, batch_tokens=64, threads=1)
     shards = [tmp_path / f"shard{number}" for number in (1, 2)]
     for number, shard in enumerate(shards, start=1):
-        scans.run(shard, workers=2, shard=f"{number}/2")
-    merged = memlens.merge(shards, out=tmp_path / "merged").folder
-    assert (merged / "corpus.parquet").read_bytes() == (scans.alone / "corpus.parquet").read_bytes()
-    assert (merged / "triggers.parquet").read_bytes() == (scans.alone / "triggers.parquet").read_bytes()
+        build_index(scans.model, corpus, settings, shard, shard=ShardNumber(number, 2), text_processes=number)
+    assert tables_of(memlens.merge(shards, out=tmp_path / "merged").folder) == tables_of(scans.alone)
 
 
 def test_a_bad_line_is_the_same_line_and_nothing_is_left(scans: Scans, texts: Path, tmp_path: Path) -> None:
@@ -110,7 +109,7 @@ def test_ctrl_c_while_text_is_read_leaves_no_process_and_the_same_command_goes_o
     with pytest.raises(KeyboardInterrupt):
         scans.run(tmp_path, workers=2, progress=interrupt)
     assert len(seen) == 2 and not children_of(os.getpid(), MODULE)
-    scans.end(tmp_path, workers=2)
+    scans.end(tmp_path)
 
 
 DRIVER = """
