@@ -1,7 +1,8 @@
 """Reading text before a scan: speed with one process and with several, memory, and where the time goes.
 
-    python benchmarks/text.py FILE [FILE ...] [--model bundled] [--processes 2] [--megabytes 10]
-    python benchmarks/text.py FILE --memory 10 100 1000      # peak memory of the text stage, megabytes of text each
+    python benchmarks/text.py FILE [FILE ...] [--model bundled] [--processes 2] [--megabytes 10] [--threads]
+    python benchmarks/text.py FILE --memory 10 100           # peak memory of the text stage, megabytes of text each
+    python benchmarks/text.py FILE --store 10 1000           # of writing and finding repeats alone, without tokenizing
 
 FILE is plain text; its lines are repeated, each with a number that was not there before, until there is enough. Every
 run is a process of its own that does what `memlens scan` does before the model starts. Processor time is that of all
@@ -17,6 +18,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -75,6 +77,41 @@ def measure(text: str, model: str, processes: int, dedup: str) -> None:
     print(json.dumps(figures))
 
 
+def measure_store(text: str, model: str, megabytes: float) -> None:
+    """What comes after tokenizing: one megabyte is encoded, and stored again and again with other tokens each time."""
+    import numpy as np
+    import pyarrow as pa
+
+    from memlens.corpus.encoding import EncodedChunk, encode_corpus
+    from memlens.index.corpus_store import CorpusStore
+    from memlens.models.load import load
+    from memlens.settings import CorpusSettings
+
+    loaded = load(model, prove=False)
+    given = list(
+        encode_corpus(CorpusSettings((text,)), loaded.tokenizer, max_length=loaded.context, max_tokens=300_000)
+    )
+
+    def chunks() -> Iterator[EncodedChunk]:
+        read = 0
+        for turn in count():
+            other = np.random.default_rng(turn).permutation(loaded.vocabulary).astype(np.int32)
+            for chunk in given:
+                lists = chunk.rows.column("tokens")
+                tokens = pa.ListArray.from_arrays(lists.offsets, pa.array(other[lists.values.to_numpy()]))
+                yield EncodedChunk(chunk.rows.set_column(1, chunk.rows.schema.field(1), tokens), chunk.read)
+                read += chunk.read
+                if read >= megabytes * 1e6:
+                    return
+
+    figures: dict[str, float] = {"before_mb": peak_mb(), "others_mb": 0}
+    with TemporaryDirectory() as folder:
+        clock, began = time.monotonic(), spent()
+        store = CorpusStore.create(Path(folder), chunks(), "prefix", lambda read: None)
+        figures |= {"clock": time.monotonic() - clock, "own": spent() - began, "sentences": store.counts["sentences"]}
+    print(json.dumps(figures | {"peak_mb": peak_mb()}))
+
+
 def spent() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
@@ -94,41 +131,47 @@ def run(text: Path, given: argparse.Namespace, processes: int, threads: bool = F
 def compare_speed(text: Path, given: argparse.Namespace) -> bool:
     size = text.stat().st_size / 1e6
     several = f"{given.processes} processes"
-    ways = {
-        "one process, one thread": (1, False),
-        "one process, threads of the tokenizer": (1, True),
-        several: (given.processes, False),
-    }
-    rounds = [{name: run(text, given, *way) for name, way in ways.items()} for _ in range(given.rounds)]
+    ways = {"one process, one thread": (1, False), several: (given.processes, False)}
+    if given.threads:
+        ways["one process, threads of the tokenizer"] = (1, True)
+    rounds: list[dict[str, dict[str, float]]] = []
+    for _ in range(given.rounds):
+        rounds.append({})
+        for name, way in ways.items():
+            one = rounds[-1][name] = run(text, given, *way)
+            print(
+                f"{size:.1f} MB, {name:38s} processor {one['own']:6.2f} s + {one['others']:6.2f} s (repeats "
+                f"{one['repeats']:.2f}, fingerprint {one['fingerprint']:.2f}); clock {one['clock']:6.2f} s, "
+                f"{size / one['clock']:.2f} MB/s",
+                flush=True,
+            )
     best = {name: min((one[name] for one in rounds), key=lambda one: one["own"] + one["others"]) for name in ways}
     alone, shared = best["one process, one thread"], best[several]
-    print(f"{size:.1f} MB, {alone['sentences']:,.0f} sentences, {alone['tokens']:,.0f} tokens, --dedup {given.dedup}")
-    print(f"of one process: fingerprint {alone['fingerprint']:.2f} s, repeats {alone['repeats']:.2f} s, processor")
-    for name, one in best.items():
-        total = one["own"] + one["others"]
-        print(
-            f"{name:40s} processor {one['own']:6.2f} s + {one['others']:6.2f} s, {size / total:5.2f} MB/s a core; "
-            f"clock {one['clock']:6.2f} s, {size / one['clock']:5.2f} MB/s"
-        )
     at_once = shared["own"] + shared["others"] - shared["repeats"]
     longest = max(at_once / given.processes, shared["own"] - shared["repeats"])
     ratio = alone["own"] / (longest + shared["repeats"])
     clocks = sorted(one["one process, one thread"]["clock"] / one[several]["clock"] for one in rounds)
     by_clock = ", ".join(f"{clock:.2f}" for clock in clocks)
+    print(f"{alone['sentences']:,.0f} sentences, {alone['tokens']:,.0f} tokens, --dedup {given.dedup}")
     print(f"speed-up by processor time {ratio:.2f} (target {TARGET} with 2), by the clock {by_clock}")
     return ratio >= TARGET
 
 
 def compare_memory(folder: Path, given: argparse.Namespace) -> bool:
     peaks = []
-    for megabytes in given.memory:
+    for megabytes in given.memory or given.store:
         text = folder / "text.txt"
-        write_text(given.files, megabytes, text)
-        one = run(text, given, given.processes)
+        write_text(given.files, megabytes if given.memory else 2, text)
+        if given.memory:
+            one = run(text, given, given.processes)
+        else:
+            command = [sys.executable, __file__, "--measure-store", str(text), given.model, str(megabytes)]
+            one = json.loads(subprocess.check_output(command))
         peaks.append(one["peak_mb"])
         print(
             f"{megabytes:8,.0f} MB of text: peak {one['peak_mb']:,.0f} MB ({one['before_mb']:,.0f} before it began), "
-            f"another process {one['others_mb']:,.0f} MB; clock {one['clock']:,.0f} s",
+            f"another process {one['others_mb']:,.0f} MB; {one['sentences']:,} sentences; "
+            f"processor {one['own']:,.0f} s, clock {one['clock']:,.0f} s",
             flush=True,
         )
     return max(peaks) <= FLAT * peaks[0]
@@ -141,11 +184,13 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--megabytes", type=float, default=10)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", action="store_true", help="one process with threads of the tokenizer, too")
     parser.add_argument("--dedup", default="prefix")
     parser.add_argument("--memory", nargs="+", type=float, metavar="MB")
+    parser.add_argument("--store", nargs="+", type=float, metavar="MB")
     given = parser.parse_args()
     with TemporaryDirectory() as folder:
-        if given.memory:
+        if given.memory or given.store:
             sys.exit(not compare_memory(Path(folder), given))
         text = Path(folder) / "text.txt"
         write_text(given.files, given.megabytes, text)
@@ -155,5 +200,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--measure"]:
         measure(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
+    elif sys.argv[1:2] == ["--measure-store"]:
+        measure_store(sys.argv[2], sys.argv[3], float(sys.argv[4]))
     else:
         main()
