@@ -23,7 +23,7 @@ from memlens.annotations.store import Annotations, LabelledPattern, Sample, Verd
 from memlens.cli import main
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.index import history
-from memlens.index.history import LABELS, VERDICTS, History
+from memlens.index.history import LABELS, VERDICTS, Event, History
 from memlens.index.layout import SCAN_TABLES
 from memlens.index.reader import Index
 from memlens.index.staging import replace_tables
@@ -99,6 +99,61 @@ def test_an_event_that_was_changed_behind_an_open_history_is_never_given(labelle
         before = notes.history()
         change(labelled, "UPDATE history SET annotator = 'eve' WHERE place = 3")
         assert notes.history() == before
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The places of the events that are hashed from here on, to be written or verified."""
+    places: list[int] = []
+    hash_at = Event.hash_at
+
+    def counting(event: Event, place: int, previous: str) -> str:
+        places.append(place)
+        return hash_at(event, place, previous)
+
+    monkeypatch.setattr(Event, "hash_at", counting)
+    return places
+
+
+def test_a_process_verifies_again_only_what_it_has_not_verified_of_this_very_file(
+    labelled: Index, hashed: list[int]
+) -> None:
+    for number in range(9, 30):
+        del hashed[:]
+        with Annotations(labelled) as notes:  # as every request of the workbench does
+            notes.save(label("bob", "L1N0"))
+        assert hashed == [number, number]  # written and read back
+    del hashed[:]
+    assert len(everything(labelled)) == 29 and hashed == []
+    assert memlens.check(labelled.folder).is_whole and hashed == [*range(1, 30)]  # a check takes nothing for granted
+    del hashed[:]
+    file_of(labelled).touch()
+    assert len(everything(labelled)) == 29 and hashed == [*range(1, 30)]
+
+
+def test_a_change_right_after_a_label_was_saved_is_noticed_however_short_the_time(labelled: Index) -> None:
+    for place in range(1, 9):
+        with Annotations(labelled) as notes:
+            notes.save(label("bob", "L1N0"))
+        whole = file_of(labelled).read_bytes()
+        change(labelled, f"UPDATE history SET time = replace(time, '2', '3') WHERE place = {place}")
+        with pytest.raises(IndexFolderError, match=f"event {place} is not as it was written"):
+            everything(labelled)
+        with pytest.raises(IndexFolderError, match=f"event {place} is not"), Annotations(labelled) as notes:
+            notes.save(label("bob", "L1N0"))
+        file_of(labelled).write_bytes(whole)  # the same file with the same length
+    assert len(everything(labelled)) == 16
+
+
+def test_what_another_process_adds_is_verified_and_kept_in_order(labelled: Index, hashed: list[int]) -> None:
+    everything(labelled)
+    asked = ["annotate", str(labelled.folder), "label", "--annotator", "zoe", "--memory", "L0N0"]
+    subprocess.run([sys.executable, "-m", "memlens", *asked], check=True, capture_output=True)
+    del hashed[:]
+    assert [event["annotator"] for event in everything(labelled)][-1] == "zoe" and hashed == [*range(1, 10)]
+    with Annotations(labelled) as notes:
+        notes.save(label("bob", "L1N0"))
+    assert [event["annotator"] for event in everything(labelled)][-2:] == ["zoe", "bob"]
 
 
 def test_files_of_an_older_memlens_are_read_without_a_change_and_hashed_with_the_first_write(index: Index) -> None:

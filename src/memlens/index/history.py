@@ -10,20 +10,28 @@ verified; a file that is not as it was written is refused, with the way to mend 
 read-only disk, somebody else's lock) is told apart, since nobody should give up labels for it. Files of an older
 memlens have no hashes: they are read as they are, `check` says so, and they get them with the first event that is added
 or with `annotate INDEX recover`.
+
+A server opens the file for every request. So that this does not take longer with every label, a process remembers what
+it has verified together with the file's size, times and inode; what it remembers holds while these are the same under
+SQLite's lock. After a write of its own the file's time is set to the nanosecond: whatever is written later, even within
+the same tick of the disk's clock, changes it. `check` remembers nothing and reads everything.
 """
 
 import hashlib
 import json
 import os
 import sqlite3
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from memlens.errors import FilesError, IndexFolderError, MemlensError
-from memlens.files import file_stamp, holding
+from memlens.files import FileStamp, file_stamp, holding
 
 LABELS, VERDICTS, NOTES = "labels", "verdicts", "notes"  # tasks
 EVENT_KINDS = {LABELS: ("sample", "label", "undo", "finish"), VERDICTS: ("verdict", "undo"), NOTES: ("note", "undo")}
@@ -68,6 +76,10 @@ _TROUBLE = {
     sqlite3.SQLITE_NOMEM: "there is not enough memory; close other programs and do the same again",
     sqlite3.SQLITE_NOLFS: "the file is larger than this system allows",
 }
+
+
+_CLOCK_TICK = 2_500_000_000  # nanoseconds: the times of files are exact to 2 seconds on the coarsest disks
+_MOST_FILES = 4
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,41 @@ def explain(path: Path, error: sqlite3.Error) -> MemlensError:
     return damaged(path, str(error).splitlines()[0][:100] if str(error) else "it cannot be read")
 
 
+@dataclass(frozen=True)
+class _Verified:
+    """The events of a file that had this stamp; nobody changes list and set."""
+
+    stamp: FileStamp
+    chain: list[Event]
+    keys: set[str]
+    last: str
+    row: int
+    are_pages_whole: bool  # SQLite has looked through the whole file
+
+
+class _VerifiedFiles:
+    """What this process has verified, by path, of the latest few files."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[str, _Verified] = OrderedDict()
+        self._lock = Lock()
+
+    def find(self, path: Path, stamp: FileStamp | None) -> _Verified | None:
+        with self._lock:
+            found = self._files.get(str(path.absolute()))
+        return found if found is not None and found.stamp == stamp else None
+
+    def note(self, path: Path, verified: _Verified) -> None:
+        with self._lock:
+            self._files[str(path.absolute())] = verified
+            self._files.move_to_end(str(path.absolute()))
+            while len(self._files) > _MOST_FILES:
+                self._files.popitem(last=False)
+
+
+_VERIFIED = _VerifiedFiles()
+
+
 class History:
     """The events of one file. Nothing is opened before it is needed, and no file is made before something is added."""
 
@@ -123,6 +170,7 @@ class History:
         self.path = path
         self._database: sqlite3.Connection | None = None
         self._number: int | None = None  # of the file that is open
+        self._trusts_memory = True  # in what this process has verified before
         self._last: str = FIRST
         self._row: int = 0
         self._forget()
@@ -144,6 +192,7 @@ class History:
                 database.execute("BEGIN")  # the end that is noted and the rows are of one moment
                 try:
                     self._read(database)
+                    self._note_read()
                 finally:
                     if database.in_transaction:
                         database.execute("ROLLBACK")
@@ -151,6 +200,8 @@ class History:
 
     def check_whole(self) -> tuple[int, int]:
         """Verify also what SQLite knows about the file beside the events; how many they are, how many without hash."""
+        self._forget()
+        self._trusts_memory = False
         count = len(self.events())
         with self._explaining():
             database = self._open(make=False)
@@ -200,6 +251,7 @@ class History:
             del self._chain[count:]
             self._read(database)  # what is now in the file, not what was meant to be
             database.execute("COMMIT")
+            self._note_written()
         except BaseException:
             self._forget()
             if database.in_transaction:
@@ -228,6 +280,8 @@ class History:
         self._chain: list[Event] = []
         self._keys: set[str] = set()
         self._last, self._row = FIRST, 0
+        self._stamp: FileStamp | None = None  # of the file from which all of the chain was read and verified
+        self._are_pages_whole = False
         self._unhashed: list[Event] = []
         self._old_ids = dict.fromkeys(OLD_TABLES.values(), 0)
         self._is_hashed = False
@@ -235,7 +289,10 @@ class History:
 
     def _make_ready(self, database: sqlite3.Connection) -> None:
         """Before the first write: no damage that writing would make worse, and no event in any other file than this."""
-        self._check_pages(database)
+        known = _VERIFIED.find(self.path, self._now())
+        if known is None or not known.are_pages_whole:
+            self._check_pages(database)
+        self._are_pages_whole = True
         database.execute("PRAGMA page_size = 4096")
         try:
             database.execute("PRAGMA journal_mode = DELETE")  # older files keep their last events in a file beside
@@ -269,6 +326,7 @@ class History:
                 self._read_unhashed(database, table)
 
     def _read_chain(self, database: sqlite3.Connection, count: Any, last: Any) -> None:
+        self._recall(count, last)
         if (len(self._chain), self._last) == (count, last):
             return
         query = f"SELECT rowid, {', '.join(COLUMNS)} FROM history WHERE rowid > ? ORDER BY rowid"
@@ -282,6 +340,45 @@ class History:
             self._last, self._row = own, row
         if (len(self._chain), self._last) != (count, last):
             raise damaged(self.path, f"it ends with event {len(self._chain)}, and should with {count}")
+
+    def _now(self) -> FileStamp | None:
+        """The stamp of the file; None where it does not change with every commit."""
+        return None if self.path.with_name(f"{self.path.name}-wal").exists() else file_stamp(self.path)
+
+    def _recall(self, count: Any, last: Any) -> None:
+        """Within a transaction, before the chain is read: take what was verified of this very file."""
+        stamp = self._now()
+        if stamp is None or stamp == self._stamp:
+            return
+        known = _VERIFIED.find(self.path, stamp) if self._trusts_memory else None
+        if known is not None and (len(known.chain), known.last) == (count, last):
+            self._chain, self._keys = known.chain.copy(), known.keys.copy()
+            self._last, self._row, self._stamp = known.last, known.row, stamp
+        else:  # what others wrote behind what is here is verified, but what is here is not read again
+            self._stamp = None if self._chain else stamp
+
+    def _note_read(self) -> None:
+        """Remember what was read, unless the file is so new that a write after this need not change its times."""
+        stamp = self._stamp
+        if stamp is None or _VERIFIED.find(self.path, stamp) or time.time_ns() - max(stamp[1:3]) <= _CLOCK_TICK:
+            return
+        self._note(stamp)
+
+    def _note_written(self) -> None:
+        """Remember what was written, with a time of the file that no later write can give it."""
+        if self._stamp is None:
+            return
+        exact = time.time_ns()
+        with suppress(OSError):  # not everybody who may write to a file may set its times
+            os.utime(self.path, ns=(exact, exact))
+            stamp = self._now()
+            if stamp is not None and stamp[1] == exact and stamp[-1] == self._number:
+                self._stamp = stamp
+                self._note(stamp)
+
+    def _note(self, stamp: FileStamp) -> None:
+        chain, keys = self._chain.copy(), self._keys.copy()
+        _VERIFIED.note(self.path, _Verified(stamp, chain, keys, self._last, self._row, self._are_pages_whole))
 
     def _read_unhashed(self, database: sqlite3.Connection, table: str) -> None:
         known = self._keys | {event.key for event in self._unhashed}

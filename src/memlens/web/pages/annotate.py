@@ -125,9 +125,11 @@ def _finish(index: Index, annotator: str) -> None:
 
 def _open_study(index: Index) -> Annotations:
     """A study begins with a sample, so that everybody labels the same."""
-    if not read_study(index).memories:
+    notes = Annotations(index)
+    if notes.sample() is None:
+        notes.close()
         raise SettingError("there is no sample to label yet; draw one on this page, or with `memlens annotate sample`")
-    return Annotations(index)
+    return notes
 
 
 # Pages
