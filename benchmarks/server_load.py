@@ -172,7 +172,9 @@ def main() -> int:
             while (answer := first.trace()).status_code == 409 and "loading" in answer.text:
                 time.sleep(1)
             answer.raise_for_status()
-            memories = drawn.raise_for_status().json()["memories"]
+            # a pattern of three prefixes needs a memory with three triggers
+            sample = drawn.raise_for_status().json()["memories"]
+            memories = [name for name in sample if len(index.triggers(name, limit=3)) == 3]
             clients = [Client(address, number, memories, layers, width) for number in range(given.clients)]
             before = resident_megabytes(server.pid)
             all_at_once(clients, given.seconds)

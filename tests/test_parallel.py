@@ -1,4 +1,4 @@
-"""Ctrl-C and TERM: raised between two steps of the main thread, wherever it is."""
+"""Ctrl-C and TERM are raised between two steps of the main thread, wherever it is; freed memory is given back."""
 
 import os
 import signal
@@ -113,3 +113,36 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
             assert process.stdout.readline().strip() == expected
             process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
+
+
+FREED = """
+import threading
+import numpy as np
+from memlens.parallel import return_freed_memory
+
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) // 1024
+
+def work():
+    arrays = []
+    for _ in range(60):
+        arrays.append(np.ones(1 << 20, np.uint8))
+        kept.append(np.ones(1 << 12, np.uint8))  # made after it, and stays
+
+return_freed_memory()
+kept = []
+del [np.ones(24 << 20, np.uint8)][:]  # from here on glibc takes arrays of this size from its heaps
+before = resident()
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(resident() - before)
+"""
+
+
+def test_memory_that_threads_have_freed_goes_back_to_the_system() -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run([sys.executable, "-c", FREED], env=environment, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 60  # megabytes, of 240 that were freed; all of them without the settings

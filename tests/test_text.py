@@ -31,3 +31,10 @@ def test_a_curve_stands_on_zero_and_shrinks_to_its_room() -> None:
     assert text.curve([-1.0, -0.5, 0.0]) == "▁▅█"
     assert text.curve([None, None]) == "··" and text.curve([]) == "" and text.curve([0.0]) == "▁"
     assert text.curve([0.0, 0.0, 1.0, 1.0], room=2) == "▁█"
+
+
+def test_a_number_that_rounds_to_nothing_has_no_sign() -> None:
+    assert [text.signed(one) for one in (1.2, -0.354, -0.0049, 0.0, -0.0, 0.004)] == [
+        "+1.20", "−0.35", "0.00", "0.00", "0.00", "0.00",
+    ]  # fmt: skip
+    assert text.signed(-0.0049, 3) == "−0.005" and text.signed(float("nan")) == "+nan"

@@ -1,4 +1,4 @@
-"""Compiled loops, torch and its threads, a map over items, progress of long work, and stopping it by a signal.
+"""Compiled loops, torch and its threads, memory given back, a map over items, progress, and stopping by a signal.
 
 Python runs a signal's handler wherever C code asks for it, also on the way out of a compiled loop, where an exception
 is lost, reported as a SystemError or fatal. So handlers here do not raise:
@@ -98,6 +98,28 @@ def import_torch() -> None:
         if is_collecting:
             gc.enable()
     gc.freeze()  # later collections need not look at the libraries' objects
+
+
+_MALLOC = {  # parameters of mallopt, and names under which somebody may have set them for the process
+    "MALLOC_TRIM_THRESHOLD_": (-1, 1 << 20),
+    "MALLOC_MMAP_THRESHOLD_": (-3, 1 << 18),
+    "MALLOC_ARENA_MAX": (-8, 2),
+}
+
+
+def return_freed_memory() -> None:
+    """Have the C library give freed memory back to the system; for a program that goes on for days, before its threads.
+
+    By default glibc has a heap per thread, and once a large array was freed it takes arrays of up to 32 MB from there,
+    where any small object that was made after them keeps the room of all from the system: a server that computes in
+    many threads grows to a multiple of what it holds. Other C libraries have no such setting and are left alone.
+    """
+    import ctypes
+
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    for name, (parameter, size) in _MALLOC.items():
+        if mallopt is not None and name not in os.environ:
+            mallopt(parameter, size)
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -163,6 +163,12 @@ def cell_text(text: str) -> str:
     return text[1:] if text.startswith("'") and FORMULA.match(text) else text
 
 
+def signed(value: float, digits: int = 2) -> str:
+    """A number with its sign and so many decimals: +1.20, −0.35; what rounds to nothing has no sign."""
+    shown = f"{value:+.{digits}f}"
+    return shown.replace("-", "−") if shown.strip("+-0.") else shown[1:]
+
+
 def percent(share: float | None, digits: int = 1) -> str:
     """A share with a fixed number of decimals: 12.3%."""
     return MISSING if share is None else f"{100 * share:.{digits}f}%".replace("-", "−")

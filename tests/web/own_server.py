@@ -1,5 +1,6 @@
 """Helpers of the workbench's tests: a server and pages of one's own, changes to an index of one's own."""
 
+import shlex
 import threading
 import time
 from collections.abc import Iterator
@@ -7,8 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import typer
 import uvicorn
 
+from memlens.cli.app import make_app
 from memlens.index.reader import Index
 from memlens.web.app import create_app, listen, server_config
 from memlens.web.security import Access
@@ -31,6 +34,15 @@ def fewer_patterns(index: Index) -> None:
     """Replace the table of patterns as a stage does: all but one are gone."""
     table = index.table("patterns")
     index.write({"patterns": (table.schema, [table.slice(0, 1)])}, dict)
+
+
+def parsed_command(shown: str) -> dict[str, Any]:
+    """A `memlens trace` command that a page shows, as a shell and then the command line take it apart."""
+    command = typer.main.get_command(make_app("trace"))
+    name, verb, *words = shlex.split(shown)
+    assert (name, verb) == ("memlens", "trace")
+    parsed: dict[str, Any] = command.commands["trace"].make_context("trace", words).params  # type: ignore[attr-defined]
+    return {**parsed, "sets": list(parsed["sets"] or [])}
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlencode
 
-from own_server import EVERY_SCREEN
+import pytest
+from own_server import EVERY_SCREEN, parsed_command
 
 Open = Callable[..., Any]
 DONE = ".column[data-set=set] .bars li"
@@ -51,3 +53,12 @@ def test_switches_sliders_and_a_second_set(open_page: Open) -> None:
     page.wait_for_url(lambda url: "L1%3D60" not in url)
     page.locator(".second").click()
     page.wait_for_url(lambda url: "other=" not in url)
+
+
+@pytest.mark.parametrize("prompt", ["-5 degrees", "--", "--set L1=0", "=ls", "it's `a` $b !c"])
+def test_the_command_of_a_text_is_understood_by_a_shell_and_by_the_command_line(open_page: Open, prompt: str) -> None:
+    page = open_page(f"/steer?{urlencode({'prompt': prompt, 'count': 3, 'seed': 7})}&set=L1%3D-60&set=L0%3Dx0.5")
+    page.locator(DONE).first.wait_for()
+    given = parsed_command(page.locator(".column[data-set=set] .command code").text_content())
+    assert (given["model"], given["prompt"], given["sets"]) == ("INDEX", prompt, ["L1=-60", "L0=x0.5"])
+    assert (given["generate"], given["seed"]) == (3, 7)

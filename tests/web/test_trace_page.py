@@ -3,20 +3,23 @@
 import html
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fastapi.testclient import TestClient
+from own_server import parsed_command
 
 import memlens
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 from memlens.tracer.intervene import intervene
+from memlens.tracer.prompt import read_prompt
 from memlens.tracer.trace import trace
 from memlens.web.kept_prompts import KeptPrompts
-from memlens.web.pages.trace import COLUMNS, MOST_LETTERS, last_of_each, read_grid
+from memlens.web.pages.trace import COLUMNS, MOST_LETTERS, TraceAddress, last_of_each, read_grid
 
 PROMPT = "The river runs to the sea"
 
@@ -199,9 +202,39 @@ def test_a_prompt_runs_once_however_many_cells_and_tokens_are_looked_at(
     assert len(passes) == 2  # without the edit it was kept
 
 
-def test_what_is_kept_stays_within_its_size(model: MemoryModel) -> None:
-    from memlens.tracer.prompt import read_prompt
+@pytest.mark.parametrize(
+    ("prompt", "token", "against", "at", "sets"),
+    [
+        ("The river", "", "", -1, []),
+        ("-5 degrees", "", "", -1, ["L1N3=0"]),
+        ("--", "--", "-1", -2, ["L1=-2", "L0N1=x0.5"]),
+        ("--json", "␣it's", "␣$HOME", 1, []),
+        ('it\'s `a` "b" $c\\ !d\n=e ␣f', "-", "=", 0, ["L1N3=0"]),
+    ],
+)
+def test_the_command_of_a_trace_is_understood_by_a_shell_and_by_the_command_line(
+    prompt: str, token: str, against: str, at: int, sets: list[str]
+) -> None:
+    given = parsed_command(TraceAddress(prompt, None, at, sets, token, against).command)
+    assert (given["model"], given["prompt"], given["position"], given["sets"]) == ("INDEX", prompt, at, sets)
+    assert given["token"] == (token.replace("␣", " ") or None)
+    assert given["against"] == (against.replace("␣", " ") or None)
 
+
+def test_the_size_of_what_is_kept_is_that_of_every_tensor_in_it(model: MemoryModel) -> None:
+    run = KeptPrompts().run(model, read_prompt(model, PROMPT))
+    assert run.nbytes == sum(tensor.nbytes for tensor in tensors_in(vars(run.positions)))
+
+
+def tensors_in(content: Any) -> Iterator[torch.Tensor]:
+    if isinstance(content, torch.Tensor):
+        yield content
+    elif isinstance(content, dict):
+        for part in content.values():
+            yield from tensors_in(part)
+
+
+def test_what_is_kept_stays_within_its_size(model: MemoryModel) -> None:
     kept = KeptPrompts(most_bytes=1)
     for text in ("one", "two", "three", "four"):
         kept.run(model, read_prompt(model, text))

@@ -16,7 +16,7 @@ from typing import Any
 from memlens.annotations.store import ANSWERS, UNREADABLE, Sample
 from memlens.errors import FilesError, IndexFolderError, MemlensError
 from memlens.files import file_stamp, holding, sync_folder
-from memlens.index.history import COLUMNS, EVENT_KINDS, FIRST, UNHASHED, Event, History, connect, readable_rows
+from memlens.index.history import COLUMNS, EVENT_KINDS, FIRST, UNHASHED, Event, History, connect
 
 _PAGE_BYTES = 4096
 _TWO_HASHES = b"\x81\x0d\x81\x0d"  # the end of a row's header: two texts of 64 characters
@@ -186,7 +186,7 @@ def _unhashed_events(path: Path) -> tuple[list[Event], list[LostEvent]]:
     lost = []
     try:
         with closing(connect(path)) as database:
-            tables = {table: readable_rows(database, table) for table in UNHASHED}
+            tables = {table: _readable_rows(database, table) for table in UNHASHED}
     except (sqlite3.Error, MemlensError):
         return [], []
     for table, rows in tables.items():
@@ -197,6 +197,18 @@ def _unhashed_events(path: Path) -> tuple[list[Event], list[LostEvent]]:
             elif event is None or event.key not in found:
                 lost.append(LostEvent(number, f"a row of the table {table}"))
     return list(found.values()), lost
+
+
+def _readable_rows(database: sqlite3.Connection, table: str) -> dict[int, Sequence[Any]]:
+    """By id, what SQLite can still read of a table without hashes, from both ends up to what is damaged."""
+    found: dict[int, Sequence[Any]] = {}
+    for order in ("ASC", "DESC"):
+        try:
+            for number, *fields in database.execute(f"SELECT id, {UNHASHED[table]} FROM {table} ORDER BY id {order}"):
+                found[number] = fields
+        except (sqlite3.Error, UnicodeDecodeError):
+            continue
+    return dict(sorted(found.items()))
 
 
 def _makes_sense(event: Event) -> bool:

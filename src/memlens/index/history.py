@@ -23,7 +23,7 @@ import os
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -445,15 +445,3 @@ def _versions(path: Path) -> bytes:
             return file.read(20)[18:]
     except OSError as error:
         raise FilesError(f"cannot open {path}: {error.strerror or error}; look at its permissions") from error
-
-
-def readable_rows(database: sqlite3.Connection, table: str) -> dict[int, Sequence[Any]]:
-    """By id, what SQLite can still read of a table without hashes, from both ends up to what is damaged."""
-    found: dict[int, Sequence[Any]] = {}
-    for order in ("ASC", "DESC"):
-        try:
-            for number, *fields in database.execute(f"SELECT id, {UNHASHED[table]} FROM {table} ORDER BY id {order}"):
-                found[number] = fields
-        except (sqlite3.Error, UnicodeDecodeError):
-            continue
-    return dict(sorted(found.items()))

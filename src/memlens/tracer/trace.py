@@ -162,10 +162,11 @@ class TracedPrompt:
 
     @property
     def nbytes(self) -> int:
-        """Of what is kept."""
+        """Of the states and coefficients that are kept."""
         kept = self.positions
         stores = (kept.r, kept.y, kept.o, kept.coefficients, kept.weights)
-        return sum(tensor.numel() * tensor.element_size() for store in stores for tensor in store.values())
+        tensors = [kept.embedding, *(tensor for store in stores for tensor in store.values())]
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)  # a part of a tensor holds all of it
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ from memlens import __version__
 from memlens.errors import BusyError, FilesError, IndexFolderError, ModelError, UnknownName
 from memlens.experiments.style import css_variables
 from memlens.reports.report import template_environment
-from memlens.text import finite, head, letter, probability, tail
+from memlens.text import finite, head, letter, probability, signed, tail
 from memlens.web.security import cookie_name, keeps_model_at_work, read_cookies
 from memlens.web.workbench import Turns, Workbench
 
@@ -240,7 +240,7 @@ def render(
 @cache
 def environment() -> Environment:
     environment = template_environment("memlens.web")
-    environment.filters.update(head=head, tail=tail, share=probability, letter=letter, hits=hits)
+    environment.filters.update(head=head, tail=tail, share=probability, signed=signed, letter=letter, hits=hits)
     return environment
 
 

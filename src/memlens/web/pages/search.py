@@ -24,7 +24,7 @@ from memlens.index.search import (
 )
 from memlens.memory import ExpertId, MemoryId
 from memlens.settings import ROLES, parse_layers
-from memlens.text import cell, probability
+from memlens.text import cell, probability, signed
 from memlens.tracer.result import FiringHit, FiringOrder, FiringResult
 from memlens.web.pages.collections import names_beside
 from memlens.web.pages.memory import refuse_long_prompt
@@ -160,7 +160,7 @@ def _firing(bench: Workbench, asked: dict[str, Any]) -> FiringResult:
 def reason(hit: MemoryHit) -> str:
     """Why a memory was found, in a few words."""
     if isinstance(hit, FiringHit):
-        return f"{100 * hit.relative:.0f}% of its range, effect {hit.effect:+.2f}".replace("-", "−")
+        return f"{100 * hit.relative:.0f}% of its range, effect {signed(hit.effect)}"
     if isinstance(hit, TriggerHit):
         side = "" if hit.end == "top" else " most negative"
         return f"{hit.matches}{side} trigger{'' if hit.matches == 1 else 's'}"

@@ -163,10 +163,14 @@ class TraceAddress:
     @property
     def command(self) -> str:
         """The same in a terminal."""
-        options = [("--position", str(self.at)), ("--token", self.token), ("--against", self.against)]
-        named = [f"{option} {quote(text)}" for option, text in options if text not in ("", "-1")]
-        edits = [f"--set {quote(edit)}" for edit in self.sets]
-        return " ".join(["memlens trace INDEX", quote(self.prompt), *named, *edits]).replace("␣", " ")
+        tokens = [("--token", self.token), ("--against", self.against)]
+        options = [] if self.at == -1 else [("--position", str(self.at))]
+        options += [(option, text.replace("␣", " ")) for option, text in tokens if text]
+        words = [f"{option} {quote(text)}" for option, text in (*options, *(("--set", edit) for edit in self.sets))]
+        prompt = quote(self.prompt)
+        # what begins with a dash is a text only behind --, and behind that nothing is an option
+        words = [*words, "--", prompt] if self.prompt.startswith("-") else [prompt, *words]
+        return " ".join(["memlens trace INDEX", *words])
 
     @property
     def steer(self) -> str:

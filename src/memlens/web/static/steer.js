@@ -79,7 +79,7 @@ function read() {
   columns[2].hidden = !query.has("other");
 }
 
-const quoted = (text) => (/^[\w=.,\/-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
+const quoted = (text) => (/^[\w.,\/-][\w=.,\/-]*$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
 
 function command(column) {
   const given = settings();
