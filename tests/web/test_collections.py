@@ -9,6 +9,8 @@ from own_server import EVERY_SCREEN, opened, serving
 
 from memlens.annotations.store import Annotations
 from memlens.index.reader import Index
+from memlens.web.pages.collections import kept_notes
+from memlens.web.served_index import ServedIndex
 from memlens.web.workbench import Workbench
 
 
@@ -70,6 +72,14 @@ def test_parts_that_are_changed_at_the_same_moment_all_stay(
         assert (note["star"], note["name"], note["note"], note["lists"]) == (True, "rivers", "of water", ["nature"])
 
 
+def test_only_what_is_kept_now_stays_in_memory(own_index: Index) -> None:
+    index = ServedIndex(own_index.folder)
+    for name in ("one", "two", "three"):
+        with Annotations(index) as annotations:
+            annotations.change_note(index.check("L1N7"), "ann", {"name": name})
+        assert [note.name for note in kept_notes(index).values()] == [name] and len(index._results) == 1
+
+
 @EVERY_SCREEN
 def test_a_memory_is_kept_with_the_keyboard_alone(browser: Any, own_index: Index, width: int, scheme: str) -> None:
     with serving(Workbench(own_index.folder)) as address, opened(browser, address, width, True, scheme) as page:
@@ -85,9 +95,9 @@ def test_a_memory_is_kept_with_the_keyboard_alone(browser: Any, own_index: Index
         page.wait_for_timeout(500)
         page.goto(address + "/collections")
         assert page.locator("h2").all_inner_texts() == ["one", "two"]
-        assert page.locator("tbody tr").first.inner_text().startswith("★")
+        assert page.locator(".kept li").first.inner_text().startswith("★")
         assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-        page.locator("tbody a").first.focus()
+        page.locator(".kept a").first.focus()
         page.keyboard.press("Enter")
         page.wait_for_url("**/m/L1N7")
         assert page.locator("[name=name]").input_value() == "my memory"

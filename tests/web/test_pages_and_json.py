@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from own_server import without_labels
 
 from memlens.index.reader import Index
-from memlens.text import cell, probability, visible
+from memlens.text import cell, probability, signed, visible
 from memlens.web.rendering import PAGES
 
 Run = Callable[..., tuple[int, str, str]]
@@ -137,15 +137,15 @@ def test_a_trace(client: TestClient, index: Index, run: Run, model_folder: Path)
     assert answer["parts"] == pytest.approx(shown["parts"], abs=1e-4)
     html = client.get("/trace", params={"prompt": PROMPT, "layer": 1, "at": -1}).text
     layer = answer["layers"][1]
-    effects = [f"{one['effect']:+.3f}" for one in layer["by_effect"]]
+    effects = [signed(one["effect"], 3) for one in layer["by_effect"]]
     told = [float(one.replace("−", "-")) for one in found(r'<td class="right">([^<]*)</td>', html)]
     parts = [value for value in answer["parts"].values() if value]
     assert told[: len(parts) + 1] == pytest.approx([*parts, answer["logit"]], abs=6e-4)
     strongest = html[html.index('<ol class="strongest">') : html.index("</ol>", html.index('<ol class="strongest">'))]
     every = sorted((one for own in answer["layers"] for one in own["by_effect"]), key=lambda one: -abs(one["effect"]))
-    named = [f"{one['memory']} {one['effect']:+.3f}" for one in every]
+    named = [f"{one['memory']} {signed(one['effect'], 3)}" for one in every]
     of_page = zip(found(r">(L\d+N\d+)<", strongest), found(r'<span class="n">([^<]*)<', strongest), strict=True)
-    pairs = [" ".join(pair).replace("−", "-") for pair in of_page]
+    pairs = [" ".join(pair) for pair in of_page]
     assert pairs and pairs == named[: len(pairs)]
     opened = html[html.index('<section class="opened"') :]
     assert found(r'class="effect [^"]*" style="[^"]*">([^<]*)<', opened) == effects

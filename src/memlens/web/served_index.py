@@ -44,7 +44,7 @@ class ServedIndex(Index):
         super().__init__(folder)
         self._most_bytes = most_bytes
         self._in_memory: dict[str, FileStamp] = {}  # table -> the file that was copied
-        self._results: dict[tuple[Any, ...], tuple[tuple[FileStamp | None, ...], Any]] = {}
+        self._results: dict[tuple[Any, ...], tuple[tuple[FileStamp | str | None, ...], Any]] = {}
         self._keeping, self._remembering = Lock(), Lock()
         self._is_closed = False
 
@@ -79,9 +79,12 @@ class ServedIndex(Index):
         """What a new file of a table is known by; None where there is none."""
         return file_stamp(self.folder / f"{table}.parquet") if self.has(table) else None
 
-    def remember(self, tables: Sequence[str], key: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """What `make` gives, made once for a key and these tables as they are now; the latest few are kept."""
-        stamps = tuple(self.stamp(table) for table in tables)
+    def remember(self, tables: Sequence[str], key: tuple[Any, ...], make: Callable[[], T], mark: str = "") -> T:
+        """What `make` gives, made once for a key and these tables as they are now; the latest few are kept.
+
+        `mark` stands for what else it is made from: with another one it is made again, and takes the place of the old.
+        """
+        stamps = (*(self.stamp(table) for table in tables), mark)
         with self._remembering:
             entry = self._results.pop(key, None)
             if entry is not None and entry[0] == stamps:

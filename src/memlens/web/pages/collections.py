@@ -30,7 +30,7 @@ class KeptMemory(BaseModel):
 def kept_notes(index: ServedIndex) -> dict[MemoryId, Note]:
     """What people keep, read again only after somebody has written. Never makes the file."""
     mark = history_mark(index, NOTES)
-    return {} if mark is None else index.remember((), ("notes", mark), lambda: read_notes(index))
+    return {} if mark is None else index.remember((), ("notes",), lambda: read_notes(index), mark)
 
 
 def names_beside(index: ServedIndex) -> dict[MemoryId, Note]:
