@@ -142,6 +142,34 @@ print(resident() - before)
 """
 
 
+GAPS = """
+import time
+import numpy as np
+from memlens import parallel
+
+parallel._TRIM_SECONDS = 0.2
+parallel.return_freed_memory()
+
+def resident():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS")) // 1024
+
+before = resident()
+arrays = [np.ones(1 << 16, np.uint8) for _ in range(4000)]
+kept = arrays[::10]
+grown = resident() - before
+del arrays
+while resident() - before > grown // 2:  # a test that hangs here is one that fails
+    time.sleep(0.1)
+print(grown)
+"""
+
+
+def test_gaps_between_what_stays_are_given_back_now_and_then() -> None:
+    command = [sys.executable, "-c", GAPS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert int(done.stdout) > 200  # megabytes, of which a tenth stays
+
+
 def test_memory_that_threads_have_freed_goes_back_to_the_system() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     done = subprocess.run([sys.executable, "-c", FREED], env=environment, capture_output=True, text=True, check=True)

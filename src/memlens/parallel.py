@@ -105,6 +105,7 @@ _MALLOC = {  # parameters of mallopt, and names under which somebody may have se
     "MALLOC_MMAP_THRESHOLD_": (-3, 1 << 18),
     "MALLOC_ARENA_MAX": (-8, 2),
 }
+_TRIM_SECONDS = 20.0
 
 
 def return_freed_memory() -> None:
@@ -112,14 +113,25 @@ def return_freed_memory() -> None:
 
     By default glibc has a heap per thread, and once a large array was freed it takes arrays of up to 32 MB from there,
     where any small object that was made after them keeps the room of all from the system: a server that computes in
-    many threads grows to a multiple of what it holds. Other C libraries have no such setting and are left alone.
+    many threads grows to a multiple of what it holds. Gaps between smaller arrays are given back by a thread, now and
+    then. Other C libraries have no such settings and are left alone.
     """
     import ctypes
 
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    library = ctypes.CDLL(None)
+    mallopt, trim = getattr(library, "mallopt", None), getattr(library, "malloc_trim", None)
+    if mallopt is None or trim is None:
+        return
     for name, (parameter, size) in _MALLOC.items():
-        if mallopt is not None and name not in os.environ:
+        if name not in os.environ:
             mallopt(parameter, size)
+
+    def give_back() -> None:
+        while True:
+            time.sleep(_TRIM_SECONDS)
+            trim(0)
+
+    threading.Thread(target=give_back, name="memlens memory", daemon=True).start()
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
