@@ -95,7 +95,10 @@ class Watch:
             if thread.ident in stacks and thread.ident not in (self._main, threading.get_ident()):
                 part = part_of(stacks[thread.ident])
                 if part:
-                    spent = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+                    try:
+                        spent = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+                    except OSError:  # it has just ended
+                        continue
                     own = min(max(spent - self._of_threads[thread.ident], 0.0), rest)
                     self.parts[part] += own
                     rest -= own

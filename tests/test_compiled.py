@@ -1,7 +1,15 @@
-"""Compiled parts work where nothing compiled can be kept: neither beside the code nor in the home folder."""
+"""Compiled functions: where they are kept, that they are made once, and that they work where nothing can be kept."""
 
+import os
 import subprocess
 import sys
+from collections import Counter
+from pathlib import Path
+
+from numba import njit
+from numba.core import event
+
+from memlens.parallel import compiled_part
 
 # numba looks for a folder it may write to; here it finds none, as on a read-only system with a read-only home
 CODE = """
@@ -17,6 +25,92 @@ import memlens.pattern.find, memlens.vocab.kernels, memlens.scanner.kernels  # a
 from memlens.parallel import compiled
 print(compiled(lambda number: number / 2)(0.5))
 """
+
+
+MODULE = """
+import sys
+from memlens.parallel import compiled
+
+@compiled
+def halves(numbers):
+    total = 0.0
+    for number in numbers:
+        total += number / 2
+    return total
+
+import numpy as np
+print("ready", flush=True)
+sys.stdin.readline()  # all begin together
+print(halves(np.arange(3.0)), sum(halves.stats.cache_misses.values()), sum(halves.stats.cache_hits.values()))
+"""
+
+
+def start(module: Path, **environment: str) -> "subprocess.Popen[str]":
+    own = {name: value for name, value in os.environ.items() if name != "NUMBA_CACHE_DIR"} | environment
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, str(module)], env=own, **pipes)  # type: ignore[call-overload]
+
+
+def results(processes: "list[subprocess.Popen[str]]") -> list[tuple[str, int, int]]:
+    """Of each process what it computed, how often it compiled and how often it loaded."""
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    found = []
+    for process in processes:  # nobody waits for another one's answer before it is told to begin
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        answer, misses, hits = process.communicate()[0].split()
+        found.append((answer, int(misses), int(hits)))
+    return found
+
+
+def test_what_is_compiled_is_kept_in_the_users_folder_where_the_package_cannot_be_written_to(tmp_path: Path) -> None:
+    module = tmp_path / "package" / "part.py"
+    module.parent.mkdir()
+    module.write_text(MODULE)
+    (module.parent / "__pycache__").write_text("a file, so that no folder can be made; permissions do not stop root")
+    cache = tmp_path / "cache"
+    places = {"XDG_CACHE_HOME": str(cache), "HOME": str(tmp_path)}
+    assert results([start(module, **places)]) == [("1.5", 1, 0)]
+    assert results([start(module, **places)]) == [("1.5", 0, 1)]
+    if sys.platform == "linux":  # elsewhere the user's folder for caches has another name
+        assert list(cache.rglob("*.nbc"))
+
+
+def test_processes_that_begin_together_compile_once(tmp_path: Path) -> None:
+    module = tmp_path / "part.py"
+    module.write_text(MODULE)
+    found = results([start(module) for _ in range(3)])
+    assert [answer for answer, _, _ in found] == ["1.5"] * 3
+    assert sorted((misses, hits) for _, misses, hits in found) == [(0, 1), (0, 1), (1, 0)]
+
+
+@compiled_part
+def _next(number):
+    return number + 1
+
+
+def _use(number):
+    return _next(number) + _next(3) + _next(-7)
+
+
+def test_a_part_is_compiled_once_for_constants_and_variables_and_can_be_called_from_python() -> None:
+    made: Counter[str] = Counter()
+
+    class Listener(event.Listener):
+        def on_start(self, told: event.Event) -> None:
+            made[told.data["dispatcher"].py_func.__name__] += 1
+
+        def on_end(self, told: event.Event) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Listener()):
+        assert _use(5) == njit(_use)(5) == 4
+    assert made["_next"] == 1
+    assert _next(1) == 2
 
 
 def test_compiled_parts_do_not_need_a_folder_to_be_kept_in() -> None:

@@ -10,6 +10,7 @@ is lost, reported as a SystemError or fatal. So handlers here do not raise:
 Outside of the main thread signals cannot be handled, and nothing changes.
 """
 
+import fcntl
 import gc
 import os
 import select
@@ -29,19 +30,82 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 
-def compiled(function: Callable[..., Any] | None = None, **options: Any) -> Any:
-    """The function as machine code, made when it is first called with arguments of new types.
+def compiled(function: Callable[..., Any]) -> Any:
+    """The function as machine code, made when it is first called with arguments of new types, and kept on the disk.
 
-    `@compiled`, or with options of numba's, `@compiled(inline="always")`.
+    It is kept beside the package, or in the user's cache folder where that cannot be written to, and made by one
+    process at a time, so that workers that start together load what the first of them has made.
+
+    For functions that Python calls; what only these call is a `compiled_part`. Each new combination of types, which an
+    array's layout is part of, is compiled again: give arrays of one type and in C order.
     """
-    if function is None:
-        return partial(compiled, **options)
     from numba import njit
 
+    options = {"nogil": True, "no_cfunc_wrapper": True}
     try:
-        return njit(nogil=True, cache=True, **options)(function)
+        made = njit(cache=True, **options)(function)
     except RuntimeError:  # neither the package's folder nor the home folder can be written to
-        return njit(nogil=True, **options)(function)
+        return njit(**options)(function)
+    compile_ = made.compile
+
+    def compile_in_turn(signature: Any) -> Any:
+        with _turn_in(made.stats.cache_path):
+            return compile_(signature)
+
+    made.compile = compile_in_turn
+    return made
+
+
+_COMPILING = threading.RLock()
+_turns: list[str] = []  # folders of functions that are being compiled, the outermost first
+_TURN_SECONDS = 0.05  # between two tries
+
+
+@contextmanager
+def _turn_in(folder: str) -> Iterator[None]:
+    """Wait until no other process compiles for the same folder."""
+    with _COMPILING:
+        descriptor = _lock(folder) if not _turns else None
+        _turns.append(folder)
+        try:
+            yield
+        finally:
+            _turns.pop()
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def _lock(folder: str) -> int | None:
+    """A descriptor that holds the folder's lock; None where it cannot be had, which costs time only."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError:
+                time.sleep(_TURN_SECONDS)
+    except BaseException as error:
+        os.close(descriptor)
+        if isinstance(error, OSError):  # a file system without locks
+            return None
+        raise
+
+
+def compiled_part(function: Callable[..., Any] | None = None, **options: Any) -> Any:
+    """A function that compiled functions call: compiled with these, once for each combination of types.
+
+    A constant is of the type of a variable here (a function of its own would be compiled again for each), and there
+    is neither a wrapper nor a file for it, which is half of the time. Called from Python it is plain Python.
+    """
+    if function is None:
+        return partial(compiled_part, **options)
+    from numba.extending import register_jitable
+
+    return register_jitable(no_cfunc_wrapper=True, **options)(function)
 
 
 class Mapper(Protocol):

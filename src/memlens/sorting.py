@@ -6,12 +6,12 @@ where that takes six.
 
 from typing import Any
 
-from memlens.parallel import compiled
+from memlens.parallel import compiled_part
 
 _GAPS = (1_577_003, 700_890, 311_507, 138_447, 61_532, 27_347, 12_154, 5_402, 2_401, 701, 301, 132, 57, 23, 10, 4, 1)
 
 
-@compiled
+@compiled_part
 def sort_(keys: Any, count: int) -> None:
     """Put the first `count` keys in ascending order."""
     for gap in _GAPS:
@@ -23,7 +23,7 @@ def sort_(keys: Any, count: int) -> None:
             keys[place] = key
 
 
-@compiled
+@compiled_part
 def sort_with_(keys: Any, others: Any, count: int) -> None:
     """Put the first `count` keys in ascending order and the numbers beside them along with theirs."""
     for gap in _GAPS:

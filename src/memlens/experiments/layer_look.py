@@ -22,7 +22,7 @@ from memlens.experiments.kinds import kind_columns
 from memlens.models.decompose import LayerUse, LogitDecomposition, PositionStates, norm_scale
 from memlens.models.lens import Lens, at_least_float32
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import compiled
+from memlens.parallel import compiled, compiled_part
 from memlens.vocab.kernels import Ends, FloatArray, IntArray, read_softmax
 
 Columns = dict[str, Any]  # name -> [n] array, or [n] list of lists (None where there is nothing to list)
@@ -38,11 +38,12 @@ _TOLERANCE = 1e-5  # of the largest score; a product in float32 is off by a tent
 _MOST_WEIGHT = 4.0  # where a part is so much larger than the sum, its rounding is as well
 
 
-@compiled
+@compiled_part
 def _top_of(row: FloatArray, best: FloatArray) -> int:
     """The lowest token with the highest score; -1 where there is none, since scores are not finite."""
     lanes = best.shape[0]
-    best[:] = row[:lanes]
+    for c in range(lanes):  # an assignment of arrays takes far longer to compile
+        best[c] = row[c]
     for start in range(lanes, row.shape[0], lanes):
         part = row[start : min(start + lanes, row.shape[0])]
         for c in range(part.shape[0]):

@@ -249,7 +249,7 @@ class _PrefixDraw:
 
         ids = np.repeat(sentences, lengths)
         positions = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        hashes = prefix_hashes(self.seed + _SALT, ids, positions)
+        hashes = prefix_hashes(self.seed + _SALT, ids, positions.astype(np.int32))
         if len(self.hashes) == self.count:  # most windows of a long text have next to nothing below the bar
             below = np.flatnonzero(hashes <= self.hashes.max())
             hashes, ids, positions = hashes[below], ids[below], positions[below]

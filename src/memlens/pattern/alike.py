@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.parallel import compiled
+from memlens.parallel import compiled, compiled_part
 from memlens.pattern.related import TOKENS, TOP
 from memlens.pattern.words import read_trigger_rows
 
@@ -181,7 +181,7 @@ def _pack(sets: Sequence[frozenset[int]], least: float) -> _SetArrays:
     return _SetArrays(entries.astype(np.int32), starts, rare, owners, places, np.r_[0, np.cumsum(counts)])
 
 
-@compiled
+@compiled_part
 def _count_shared(entries: IntArray, a: int, a_stop: int, b: int, b_stop: int, needed: int) -> int:
     """How many entries two ascending runs have in common; 0 as soon as it cannot be `needed` any more."""
     left_a, left_b = a_stop - a - needed, b_stop - b - needed  # so many entries of each may be without a partner

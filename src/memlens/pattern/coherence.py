@@ -20,10 +20,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.parallel import compiled
+from memlens.parallel import compiled, compiled_part
 from memlens.pattern.matched import MatchedPlaces
-from memlens.pattern.word_vectors import SIZES, VectorWords, WordVectors, dot, prefix_vector_, size_class
-from memlens.pattern.words import GROUNDED, PrefixWords
+from memlens.pattern.word_vectors import (
+    SIZES,
+    VectorWords,
+    WordVectors,
+    dot,
+    prefix_vector_,
+    prefix_vectors,
+    size_class,
+)
+from memlens.pattern.words import GROUNDED, WINDOW, PrefixWords
 from memlens.sorting import sort_with_
 
 NULL_SETS, FEWER_SETS = 20_000, 4_000  # of the most triggers, and of fewer
@@ -64,15 +72,9 @@ class LastTokens(NamedTuple):
         return found._replace(amounts=nearest)
 
 
-@compiled
 def _unit_vectors(words: VectorWords, first: int, count: int, vectors: WordVectors) -> Any:
-    found = np.zeros((count, vectors.vectors.shape[1]), np.float32)
-    used, parts, nothing = np.empty(64, np.int32), np.empty(64, np.float32), np.empty(0, np.int32)
-    for i in range(count):
-        if prefix_vector_(words, first + i, nothing, True, vectors, found[i], used, parts) == 0:
-            for d in range(found.shape[1]):
-                found[i, d] = 0
-    return found
+    unit, _ = prefix_vectors(words, vectors, np.arange(first, first + count), np.ones(count, np.bool_))
+    return unit
 
 
 @compiled
@@ -98,11 +100,11 @@ def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
 
 
 def swap_prefixes(rows: NDArray[np.int64], tokens: LastTokens, random: np.random.Generator) -> NDArray[np.int64]:
-    found: NDArray[np.int64] = _swap(rows, tokens, random.random(rows.shape))
+    found: NDArray[np.int64] = _swap(np.ascontiguousarray(rows), tokens, random.random(rows.shape))
     return found
 
 
-@compiled
+@compiled_part
 def _is_there(tokens: LastTokens, row: int) -> bool:
     """Has a sampled prefix a vector?"""
     found = False
@@ -111,7 +113,7 @@ def _is_there(tokens: LastTokens, row: int) -> bool:
     return found
 
 
-@compiled
+@compiled_part
 def _mean_before(
     slot: int, documents: Any, filled: int, excluded: Any, words: VectorWords, tokens: LastTokens, vectors: WordVectors,
     mean: Any, vector: Any, used: Any, parts: Any,
@@ -143,7 +145,7 @@ def _mean_before(
     return count
 
 
-@compiled
+@compiled_part
 def _variance(mean: Any, count: int) -> float:
     """Of unit vectors around their mean, summed over dimensions."""
     return max(1 - dot(mean, mean), 0.0) * count / (count - 1)
@@ -154,7 +156,11 @@ def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tu
     """By size class, products of a token's mean vector with the prefixes of the second sample, and its squares."""
     products, squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
     mean, one, nothing = np.empty(tokens.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
-    spare, used, parts = np.empty(tokens.vectors.shape[1], np.float32), np.empty(64, np.int32), np.empty(64, np.float32)
+    spare, used, parts = (
+        np.empty(tokens.vectors.shape[1], np.float32),
+        np.empty(WINDOW, np.int32),
+        np.empty(WINDOW, np.float32),
+    )
     for slot in range(len(tokens.middles)):
         for row in range(tokens.middles[slot], tokens.offsets[slot + 1]):
             vector = tokens.vectors[row - tokens.first]
@@ -177,9 +183,13 @@ def _pair_sums(
     sums, wider, classes = np.zeros(memories), np.ones(memories), np.zeros((memories, len(SIZES)))
     dimensions = vectors.vectors.shape[1]
     vector, left, total = np.empty(dimensions, np.float32), np.empty(dimensions), np.empty(dimensions)
-    spare, spare_used, spare_parts = np.empty(dimensions, np.float32), np.empty(64, np.int32), np.empty(64, np.float32)
-    used, parts = np.empty(64, np.int32), np.empty(64, np.float32)
-    all_words, all_parts = np.empty(64 * triggers, np.int32), np.empty(64 * triggers)
+    spare, spare_used, spare_parts = (
+        np.empty(dimensions, np.float32),
+        np.empty(WINDOW, np.int32),
+        np.empty(WINDOW, np.float32),
+    )
+    used, parts = np.empty(WINDOW, np.int32), np.empty(WINDOW, np.float32)
+    all_words, all_parts = np.empty(WINDOW * triggers, np.int32), np.empty(WINDOW * triggers)
     means, slots = np.empty((triggers, dimensions)), np.empty(triggers, np.int64)
     known, times, documents = np.empty(triggers, np.int64), np.empty(triggers, np.int64), np.empty(triggers, np.int64)
     taken, taken_squares = np.empty(triggers), np.empty(triggers)
@@ -235,7 +245,7 @@ def _pair_sums(
     return sums, wider, classes
 
 
-@compiled
+@compiled_part
 def _equal_words_(words: Any, parts: Any, count: int) -> float:
     """Twice what equal words of different prefixes contribute to the sum of cosines; the words get sorted."""
     sort_with_(words, parts, count)

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.parallel import compiled
+from memlens.parallel import compiled, compiled_part
 from memlens.pattern.word_lists import describe_class
 from memlens.pattern.words import GROUNDED, WINDOW, PrefixWords, Words
 from memlens.sorting import sort_, sort_with_
@@ -206,7 +206,7 @@ class _PrefixArrays(NamedTuple):
         return cls(*own, spelled.numbers, spelled.offsets, spelled.opening, *of_tokens)
 
 
-@compiled
+@compiled_part
 def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
     """Append the keys of one prefix (an n-gram as often as it occurs); the new count comes back."""
     words, end = prefixes.words, prefixes.offsets[row + 1]
@@ -240,7 +240,7 @@ def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
     return _add_frames_(words, prefixes.offsets[row], end, keys, count)
 
 
-@compiled
+@compiled_part
 def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int:
     """Append the frames of the last three words: "one … three", "… two …", "one two …"."""
     if end - begin < 2:
@@ -259,7 +259,7 @@ def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int
     return count
 
 
-@compiled
+@compiled_part
 def _room(prefixes: _PrefixArrays, row: int) -> int:
     """At least as many keys as a prefix has."""
     return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 24
@@ -322,7 +322,7 @@ def _shared_keys(rows: Any, least: int, prefixes: _PrefixArrays) -> tuple[Any, A
     return out_memory[:kept], out_key[:kept], out_set[:kept], out_size[:kept]
 
 
-@compiled
+@compiled_part
 def _size(members: Any) -> int:
     count = 0
     while members:
@@ -370,7 +370,8 @@ def key_shares(
     spelled: SpellingFeatures,
 ) -> NDArray[np.float64]:
     """The share of a memory's prefixes (rows [memories, t], -1 for none) that have each of its keys, by offsets."""
-    found: NDArray[np.float64] = _key_shares(rows, keys, offsets, _PrefixArrays.of(prefixes, spelled))
+    arrays = _PrefixArrays.of(prefixes, spelled)
+    found: NDArray[np.float64] = _key_shares(np.ascontiguousarray(rows), keys, offsets, arrays)
     return found
 
 

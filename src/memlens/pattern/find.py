@@ -36,6 +36,7 @@ from memlens.pattern.score import (
     nearness,
     same_last_tokens,
     topic_scores,
+    whole_vectors,
     wording_scores,
 )
 from memlens.pattern.shallow import Candidate, Ending, ShallowChoice, Texts, add_waiting, choose, find_significant
@@ -146,10 +147,11 @@ def _score_topics(
     """By memory, the topics that held-out triggers do not refute, with their scores."""
     sample = VectorWords.of(texts.sample, vectors)
     some = np.random.default_rng([seed, 12]).integers(0, len(texts.sample), RANDOM)
+    random = whole_vectors(sample, vectors, some)
     found: dict[int, list[tuple[SemanticTopic, Scores]]] = {}
     for m, of_memory in topics.items():
         for topic in of_memory:
-            near = nearness(sample, vectors, topic.direction, some)
+            near = nearness(random, topic.direction)
             scores = topic_scores(own, vectors, topic.direction, triggers.held[m], same[m], near)
             if not is_refuted(scores, triggers.held[m], same[m]):
                 found.setdefault(m, []).append((topic, scores))

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.parallel import compiled
 from memlens.pattern.coherence import LastTokens, swap_prefixes
 from memlens.pattern.features import key_shares
 from memlens.pattern.shallow import Texts
-from memlens.pattern.word_vectors import VectorWords, WordVectors, dot, prefix_vector_
+from memlens.pattern.word_vectors import VectorWords, WordVectors, prefix_vectors
 from memlens.stats import roc_area
 
 HELD = 25  # triggers
@@ -54,7 +53,7 @@ def topic_scores(
     prefixes: VectorWords, vectors: WordVectors, direction: NDArray[Any], held: Any, same: Any, random: NDArray[Any]
 ) -> Scores:
     """Of one topic; `random`: nearness of random prefixes to its direction."""
-    mine, others = (_nearness(prefixes, vectors, direction, rows[rows >= 0]) for rows in (held, same))
+    mine, others = (nearness(whole_vectors(prefixes, vectors, rows[rows >= 0]), direction) for rows in (held, same))
     return roc_area(mine, random), roc_area(mine, others)
 
 
@@ -82,17 +81,13 @@ def same_last_tokens(held: NDArray[np.int64], tokens: LastTokens, seed: int) -> 
     return np.concatenate([swap_prefixes(held, tokens, random) for _ in range(TIMES)], 1)
 
 
-def nearness(prefixes: VectorWords, vectors: WordVectors, direction: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
-    found: NDArray[Any] = _nearness(prefixes, vectors, direction, rows)
-    return found
+def whole_vectors(prefixes: VectorWords, vectors: WordVectors, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Unit vectors of prefixes, last words included; 0 where there is none."""
+    return prefix_vectors(prefixes, vectors, rows, np.zeros(len(rows), np.bool_))[0]
 
 
-@compiled
-def _nearness(prefixes: VectorWords, vectors: WordVectors, direction: Any, rows: Any) -> Any:
-    found = np.zeros(len(rows))
-    vector = np.empty(vectors.vectors.shape[1], np.float32)
-    used, parts, nothing = np.empty(64, np.int32), np.empty(64, np.float32), np.empty(0, np.int32)
-    for i in range(len(rows)):
-        if prefix_vector_(prefixes, rows[i], nothing, False, vectors, vector, used, parts) > 0:
-            found[i] = dot(vector, direction)
+def nearness(unit: NDArray[np.float32], direction: NDArray[Any]) -> NDArray[Any]:
+    """The cosine of every vector [n, dimensions] with a direction."""
+    # running sums are added up in order, so that the last bits are those of a loop
+    found: NDArray[Any] = np.cumsum(unit * direction, 1)[:, -1].astype(np.float64)
     return found

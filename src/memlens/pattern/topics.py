@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from memlens.parallel import Progress
 from memlens.pattern.coherence import Coherence, ExcludedWords, LastTokens
 from memlens.pattern.shallow import ShallowChoice, Texts
-from memlens.pattern.word_vectors import SIZES, VectorWords, WordVectors, prefix_vector_, size_class
-from memlens.pattern.words import GROUNDED, TriggerRows, one_per_document
+from memlens.pattern.word_vectors import SIZES, VectorWords, WordVectors, prefix_vectors, size_class
+from memlens.pattern.words import GROUNDED, WINDOW, TriggerRows, one_per_document
 from memlens.settings import PatternSettings
 from memlens.stats import q_values
 
@@ -87,15 +87,10 @@ def _set_vectors(
     prefixes: VectorWords, vectors: WordVectors, rows: NDArray[np.int64], excluded: NDArray[np.int32], last: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], list[NDArray[np.int32]]]:
     """Unit vectors [rows, dimensions], numbers of words (0: no vector) and the words themselves."""
-    unit = np.zeros((len(rows), vectors.vectors.shape[1]), np.float32)
-    counts, words = np.zeros(len(rows), np.int64), []
-    used, parts = np.empty(64, np.int32), np.empty(64, np.float32)
-    for i, row in enumerate(rows.tolist()):
-        if row >= 0:
-            drop_last = bool(last >> i & 1)
-            counts[i] = prefix_vector_(prefixes, row, excluded, drop_last, vectors, unit[i], used, parts)
-        words.append(used[: counts[i]].copy())
-    return unit, counts, words
+    used = np.empty((len(rows), WINDOW), np.int32)
+    drop_last = np.array([bool(last >> i & 1) for i in range(len(rows))], np.bool_)
+    unit, counts = prefix_vectors(prefixes, vectors, np.ascontiguousarray(rows), drop_last, excluded, used)
+    return unit, counts, [own[:count] for own, count in zip(used, counts.tolist(), strict=True)]
 
 
 def _find_topic(

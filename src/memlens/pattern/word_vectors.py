@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
 from memlens.index.reader import Index
-from memlens.parallel import compiled
-from memlens.pattern.words import RUN, WORD, PrefixWords, Words, sampled_runs
+from memlens.parallel import compiled, compiled_part
+from memlens.pattern.words import RUN, WINDOW, WORD, PrefixWords, Words, sampled_runs
 
 DIMENSIONS = 96
 LEAST = 3
@@ -176,7 +176,7 @@ def _vector_words(words: Any, offsets: Any, row_of: Any) -> tuple[Any, Any, Any]
     return rows[:count].copy(), is_last[:count].copy(), found
 
 
-@compiled
+@compiled_part
 def dot(left: Any, right: Any) -> Any:
     """The product of two vectors, added up in order; an expression of arrays takes far longer to compile."""
     total = left[0] * right[0]
@@ -185,7 +185,7 @@ def dot(left: Any, right: Any) -> Any:
     return total
 
 
-@compiled
+@compiled_part
 def prefix_vector_(
     prefixes: VectorWords, prefix: int, excluded: Any, drop_last: bool, vectors: WordVectors,
     vector: Any, used: Any, parts: Any,
@@ -217,6 +217,40 @@ def prefix_vector_(
 
 
 @compiled
+def _prefix_vectors_(
+    prefixes: VectorWords, rows: Any, drop_last: Any, excluded: Any, vectors: WordVectors, unit: Any, words: Any
+) -> Any:
+    counts, parts = np.zeros(len(rows), np.int64), np.empty(WINDOW, np.float32)
+    for i in range(len(rows)):
+        used = words[i if i < len(words) else 0]
+        if rows[i] >= 0:
+            counts[i] = prefix_vector_(prefixes, rows[i], excluded, drop_last[i], vectors, unit[i], used, parts)
+        if counts[i] == 0:
+            for d in range(unit.shape[1]):
+                unit[i, d] = 0
+    return counts
+
+
+def prefix_vectors(
+    prefixes: VectorWords,
+    vectors: WordVectors,
+    rows: NDArray[np.int64],
+    drop_last: NDArray[np.bool_],
+    excluded: NDArray[np.int32] | None = None,
+    words: NDArray[np.int32] | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Unit vectors [rows, dimensions] of prefixes (-1 for none) and numbers of words [rows]; both 0 without a vector.
+
+    `words` [rows, WINDOW] gets the rows of the words of each.
+    """
+    unit = np.empty((len(rows), vectors.vectors.shape[1]), np.float32)
+    used = np.empty((1, WINDOW), np.int32) if words is None else words
+    own = np.empty(0, np.int32) if excluded is None else excluded
+    counts: NDArray[np.int64] = _prefix_vectors_(prefixes, rows, drop_last, own, vectors, unit, used)
+    return unit, counts
+
+
+@compiled_part
 def size_class(count: int) -> int:
     found = 0
     while found + 1 < len(SIZES) and count >= SIZES[found + 1]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memlens.parallel import compiled
+from memlens.parallel import compiled, compiled_part
 from memlens.scanner.lists import BUCKETS, Candidates, FloatArray, IntArray, KeyArray, Lists, bar_of, make_key, take_
 from memlens.scanner.quadrants import (
     Gates,
@@ -81,7 +81,7 @@ def add_(totals: Totals, sums: Sums, start: int, width: int) -> int:
     return status
 
 
-@compiled
+@compiled_part
 def worse(status: int, other: int) -> int:
     """One answer of several calls of `add_`: the first column that is not finite, else whether any is too large."""
     if status >= 0 and other >= 0:
@@ -89,7 +89,7 @@ def worse(status: int, other: int) -> int:
     return max(status, other) if status >= 0 or other >= 0 else min(status, other)
 
 
-@compiled
+@compiled_part
 def _look_at_sentence_(
     block: FloatArray,
     candidates: Candidates,
@@ -147,14 +147,14 @@ def _look_at_sentence_(
             counts[c] += one if value > 0 else none
 
 
-@compiled
+@compiled_part
 def _count_(row: FloatArray, counts: FloatArray, width: int) -> None:
     one, none = np.float32(1), np.float32(0)
     for c in range(width):
         counts[c] += one if row[c] > 0 else none
 
 
-@compiled
+@compiled_part
 def _first_row(block: FloatArray, rows: IntArray, first: int, stop: int, m: int, extreme: np.float32) -> int:
     """The first of some rows that holds memory m's extreme."""
     i = first
@@ -163,7 +163,7 @@ def _first_row(block: FloatArray, rows: IntArray, first: int, stop: int, m: int,
     return i
 
 
-@compiled
+@compiled_part
 def _find(
     block: FloatArray,
     candidates: Candidates,
@@ -210,7 +210,7 @@ class Looked(NamedTuple):
     one_a_sentence: bool
 
 
-@compiled
+@compiled_part
 def _enter_(
     block: FloatArray, candidates: Candidates, looked: Looked, sign: np.float32, extremes: FloatArray,
     peaks: FloatArray, peak_steps: FloatArray, lists: Lists, found: KeyArray, spare: Lists,
@@ -227,7 +227,7 @@ def _enter_(
             take_(lists, m, found, count, candidates.sentences, candidates.positions, looked.one_a_sentence, spare)
 
 
-@compiled
+@compiled_part
 def _last_sentence(starts: IntArray, first: int, one_a_sentence: bool) -> int:
     """One past the last sentence that is looked at together with `first`."""
     last, rows = first, 0

@@ -11,7 +11,7 @@ import numpy as np
 from numba import uint64
 from numpy.typing import NDArray
 
-from memlens.parallel import compiled
+from memlens.parallel import compiled, compiled_part
 from memlens.sorting import sort_
 
 FloatArray = NDArray[np.floating[Any]]
@@ -61,23 +61,23 @@ class Lists(NamedTuple):
         return (np.uint64(0xFFFFFFFF) - (self.keys & np.uint64(0xFFFFFFFF))).astype(np.int64)
 
 
-@compiled
+@compiled_part
 def make_key(score: np.float32, sentence: int) -> int:
     return (uint64(np.float32(score).view(np.uint32)) << _SHIFT) | (LOW - uint64(sentence))
 
 
-@compiled
+@compiled_part
 def score_of(key: int) -> np.float32:
     return np.uint32(key >> _SHIFT).view(np.float32)
 
 
-@compiled
+@compiled_part
 def bar_of(lists: Lists, m: int) -> np.float32:
     """The score of memory m's last place; 0 while its list is open."""
     return score_of(lists.keys[m, lists.keys.shape[1] - 1])
 
 
-@compiled
+@compiled_part
 def _remove_(lists: Lists, m: int, place: int) -> None:
     for i in range(place, lists.filled[m] - 1):
         lists.keys[m, i] = lists.keys[m, i + 1]
@@ -86,7 +86,7 @@ def _remove_(lists: Lists, m: int, place: int) -> None:
     lists.keys[m, lists.filled[m]] = 0
 
 
-@compiled
+@compiled_part
 def _knows(lists: Lists, m: int, low: int) -> bool:
     """Is a sentence, by its complement, in memory m's list? No branch, so that several places are seen at once."""
     known = False
@@ -95,7 +95,7 @@ def _knows(lists: Lists, m: int, low: int) -> bool:
     return known
 
 
-@compiled
+@compiled_part
 def insert_(lists: Lists, m: int, key: int, position: int, one_a_sentence: bool) -> None:
     """Put one candidate into memory m's list, if it belongs there."""
     keys, positions, filled = lists
@@ -140,7 +140,7 @@ def merge_(lists: Lists, others: Lists, one_a_sentence: bool) -> None:
             insert_(lists, m, others.keys[m, i], others.positions[m, i], one_a_sentence)
 
 
-@compiled
+@compiled_part
 def _knows_any(lists: Lists, m: int, found: KeyArray, count: int, sentences: IntArray) -> bool:
     """Is the sentence of one of the found prefixes in memory m's list already?"""
     known = False
@@ -149,7 +149,7 @@ def _knows_any(lists: Lists, m: int, found: KeyArray, count: int, sentences: Int
     return known
 
 
-@compiled
+@compiled_part
 def take_(
     lists: Lists,
     m: int,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memlens.parallel import compiled
+from memlens.parallel import compiled_part
 from memlens.scanner.lists import Candidates, FloatArray, IntArray, Lists, insert_, make_key, merge_, score_of
 
 KEPT = 5  # prefixes of each quadrant
@@ -87,14 +87,14 @@ class Looks(NamedTuple):
     zeros: FloatArray  # [columns]
 
 
-@compiled
+@compiled_part
 def empty_looks(columns: int) -> Looks:
     shape, whole = (4, columns), (columns + _WORD - 1) // _WORD * _WORD
     extremes, counts, bars = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape, np.float32)
     return Looks(extremes, counts, bars, np.zeros(whole, np.uint8), np.zeros(columns, np.float32))
 
 
-@compiled
+@compiled_part
 def begin_quadrants_(looks: Looks, lists: Lists, memory: int, width: int) -> None:
     """Before the first sentence of some columns; `memory`: the number of the memory in the first of them."""
     looks.counts[:] = 0
@@ -104,7 +104,7 @@ def begin_quadrants_(looks: Looks, lists: Lists, memory: int, width: int) -> Non
             looks.bars[place, c] = _bar(lists, 4 * (memory + c) + place)
 
 
-@compiled
+@compiled_part
 def end_quadrants_(looks: Looks, quadrants: Quadrants, memory: int, width: int) -> None:
     """After the last sentence of some columns."""
     for c in range(width):
@@ -112,12 +112,12 @@ def end_quadrants_(looks: Looks, quadrants: Quadrants, memory: int, width: int) 
             quadrants.counts[memory + c, place] += np.int64(looks.counts[place, c])
 
 
-@compiled
+@compiled_part
 def _bar(lists: Lists, row: int) -> np.float32:
     return max(score_of(lists.keys[row, lists.keys.shape[1] - 1]), _SMALLEST)
 
 
-@compiled
+@compiled_part
 def look_at_quadrants_(
     block: FloatArray,
     gates: Gates,
@@ -145,7 +145,7 @@ def look_at_quadrants_(
                     _take_(block, gates, candidates, sentence, tile, c, memory, looks, lists, one_a_sentence)
 
 
-@compiled
+@compiled_part
 def _compare_(
     high_open: FloatArray, low_open: FloatArray, high_shut: FloatArray, low_shut: FloatArray,
     bar_a: FloatArray, bar_b: FloatArray, bar_c: FloatArray, bar_d: FloatArray, reached: IntArray, width: int,
@@ -155,7 +155,7 @@ def _compare_(
         reached[c] = above | (-low_open[c] >= bar_b[c]) | (-low_shut[c] >= bar_d[c])
 
 
-@compiled
+@compiled_part
 def _extremes_(
     block: FloatArray, gates: Gates, candidates: Candidates, sentence: int, tile: int, width: int, looks: Looks
 ) -> None:
@@ -174,7 +174,7 @@ def _extremes_(
         )  # fmt: skip
 
 
-@compiled
+@compiled_part
 def _row(
     block: FloatArray, gates: Gates, candidates: Candidates, i: int, stop: int, tile: int, width: int, looks: Looks
 ) -> tuple[FloatArray, FloatArray]:
@@ -184,7 +184,7 @@ def _row(
     return block[row, tile : tile + width], gates.values[row, at : at + width]
 
 
-@compiled
+@compiled_part
 def _four_rows_(
     row_a: FloatArray, row_b: FloatArray, row_c: FloatArray, row_d: FloatArray,
     gate_a: FloatArray, gate_b: FloatArray, gate_c: FloatArray, gate_d: FloatArray,
@@ -215,7 +215,7 @@ def _four_rows_(
         below_shut[c] += below_ab + (below_de + (one if e < 0 else none))
 
 
-@compiled
+@compiled_part
 def _take_(
     block: FloatArray,
     gates: Gates,

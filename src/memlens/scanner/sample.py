@@ -12,7 +12,7 @@ import numpy as np
 from numba import uint64
 from numpy.typing import NDArray
 
-from memlens.parallel import compiled
+from memlens.parallel import compiled, compiled_part
 from memlens.scanner.lists import Candidates, FloatArray, IntArray, KeyArray
 
 EXAMPLES = 8  # drawn per memory; those that turn out to be triggers are left out when the index is written
@@ -28,7 +28,7 @@ def bin_edges() -> list[float]:
     return [-x for x in reversed(magnitudes)] + magnitudes
 
 
-@compiled
+@compiled_part
 def _mix(x: int) -> int:
     """A 64-bit finaliser (splitmix64): equal inputs give equal, well spread outputs on every machine."""
     x = uint64(x) + uint64(0x9E3779B97F4A7C15)
@@ -37,7 +37,7 @@ def _mix(x: int) -> int:
     return x ^ (x >> uint64(31))
 
 
-@compiled
+@compiled_part
 def prefix_hash(seed: int, sentence: int, position: int) -> int:
     return _mix(_mix(_mix(uint64(seed)) ^ uint64(sentence)) ^ uint64(position + 1))
 
@@ -60,7 +60,7 @@ class Examples(NamedTuple):
     positions: IntArray
 
 
-@compiled
+@compiled_part
 def _keep_(examples: Examples, m: int, hash_: int, coefficient: np.float32, sentence: int, position: int) -> None:
     place = EXAMPLES
     while place > 0 and hash_ < examples.hashes[m, place - 1]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from memlens.errors import SettingError
 from memlens.models.lens import at_least_float32
-from memlens.parallel import compiled
+from memlens.parallel import compiled, compiled_part
 from memlens.sorting import sort_
 
 FloatArray = NDArray[np.floating[Any]]
@@ -94,14 +94,16 @@ def read_softmax(scores: FloatArray, ends: Ends, targets: IntArray, pool: Thread
     """Softmax of every row, and how many tokens stand above its target ([rows], -1 for none)."""
     rows = len(scores)
     softmax = Softmax(ends.top_scores[:, 0].copy(), np.empty(rows), np.empty(rows), np.full(rows, -1, np.int64))
-    _in_parts(pool, rows, lambda first, last: _read_softmax_(scores, first, last, targets, softmax))
+    own = np.ascontiguousarray(targets, np.int32)
+    _in_parts(pool, rows, lambda first, last: _read_softmax_(scores, first, last, own, softmax))
     return softmax
 
 
 def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor | None = None) -> IntArray:
     """In every row, how many tokens have a strictly higher score than the given one [rows]; -1 for none."""
     above = np.full(len(scores), -1, np.int64)
-    _in_parts(pool, len(scores), lambda first, last: _count_above_(scores, first, last, tokens, above))
+    own = np.ascontiguousarray(tokens, np.int32)
+    _in_parts(pool, len(scores), lambda first, last: _count_above_(scores, first, last, own, above))
     return above
 
 
@@ -123,10 +125,11 @@ def _in_parts(pool: ThreadPoolExecutor | None, rows: int, work: Callable[[int, i
     list(pool.map(work, edges[:-1], edges[1:]))
 
 
-@compiled
+@compiled_part
 def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
     lanes = high.shape[0]
-    high[:], low[:] = row[:lanes], row[:lanes]
+    for c in range(lanes):  # an assignment of arrays takes far longer to compile
+        high[c], low[c] = row[c], row[c]
     for first in range(lanes, row.shape[0], lanes):
         part = row[first : min(first + lanes, row.shape[0])]
         for c in range(part.shape[0]):
@@ -135,7 +138,7 @@ def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
             low[c] = score if score < low[c] else low[c]
 
 
-@compiled
+@compiled_part
 def _key(score: np.float32, token: int) -> int:
     """One integer that is greater for a higher score, and of equal scores for the lower token; both zeros are one."""
     bits = np.float32(score + _ZERO).view(np.uint32)
@@ -143,7 +146,7 @@ def _key(score: np.float32, token: int) -> int:
     return (uint64(ordered) << _SHIFT) | (_LOW - uint64(token))
 
 
-@compiled
+@compiled_part
 def _find_end_(
     row: FloatArray,
     extremes: FloatArray,  # [lanes] of the row, times sign
@@ -184,7 +187,7 @@ def _find_ends_(scores: FloatArray, first: int, last: int, ends: Ends) -> None:
         _find_end_(scores[r], low, -_ONE, ordered, found, ends.bottom[r], ends.bottom_scores[r])
 
 
-@compiled(inline="always")
+@compiled_part(inline="always")
 def _exp(x: np.float32) -> np.float32:
     shifted = x * _LOG2_E + _ROUND
     n = shifted - _ROUND
@@ -194,7 +197,7 @@ def _exp(x: np.float32) -> np.float32:
     return (series * r * r + r + _ONE) * np.int32(power).view(np.float32)
 
 
-@compiled
+@compiled_part
 def _add_step_(
     part: FloatArray,
     highest: np.float32,
