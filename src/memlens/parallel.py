@@ -142,6 +142,8 @@ def no_progress(stage: str, done: int, total: int | None) -> None:
 def rest_idle_threads() -> None:
     """Let torch's threads sleep while they wait; to be called before torch is imported. Numbers do not change.
 
+    It changes the environment: for processes of memlens' own, the command line's and workers.
+
     By default a thread spins for some milliseconds after every matrix product, which takes the cores from other
     programs. 10,000 turns are about 50 microseconds: enough to be there for the next product of the same layer.
     """

@@ -12,9 +12,6 @@ from collections.abc import Sequence
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's own arguments) and give its exit code."""
-    from memlens.parallel import rest_idle_threads
-
-    rest_idle_threads()
     if arguments is None:
         _prepare_process()
     from memlens.cli.app import run
@@ -23,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_process() -> None:
-    """A process of its own: streams that somebody has closed lead nowhere, and libraries warn nobody.
+    """A process of its own: threads rest while they wait, closed streams lead nowhere, and libraries warn nobody.
 
     What a warning of torch or transformers says is not for the person who typed a command, and PYTHONWARNINGS=error
     would make a crash of it; here as in the worker processes that are started later.
@@ -33,6 +30,9 @@ def _prepare_process() -> None:
     import sys
     import warnings
 
+    from memlens.parallel import rest_idle_threads
+
+    rest_idle_threads()
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # takes the place of a closed stream, which else the next file would have: prints would land in it
     # When Python ends, DuckDB would report its objects that are still held by what import_torch has frozen.
