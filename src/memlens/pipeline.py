@@ -22,6 +22,7 @@ from typing import Any
 from memlens import api
 from memlens.corpus.sentences import corpus_fingerprint
 from memlens.errors import IndexFolderError, ModelNotFound, SettingError
+from memlens.estimate import AnalysisEstimate, estimate_analysis
 from memlens.experiments import prefix_pass
 from memlens.experiments.experiment import Experiment
 from memlens.experiments.prefixes import check_stop_words
@@ -37,6 +38,7 @@ from memlens.pattern.table import compute_patterns, patterns_are_made
 from memlens.reports.findings import Insight, Material, find
 from memlens.reports.sections import Tables
 from memlens.reports.silencing import most_needed
+from memlens.scanner.autotune import usable_cores
 from memlens.settings import (
     BUNDLED,
     CorpusSettings,
@@ -75,6 +77,11 @@ class Analysis:
 
 class StageWatcher:
     """Called when a stage begins and when it has ended; does nothing unless a subclass does."""
+
+    wants_estimate = False  # which takes a second to measure
+
+    def estimated(self, estimate: AnalysisEstimate) -> None:
+        """About what all stages take, before the first begins; not called where much is there already."""
 
     def begins(self, number: int, name: str) -> None:
         """Stage `number` of STAGES, from 0."""
@@ -123,6 +130,12 @@ def analyze(
     asked = {"corpus": corpus, "resume": resume, **scanning, **cutting, **running}
     work = _Work(loaded, folder, asked, ValueSettings(tokens, reading, vocabulary), drawn, progress)
     watcher = watcher or StageWatcher()
+    if watcher.wants_estimate and not (resume and is_complete(folder)):
+        threads = running.get("threads") or usable_cores()
+        settings = ScanSettings(**{**scanning, "threads": threads})
+        about = estimate_analysis(loaded, settings, api.corpus_settings(corpus, **cutting), **drawn.sizes())
+        if about is not None:
+            watcher.estimated(about)
     stages = []
     for number, name in enumerate(STAGES):
         watcher.begins(number, name)
@@ -159,6 +172,11 @@ class _Drawn:
         if experiment.on_prefixes and self.settings.stop_words is not None:
             chosen["stop_words"] = self.settings.stop_words
         return chosen
+
+    def sizes(self) -> dict[str, int]:
+        """Prefixes of section 5, and memories a layer whose triggers are edited; all of them are as many as usual."""
+        sizes = {one: self.sample_of(KNOWN[one]) or KNOWN[one].sample or 0 for one in ("refinement", "local-edits")}
+        return {"prefixes": sizes["refinement"], "edited": sizes["local-edits"]}
 
     def validation(self) -> dict[str, Any]:
         if self.text is None:

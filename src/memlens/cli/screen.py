@@ -19,10 +19,12 @@ from rich.text import Text
 
 from memlens.errors import SettingError
 from memlens.files import refuse_output, replacing
-from memlens.text import finite, visible
+from memlens.text import duration, finite, visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
+
+    from memlens.estimate import TimeLeft
 
 _ENDLESS = 100_000  # columns, where nobody looks at a terminal
 
@@ -172,6 +174,7 @@ class ScanProgress:
         self.screen, self.first = screen, first
         self.stages: list[str] = []  # as they were reached
         self.heading = ""  # stands before the words of a stage
+        self.left: TimeLeft | None = None  # of a work of several stages
         self._bar: Progress | None = None
         self._drawn = 0.0
         self._began, self._first = 0.0, 0  # when the stage began, and at which count
@@ -200,7 +203,8 @@ class ScanProgress:
             return
         self._drawn = now
         task = self._bar.task_ids[0]
-        self._bar.update(task, completed=done, total=total, counts=self._counts(stage, done, now))
+        counts, left = self._counts(stage, done, now), self._time_left(stage, done, total)
+        self._bar.update(task, completed=done, total=total, counts=counts, left=left)
 
     def _begin(self, stage: str, done: int, total: int | None, now: float) -> None:
         if self.stages and self.stages[-1] == "corpus":
@@ -215,7 +219,14 @@ class ScanProgress:
         if self._bar is not None:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
-            self._bar.add_task(words, total=total, completed=done, counts="")
+            self._bar.add_task(words, total=total, completed=done, counts="", left=self._time_left(stage, done, total))
+
+    def _time_left(self, stage: str, done: int, total: int | None) -> str:
+        """Of all stages together. Only the bar of a scan is the whole of its stage, if nobody has begun it before."""
+        if self.left is None:
+            return ""
+        share = done / total if stage == "scan" and total and not self._first else None
+        return f"about {duration(self.left.seconds(share))} left in all"
 
     def _counts(self, stage: str, done: int, now: float) -> str:
         if stage == "corpus":
@@ -241,6 +252,7 @@ def _make_bar(screen: Screen) -> "Progress":
         TaskProgressColumn(show_speed=False),
         TextColumn("{task.fields[counts]}"),
         TimeRemainingColumn(compact=True),
+        TextColumn("{task.fields[left]}"),
         console=screen.err,
         transient=True,
     )

@@ -1,0 +1,109 @@
+"""About how long an analysis takes, from a measured warm-up and the sizes of what it computes, and how long is left.
+
+Measured here: the speed of a scan of random tokens, and of a product with the output embedding. The rest is counted:
+
+    scan          the tokens of the corpus, from the sizes of its files
+    values        one product of every value with the output embedding
+    patterns      PATTERN_SECONDS a memory
+    experiments   the tokens of edited prefixes, and two products a layer and one more for every sampled prefix
+    report        REPORT_SECONDS
+
+What it takes to read the model and to compile loops on a first run is not in it.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from memlens.models.memory_model import MemoryModel
+from memlens.scanner.autotune import estimate_scan, tokens_about
+from memlens.settings import CorpusSettings, ScanSettings, is_hub_source
+from memlens.text import duration
+
+# Seen with the bundled model on two busy cores; machines differ by a factor of two or so.
+PATTERN_SECONDS = 0.002
+REPORT_SECONDS = 7.0
+TRIGGERS, EDITED_TOKENS = 50, 17  # of a memory, and tokens that are run for each of them, all edits together
+PREFIX_TOKENS = 24  # that are run for a sampled prefix
+_ROWS, _COLUMNS = 256, 8192  # of the measured product
+_READ_AGAIN = 2.0  # a block of scores is looked at after the product, which takes about as long
+
+
+@dataclass(frozen=True)
+class AnalysisEstimate:
+    """About the seconds of every stage, in the order of the stages."""
+
+    seconds: Mapping[str, float]
+
+    def in_words(self) -> str:
+        stages = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.seconds.items())
+        return f"this takes about {duration(sum(self.seconds.values()))} here ({stages})"
+
+
+def estimate_analysis(
+    model: MemoryModel, settings: ScanSettings, corpus: CorpusSettings, *, prefixes: int, edited: int
+) -> AnalysisEstimate | None:
+    """For all stages from the start; None where nobody knows how long the corpus is.
+
+    `prefixes` are those of section 5, `edited` the memories a layer whose triggers are edited.
+    """
+    if settings.max_tokens is None and any(is_hub_source(source) for source in corpus.sources):
+        return None
+    rate = estimate_scan(model, replace(settings, max_tokens=None)).tokens_per_second
+    layers = range(len(model.layers)) if settings.layers is None else settings.layers
+    memories = sum(model.layers[layer].memories for layer in layers)
+    products = _seconds_of_product(model) * _READ_AGAIN
+    edits = len(layers) * edited * TRIGGERS * EDITED_TOKENS
+    return AnalysisEstimate(
+        {
+            "scan": tokens_about(corpus, settings.max_tokens) / rate,
+            "values": memories * products,
+            "patterns": memories * PATTERN_SECONDS,
+            "experiments": (edits + prefixes * PREFIX_TOKENS) / rate + prefixes * (2 * len(layers) + 1) * products,
+            "report": REPORT_SECONDS,
+        }
+    )
+
+
+def _seconds_of_product(model: MemoryModel) -> float:
+    """Of one vector with the output embedding, among many."""
+    columns = min(model.vocabulary, _COLUMNS)
+    kind = {"device": model.device, "dtype": torch.float32}
+    left, right = torch.ones(_ROWS, model.width, **kind), torch.ones(model.width, columns, **kind)  # type: ignore[call-overload]
+    took = []
+    for _ in range(3):  # the first makes threads and memory
+        began = time.monotonic()
+        float((left @ right)[0, 0])
+        took.append(time.monotonic() - began)
+    return min(took) / _ROWS * model.vocabulary / columns
+
+
+class TimeLeft:
+    """How long is left of an analysis: its estimate, put right by what the stages that are done have taken."""
+
+    def __init__(self, estimate: AnalysisEstimate, clock: Callable[[], float] = time.monotonic) -> None:
+        self.expected, self.clock = dict(estimate.seconds), clock
+        self._spent = self._foreseen = 0.0  # of stages that are done
+        self._stage, self._began = "", clock()
+
+    def begin(self, stage: str) -> None:
+        self._stage, self._began = stage, self.clock()
+
+    def end(self, kept: bool = False) -> None:
+        """The stage is over; one that was complete already says nothing of the speed."""
+        foreseen = self.expected.pop(self._stage, 0.0)
+        if not kept:
+            self._spent += self.clock() - self._began
+            self._foreseen += foreseen
+        self._stage = ""
+
+    def seconds(self, share: float | None = None) -> float:
+        """About what is left; `share`: how much of the stage at work is done, if that is known."""
+        factor = self._spent / self._foreseen if self._foreseen else 1.0
+        left = {stage: seconds * factor for stage, seconds in self.expected.items()}
+        if self._stage in left:
+            gone = self.clock() - self._began
+            left[self._stage] = gone / share - gone if share else max(left[self._stage] - gone, 0.0)
+        return sum(left.values())

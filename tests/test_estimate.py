@@ -1,0 +1,64 @@
+"""The estimate of an analysis: all its stages, more for more work; what is left is put right by what was taken."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+import memlens
+from memlens.cli.screen import ScanProgress, Screen
+from memlens.estimate import AnalysisEstimate, TimeLeft, estimate_analysis
+from memlens.pipeline import STAGES
+from memlens.settings import CorpusSettings, ScanSettings
+
+
+def test_an_estimate_has_every_stage_in_order_and_no_text_of_unknown_length(tiny_gpt2: Path, tiny_text: Path) -> None:
+    model = memlens.load(tiny_gpt2, prove=False)
+    settings, corpus = ScanSettings(threads=1), CorpusSettings((str(tiny_text),))
+    found = estimate_analysis(model, settings, corpus, prefixes=10, edited=2)
+    assert found is not None and tuple(found.seconds) == STAGES
+    assert all(seconds > 0 for seconds in found.seconds.values())
+    assert found.in_words().startswith("this takes about ") and "experiments" in found.in_words()
+    far = CorpusSettings(("hf:some/texts",))
+    assert estimate_analysis(model, settings, far, prefixes=10, edited=2) is None
+    assert estimate_analysis(model, replace(settings, max_tokens=99), far, prefixes=10, edited=2) is not None
+
+
+def test_what_is_left_goes_down_with_the_clock_and_learns_from_stages_that_are_done() -> None:
+    now = [100.0]
+    left = TimeLeft(AnalysisEstimate({"scan": 10.0, "values": 20.0, "report": 5.0}), lambda: now[0])
+    assert left.seconds() == 35
+    left.begin("scan")
+    now[0] += 4
+    assert left.seconds() == 31
+    assert left.seconds(share=0.25) == 12 + 25, "a quarter took 4 s, so that three quarters take 12"
+    now[0] += 26
+    assert left.seconds() == 25, "longer than foreseen, but not less than nothing"
+    left.end()
+    assert left.seconds() == 3 * 25, "everything takes three times as long"
+    left.begin("values")
+    left.end(kept=True)
+    assert left.seconds() == 15
+    left.begin("report")
+    left.end()
+    assert left.seconds() == 0
+
+
+def test_the_bar_of_an_analysis_shows_what_is_left_of_all_stages_and_keeps_it_up_to_date() -> None:
+    now, screen = [0.0], Screen()
+    screen.err = Console(file=io.StringIO(), force_terminal=True, width=160)
+    with ScanProgress(screen) as progress:
+        progress.left = TimeLeft(AnalysisEstimate({"scan": 10.0, "values": 20.0}), lambda: now[0])
+        assert progress._bar is not None
+        progress.left.begin("scan")
+        progress("scan", 0, 100)
+        shown = [progress._bar.tasks[0].fields["left"]]
+        now[0] = 30.0
+        progress("scan", 100, 100)
+        shown.append(progress._bar.tasks[0].fields["left"])
+        progress.left.end()
+        progress.left.begin("values")
+        progress("values", 0, 5)
+        shown.append(progress._bar.tasks[0].fields["left"])
+    assert shown == ["about 30 s left in all", "about 20 s left in all", "about 60 s left in all"]
