@@ -3,7 +3,7 @@
 Measured here: the speed of a scan of random tokens, and of a product with the output embedding. The rest is counted:
 
     scan          the tokens of the corpus, from the sizes of its files
-    values        one product of every value with the output embedding
+    values        one product of every value with the output embedding, and VALUE_SECONDS a memory
     patterns      PATTERN_SECONDS a memory
     experiments   the tokens of edited prefixes, and two products a layer and one more for every sampled prefix
     report        REPORT_SECONDS
@@ -23,12 +23,13 @@ from memlens.settings import CorpusSettings, ScanSettings, is_hub_source
 from memlens.text import duration
 
 # Seen with the bundled model on two busy cores; machines differ by a factor of two or so.
-PATTERN_SECONDS = 0.002
+VALUE_SECONDS, PATTERN_SECONDS = 0.0005, 0.002  # a memory
 REPORT_SECONDS = 7.0
-TRIGGERS, EDITED_TOKENS = 50, 17  # of a memory, and tokens that are run for each of them, all edits together
+# Of a memory, and tokens that are run for each, all edits together. Seen: 28 for 8 memories a layer, 14 for 100,
+# which share more; but batches are smaller than those of a scan, and slower.
+TRIGGERS, EDITED_TOKENS = 50, 30
 PREFIX_TOKENS = 24  # that are run for a sampled prefix
 _ROWS, _COLUMNS = 256, 8192  # of the measured product
-_READ_AGAIN = 2.0  # a block of scores is looked at after the product, which takes about as long
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,12 @@ def estimate_analysis(
     rate = estimate_scan(model, replace(settings, max_tokens=None)).tokens_per_second
     layers = range(len(model.layers)) if settings.layers is None else settings.layers
     memories = sum(model.layers[layer].memories for layer in layers)
-    products = _seconds_of_product(model) * _READ_AGAIN
+    products = _seconds_of_product(model)
     edits = len(layers) * edited * TRIGGERS * EDITED_TOKENS
     return AnalysisEstimate(
         {
             "scan": tokens_about(corpus, settings.max_tokens) / rate,
-            "values": memories * products,
+            "values": memories * (products + VALUE_SECONDS),
             "patterns": memories * PATTERN_SECONDS,
             "experiments": (edits + prefixes * PREFIX_TOKENS) / rate + prefixes * (2 * len(layers) + 1) * products,
             "report": REPORT_SECONDS,
