@@ -6,7 +6,7 @@ from memlens.parallel import compiled
 from memlens.scanner.kernels import Totals, collect_
 from memlens.scanner.lists import Candidates, FloatArray, Lists
 from memlens.scanner.quadrants import Gates, Quadrants
-from memlens.scanner.sample import Sample, draw_
+from memlens.scanner.sample import SampleArrays, draw_
 
 
 class LayerArrays(NamedTuple):
@@ -16,7 +16,7 @@ class LayerArrays(NamedTuple):
     bottom: Lists  # of one memory where the bottom end is not kept
     totals: Totals
     quadrants: Quadrants  # of no memories where none is gated
-    sample: Sample
+    sample: SampleArrays
 
 
 @compiled

@@ -77,7 +77,7 @@ def _keep_(examples: Examples, m: int, hash_: int, coefficient: np.float32, sent
         examples.positions[m, place] = position
 
 
-class Sample(NamedTuple):
+class SampleArrays(NamedTuple):
     """What is kept of the sample, and which prefixes are in it."""
 
     counts: IntArray  # [memories, BINS]
@@ -87,7 +87,7 @@ class Sample(NamedTuple):
 
 
 @compiled
-def drawn_of(sample: Sample, candidates: Candidates) -> IntArray:
+def drawn_of(sample: SampleArrays, candidates: Candidates) -> IntArray:
     """Which of the candidates are in the sample, as indices."""
     drawn, count = np.empty(candidates.rows.shape[0], np.int64), 0
     for i in range(candidates.rows.shape[0]):
@@ -97,7 +97,7 @@ def drawn_of(sample: Sample, candidates: Candidates) -> IntArray:
 
 
 @compiled
-def draw_(sample: Sample, block: FloatArray, candidates: Candidates, first: int, last: int, start: int) -> None:
+def draw_(sample: SampleArrays, block: FloatArray, candidates: Candidates, first: int, last: int, start: int) -> None:
     """Draw from the columns [first, last) of a block; `start`: the number of the memory in the block's first column."""
     bits, counts, highest = block.view(np.int32), sample.counts, sample.examples.hashes
     drawn = drawn_of(sample, candidates)
@@ -143,9 +143,9 @@ class OrdinarySample:
             np.zeros(shape, np.int32),
         )
 
-    def kept(self) -> Sample:
+    def kept(self) -> SampleArrays:
         """As the compiled loops want it."""
-        return Sample(self.counts, self.examples, self.seed, self.limit)
+        return SampleArrays(self.counts, self.examples, self.seed, self.limit)
 
     def merge(self, other: OrdinarySample) -> None:
         self.counts += other.counts
