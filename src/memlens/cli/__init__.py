@@ -7,6 +7,7 @@
 Nothing here imports torch, pyarrow or duckdb before a verb needs them.
 """
 
+import sys
 from collections.abc import Sequence
 
 
@@ -14,6 +15,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's own arguments) and give its exit code."""
     if arguments is None:
         _prepare_process()
+        if sys.argv[1:2] == ["serve"]:
+            from memlens.parallel import return_freed_memory
+
+            return_freed_memory()
     from memlens.cli.app import run
 
     return run(arguments)
@@ -27,7 +32,6 @@ def _prepare_process() -> None:
     """
     import atexit
     import os
-    import sys
     import warnings
 
     from memlens.parallel import rest_idle_threads

@@ -14,7 +14,6 @@ import memlens
 from memlens.cli.options import Force, IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen, open_output
 from memlens.errors import FilesError, IndexFolderError, SettingError, needing
-from memlens.parallel import return_freed_memory
 from memlens.settings import LiveSettings
 from memlens.text import size, visible
 
@@ -265,6 +264,5 @@ def serve(
             )
         screen.note("stop with Ctrl-C")
 
-    return_freed_memory()
     with suppress(KeyboardInterrupt):  # this is how one stops it
         serve_workbench(workbench, host, port, opened, "info" if verbose else "warning")
