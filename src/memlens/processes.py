@@ -162,9 +162,11 @@ def listen(
     for connection in wait(list(by_connection), seconds):
         worker = by_connection[connection]  # type: ignore[index]
         try:
-            hear(worker, *worker.connection.recv())
-        except (EOFError, ConnectionResetError):
+            message = worker.connection.recv()
+        except (EOFError, OSError):  # an OSError where it was killed in the middle of a message
             remove(worker)
+        else:
+            hear(worker, *message)
 
 
 class ProcessMap:

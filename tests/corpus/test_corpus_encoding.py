@@ -5,10 +5,12 @@ import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -156,6 +158,40 @@ def test_a_process_that_is_killed_is_replaced_a_few_times(
         list(chunks)
 
 
+HALF_AN_ANSWER = """
+import os, struct
+from multiprocessing.connection import Connection
+from pathlib import Path
+from memlens.processes import ANSWER, READY, received
+
+def serve(descriptor):
+    connection = Connection(descriptor)
+    note = Path(connection.recv_bytes().decode())
+    connection.send((READY,))
+    for number, item in received(connection):
+        if not note.exists():
+            note.touch()
+            os.write(descriptor, struct.pack("!i", 1000) + b"half an answer")
+            os._exit(1)
+        connection.send((ANSWER, number, item))
+"""
+
+
+def test_an_item_whose_process_is_killed_while_it_answers_goes_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_an_answer.py").write_text(HALF_AN_ANSWER)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class Map(process_module.ProcessMap):
+        def order(self, number: int) -> bytes:
+            return str(tmp_path / "note").encode()
+
+    with closing(Map("half_an_answer", 1)) as pool:
+        assert list(pool.in_order(range(5))) == list(range(5))
+        assert pool.lost == 1
+
+
 class Picky:
     """A tokenizer that refuses a word."""
 
@@ -188,6 +224,14 @@ def test_a_short_text_starts_no_process(folder: Path, tokenizer: Tokenizer, monk
     assert outcome(corpus, tokenizer, processes=2) == outcome(corpus, tokenizer)
     monkeypatch.setattr(encoding, "_WORTH", 1)
     assert outcome(corpus, tokenizer, processes=2, max_tokens=50) == outcome(corpus, tokenizer, max_tokens=50)
+
+
+def test_more_tokens_than_an_int32_counts_are_counted() -> None:
+    many = 1 << 24
+    row = {"text": "a", "tokens": np.zeros(many, np.int32), "ends": np.zeros(many, np.int32), "source": "a", "cut": 0}
+    chunk = EncodedChunk(pa.RecordBatch.from_pylist([row], schema=encoding.ROWS), 1)
+    chunks = (chunk for _ in range(200))
+    assert len(list(encoding._up_to(chunks, (1 << 31) + 1))) == (1 << 31) // many + 1
 
 
 def test_lengths_that_cannot_be_had_are_refused_before_anything_is_read(tokenizer: Tokenizer) -> None:

@@ -136,7 +136,8 @@ def _up_to(chunks: Generator[EncodedChunk, None, None], max_tokens: int | None) 
     total = 0
     with closing(chunks):
         for chunk in chunks:
-            so_far = total + chunk.rows.column("tokens").offsets.to_numpy()[1:]
+            ends = chunk.rows.column("tokens").offsets.to_numpy()[1:]
+            so_far = total + ends.astype(np.int64)  # of all chunks: more than an int32 holds
             if max_tokens is not None and len(so_far) and so_far[-1] >= max_tokens:
                 kept = int(np.searchsorted(so_far, max_tokens)) + 1
                 yield EncodedChunk(chunk.rows.slice(0, kept), chunk.read)
