@@ -1,14 +1,17 @@
 """Compiled functions: where they are kept, that they are made once, and that they work where nothing can be kept."""
 
+import fcntl
 import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from numba import njit
 from numba.core import event
 
+from memlens import parallel
 from memlens.parallel import compiled_part
 
 # numba looks for a folder it may write to; here it finds none, as on a read-only system with a read-only home
@@ -86,6 +89,21 @@ def test_processes_that_begin_together_compile_once(tmp_path: Path) -> None:
     found = results([start(module) for _ in range(3)])
     assert [answer for answer, _, _ in found] == ["1.5"] * 3
     assert sorted((misses, hits) for _, misses, hits in found) == [(0, 1), (0, 1), (1, 0)]
+
+
+def test_nobody_waits_for_ever_for_a_process_that_does_not_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "_given_up", set())
+    monkeypatch.setattr(parallel, "_MOST_SECONDS", 0.2)
+    held = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with parallel._turn_in(str(tmp_path)):
+        pass
+    monkeypatch.setattr(parallel, "_MOST_SECONDS", float("inf"))
+    with parallel._turn_in(str(tmp_path)):  # at once: every function would have to wait
+        pass
+    os.close(held)
 
 
 @compiled_part

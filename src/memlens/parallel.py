@@ -34,7 +34,7 @@ def compiled(function: Callable[..., Any]) -> Any:
     """The function as machine code, made when it is first called with arguments of new types, and kept on the disk.
 
     It is kept beside the package, or in the user's cache folder where that cannot be written to, and made by one
-    process at a time, so that workers that start together load what the first of them has made.
+    process at a time (unless that one does not go on), so that workers that start together load what the first made.
 
     For functions that Python calls; what only these call is a `compiled_part`. Each new combination of types, which an
     array's layout is part of, is compiled again: give arrays of one type and in C order.
@@ -59,11 +59,13 @@ def compiled(function: Callable[..., Any]) -> Any:
 _COMPILING = threading.RLock()
 _turns: list[str] = []  # folders of functions that are being compiled, the outermost first
 _TURN_SECONDS = 0.05  # between two tries
+_MOST_SECONDS = 120.0  # far longer than any function takes: who holds the lock has been stopped (Ctrl-Z) or hangs
+_given_up = set[str]()  # folders whose lock was not to be had for so long; nobody waits for it a second time
 
 
 @contextmanager
 def _turn_in(folder: str) -> Iterator[None]:
-    """Wait until no other process compiles for the same folder."""
+    """Wait until no other process compiles for the same folder, but not for ever."""
     with _COMPILING:
         descriptor = _lock(folder) if not _turns else None
         _turns.append(folder)
@@ -77,20 +79,26 @@ def _turn_in(folder: str) -> Iterator[None]:
 
 def _lock(folder: str) -> int | None:
     """A descriptor that holds the folder's lock; None where it cannot be had, which costs time only."""
+    if folder in _given_up:
+        return None
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:
         return None
+    began = time.monotonic()
     try:
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return descriptor
             except BlockingIOError:
+                if time.monotonic() - began > _MOST_SECONDS:
+                    _given_up.add(folder)
+                    raise
                 time.sleep(_TURN_SECONDS)
     except BaseException as error:
         os.close(descriptor)
-        if isinstance(error, OSError):  # a file system without locks
+        if isinstance(error, OSError):  # a file system without locks, or somebody who does not let go
             return None
         raise
 
