@@ -225,21 +225,22 @@ class ProcessMap:
                 break
             self.waiting[number], self.sizes[number] = item, self.size_of(item)
             self.unassigned.append(number)
-        while len(self.workers) < min(self.size, len(self.waiting)):
-            self._start()
+        # All begin before the first gets its order, which waits until that has imported what it needs.
+        for worker in [self._start() for _ in range(min(self.size, len(self.waiting)) - len(self.workers))]:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                worker.connection.send_bytes(self.order(worker.number))
         for worker in self.workers:
             while self.unassigned and worker.is_ready and len(worker.assigned) < _AHEAD:
                 worker.assigned.append(self.unassigned.popleft())
                 worker.send(self.message(worker.assigned[-1]))
 
-    def _start(self) -> None:
+    def _start(self) -> WorkerProcess:
         with signals_held_back():
             process, connection = start_program(self.module)
             worker = WorkerProcess(self.begun, "", process, connection)
             self.workers.append(worker)  # from here on it is ended whatever happens
         self.begun += 1
-        with suppress(BrokenPipeError, ConnectionResetError):
-            connection.send_bytes(self.order(worker.number))
+        return worker
 
     def hear(self, worker: WorkerProcess, what: str, *details: Any) -> None:
         """A message of a worker."""

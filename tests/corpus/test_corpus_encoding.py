@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from itertools import islice
@@ -122,13 +123,22 @@ def test_reading_is_not_far_ahead_and_processes_end_with_it(
             read.append(1)
             yield Passage(LINE, "a.txt:1")
 
+    begun: list[Any] = []
+    start = process_module.start_program
+
+    def start_and_note(module: str) -> Any:
+        process, connection = start(module)
+        begun.append(process)
+        return process, connection
+
+    monkeypatch.setattr(process_module, "start_program", start_and_note)
     monkeypatch.setattr(encoding, "read_passages", endless)
     chunks = encode_corpus(CorpusSettings(("a.txt",)), tokenizer, max_length=None, max_tokens=None, processes=processes)
     assert len(list(islice(chunks, 30))) == 30
     assert len(read) * len(LINE) < 60 * 1009
     chunks.close()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+    assert len(begun) == (processes if processes > 1 else 0)
+    assert all(process.returncode is not None for process in begun)
 
 
 @pytest.mark.usefixtures("odd_chunks")
@@ -208,14 +218,41 @@ def test_what_the_tokenizer_refuses_is_the_same_line_from_a_process(folder: Path
         assert outcome(corpus, Picky(), processes=processes)[1] == "1955 cannot be cut into tokens"
 
 
-@pytest.mark.usefixtures("odd_chunks")
-def test_a_tokenizer_that_only_this_process_can_have_works_in_this_process(folder: Path) -> None:
-    class Local:
-        def encode(self, texts: Sequence[str]) -> list[EncodedText]:
-            return [EncodedText([os.getpid()], [len(text)]) for text in texts]
+class OfAProcess:
+    """A tokenizer with the number of the process that it works in as its only token."""
 
-    found, _ = outcome(CorpusSettings((str(folder),), unit="line"), Local(), processes=2)
-    assert {token for row in found for token in row["tokens"]} == {os.getpid()}
+    def encode(self, texts: Sequence[str]) -> list[EncodedText]:
+        return [EncodedText([os.getpid()], [len(text)]) for text in texts]
+
+
+class Rooted(OfAProcess):
+    """Can be pickled, but cannot be unpickled where its files are not."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        if state["process"] != os.getpid():
+            raise FileNotFoundError("vocab.txt")
+
+
+@pytest.mark.usefixtures("odd_chunks")
+def test_a_tokenizer_that_only_this_process_can_have_works_in_this_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Local(OfAProcess):
+        pass
+
+    class OfMain(OfAProcess):
+        pass
+
+    OfMain.__module__, OfMain.__qualname__ = "__main__", "OfMain"
+    monkeypatch.setattr(sys.modules["__main__"], "OfMain", OfMain, raising=False)
+    corpus = CorpusSettings((str(folder),), unit="line")
+    for tokenizer in (Local(), OfMain(), Rooted()):
+        found = outcome(corpus, tokenizer, processes=2)
+        assert found == outcome(corpus, tokenizer)
+        assert {token for row in found[0] for token in row["tokens"]} == {os.getpid()}
 
 
 def test_a_short_text_starts_no_process(folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
 from multiprocessing.connection import Connection
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ from memlens.processes import (
     GONE,
     READY,
     ProcessMap,
+    WorkerProcess,
     error_message,
     leave_signals_to_driver,
     leave_with,
@@ -49,6 +50,7 @@ ROWS = pa.schema(
         ("cut", pa.int32()),
     ]
 )
+NO_TOKENIZER = "no tokenizer"  # what a process answers that cannot have it
 MOST_PROCESSES = 16  # beyond, this process cannot read and write fast enough to keep them busy
 _FIRST, _CHUNK = 1 << 14, 1 << 18  # characters of the first chunk and, after some doublings, of all later ones
 _WORTH = 1 << 22  # characters from which on processes are worth their start
@@ -58,7 +60,7 @@ _PASSAGE = 64  # characters that a passage counts beside its own: it is an objec
 
 
 class Encoder(Protocol):
-    """A tokenizer; one that can be pickled can work in several processes."""
+    """A tokenizer; one that can be pickled, and unpickled elsewhere, works in several processes."""
 
     def encode(self, texts: Sequence[str]) -> Sequence[EncodedText]: ...
 
@@ -158,7 +160,12 @@ def _encoded(
         order = _pickled(encoder) if sum(map(_size, begun)) >= _WORTH else b""
     if order:
         with closing(_TextProcesses(min(processes, MOST_PROCESSES), order, look)) as pool:
-            yield from pool.in_order(chunks)
+            try:
+                yield from pool.in_order(chunks)
+            except _NoTokenizerError:
+                for number in sorted({*pool.waiting, *pool.answers}):
+                    yield pool.answers[number] if number in pool.answers else encoder(pool.waiting[number])
+                yield from map(encoder, chunks)
     else:
         yield from map(encoder, chunks)
     if reader.refusal is not None:
@@ -201,11 +208,15 @@ def _size(chunk: list[Passage]) -> int:
 
 
 def _pickled(encoder: ChunkEncoder) -> bytes:
-    """b"" where the tokenizer is one that only this process can have."""
+    """b"" where the tokenizer cannot be pickled."""
     try:
         return pickle.dumps(encoder)
     except Exception:  # anything an object's parts may raise
         return b""
+
+
+class _NoTokenizerError(Exception):
+    """Another process cannot have the tokenizer: it is of a program's main module, or its files are gone."""
 
 
 class _TextProcesses(ProcessMap):
@@ -215,6 +226,19 @@ class _TextProcesses(ProcessMap):
 
     def order(self, number: int) -> bytes:
         return pickle.dumps((os.getpid(), self.encoder))
+
+    def hear(self, worker: WorkerProcess, what: str, *details: Any) -> None:
+        if what == NO_TOKENIZER:
+            raise _NoTokenizerError
+        super().hear(worker, what, *details)
+
+
+def _unpickled(packed: bytes) -> ChunkEncoder | None:
+    try:
+        encoder: ChunkEncoder = pickle.loads(packed)
+    except Exception:  # anything an object's parts may raise
+        return None
+    return encoder
 
 
 def serve(descriptor: int) -> None:
@@ -226,7 +250,10 @@ def serve(descriptor: int) -> None:
         try:
             driver, packed = pickle.loads(connection.recv_bytes())
             threading.Thread(target=leave_with, args=(driver,), daemon=True).start()
-            encoder = pickle.loads(packed)
+            encoder = _unpickled(packed)
+            if encoder is None:
+                connection.send((NO_TOKENIZER,))
+                return
             gc.freeze()  # collections need not look at the libraries' objects: a seventh of the time
             connection.send((READY,))
             for number, chunk in received(connection):
