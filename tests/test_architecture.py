@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "memlens"
 
 # Each row may import the rows above it and itself; parts in one row do not know each other.
 ORDER = (
-    ("errors",),
+    ("errors", "loop_sources"),
     ("memory", "text", "parallel", "processes", "settings"),
     ("files", "stats", "sorting"),
     ("models", "corpus"),

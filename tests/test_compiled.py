@@ -91,6 +91,58 @@ def test_processes_that_begin_together_compile_once(tmp_path: Path) -> None:
     assert sorted((misses, hits) for _, misses, hits in found) == [(0, 1), (0, 1), (1, 0)]
 
 
+PARTS = """
+from typing import NamedTuple
+from memlens.parallel import compiled, compiled_part
+
+STEP = {step}
+
+class Pair(NamedTuple):
+    {names}
+
+@compiled
+def _inner(number):
+    return number * {times}
+
+@compiled_part
+def step(number):
+    return _inner(number) + {add}
+"""
+USER = """
+import parts
+from memlens.parallel import compiled
+from parts import STEP, Pair
+
+@compiled
+def use(number):
+    pair = Pair(parts.step(number), STEP)
+    return pair.one * 100 + pair.two
+
+print(use(7), *(sum(counts.values()) for counts in (use.stats.cache_misses, use.stats.cache_hits)))
+"""
+
+
+def test_what_another_file_has_of_a_loop_is_compiled_again_when_it_changes(tmp_path: Path) -> None:
+    """numba looks at the file of the function alone, and would go on with what the others had."""
+
+    def run(is_new: bool = True, **changes: str) -> list[int]:
+        if is_new:
+            (tmp_path / "parts.py").write_text(PARTS.format(**{**first, **changes}))
+        ran = subprocess.run([sys.executable, "-B", str(tmp_path / "user.py")], capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        return [int(number) for number in ran.stdout.split()]
+
+    first = {"step": "1", "names": "one: int; two: int", "times": "2", "add": "3"}
+    (tmp_path / "user.py").write_text(USER)
+    assert run() == [1701, 1, 0]
+    assert run(is_new=False) == [1701, 0, 1]
+    assert run(step="5") == [1705, 1, 0]
+    assert run(add="4") == [1801, 1, 0]
+    assert run(times="3") == [2401, 1, 0]
+    assert run(names="two: int; one: int") == [117, 1, 0]
+    assert run() == [1701, 1, 0]
+
+
 def test_nobody_waits_for_ever_for_a_process_that_does_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
+from memlens.loop_sources import LOOPS, sources_of
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -33,8 +35,9 @@ Answer = TypeVar("Answer")
 def compiled(function: Callable[..., Any]) -> Any:
     """The function as machine code, made when it is first called with arguments of new types, and kept on the disk.
 
-    It is kept beside the package, or in the user's cache folder where that cannot be written to, and made by one
-    process at a time (unless that one does not go on), so that workers that start together load what the first made.
+    It is kept beside the package, or in the user's cache folder where that cannot be written to, until a file changes
+    that it is made from (`loop_sources`), and made by one process at a time (unless that one does not go on), so that
+    workers that start together load what the first made.
 
     For functions that Python calls; what only these call is a `compiled_part`. Each new combination of types, which an
     array's layout is part of, is compiled again: give arrays of one type and in C order.
@@ -46,9 +49,17 @@ def compiled(function: Callable[..., Any]) -> Any:
         made = njit(cache=True, **options)(function)
     except RuntimeError:  # neither the package's folder nor the home folder can be written to
         return njit(**options)(function)
-    compile_ = made.compile
+    LOOPS.add(function)
+    if made is function:  # NUMBA_DISABLE_JIT
+        return function
+    compile_, file, is_stamped = made.compile, getattr(made._cache, "_cache_file", None), False
 
     def compile_in_turn(signature: Any) -> Any:
+        nonlocal is_stamped
+        if not is_stamped:  # now, when also what stands below the function in its file is known
+            is_stamped = True
+            if hasattr(file, "_source_stamp"):  # numba's own, which may have another name some day
+                file._source_stamp = (file._source_stamp, *sources_of(function))
         with _turn_in(made.stats.cache_path):
             return compile_(signature)
 
@@ -113,6 +124,7 @@ def compiled_part(function: Callable[..., Any] | None = None, **options: Any) ->
         return partial(compiled_part, **options)
     from numba.extending import register_jitable
 
+    LOOPS.add(function)
     return register_jitable(no_cfunc_wrapper=True, **options)(function)
 
 

@@ -1,0 +1,56 @@
+"""The files and constants that a compiled function is made from, so that a change of any of them is noticed.
+
+numba keeps what it has compiled together with the time and size of the function's own file. Functions that it calls,
+classes of named tuples and constants become part of it as well, and may stand in other files.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+LOOPS = set[Callable[..., Any]]()  # all functions that are compiled, as they are in Python
+
+
+def sources_of(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Times and sizes of the files, and the constants, of a function and of all that it calls."""
+    files, constants = set[Path](), dict[str, bytes]()
+    left: list[Any] = [function]
+    seen = set[Any]()
+    while left:
+        part = left.pop()
+        if part in seen:
+            continue
+        seen.add(part)
+        files.add(Path(getattr(sys.modules[part.__module__], "__file__", None) or ""))
+        for name, value in _used_by(part):
+            if _is_part(value):
+                left.append(value)
+            elif isinstance(value, (int, float, complex, str, tuple)):
+                constants[f"{part.__module__}.{name}"] = repr(value).encode()
+            elif hasattr(type(value), "tobytes"):  # numbers and arrays of numpy
+                constants[f"{part.__module__}.{name}"] = value.tobytes()
+    stats = [(str(file), file.stat()) for file in sorted(files) if file.is_file()]
+    return tuple((file, stat.st_mtime_ns, stat.st_size) for file, stat in stats), tuple(sorted(constants.items()))
+
+
+def _is_part(value: Any) -> bool:
+    if isinstance(value, FunctionType):
+        return value in LOOPS
+    return isinstance(value, type) and issubclass(value, tuple) and hasattr(value, "_fields")
+
+
+def _used_by(part: Any) -> Iterator[tuple[str, Any]]:
+    """What names of a function's module it uses, and what it and a class of tuples say of types."""
+    known = vars(sys.modules[part.__module__])
+    names = part.__code__.co_names if isinstance(part, FunctionType) else ()
+    for name in names:
+        value = known.get(name)
+        yield name, getattr(value, "py_func", value)
+        if isinstance(value, ModuleType):  # then another one of the names is that of what it uses of the module
+            for inner in names:
+                found = vars(value).get(inner)
+                yield f"{name}.{inner}", getattr(found, "py_func", found)
+    for name, kind in part.__annotations__.items():
+        yield name, known.get(kind) if isinstance(kind, str) else kind
