@@ -4,12 +4,15 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 import memlens
 from memlens.cli.screen import ScanProgress, Screen
+from memlens.errors import SettingError, UnknownName
 from memlens.estimate import AnalysisEstimate, TimeLeft, estimate_analysis
 from memlens.pipeline import STAGES
+from memlens.scanner import autotune
 from memlens.settings import CorpusSettings, ScanSettings
 
 
@@ -23,6 +26,22 @@ def test_an_estimate_has_every_stage_in_order_and_no_text_of_unknown_length(tiny
     far = CorpusSettings(("hf:some/texts",))
     assert estimate_analysis(model, settings, far, prefixes=10, edited=2) is None
     assert estimate_analysis(model, replace(settings, max_tokens=99), far, prefixes=10, edited=2) is not None
+
+
+def test_the_estimate_refuses_what_the_scan_refuses_and_nothing_else(
+    tiny_gpt2: Path, tiny_text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, corpus = memlens.load(tiny_gpt2, prove=False), CorpusSettings((str(tiny_text),))
+    with pytest.raises(UnknownName, match="layer 99 does not exist"):
+        estimate_analysis(model, ScanSettings(threads=1, layers=(99,)), corpus, prefixes=1, edited=1)
+    settings = ScanSettings(threads=1, top=1000)
+    one_layer = max(block.memories for block in model.layers) * 1000 * autotune._BYTES_A_TRIGGER
+    monkeypatch.setattr(autotune, "free_memory", lambda: 3 * one_layer)  # enough for one of several layers
+    assert len(model.layers) > 1
+    with pytest.raises(SettingError, match="fewer --layers or --layer-budget"):
+        estimate_analysis(model, settings, corpus, prefixes=1, edited=1)
+    assert estimate_analysis(model, settings, corpus, prefixes=1, edited=1, layer_budget=1) is not None
+    assert estimate_analysis(model, replace(settings, layers=(1,)), corpus, prefixes=1, edited=1) is not None
 
 
 def test_what_is_left_goes_down_with_the_clock_and_learns_from_stages_that_are_done() -> None:

@@ -11,12 +11,14 @@ Measured here: the speed of a scan of random tokens, and of a product with the o
 What it takes to read the model and to compile loops on a first run is not in it.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
+from memlens.index.build import layers_to_scan, longest_sentence
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.autotune import estimate_scan, tokens_about
 from memlens.settings import CorpusSettings, ScanSettings, is_hub_source
@@ -44,22 +46,31 @@ class AnalysisEstimate:
 
 
 def estimate_analysis(
-    model: MemoryModel, settings: ScanSettings, corpus: CorpusSettings, *, prefixes: int, edited: int
+    model: MemoryModel,
+    settings: ScanSettings,
+    corpus: CorpusSettings,
+    *,
+    prefixes: int,
+    edited: int,
+    layer_budget: int | None = None,
 ) -> AnalysisEstimate | None:
     """For all stages from the start; None where nobody knows how long the corpus is.
 
-    `prefixes` are those of section 5, `edited` the memories a layer whose triggers are edited.
+    `prefixes` are those of section 5, `edited` the memories a layer whose triggers are edited. No more layers are held
+    at once than the scan will hold, and what the scan will refuse is refused here in the same words.
     """
+    longest_sentence(model, settings)
+    layers = layers_to_scan(model, settings)
     if settings.max_tokens is None and any(is_hub_source(source) for source in corpus.sources):
         return None
-    rate = estimate_scan(model, replace(settings, max_tokens=None)).tokens_per_second
-    layers = range(len(model.layers)) if settings.layers is None else settings.layers
+    together = min(max(layer_budget or len(layers), 1), len(layers))
+    rate = estimate_scan(model, replace(settings, max_tokens=None), layers=layers[:together]).tokens_per_second
     memories = sum(model.layers[layer].memories for layer in layers)
     products = _seconds_of_product(model)
     edits = len(layers) * edited * TRIGGERS * EDITED_TOKENS
     return AnalysisEstimate(
         {
-            "scan": tokens_about(corpus, settings.max_tokens) / rate,
+            "scan": tokens_about(corpus, settings.max_tokens) / rate * math.ceil(len(layers) / together),
             "values": memories * (products + VALUE_SECONDS),
             "patterns": memories * PATTERN_SECONDS,
             "experiments": (edits + prefixes * PREFIX_TOKENS) / rate + prefixes * (2 * len(layers) + 1) * products,

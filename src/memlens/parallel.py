@@ -52,7 +52,8 @@ def compiled(function: Callable[..., Any]) -> Any:
     LOOPS.add(function)
     if made is function:  # NUMBA_DISABLE_JIT
         return function
-    compile_, file, is_stamped = made.compile, getattr(made._cache, "_cache_file", None), False
+    file: Any = getattr(made._cache, "_cache_file", None)
+    compile_, is_stamped = made.compile, False
 
     def compile_in_turn(signature: Any) -> Any:
         nonlocal is_stamped

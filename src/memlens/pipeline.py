@@ -133,7 +133,9 @@ def analyze(
     if watcher.wants_estimate and not (resume and is_complete(folder)):
         threads = running.get("threads") or usable_cores()
         settings = ScanSettings(**{**scanning, "threads": threads})
-        about = estimate_analysis(loaded, settings, api.corpus_settings(corpus, **cutting), **drawn.sizes())
+        cut = api.corpus_settings(corpus, **cutting)
+        budget = running.get("layer_budget")
+        about = estimate_analysis(loaded, settings, cut, **drawn.sizes(), layer_budget=budget)
         if about is not None:
             watcher.estimated(about)
     stages = []

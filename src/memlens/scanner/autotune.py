@@ -7,7 +7,7 @@ Starting workers costs seconds, so they are tried for long scans only.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -56,12 +56,15 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def estimate_scan(model: MemoryModel, settings: ScanSettings, seconds: float = 1.0) -> ScanEstimate:
-    """Scan random tokens for about so many seconds and work out what a real scan takes."""
+def estimate_scan(
+    model: MemoryModel, settings: ScanSettings, seconds: float = 1.0, layers: Sequence[int] | None = None
+) -> ScanEstimate:
+    """Scan random tokens for about so many seconds and work out what a real scan takes, of all layers or of some."""
     if not model.has_tokenizer:
         settings = replace(settings, bos="no")
-    refuse_large_lists(shapes_of(model, range(len(model.layers)), settings), settings)
-    worker = Worker(model, settings, range(len(model.layers)))
+    own = range(len(model.layers)) if layers is None else layers
+    refuse_large_lists(shapes_of(model, own, settings), settings)
+    worker = Worker(model, settings, own)
     rate, tokens = _probe_scan(worker, seconds)
     return ScanEstimate(
         threads=settings.threads,
