@@ -104,9 +104,15 @@ def start_program(module: str) -> tuple[subprocess.Popen[bytes], Connection]:
             str(there.fileno()),
             json.dumps(sys.path),
         ]
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[there.fileno()]
-        )
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[there.fileno()]
+            )
+        except OSError as error:  # else it would be told as trouble with the file that is being written
+            here.close()
+            raise WorkerError(
+                f"the system starts no worker process ({error.strerror or error}); try fewer --workers and --threads"
+            ) from error
     return process, here
 
 

@@ -263,6 +263,15 @@ def test_a_short_text_starts_no_process(folder: Path, tokenizer: Tokenizer, monk
     assert outcome(corpus, tokenizer, processes=2, max_tokens=50) == outcome(corpus, tokenizer, max_tokens=50)
 
 
+@pytest.mark.usefixtures("odd_chunks")
+def test_a_system_that_starts_no_process_is_told_in_one_line(
+    folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(folder / "nowhere"))
+    said = outcome(CorpusSettings((str(folder),)), tokenizer, processes=2)[1]
+    assert "starts no worker process (No such file or directory); try fewer" in said
+
+
 def test_more_tokens_than_an_int32_counts_are_counted() -> None:
     many = 1 << 24
     row = {"text": "a", "tokens": np.zeros(many, np.int32), "ends": np.zeros(many, np.int32), "source": "a", "cut": 0}
