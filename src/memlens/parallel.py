@@ -57,11 +57,11 @@ def compiled(function: Callable[..., Any]) -> Any:
 
     def compile_in_turn(signature: Any) -> Any:
         nonlocal is_stamped
-        if not is_stamped:  # now, when also what stands below the function in its file is known
-            is_stamped = True
-            if hasattr(file, "_source_stamp"):  # numba's own, which may have another name some day
-                file._source_stamp = (file._source_stamp, *sources_of(function))
         with _turn_in(made.stats.cache_path):
+            if not is_stamped:  # now, when also what stands below the function in its file is known
+                is_stamped = True
+                if hasattr(file, "_source_stamp"):  # numba's own, which may have another name some day
+                    file._source_stamp = (file._source_stamp, *sources_of(function))
             return compile_(signature)
 
     made.compile = compile_in_turn
