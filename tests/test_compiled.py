@@ -146,6 +146,38 @@ def test_what_another_file_has_of_a_loop_is_compiled_again_when_it_changes(tmp_p
     assert run() == [1701, 1, 0]
 
 
+RENAMED = """
+from typing import NamedTuple
+from memlens.parallel import compiled
+
+class {name}(NamedTuple):
+    one: int
+
+@compiled
+def use(given):
+    return given.one + 1
+
+print(use({name}(7)), *(sum(counts.values()) for counts in (use.stats.cache_misses, use.stats.cache_hits)))
+"""
+
+
+def test_what_an_older_version_has_kept_is_made_again_also_where_it_cannot_be_read(tmp_path: Path) -> None:
+    module = tmp_path / "renamed.py"
+
+    def run(name: str) -> str:
+        module.write_text(RENAMED.format(name=name))
+        program = "import sys; sys.path.insert(0, sys.argv[1]); import renamed"  # as a module: classes have its name
+        ran = subprocess.run([sys.executable, "-B", "-c", program, str(tmp_path)], capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout.strip()
+
+    assert run("Pair") == "8 1 0"
+    assert run("Couple") == "8 1 0"
+    (kept,) = tmp_path.rglob("*.nbi")
+    kept.write_bytes(kept.read_bytes()[:-20])
+    assert run("Couple") == "8 1 0"
+
+
 def test_nobody_waits_for_ever_for_a_process_that_does_not_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

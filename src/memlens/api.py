@@ -95,10 +95,6 @@ def scan(
 
     folder = folder_of(out)
     scanning, cutting, running = divide("scan", options, ScanSettings, CorpusSettings, ScanRunSettings)
-    if isinstance(scanning.get("layers"), str):
-        scanning["layers"] = parse_layers(scanning["layers"])
-    elif "layers" in scanning:
-        scanning["layers"] = tuple(scanning["layers"])
     run = ScanRunSettings(**running)
     shard = None if run.shard is None else ShardNumber.parse(run.shard)
     recorded = recorded_threads(folder) if run.threads is None and resume else None

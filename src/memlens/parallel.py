@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from pickle import UnpicklingError
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
@@ -62,7 +63,11 @@ def compiled(function: Callable[..., Any]) -> Any:
                 is_stamped = True
                 if hasattr(file, "_source_stamp"):  # numba's own, which may have another name some day
                     file._source_stamp = (file._source_stamp, *sources_of(function))
-            return compile_(signature)
+            try:
+                return compile_(signature)
+            except (AttributeError, ImportError, EOFError, UnpicklingError):
+                made._cache.flush()  # what is kept is of another version, with classes that are no more, or cut short
+                return compile_(signature)
 
     made.compile = compile_in_turn
     return made

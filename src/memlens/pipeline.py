@@ -14,7 +14,7 @@ EDITED), so that nobody waits, and the five findings to begin with. Full samples
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class StageWatcher:
     wants_estimate = False  # which takes a second to measure
 
     def estimated(self, estimate: AnalysisEstimate) -> None:
-        """About what all stages take, before the first begins; not called where much is there already."""
+        """About what all stages take, once the first has refused nothing; not called where much is there already."""
 
     def begins(self, number: int, name: str) -> None:
         """Stage `number` of STAGES, from 0."""
@@ -130,14 +130,16 @@ def analyze(
     asked = {"corpus": corpus, "resume": resume, **scanning, **cutting, **running}
     work = _Work(loaded, folder, asked, ValueSettings(tokens, reading, vocabulary), drawn, progress)
     watcher = watcher or StageWatcher()
-    if watcher.wants_estimate and not (resume and is_complete(folder)):
-        threads = running.get("threads") or usable_cores()
-        settings = ScanSettings(**{**scanning, "threads": threads})
-        cut = api.corpus_settings(corpus, **cutting)
-        budget = running.get("layer_budget")
+
+    def estimate() -> None:
+        settings = ScanSettings.with_preset(**scanning | {"threads": running.get("threads") or usable_cores()})
+        cut, budget = api.corpus_settings(corpus, **cutting), running.get("layer_budget")
         about = estimate_analysis(loaded, settings, cut, **drawn.sizes(), layer_budget=budget)
         if about is not None:
             watcher.estimated(about)
+
+    if watcher.wants_estimate and not (resume and is_complete(folder)):
+        work.at_start = estimate
     stages = []
     for number, name in enumerate(STAGES):
         watcher.begins(number, name)
@@ -196,6 +198,7 @@ class _Work:
     reading: ValueSettings
     drawn: _Drawn
     progress: Progress
+    at_start: Callable[[], None] | None = None  # called when a scan begins that has refused nothing
     index: Index = field(init=False)
     page: Path = field(init=False)
 
@@ -204,9 +207,11 @@ class _Work:
         return self.asked.get("threads")
 
     def scan(self) -> Stage:
-        reached = set()
+        reached: set[str] = set()
 
         def progress(stage: str, done: int, total: int | None) -> None:
+            if not reached and self.at_start is not None:
+                self.at_start()
             reached.add(stage)
             self.progress(stage, done, total)
 

@@ -412,8 +412,10 @@ class ScanSettings:
 
     @classmethod
     def with_preset(cls, preset: str | None = None, **given: Any) -> "ScanSettings":
-        """The preset's values, overruled by what is given explicitly; None means not given."""
+        """The preset's values, overruled by what is given explicitly (layers also as text); None means not given."""
         (explicit,) = divide("scan", given, cls)
+        if (layers := explicit.get("layers")) is not None:
+            explicit["layers"] = parse_layers(layers) if isinstance(layers, str) else tuple(layers)
         return cls(**{**PRESETS.get(preset or "", {}), "preset": preset, **explicit})
 
     def to_json(self) -> dict[str, Any]:
@@ -442,9 +444,7 @@ def choose_layers(wanted: tuple[int, ...] | None, available: int) -> tuple[int, 
     """The layers to scan, refused by name if the model does not have them."""
     if wanted is None:
         return tuple(range(available))
-    missing = [layer for layer in wanted if not 0 <= layer < available]
-    if missing:
-        raise UnknownName(
-            f"layer {missing[0]} does not exist: the model has layers 0 to {available - 1}; mend --layers"
-        )
+    last = available - 1
+    if missing := [layer for layer in wanted if not 0 <= layer <= last]:
+        raise UnknownName(f"layer {missing[0]} does not exist: the model has layers 0 to {last}; mend --layers")
     return tuple(sorted(set(wanted)))

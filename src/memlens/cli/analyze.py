@@ -133,6 +133,7 @@ def _watcher(screen: Screen, progress: ScanProgress) -> StageWatcher:
         def estimated(self, estimate: AnalysisEstimate) -> None:
             screen.note(estimate.in_words())
             progress.left = TimeLeft(estimate)
+            progress.left.begin(STAGES[0])
 
         def begins(self, number: int, name: str) -> None:
             progress.heading = f"{number + 1}/{len(STAGES)} "
