@@ -87,8 +87,8 @@ def start_from_frequencies(model: OPTForCausalLM, counts: torch.Tensor, size: fl
         layer.self_attn.out_proj.bias.data = size / len(decoder.layers) * direction
 
 
-def hidden_states(model: OPTForCausalLM, inputs: torch.Tensor) -> torch.Tensor:
-    """The residual stream after the last layer: what OPTForCausalLM computes, with fewer and larger matrix products.
+def hidden_states(model: OPTForCausalLM, inputs: torch.Tensor, depth: int | None = None) -> torch.Tensor:
+    """The residual stream after `depth` layers, or all: what OPTForCausalLM computes, with fewer and larger products.
 
     Under autocast, products are made in bfloat16 while the stream stays float32.
     """
@@ -98,7 +98,7 @@ def hidden_states(model: OPTForCausalLM, inputs: torch.Tensor) -> torch.Tensor:
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     places = decoder.embed_positions.weight[2 : length + 2]  # OPT's positions begin at 2
     stream = functional.embedding(inputs, decoder.embed_tokens.weight) + places
-    for layer in decoder.layers:
+    for layer in decoder.layers[:depth]:
         attention, norm = layer.self_attn, layer.self_attn_layer_norm
         x = functional.layer_norm(stream, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -157,14 +157,19 @@ class ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def summed_loss(
-    model: OPTForCausalLM, inputs: torch.Tensor, targets: torch.Tensor, chunk: int = 512, half: bool = True
+    model: OPTForCausalLM,
+    inputs: torch.Tensor,
+    targets: torch.Tensor,
+    depth: int | None = None,
+    chunk: int = 512,
+    half: bool = True,
 ) -> torch.Tensor:
-    """Negative log likelihood of all targets that are not padding, in nats, with gradients.
+    """Negative log likelihood of all targets that are not padding, in nats, with gradients; read after `depth` layers.
 
     No attention mask is needed: padding comes last, and a causal model does not look ahead.
     """
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=half):
-        hidden = hidden_states(model, inputs)
+        hidden = hidden_states(model, inputs, depth)
     wanted = targets != IGNORED
     return ChunkedCrossEntropy.apply(hidden[wanted].float(), model.lm_head.weight, targets[wanted], chunk, half)
 

@@ -28,7 +28,7 @@ class Muon(torch.optim.Optimizer):
         """Matrices of one shape go through the iteration together."""
         for group in self.param_groups:
             shapes: dict[torch.Size, list[torch.nn.Parameter]] = {}
-            for parameter in group["params"]:
+            for parameter in (p for p in group["params"] if p.grad is not None):  # none: above the layer that was read
                 shapes.setdefault(parameter.shape, []).append(parameter)
             for shape, parameters in shapes.items():
                 updates = []

@@ -143,7 +143,7 @@ class Run:
                 group["lr"] = share * self.rate
         inputs, targets = batch(self.text, spans)
         count = int((targets != IGNORED).sum())
-        loss = summed_loss(self.model, inputs, targets) / count
+        loss = summed_loss(self.model, inputs, targets, self.depth()) / count
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.options.clip)
         for optimizer in self.optimizers:
@@ -151,6 +151,17 @@ class Run:
         self.model.zero_grad()
         self.step, self.index, self.tokens = self.step + 1, self.index + 1, self.tokens + count
         return loss.item(), norm.item()
+
+    def depth(self) -> int | None:
+        """How many layers this step uses: all, or, in a share of the steps, some number of the upper half.
+
+        The residual stream of the upper layers is then trained to be read by the output embedding, as the paper reads
+        it; a model without a final norm has no other reason to keep it so (see README.md).
+        """
+        random = np.random.default_rng([self.options.seed, self.step])
+        if random.random() >= self.options.exits:
+            return None
+        return int(random.integers(self.options.layers // 2, self.options.layers))
 
     def report(self) -> None:
         """Held-out loss and the share of dead memories of every layer, to valid.csv."""
@@ -249,6 +260,7 @@ def main() -> None:
     add("--batch-tokens", type=int, default=3072, help="places in a batch, padding included")
     add("--length", type=int, default=128, help="longest sequence, BOS included")
     add("--single", type=float, default=0.25, help="share of sequences of a single sentence")
+    add("--exits", type=float, default=0.0, help="share of steps that read the stream at a layer of the upper half")
     add("--seed", type=int, default=1)
     add("--threads", type=int, default=2)
     add("--share-cores", action="store_true", help="fewer threads while others are busy; see cores.py")

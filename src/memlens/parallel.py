@@ -166,13 +166,15 @@ def no_progress(stage: str, done: int, total: int | None) -> None:
 
 
 def rest_idle_threads() -> None:
-    """Let torch's threads sleep while they wait; to be called before torch is imported. Numbers do not change.
+    """Let torch's threads sleep while they wait; to be called before torch and numpy are imported.
 
-    It changes the environment: for processes of memlens' own, the command line's and workers.
+    It changes the environment: for processes of memlens' own, the command line's and workers. Numbers do not change.
 
     By default a thread spins for some milliseconds after every matrix product, which takes the cores from other
     programs. 10,000 turns are about 50 microseconds: enough to be there for the next product of the same layer.
+    numpy gets no threads of its own beside torch's: its products here are small, and starting them takes longer.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
