@@ -72,7 +72,7 @@ def test_the_collector_runs_again_once_torch_is_imported_and_the_environment_dec
 
 
 RESTED = "10000"
-WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS")
 
 
 def unset(**more: str) -> dict[str, str]:
@@ -88,11 +88,20 @@ for verb in VERBS:
     os.environ.pop("GOMP_SPINCOUNT", None)
     sys.argv = ["memlens", verb, "--help"]
     assert main() == 0
-    print(verb, os.environ["GOMP_SPINCOUNT"], "torch" in sys.modules, file=sys.stderr)
+    print(verb, os.environ["GOMP_SPINCOUNT"], os.environ["OPENBLAS_NUM_THREADS"], {"torch", "numpy"} & set(sys.modules),
+          file=sys.stderr)
 """
     ran = subprocess.run([sys.executable, "-c", code], env=unset(), capture_output=True, text=True, check=True)
     lines = [line.split() for line in ran.stderr.splitlines()]
-    assert len(lines) > 20 and all(found == [RESTED, "False"] for _, *found in lines)
+    assert len(lines) > 20 and all(found == [RESTED, "1", "set()"] for _, *found in lines)
+
+
+def test_a_number_of_numpys_threads_that_somebody_has_set_stays() -> None:
+    code = "import os, sys; from memlens.cli import main; sys.argv = ['memlens', '--version']; main(); print(os.environ"
+    code += "['OPENBLAS_NUM_THREADS'])"
+    environment = unset(OPENBLAS_NUM_THREADS="3")
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split()[-1] == "3"
 
 
 def test_neither_the_library_nor_a_command_inside_of_somebody_elses_process_changes_the_environment() -> None:
