@@ -10,7 +10,8 @@ columns are standardised, five strengths of regularisation instead of ten, at mo
 of a text.
 A set that is in the file (benchmarks/results/probes-MODEL.jsonl, some 6 kB a set) is not done again; a run that is
 stopped loses at most the set it was at. Fits use one core: `OMP_NUM_THREADS=1` and one process a core, with --part 1/2
-and 2/2 and the same file, take the least time. Texts that several sets have in common are read once: 119,781 of 164,530.
+and 2/2 and the same file, take the least time. Texts that several sets have in common are read once (119,781 of
+164,530).
 """
 
 import argparse
