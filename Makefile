@@ -5,7 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet
 RUNS := $(VENV)/.runs
 INSTALLED := $(VENV)/.installed
-JOBS ?= 2
+# One more than a small machine's cores: tests wait for processes that they start. Long files first (tests/conftest.py).
+JOBS ?= 3
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 .PHONY: demo test faults everywhere dist docs check format clean chromium
 
@@ -13,7 +15,7 @@ demo: $(RUNS)
 	$(BIN)/memlens demo
 
 test: $(INSTALLED) chromium
-	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --max-worker-restart 1
+	$(PYTEST)
 
 # All places at which a command can be killed, refused by the system or find a damaged file; `make test` tries a sample.
 faults: $(INSTALLED)
@@ -25,7 +27,7 @@ MACHINES ?= default-3 avx2-1
 everywhere: $(INSTALLED) chromium
 	for machine in $(MACHINES); do \
 	  ATEN_CPU_CAPABILITY=$${machine%-*} OMP_NUM_THREADS=$${machine#*-} LC_ALL=C TZ=Asia/Kolkata HOME=/proc/nowhere \
-	    $(BIN)/python -m pytest -p no:cacheprovider --numprocesses $(JOBS) --dist loadfile --max-worker-restart 1 $(TESTS) || exit 1; \
+	    $(PYTEST) -p no:cacheprovider $(TESTS) || exit 1; \
 	done
 
 check: $(INSTALLED)

@@ -38,6 +38,8 @@ TINY_TEXT = """The river runs to the sea. The river runs to the hills. The press
 Rain fell on the hills, and the rivers rose. In 1990 a café opened near the river; it was the first of its kind.
 The end of the war came in the spring, as the papers of the day had said it would. The River City was free.
 """
+LONG = {"test_cli_demo.py", "test_crash_points.py", "test_distribution.py", "test_paper_example.py", "test_ray.py",
+        "test_ray_lost.py", "test_same_bytes.py", "test_types.py", "test_workers.py"}  # fmt: skip
 FLAGS = [f"--{flag}" for flag in ("headless", "disable-gpu", "no-first-run", "disable-background-networking",
          "disable-component-update", "disable-sync")]  # fmt: skip
 
@@ -45,6 +47,11 @@ FLAGS = [f"--{flag}" for flag in ("headless", "disable-gpu", "no-first-run", "di
 def pytest_configure() -> None:
     """Ctrl-C is tested: a job in the background is started with SIGINT ignored, and so would be all its children."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take a minute or more come first: at the end no process of the tests waits long for another."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_unconfigure() -> None:
