@@ -14,7 +14,9 @@ version 1 name a subject by "layer" and "memory" or by "example"; those of verdi
 import csv
 import io
 import json
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from memlens.annotations.note import Note, require_type
@@ -29,13 +31,15 @@ from memlens.annotations.store import (
     Verdict,
     check_annotator,
 )
-from memlens.errors import SettingError, UnknownName
+from memlens.errors import FilesError, SettingError, UnknownName
+from memlens.files import read_limited
 from memlens.index.history import EVENT_KINDS, LABELS, NOTES, VERDICTS
 from memlens.memory import MemoryId
 from memlens.pattern.words import KINDS
 from memlens.text import cell_text, harmless_cell
 
 FORMATS = ("json", "csv")
+_IMPORT_LIMIT = 256 << 20  # bytes of an export; far more than people have labelled
 _BOTH = "both"  # the task of a backup
 _COLUMNS = {
     LABELS: ("annotator", "memory", "kind", "description", "prefixes"),
@@ -44,6 +48,13 @@ _COLUMNS = {
     NOTES: ("annotator", "memory", "star", "name", "note", "lists"),
 }  # fmt: skip
 _DONE = {LABELS: "labelled", VERDICTS: "judged", NOTES: "noted"}
+_EXPORTED_BY = {
+    LABELS: "annotate INDEX export",
+    VERDICTS: "annotate INDEX verdicts export",
+    NOTES: "collect INDEX --export FILE",
+    _BOTH: "annotate INDEX backup FILE",
+}
+_IF_CSV = {NOTES: "name it .csv", _BOTH: "use `memlens annotate INDEX import`"}
 _EVENT = {"key": str, "time": str, "kind": str, "annotator": str, "content": dict}
 
 
@@ -98,6 +109,20 @@ def import_text(notes: Annotations, task: str, text: str, format: str) -> int:
     return len(answers)
 
 
+def read_export(file: str | None, option: str = "--file") -> str:
+    """The text of a file or of stdin; a spreadsheet may have put a byte order mark before it."""
+    try:
+        if file is not None:
+            return read_limited(Path(file), _IMPORT_LIMIT).decode("utf-8-sig")
+        content = b"" if sys.stdin is None else sys.stdin.buffer.read(_IMPORT_LIMIT + 1)
+        if len(content) > _IMPORT_LIMIT:
+            raise FilesError(f"it is larger than the {_IMPORT_LIMIT >> 20} MB that are read at once")
+        return content.decode("utf-8-sig")
+    except (OSError, FilesError, UnicodeDecodeError) as error:
+        what = "stdin" if file is None else f"{option} {file}"
+        raise SettingError(f"cannot read {what}: {error}; give an export as UTF-8 text") from error
+
+
 def _check_format(format: str) -> None:
     if format not in FORMATS:
         raise SettingError(f"--format is '{format}'; choose one of: {', '.join(FORMATS)}")
@@ -117,9 +142,10 @@ def _read_events(notes: Annotations, task: str, text: str) -> list[dict[str, Any
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SettingError(f"the file is not JSON ({error}); is it CSV? then say --format csv") from error
+        advice = _IF_CSV.get(task, "say --format csv")
+        raise SettingError(f"the file is not JSON ({error}); is it CSV? then {advice}") from error
     if not isinstance(content, dict) or not isinstance(content.get("events"), list):
-        raise SettingError("the file is JSON, but no export of `memlens annotate INDEX export`")
+        raise SettingError(f"the file is JSON, but no export of `memlens {_EXPORTED_BY[task]}`")
     own = content.get("task", VERDICTS if "memlens_verdicts" in content else LABELS)
     if own != task:
         hint = "use `memlens annotate INDEX restore`" if own == _BOTH else "is it an export of the other kind?"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,8 +10,7 @@ import typer
 import memlens
 from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen, open_output
-from memlens.errors import FilesError, IndexFolderError, SettingError, UnknownName
-from memlens.files import read_limited
+from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.settings import MOST_SEED, option_name
 from memlens.text import cut_left, visible
 
@@ -55,7 +52,6 @@ _OPTIONS = {
 }
 _ALWAYS = {"index", "action", "as_json", "quiet", "verbose"}
 _CHANGES = "experiments/last-layer"
-_IMPORT_LIMIT = 256 << 20  # bytes of an export; far more than people have labelled
 _TEXT_TAKEN = 62  # columns beside a prefix
 
 
@@ -315,7 +311,7 @@ def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) 
 
 def _keep_safe(screen: Screen, index: memlens.Index, action: str, file: str | None, force: bool) -> None:
     """Everything that people wrote: to a file, from a file, or out of a damaged annotations.sqlite."""
-    from memlens.annotations.files import backup_text, restore_text
+    from memlens.annotations.files import backup_text, read_export, restore_text
     from memlens.annotations.recover import recover
     from memlens.annotations.store import Annotations
     from memlens.index.layout import ANNOTATIONS
@@ -344,24 +340,10 @@ def _keep_safe(screen: Screen, index: memlens.Index, action: str, file: str | No
 
 
 def _import(screen: Screen, notes: Annotations, task: str, format_: str | None, file: str | None) -> None:
-    from memlens.annotations.files import import_text
+    from memlens.annotations.files import import_text, read_export
 
     added = import_text(notes, task, read_export(file), _format(format_, file))
     screen.note(f"{added:,} new {task} or events")
-
-
-def read_export(file: str | None) -> str:
-    """The text of a file or of stdin; a spreadsheet may have put a byte order mark before it."""
-    try:
-        if file is not None:
-            return read_limited(Path(file), _IMPORT_LIMIT).decode("utf-8-sig")
-        content = b"" if sys.stdin is None else sys.stdin.buffer.read(_IMPORT_LIMIT + 1)
-        if len(content) > _IMPORT_LIMIT:
-            raise FilesError(f"it is larger than the {_IMPORT_LIMIT >> 20} MB that are read at once")
-        return content.decode("utf-8-sig")
-    except (OSError, FilesError, UnicodeDecodeError) as error:
-        what = "stdin" if file is None else f"--file {file}"
-        raise SettingError(f"cannot read {what}: {error}; give an export as UTF-8 text") from error
 
 
 def _format(wanted: str | None, file: str | None) -> str:

@@ -11,11 +11,9 @@ import memlens
 from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen, open_output
 from memlens.errors import SettingError
-from memlens.files import read_limited
 from memlens.text import plain, visible
 
 _WRITE, _FILES = "Keeping a memory", "Import and export"
-_IMPORT_LIMIT = 256 << 20  # bytes
 
 
 def collect(
@@ -43,7 +41,7 @@ def collect(
     verbose: Verbose = False,
 ) -> None:
     """Keep memories with a star, a name, a note and lists, or list those that are kept."""
-    from memlens.annotations.files import export_text, import_text, is_export
+    from memlens.annotations.files import export_text, import_text, is_export, read_export
     from memlens.annotations.store import Annotations, read_notes
     from memlens.index.history import NOTES
 
@@ -58,12 +56,11 @@ def collect(
     known = None if memory is None else opened.check(memory)
     if source is not None:
         with Annotations(opened) as notes:
-            text = read_limited(Path(source), _IMPORT_LIMIT).decode("utf-8-sig")
-            count = import_text(notes, NOTES, text, _format(source))
+            count = import_text(notes, NOTES, read_export(source, "--import"), _format(source, "--import"))
         screen.note(f"{count:,} new")
     elif out is not None:
         with Annotations(opened) as notes, open_output(out, "--export", is_export, force=force) as handle:
-            handle.write(export_text(notes, NOTES, _format(out)).encode())
+            handle.write(export_text(notes, NOTES, _format(out, "--export")).encode())
     elif given and known is not None:
         with Annotations(opened) as notes:
             notes.change_note(known, person, given)
@@ -81,5 +78,10 @@ def collect(
         screen.note("nothing is kept yet; begin with `memlens collect INDEX MEMORY --star`")
 
 
-def _format(file: str) -> str:
-    return Path(file).suffix.lstrip(".").lower()
+def _format(file: str, option: str) -> str:
+    from memlens.annotations.files import FORMATS
+
+    ending = Path(file).suffix.lstrip(".").lower()
+    if ending not in FORMATS:
+        raise SettingError(f"{option} {file} ends neither in .json nor in .csv; name a file that does")
+    return ending
