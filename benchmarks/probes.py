@@ -33,12 +33,14 @@ from rich.progress import track
 
 import memlens
 from memlens.probing.activations import Layer, encode_texts, read_activations
-from memlens.probing.fit import KS, Columns, Division, Fit, fit_dense, fit_sparse, fit_words
+from memlens.probing.fit import Columns, Division, Fit, fit_dense, fit_sparse, fit_words
 from memlens.probing.labels import LabelledTexts
 from memlens.probing.probe import fitting
+from memlens.settings import ProbeSettings
 
 DATA = "sae_probes/data/"
 TRAIN, TEST, SEED = 1024, 500, 42
+KS = ProbeSettings().sizes
 Row = NDArray[np.float32]
 
 

@@ -142,11 +142,11 @@ def has_seal(content: Mapping[str, Any]) -> bool:
     return _SEAL in content
 
 
-def read_sealed(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
+def read_sealed(path: Path) -> dict[str, Any]:
     """A document that was written sealed; refused if it is not as it was written."""
-    content = read_json(path, advice)
+    content = read_json(path)
     if not has_seal(content) or not is_sealed(content):
-        raise FilesError(f"{path} is damaged; {advice}")
+        raise FilesError(f"{path} is damaged; {_MAKE_AGAIN}")
     return content
 
 

@@ -1,4 +1,4 @@
-"""The records that every part shares: names of memories and experts, Prefix, Trigger, EncodedText.
+"""The records that every part shares: names of memories, experts and roles, Prefix, Trigger, EncodedText.
 
 Layers, memories, ranks and positions count from 0. The paper counts layers and memories from 1, so its k^5_895 is
 `L4N894` here. A position counts a sentence's own tokens; a BOS token in front of them is not counted.
@@ -22,6 +22,11 @@ _LETTERS = {"dense": "", "shared": "S", "routed": "E"}
 KINDS = tuple(_LETTERS)  # in the order in which a layer counts its memories
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 _ORDER = {kind: place for place, kind in enumerate(_LETTERS)}
+# What a memory may be for (role/rules.py), in the order in which one that has several is counted.
+ROLES = (
+    "dead", "token", "n-gram", "positional", "entropy", "token-frequency", "prediction", "suppression", "partition",
+    "enrichment", "depletion",
+)  # fmt: skip
 
 
 class _Named:

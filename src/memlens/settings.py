@@ -60,6 +60,12 @@ def check_limits(settings: Any) -> None:
             raise SettingError(f"{name} is {value}; it must be {limits['most']:,} or less")
 
 
+def check_rate(rate: float) -> None:
+    """Refuse what is no rate of false discoveries; both ends, where nothing or everything is found, are no rate."""
+    if not 0 < rate < 1:
+        raise SettingError(f"--rate is {rate}; it is a share of false discoveries between 0 and 1, like 0.01")
+
+
 def divide(verb: str, given: Mapping[str, Any], *settings: type) -> list[dict[str, Any]]:
     """The options of a Python call, for each of the settings those that are its fields; an unknown one is refused.
 
@@ -165,17 +171,9 @@ class PatternSettings:
         check_limits(self)
         if not 3 <= self.top <= MOST_TRIGGERS:
             raise SettingError(f"--top is {self.top}; a pattern needs 3 triggers and memlens looks at most at 64")
-        if not 0 < self.rate < 1:
-            raise SettingError(f"--rate is {self.rate}; it is a share of false discoveries between 0 and 1, like 0.01")
+        check_rate(self.rate)
         if self.background < 1000:
             raise SettingError(f"--background is {self.background}; fewer than 1000 random prefixes tell nothing")
-
-
-# What a memory may be for (role/rules.py), in the order in which one that has several is counted.
-ROLES = (
-    "dead", "token", "n-gram", "positional", "entropy", "token-frequency", "prediction", "suppression", "partition",
-    "enrichment", "depletion",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -187,8 +185,7 @@ class RoleSettings:
 
     def __post_init__(self) -> None:
         check_limits(self)
-        if not 0 < self.rate < 1:
-            raise SettingError(f"--rate is {self.rate}; it is a share of false discoveries between 0 and 1, like 0.01")
+        check_rate(self.rate)
 
 
 @dataclass(frozen=True)
@@ -265,7 +262,7 @@ class ProbeSettings:
 
 
 BUNDLED = "bundled"  # the model and the text that come with memlens
-_HUB = "hf:"
+HUB = "hf:"  # before the name of a repository of the Hugging Face Hub
 _UNITS = "sentence, line, document or block:N"
 _BLOCK = re.compile(r"block:([1-9][0-9]{0,8})", re.ASCII)
 _LANGUAGE = re.compile(r"[a-z]{2,3}(-[a-z0-9]+)*")
@@ -281,18 +278,18 @@ class HubSpec:
 
     @classmethod
     def parse(cls, source: str) -> "HubSpec":
-        name, *rest = source.removeprefix(_HUB).split(":")
+        name, *rest = source.removeprefix(HUB).split(":")
         if not name or len(rest) > 2:
             raise SettingError(f"corpus {source!r} is not a Hub dataset; write hf:NAME[:CONFIG[:SPLIT]]")
         config, split = (*rest, "", "")[:2]
         return cls(name, config or None, split or "train")
 
     def __str__(self) -> str:
-        return f"{_HUB}{self.name}:{self.config or ''}:{self.split}"
+        return f"{HUB}{self.name}:{self.config or ''}:{self.split}"
 
 
 def is_hub_source(source: str) -> bool:
-    return source.startswith(_HUB)
+    return source.startswith(HUB)
 
 
 @dataclass(frozen=True)
@@ -394,8 +391,8 @@ class ScanSettings:
     )
     batch_tokens: int = option(4096, "Tokens in one batch.", metavar="N", panel=RUN, least=1, most=2**24)
     threads: int = option(1, least=1, most=512)  # changes last bits, therefore recorded
-    seed: int = option(0, "Seed of the sample of ordinary prefixes.", metavar="N", panel=KEPT, least=0, most=2**31 - 1)
-    sample_every: int = option(64, least=1, most=2**31 - 1)  # one prefix in so many feeds histogram and examples
+    seed: int = option(0, "Seed of the sample of ordinary prefixes.", metavar="N", panel=KEPT, least=0, most=MOST_SEED)
+    sample_every: int = option(64, least=1, most=MOST_SEED)  # one prefix in so many feeds histogram and examples
     preset: str | None = option(
         None,
         "Settings of the paper's text or of its released program; other options overrule it.",

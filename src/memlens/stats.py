@@ -22,7 +22,7 @@ Interval = tuple[float | None, float | None]
 RESAMPLES = 1000
 FEW = 30  # observations; of fewer, a mean has Student's interval
 Z = 1.959964  # standard deviations of a two-sided 95% interval
-_UPPER = 1.645  # of a one-sided bound
+ONE_SIDED = 1.645  # standard errors of a one-sided bound of 95%
 _TAIL = 0.025
 _DRAWN_AT_ONCE = 1 << 21  # numbers, so that resamples of a large sample fit the memory
 
@@ -56,7 +56,7 @@ def critical(comparisons: int = 1) -> float:
 def upper_share(counts: NDArray[Any], total: int) -> NDArray[np.float64]:
     """Upper 95% bound of a share that was met `counts` times among `total`; above 0 also for what was never met."""
     counts = np.asarray(counts, np.float64)
-    return np.minimum((counts + 1 + _UPPER * np.sqrt(counts + 1)) / (total + 1), 1.0)
+    return np.minimum((counts + 1 + ONE_SIDED * np.sqrt(counts + 1)) / (total + 1), 1.0)
 
 
 def binomial_tail(k: Any, t: Any, f: Any) -> NDArray[np.float64]:
@@ -113,9 +113,9 @@ def draw(candidates: NDArray[Any], sample: int | None, random: np.random.Generat
     return candidates[np.sort(random.choice(len(candidates), sample, replace=False))]
 
 
-def share_interval(hits: float, count: float, comparisons: int = 1) -> Interval:
+def share_interval(hits: float, count: float) -> Interval:
     """Of the share hits / count, Wilson's; nothing where nothing was seen."""
-    return wilson(hits, count, critical(comparisons)) if count else (None, None)
+    return wilson(hits, count) if count else (None, None)
 
 
 def wilson(hits: float, total: float, z: float = Z) -> tuple[float, float]:

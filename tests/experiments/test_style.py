@@ -9,7 +9,7 @@ import pytest
 
 from memlens.experiments.patterns import HUES
 from memlens.experiments.style import CATEGORIES, COLOURS
-from memlens.settings import ROLES
+from memlens.memory import ROLES
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB
 SEEN_AS = {

@@ -20,10 +20,12 @@ from memlens.files import write_sealed
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.probing.activations import encode_texts, read_activations
-from memlens.probing.fit import KS, STRENGTHS, Columns, Division, fit_sparse
+from memlens.probing.fit import STRENGTHS, Columns, Division, fit_sparse
 from memlens.probing.labels import LabelledTexts, read_labels
+from memlens.settings import ProbeSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
+KS = ProbeSettings().sizes
 WORDS = "river sea press free city Paris people news café rain hills war spring papers day".split(" ")  # noqa: SIM905
 TEXTS = [" ".join(WORDS[(i + (1 + i // 15) * j) % 15] for j in range(2 + i % 5)) for i in range(80)]
 ABOUT = ["water" if set(text.split()) & {"river", "sea", "rain"} else "land" for text in TEXTS]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memlens.experiments.confidence import decimal
-from memlens.experiments.registry import EXPERIMENTS, all_claims
+from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.verdicts import (
     ABSENT,
     APPEARS,
@@ -24,7 +24,7 @@ from memlens.stats import Estimate, contrast, wilson
 
 Row = dict[str, Any]
 LAYERS = 16
-CLAIMS = {claim.slug: (experiment, claim) for experiment, claim in all_claims()}
+CLAIMS = {claim.slug: (experiment, claim) for experiment in EXPERIMENTS.values() for claim in experiment.claims}
 WIDE = 3.0  # of an interval that holds everything
 
 

@@ -11,12 +11,12 @@ import torch
 
 import memlens
 from memlens.index.reader import Index
+from memlens.memory import ROLES
 from memlens.models.memory_model import MemoryModel
 from memlens.role.endings import CorpusEndings, count_endings, trigger_ends
 from memlens.role.rules import assign, p_of_cosine, p_of_part, p_of_spread
 from memlens.role.table import roles_by_layer
 from memlens.role.weights import ValueReader, cosines_of
-from memlens.settings import ROLES
 from memlens.stats import decoy_q_values
 from memlens.testing import tiny_model, tiny_tokenizer
 

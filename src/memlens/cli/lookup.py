@@ -21,7 +21,8 @@ from memlens.cli.tables import (
     trigger_table,
 )
 from memlens.errors import SettingError
-from memlens.settings import ROLES, parse_layers
+from memlens.memory import ROLES
+from memlens.settings import parse_layers
 from memlens.text import cut_right, number, percent, plain, quoted, sparkline, visible
 
 if TYPE_CHECKING:

@@ -161,7 +161,7 @@ def _show(screen: Screen, result: ProbeResult) -> None:
     if result.cut:
         screen.note(f"of {result.cut:,} texts only the end was read: they are longer than the model's context")
     screen.result()
-    screen.result(_score_table(screen, result))
+    screen.result(_score_table(result))
     words = next(one for one in result.scores if one.input == "words")
     residual = max((one for one in result.scores if one.input == "residual"), key=lambda one: one.held)
     screen.result()
@@ -187,7 +187,7 @@ def _with_interval(score: float, low: float, high: float) -> str:
     return f"{score:.3f} ({low:.3f} to {high:.3f})"
 
 
-def _score_table(screen: Screen, result: ProbeResult) -> Table:
+def _score_table(result: ProbeResult) -> Table:
     by_layer: dict[int, dict[int | None, ProbeScore]] = {}
     for one in result.scores:
         if one.layer is not None:

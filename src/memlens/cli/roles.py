@@ -7,7 +7,8 @@ import typer
 import memlens
 from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
 from memlens.cli.screen import ScanProgress, Screen
-from memlens.settings import ROLES, RoleSettings
+from memlens.memory import ROLES
+from memlens.settings import RoleSettings
 from memlens.text import number, visible
 
 

@@ -317,12 +317,12 @@ def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bo
     return found
 
 
-def frequent_tokens(index: Index, count: int = _MOST_FREQUENT) -> Collection[int]:
+def frequent_tokens(index: Index) -> Collection[int]:
     """The most frequent tokens of the scanned corpus; of equally frequent ones the lower ids."""
     rows = index.sql(
         "SELECT token FROM (SELECT unnest(tokens) AS token FROM {corpus}) GROUP BY token "
         "ORDER BY count(*) DESC, token LIMIT $1",
-        [count],
+        [_MOST_FREQUENT],
     )
     return {row["token"] for row in rows}
 

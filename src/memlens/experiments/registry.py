@@ -6,7 +6,6 @@ from importlib import import_module
 
 from memlens.errors import UnknownName
 from memlens.experiments.experiment import Experiment, ResultTable
-from memlens.experiments.verdicts import Claim
 
 _MODULES = (
     "agreement", "rank", "predictive_values", "local_edits", "patterns", "active", "composition", "refinement",
@@ -45,7 +44,3 @@ def all_tables() -> Iterator[tuple[Experiment, ResultTable]]:
     for experiment in in_paper_order():
         for table in experiment.tables:
             yield experiment, table
-
-
-def all_claims() -> list[tuple[Experiment, Claim]]:
-    return [(experiment, claim) for experiment in in_paper_order() for claim in experiment.claims]

@@ -30,7 +30,6 @@ from memlens.files import (
 from memlens.index.layout import (
     DERIVED_TABLES,
     EXPERIMENTS,
-    HUB,
     LOCK,
     MANIFEST,
     OPTIONAL_TABLES,
@@ -48,6 +47,7 @@ from memlens.index.staging import (
     throw_partial_away,
 )
 from memlens.parallel import Progress, no_progress
+from memlens.settings import HUB
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

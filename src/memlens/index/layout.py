@@ -45,7 +45,7 @@ from memlens import __version__
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.files import FileFacts, has_seal, is_sealed, read_json, write_sealed
 from memlens.memory import KINDS, GroupShape, MemoryNames
-from memlens.settings import ScanSettings
+from memlens.settings import HUB, ScanSettings
 
 SCHEMA_VERSION = 1
 
@@ -58,8 +58,6 @@ SHARD = "shard.json"  # in partial/: this is a finished shard
 PULL = "pull.json"  # in partial/: what is being copied from the Hub
 
 QUADRANT_SIGNS = ("++", "+-", "-+", "--")  # of a gated memory: the sign of the gate, then that of the input
-
-HUB = "hf:"  # before the name of a repository
 
 CORPUS = "corpus.parquet"
 VOCABULARY = "vocabulary.parquet"

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from memlens.errors import SettingError, UnknownName
 from memlens.index.memory import read_summaries
 from memlens.index.reader import Index, trigger_of
-from memlens.memory import MemoryId, Trigger, name_beginning
-from memlens.settings import ROLES
+from memlens.memory import ROLES, MemoryId, Trigger, name_beginning
 
 if TYPE_CHECKING:
     from memlens.index.trigger_text import TriggerText

@@ -19,11 +19,10 @@ from memlens.pattern.coherence import LastTokens, swap_prefixes
 from memlens.pattern.features import key_shares
 from memlens.pattern.shallow import Texts
 from memlens.pattern.word_vectors import VectorWords, WordVectors, prefix_vectors
-from memlens.stats import roc_area
+from memlens.stats import ONE_SIDED, roc_area
 
 HELD = 25  # triggers
 ENOUGH = 10  # of these for a verdict on a topic
-_ONE_SIDED = 1.645
 TIMES = 4  # prefixes with the same last token for each of them
 RANDOM = 1000  # random prefixes that topics are compared with
 Scores = tuple[float | None, float | None]  # against random prefixes, against the same last tokens
@@ -66,7 +65,7 @@ def is_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64])
     mine, others = (_effective_size(rows) for rows in (held, same))
     if scores[1] is None or mine < ENOUGH:
         return False
-    return scores[1] < 0.5 + _ONE_SIDED * math.sqrt((mine + others + 1) / (12 * mine * others))
+    return scores[1] < 0.5 + ONE_SIDED * math.sqrt((mine + others + 1) / (12 * mine * others))
 
 
 def _effective_size(rows: NDArray[np.int64]) -> float:

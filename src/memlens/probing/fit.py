@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from memlens.probing.labels import LabelledTexts
 from memlens.stats import Estimate, correlation_estimate, generator, roc_estimate, wilson
 
-KS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # C of scikit-learn, for columns of variance 1
 WORD_STRENGTHS = (1e-1, 1.0, 1e1, 1e2, 1e3)  # for rows of length 1
 HELD = 0.2  # of the training part, to choose the strength by

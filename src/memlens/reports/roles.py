@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from memlens.experiments.verdicts import THIRDS, third
 from memlens.index.reader import Index
+from memlens.memory import ROLES
 from memlens.role.table import roles_by_layer
-from memlens.settings import ROLES
 
 # The authors count differently, and few print shares: what they say of depth stands beside the numbers.
 PUBLISHED = {

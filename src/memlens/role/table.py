@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from memlens.index.reader import Index
+from memlens.memory import ROLES
 from memlens.parallel import Progress, no_progress
 from memlens.role.rules import LONGEST, assign, p_of_cosine, p_of_endings, p_of_part, p_of_spread
-from memlens.settings import ROLES
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
@@ -27,7 +27,7 @@ ROLES_SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
         ("memory", pa.int32()),
-        ("role", pa.string()),  # the first of its roles, in the order of rules.ROLES; null where it has none
+        ("role", pa.string()),  # the first of its roles, in the order of memory.ROLES; null where it has none
         ("roles", pa.list_(pa.string())),
         (
             "position_from",

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from memlens.errors import CorpusError, ModelError, ModelNotFound, SettingError, UnknownName
-from memlens.index.layout import HUB, MANIFEST, PARTIAL
+from memlens.index.layout import MANIFEST, PARTIAL
 from memlens.index.reader import Index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
+from memlens.settings import HUB
 from memlens.tracer.intervention import short
 from memlens.tracer.result import check_index
 

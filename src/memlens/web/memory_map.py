@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from memlens.errors import UnknownName
-from memlens.memory import GroupShape
+from memlens.memory import ROLES, GroupShape
 from memlens.pattern.related import order_by_likeness
-from memlens.settings import ROLES
 from memlens.web.served_index import ServedIndex, Statistics
 
 NOTHING = 255  # the level of a memory of which nothing is known

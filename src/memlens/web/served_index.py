@@ -21,8 +21,7 @@ from pydantic import BaseModel
 from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import FileStamp, file_stamp, reader_of
 from memlens.index.reader import Index
-from memlens.memory import MemoryId, MemoryNames
-from memlens.settings import ROLES
+from memlens.memory import ROLES, MemoryId, MemoryNames
 
 T = TypeVar("T")
 

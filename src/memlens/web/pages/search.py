@@ -22,8 +22,8 @@ from memlens.index.search import (
     ValueHit,
     search,
 )
-from memlens.memory import ExpertId, MemoryId
-from memlens.settings import ROLES, parse_layers
+from memlens.memory import ROLES, ExpertId, MemoryId
+from memlens.settings import parse_layers
 from memlens.text import cell, probability, signed
 from memlens.tracer.result import FiringHit, FiringOrder, FiringResult
 from memlens.web.pages.collections import names_beside
