@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("index", type=Path)
     parser.add_argument("--model", help="where it is now, if not where it was scanned")
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--sample", type=int, default=100, help="memories a layer; forty times as many prefixes")
+    parser.add_argument("--sample", type=int, default=100, help="memories per layer; forty times as many prefixes")
     given = parser.parse_args()
     for name in NAMES:
         sample = given.sample if name == "local-edits" else 40 * given.sample

@@ -267,7 +267,7 @@ def main() -> None:
             raise SystemExit(f"{name} failed: {ran.stderr[-2000:]}")
         found[name], lists[name] = json.loads(ran.stdout.splitlines()[-1]), np.load(out)
         print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
-    print("| program | tokens a second | memlens is faster by | peak MB | coefficients as by hooks |")
+    print("| program | tokens per second | memlens is faster by | peak MB | coefficients as by hooks |")
     print("| --- | --- | --- | --- | --- |")
     speed = {name: one["tokens"] / one["work"] for name, one in found.items()}
     for name, one in found.items():

@@ -7,7 +7,7 @@
 Warm-up, a stable phase of open end, then (once asked for) a linear decay: one need not know beforehand how long the
 run will last. SIGTERM or SIGINT writes a checkpoint and stops; started again, the run goes on exactly where it was.
 In DIR/run: checkpoint-*.pt (the last two), snapshots/step-*.pt (weights alone, some steps of the whole run), curve.csv
-(loss), valid.csv (held-out loss, dead memories a layer), pid.
+(loss), valid.csv (held-out loss, dead memories per layer), pid.
 """
 
 import argparse

@@ -3,9 +3,9 @@
 Measured here: the speed of a scan of random tokens, and of a product with the output embedding. The rest is counted:
 
     scan          the tokens of the corpus, from the sizes of its files
-    values        one product of every value with the output embedding, and VALUE_SECONDS a memory
-    patterns      PATTERN_SECONDS a memory
-    experiments   the tokens of edited prefixes, and two products a layer and one more for every sampled prefix
+    values        one product of every value with the output embedding, and VALUE_SECONDS per memory
+    patterns      PATTERN_SECONDS per memory
+    experiments   the tokens of edited prefixes, and two products per layer and one more for every sampled prefix
     report        REPORT_SECONDS
 
 What it takes to read the model and to compile loops on a first run is not in it.
@@ -25,10 +25,10 @@ from memlens.settings import CorpusSettings, ScanSettings, is_hub_source
 from memlens.text import duration
 
 # Seen with the bundled model on two busy cores; machines differ by a factor of two or so.
-VALUE_SECONDS, PATTERN_SECONDS = 0.0005, 0.002  # a memory
+VALUE_SECONDS, PATTERN_SECONDS = 0.0005, 0.002  # per memory
 REPORT_SECONDS = 7.0
-# Of a memory, and tokens that are run for each, all edits together. Seen: 28 for 8 memories a layer, 14 for 100,
-# which share more; but batches are smaller than those of a scan, and slower.
+# Triggers per memory, and tokens that are run for each, all edits together. Seen: 28 for 8 memories per layer, 14 for
+# 100, which share more; but batches are smaller than those of a scan, and slower.
 TRIGGERS, EDITED_TOKENS = 50, 30
 PREFIX_TOKENS = 24  # that are run for a sampled prefix
 _ROWS, _COLUMNS = 256, 8192  # of the measured product
@@ -54,10 +54,10 @@ def estimate_analysis(
     edited: int,
     layer_budget: int | None = None,
 ) -> AnalysisEstimate | None:
-    """For all stages from the start; None where nobody knows how long the corpus is.
+    """About how long all stages take from the start; None where nobody knows how long the corpus is.
 
-    `prefixes` are those of section 5, `edited` the memories a layer whose triggers are edited. No more layers are held
-    at once than the scan will hold, and what the scan will refuse is refused here in the same words.
+    `prefixes` are those of section 5, `edited` the memories per layer whose triggers are edited. No more layers are
+    held at once than the scan will hold, and what the scan will refuse is refused here in the same words.
     """
     longest_sentence(model, settings)
     layers = layers_to_scan(model, settings)
@@ -80,7 +80,7 @@ def estimate_analysis(
 
 
 def _seconds_of_product(model: MemoryModel) -> float:
-    """Of one vector with the output embedding, among many."""
+    """Seconds that the product of one vector with the output embedding takes, computed among many."""
     columns = min(model.vocabulary, _COLUMNS)
     kind = {"device": model.device, "dtype": torch.float32}
     left, right = torch.ones(_ROWS, model.width, **kind), torch.ones(model.width, columns, **kind)  # type: ignore[call-overload]

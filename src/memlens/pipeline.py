@@ -178,7 +178,7 @@ class _Drawn:
         return chosen
 
     def sizes(self) -> dict[str, int]:
-        """Prefixes of section 5, and memories a layer whose triggers are edited; all of them are as many as usual."""
+        """Prefixes of section 5, and memories per layer whose triggers are edited; all of them are as many as usual."""
         sizes = {one: self.sample_of(KNOWN[one]) or KNOWN[one].sample or 0 for one in ("refinement", "local-edits")}
         return {"prefixes": sizes["refinement"], "edited": sizes["local-edits"]}
 
@@ -259,7 +259,7 @@ TRENDS = ("depth", "settling", "claim-agreement", "composition", "claim-last-tok
 INSTEAD = ("dead", "rarest", "wanted")
 HELD_OUT = f"{BUNDLED}:held-out"  # where prefixes of section 5 come from: not trained on, as in the paper
 READ = 200_000  # tokens of the bundled text
-PREFIXES, EDITED = 1000, 8  # prefixes of section 5; memories a layer whose triggers are edited
+PREFIXES, EDITED = 1000, 8  # prefixes of section 5; memories per layer whose triggers are edited
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ _PROGRAM = (
 
 
 def leave_signals_to_driver() -> None:
-    """It says when to stop."""
+    """Ignore Ctrl-C and the like in this worker: the driver says when to stop."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))

@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
         return Estimate(self.value * factor, low, high)
 
     def widened(self, comparisons: int) -> "Estimate":
-        """With an interval that holds for all of so many estimates at once (Bonferroni), as for a normal one."""
+        """The estimate with an interval that holds for so many at once (Bonferroni), widened like a normal one."""
         more = critical(comparisons) / Z
         return Estimate(
             self.value, self.value - more * (self.value - self.low), self.value + more * (self.high - self.value)
@@ -114,7 +114,7 @@ def draw(candidates: NDArray[Any], sample: int | None, random: np.random.Generat
 
 
 def share_interval(hits: float, count: float) -> Interval:
-    """Of the share hits / count, Wilson's; nothing where nothing was seen."""
+    """Wilson's interval of the share hits / count; none where nothing was seen."""
     return wilson(hits, count) if count else (None, None)
 
 
@@ -131,7 +131,7 @@ def wilson(hits: float, total: float, z: float = Z) -> tuple[float, float]:
 
 
 def paired_interval(one: NDArray[np.bool_], other: NDArray[np.bool_], comparisons: int = 1) -> Interval:
-    """Of the share of `one` less that of `other`, which were seen in the same observations [n] (Bonett and Price)."""
+    """Interval of the share of `one` less that of `other`, seen in the same observations [n] (Bonett and Price)."""
     if len(one) == 0:
         return None, None
     total = len(one) + 2
@@ -141,7 +141,7 @@ def paired_interval(one: NDArray[np.bool_], other: NDArray[np.bool_], comparison
 
 
 def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interval:
-    """Of the mean of independent numbers [n]; none for fewer than two, nor where all are alike and show no spread."""
+    """Interval of the mean of independent numbers [n]; none for fewer than two, or where all are equal."""
     count = len(numbers)
     if count < 2:
         return None, None
@@ -206,7 +206,7 @@ def ratio_estimate(
 
 
 def median_interval(numbers: NDArray[Any]) -> Interval:
-    """Of the median of independent numbers [n]: between the order statistics that have it in 95% of cases.
+    """Interval of the median of independent numbers [n]: between the order statistics that have it in 95% of cases.
 
     None for fewer than six: even the smallest and the largest have it less often.
     """

@@ -189,7 +189,7 @@ def edge(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people say them."""
+    """A number of bytes in the unit that suits it, like 1.5 GB."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit in ("bytes", "kB") else f"{count:.1f} {unit}"

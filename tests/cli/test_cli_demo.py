@@ -71,7 +71,7 @@ def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: D
     assert f"report  {folder / 'report.html'}" in ran.out
     assert f"browse  memlens serve '{folder}'" in ran.out and "yours   memlens analyze " in ran.out
     assert f"The paper's {sum(shown.verdicts.values())} claims" in ran.out
-    assert "local-edits looked at 2 memories a layer; the default is 100" in ran.err
+    assert "local-edits looked at 2 memories per layer; the default is 100" in ran.err
     told = json.loads(run("demo", "-o", folder, "--json", "-q").out)
     assert len(told["findings"]) == 5 and told["index"] == str(folder)
     assert [stage["outcome"] for stage in told["stages"]] == ["kept"] * 4 + ["made"]

@@ -153,7 +153,10 @@ def test_a_pull_that_breaks_off_anywhere_is_no_index_and_continues(
 def test_a_hub_that_falls_silent_anywhere_is_not_waited_for(
     hub: Hub, tiny_gpt2_index: Index, tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memlens.push(tiny_gpt2_index, REPO)
+    for _ in range(2):  # the client asks some things only once per process, so that the second push is as the others
+        hub.blobs.clear()
+        hub.requests.clear()
+        memlens.push(tiny_gpt2_index, REPO)
     count = len(hub.requests)
     monkeypatch.setattr(memlens_hub, "_SILENCE", 0.2)
     for number in range(count):

@@ -137,7 +137,7 @@ def test_a_group_is_found_by_the_folder_and_cannot_reach_beyond_its_table(folder
     index = memlens.Index(folder / "index")
     assert memlens.promoting(folder / "index", " the", within=9) == memlens.promoting(index, " the", within=9)
     assert memlens.promoting(index, " the", within=9, limit=1) == memlens.promoting(index, " the", within=9)[:1]
-    with pytest.raises(SettingError, match="lists 9 tokens a value, not 13"):
+    with pytest.raises(SettingError, match="lists 9 tokens per value, not 13"):
         memlens.promoting(index, " the", within=13)
     for wrong in ({"within": 0}, {"limit": 0}, {"limit": -1}):
         with pytest.raises(SettingError, match="ask for 1 or more"):

@@ -59,7 +59,7 @@ _EVENT = {"key": str, "time": str, "kind": str, "annotator": str, "content": dic
 
 
 def export_text(notes: Annotations, task: str, format: str, annotator: str | None = None) -> str:
-    """Of everybody whose work may be seen (labels: who has finished), or of one person, finished or not."""
+    """The export of everybody whose work may be seen (labels: who has finished), or of one person, finished or not."""
     _check_format(format)
     if annotator is not None and annotator not in notes.annotators(task):
         known = ", ".join(notes.annotators(task)) or "nobody"

@@ -137,7 +137,7 @@ def _kinds(header: bytes) -> list[int] | None:
 
 
 def _length(kind: int) -> int:
-    """Of a value in bytes; SQLite numbers the types of integers, and adds the length to the type of texts."""
+    """The bytes of a value; SQLite numbers the types of integers, and adds the length to the type of texts."""
     return (kind - 13) // 2 if kind >= 13 else {5: 6, 6: 8, 9: 0}.get(kind, kind)
 
 

@@ -30,7 +30,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """How far somebody is; nothing of what they say."""
+    """How many memories somebody has labelled, without the labels themselves."""
 
     annotator: str
     labelled: int
@@ -130,7 +130,7 @@ def read_person(index: Index, annotator: str) -> PersonalStudy:
 
 
 def agreement(index: Index) -> list[PairAgreement]:
-    """Of every pair of people who have finished."""
+    """The agreement of every pair of people who have finished."""
     with Annotations(index) as notes:
         labels = notes.labels()
         waiting = notes.annotators(finished=False)

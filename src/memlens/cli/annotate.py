@@ -275,7 +275,7 @@ def _listing(screen: Screen, index: memlens.Index, annotator: str | None) -> lis
 
 
 def _verdict_progress(index: memlens.Index) -> list[dict[str, Any]]:
-    """How far everybody is; nothing of what they say."""
+    """How many changes everybody has judged, without the verdicts themselves."""
     from memlens.annotations.store import Annotations, has_annotations
     from memlens.index.history import VERDICTS
 

@@ -38,7 +38,7 @@ from memlens.settings import CorpusSettings, HubSpec, is_hub_source
 
 _LINE_END = re.compile(r"\r\n|\r|\n")  # not str.splitlines, which also cuts at form feeds and U+2028
 _WIDE_SPACE = re.compile(r"[\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]")  # spaces of several bytes
-# Tokens with their ends take some 300 bytes a character, so no more characters than these are encoded at once.
+# Tokens with their ends take some 300 bytes per character, so no more characters than these are encoded at once.
 _PIECE = 1 << 18
 
 

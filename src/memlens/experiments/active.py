@@ -75,7 +75,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def only_for_relu(judge: Callable[[vd.Evidence], vd.Judgement]) -> Callable[[vd.Evidence], vd.Judgement]:
-    """Of a claim that speaks of memories that rest at 0."""
+    """The rule of a claim about memories that rest at 0; to a model with others the claim does not apply."""
 
     def judged(evidence: vd.Evidence) -> vd.Judgement:
         return judge(evidence) if evidence.rests_at_zero else _OF_ANOTHER_KIND
@@ -120,7 +120,7 @@ def active_drops_towards_the_middle(evidence: vd.Evidence) -> vd.Judgement:
 
 
 def _middle_less_lower(evidence: vd.Evidence) -> Estimate | None:
-    """As the table has it; of medians where it has none, as the paper's."""
+    """The difference as the table has it; that of the medians where it has none, as in the paper's rows."""
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
 
     def of_medians() -> Estimate | None:

@@ -77,7 +77,7 @@ def read_targets(
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """One row a layer; `sample` memories of each, or all."""
+    """One row per layer; `sample` memories of each, or all."""
     rows = []
     for layer in ex.layers_of(index, "agreement", progress):
         random = generator(seed, "agreement", layer)

@@ -89,7 +89,7 @@ def changes_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
 
 
 def _share(rows: list[ex.Row], name: str, parts: Sequence[str], wholes: Sequence[str]) -> Estimate | None:
-    """Of all layers together, prefix by prefix as the table notes it; from counts where it does not, as the paper's."""
+    """The share over all layers, prefix by prefix as the table notes it; else from counts, as for the paper's rows."""
     rows = ex.known_rows(rows, (), "prefixes")
     part, whole = (sum(row[case] for row in rows for case in cases) for cases in (parts, wholes))
     return ex.prefix_estimate(rows, name, lambda: Estimate(part / whole, *wilson(part, whole)) if whole else None)

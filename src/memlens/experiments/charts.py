@@ -292,7 +292,7 @@ def _ends(rows: Sequence[Row], column: str, unit: str) -> str:
 
 
 def _stack(rows: list[Row], names: Collection[str], group: str, layers: int) -> list[Row]:
-    """One row a layer and part, with the edges of its rectangle."""
+    """One row per layer and part, with the edges of its rectangle."""
     placed: list[Row] = []
     for row in with_depth(rows, layers):
         total, below = sum(row[name] for name in names), 0.0

@@ -110,17 +110,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn on a terminal of an experiment that has a row a layer."""
+    """What is drawn on a terminal of an experiment that has a row per layer."""
 
     columns: tuple[Column, ...]
     curves: Mapping[str, str]  # column -> label
-    by_layer: Callable[[Sequence[Row]], list[Row]] = list  # a row a layer, where the table has others
+    by_layer: Callable[[Sequence[Row]], list[Row]] = list  # a row per layer, where the table has others
     remark: Callable[[Index], str] | None = None  # beside how many took part
     below: Callable[[Rows], list[Any]] | None = None  # what rich can print, from the other tables
 
     @classmethod
     def plain(cls, rows: Sequence[Row]) -> "Picture":
-        """For an experiment without one: its first numbers as they are."""
+        """The picture of an experiment that brings none: the first numbers of its table."""
         numbers = [name for name in (rows[0] if rows else {}) if isinstance(rows[0][name], float)][:4]
         return cls(tuple(Column(visible(name), name, short) for name in numbers), {name: name for name in numbers[:1]})
 
@@ -149,7 +149,7 @@ class Experiment:
     figure: str  # where the paper shows it
     title: str
     tables: tuple[ResultTable, ...]  # the first has the experiment's name, and its claims look at it
-    sample_of: str = "memories a layer"  # what `sample` counts
+    sample_of: str = "memories per layer"  # what `sample` counts
     sample: int | None = None  # how many by default; None = all
     needs: tuple[str, ...] = ()  # tables that must be in the index
     uses_model: bool = False

@@ -179,7 +179,7 @@ def compute(
     progress: Progress = no_progress,
     where: Mapper | None = None,
 ) -> list[ex.Row]:
-    """Three rows a layer; `sample` memories of each (all that have triggers for None)."""
+    """Three rows per layer; `sample` memories of each (all that have triggers for None)."""
     edited = EditedPrefixes()
     wanted = {layer: _edit_triggers(index, layer, seed, sample, edited) for layer in index.layers}
     found = edited.coefficients(

@@ -50,7 +50,7 @@ Listed = tuple[str, Iterable[int]]  # class and trigger ranks of a pattern
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """The machine's patterns: one row a layer; `sample` memories of each, or all that have triggers."""
+    """The machine's patterns: one row per layer; `sample` memories of each, or all that have triggers."""
     top = index.manifest.patterns.top if index.manifest.patterns else _TOP
     rows = []
     for layer in ex.layers_of(index, "patterns", progress):

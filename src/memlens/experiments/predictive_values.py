@@ -246,7 +246,7 @@ def confidence_brings_agreement(evidence: vd.Evidence) -> vd.Judgement:
 
 
 def _slope(bins: list[ex.Row]) -> Estimate | None:
-    """Of agreement over the number of the bin; bins count as much as they have memories, as the paper's do not say."""
+    """The slope of agreement over the number of the bin, bins weighed by their memories (unknown for the paper's)."""
     known = {place: one for place, row in enumerate(bins) if (one := vd.estimate_of(row, "rate"))}
     if len(known) < 2:
         return None

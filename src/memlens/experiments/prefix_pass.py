@@ -1,7 +1,7 @@
 """One pass over sampled prefixes, from which all experiments of section 5 are read.
 
-    experiments/prefixes.parquet        one row a prefix: where it is, its text, its target, the final token
-    experiments/prefix-layers.parquet   one row a prefix and layer: tops of r, y and o, active memories, contributions
+    experiments/prefixes.parquet        one row per prefix: where it is, its text, its target, the final token
+    experiments/prefix-layers.parquet   one row per prefix and layer: tops of r, y and o, active memories, contributions
 
 Sentences are fed up to their last sampled position, in batches; states come out in chunks of one size, as many as one
 block of unembedding takes. The two tables are kept in the index and used again as long as sample, seed, corpus and
@@ -269,7 +269,7 @@ class ChunkWork:
         self, prefixes: Prefixes, promoted: dict[int, NDArray[np.int32]], values: ValueReading | None = None
     ) -> None:
         self.prefixes, self.promoted, self.values = prefixes, promoted, values
-        self._look: LayerLook | None = None  # made once a worker
+        self._look: LayerLook | None = None  # made once per worker
 
     def chunks(self, model: MemoryModel) -> int:
         return -(-len(self.prefixes) // self._rows(model))
@@ -291,7 +291,7 @@ class ChunkWork:
 
 
 def value_reading(index: Index) -> ValueReading:
-    """As the values table of an index was made."""
+    """The reading with which the values table of an index was made."""
     return ValueReading(index.manifest.values.reading or None, tokens_read(index))
 
 

@@ -75,7 +75,7 @@ LAYERS_SCHEMA = schema(
 
 
 def prefix_table(prefixes: Prefixes, stops: list[bool | None] | None, columns: Columns) -> pa.Table:
-    """One row a prefix."""
+    """One row per prefix."""
     targets = prefixes.targets
     places = {
         "prefix": np.arange(len(prefixes)),
@@ -89,7 +89,7 @@ def prefix_table(prefixes: Prefixes, stops: list[bool | None] | None, columns: C
 
 
 def layer_table(layer: int, columns: Columns) -> pa.Table:
-    """One row a prefix, for one layer."""
+    """One row per prefix, for one layer."""
     count = len(columns["active"])
     return _table({"layer": np.full(count, layer), "prefix": np.arange(count)} | columns, LAYERS_SCHEMA)
 

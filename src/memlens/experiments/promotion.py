@@ -1,9 +1,10 @@
 """Promotion (beyond the paper): does what follows a memory's triggers stand at the top of its value, or at the bottom?
 
 The standing of a token under a value is the share of all other tokens that score lower: 1 is the top, 0 the bottom. One
-row a memory: the mean standing of the tokens after its top 50 triggers, how many of these stand in the top tenth and in
-the bottom tenth, and, as chance, the mean standing of the tokens after another memory's triggers under the same value.
-A memory promotes what follows where its own tokens stand higher than that, and suppresses it where they stand lower.
+row per memory: the mean standing of the tokens after its top 50 triggers, how many of these stand in the top tenth and
+in the bottom tenth, and, as chance, the mean standing of the tokens after another memory's triggers under the same
+value. A memory promotes what follows where its own tokens stand higher than that, and suppresses it where they stand
+lower.
 """
 
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ SCHEMA = ex.schema(
 def compute(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """One row a layer; `sample` memories of each, or all."""
+    """One row per layer; `sample` memories of each, or all."""
     rows: list[ex.Row] = []
     for layer in ex.layers_of(index, "rank", progress):
         random = generator(seed, "rank", layer)
@@ -82,7 +82,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def _head(row: ex.Row, model: ex.ModelShape) -> int:
-    """What its rank is out of."""
+    """The number of tokens that a rank is counted among."""
     return row.get("vocabulary") or model.vocabulary
 
 

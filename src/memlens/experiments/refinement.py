@@ -120,7 +120,7 @@ def upper_layers_settle_faster(evidence: vd.Evidence) -> vd.Judgement:
 
 
 def _pace(evidence: vd.Evidence) -> Estimate | None:
-    """Of the layer where the paper's curve bends; None without it, or without the first or the last layer."""
+    """The pace at the layer where the paper's curve bends; None without that layer, the first or the last one."""
     rows = _enough(evidence).rows
     away = {abs(vd.depth(row["layer"], evidence.layers) - _BEND): row for row in rows if row.get("pace") is not None}
     if not away or min(away) > _NEAR_BEND or {0, evidence.layers - 1} - {row["layer"] for row in rows}:

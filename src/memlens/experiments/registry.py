@@ -30,7 +30,7 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
 
 
 def in_paper_order() -> list[Experiment]:
-    """By the number of their first figure, then those that have none."""
+    """The experiments by the number of their first figure, then those that have none."""
 
     def figure(experiment: Experiment) -> float:
         found = re.match(r"Figure (\d+)", experiment.figure)

@@ -192,7 +192,7 @@ def _keep(
 
 
 def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """With the checksum of what it was made from, a table that is older than the values can be told."""
+    """What the manifest notes of an experiment; checksums of what it was made from tell when it is outdated."""
     return {**settings, **(_READING_OF_Y if experiment.on_prefixes else {}), "from": _sources(index, experiment)}
 
 

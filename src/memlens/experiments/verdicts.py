@@ -66,7 +66,7 @@ class Evidence:
         return Evidence(self.published, self.published_layers, dict.fromkeys(range(self.published_layers), 4096))
 
     def trend(self, column: str, low: str = "low", high: str = "high") -> Estimate | None:
-        """Slope over relative depth of one number a layer, layer 0 left out; None where layers span half of it or less.
+        """Slope over relative depth of a number per layer, without layer 0; None where layers span half of it or less.
 
         As the rows note it where layers were seen on the same prefixes, else from numbers of different memories.
         """
@@ -96,7 +96,7 @@ class Judgement:
     reason: str = ""  # one sentence
 
     def and_also(self, words: str) -> "Judgement":
-        """With more in its sentence."""
+        """The same judgement with these words added to its reason."""
         return replace(self, reason=f"{self.reason.removesuffix('.')}; {words}.")
 
 
@@ -131,7 +131,7 @@ class JudgedClaim:
 
     @property
     def record(self) -> Row:
-        """As JSON has it."""
+        """The claim and its judgement as one flat record for JSON."""
         judgement = self.judgement
         found = {name: getattr(judgement, name) for name in ("verdict", "yours", "interval", "reason")}
         return {"claim": self.claim.slug, "text": self.claim.text, "published": self.claim.published, **found}
@@ -229,7 +229,7 @@ RULE_OF_SIZES = (
 
 
 def mean_of(estimates: Sequence[Estimate]) -> Estimate:
-    """Of independent ones."""
+    """The mean of independent estimates, with its interval."""
     return contrast([1 / len(estimates)] * len(estimates), estimates)
 
 

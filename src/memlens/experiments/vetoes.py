@@ -29,7 +29,7 @@ SCHEMA = ex.schema(
 
 
 def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
-    """One row a memory that vetoed at all; by layer, most often first, then by memory."""
+    """One row per memory that vetoed at all; by layer, most often first, then by memory."""
     rows: list[ex.Row] = []
     for layer, columns in seen.by_layer():
         tokens: dict[int, Counter[int]] = defaultdict(Counter)

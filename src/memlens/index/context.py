@@ -25,7 +25,7 @@ class SentenceContext:
 
 
 def read_context(index: Index, sentence: int, around: int = 2) -> SentenceContext:
-    """With at most `around` sentences on each side; refused if the corpus has no such sentence."""
+    """A sentence with at most `around` sentences on each side; refused if the corpus has no such sentence."""
     rows = index.sql(_SENTENCES, [sentence, around])
     place = next((place for place, row in enumerate(rows) if row["sentence"] == sentence), None)
     if place is None:

@@ -110,7 +110,7 @@ class Event:
             return False
 
     def as_dict(self) -> dict[str, Any]:
-        """As an export has it."""
+        """The event as an export writes it."""
         fields = dict(zip(FIELDS, self.fields, strict=True))
         del fields["task"]
         return {**fields, "content": json.loads(self.content)}

@@ -305,7 +305,7 @@ def _is_unreachable(error: BaseException | None) -> bool:
 
 @contextmanager
 def _impatient() -> Iterator[None]:
-    """With an end to the waiting of calls that take no time limit of their own."""
+    """Inside the `with` calls of the client end after _SILENCE seconds without news; some take no time limit."""
     from huggingface_hub import get_session
 
     session = get_session()

@@ -344,12 +344,12 @@ class Manifest:
         return {name: _experiment(noted) for name, noted in self.content.get("experiments", {}).items()}
 
     def experiment(self, name: str) -> ExperimentNote:
-        """Of one experiment; empty where it was not run."""
+        """How the tables of one experiment were made; empty where it was not run."""
         return self.experiments.get(name, ExperimentNote())
 
     @cached_property
     def prefix_pass(self) -> ExperimentNote:
-        """Of the latest pass over prefixes, which several experiments read; empty where there was none."""
+        """How the latest pass over prefixes was made, which several experiments read; empty where there was none."""
         return _experiment(self.content.get("aggregate", {}))
 
 

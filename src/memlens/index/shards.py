@@ -195,7 +195,7 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
 
 @contextmanager
 def _at_rest(shards: Sequence[Shard]) -> Iterator[Callable[[], None]]:
-    """What comes back refuses to go on if a file of the shards is not the one that was there at the beginning.
+    """Gives a function that raises if a file of the shards is no longer the one that was there at the beginning.
 
     Tables of two shards mixed may fail anywhere within, so an error is told as a change where there was one.
     """
@@ -217,7 +217,7 @@ def _at_rest(shards: Sequence[Shard]) -> Iterator[Callable[[], None]]:
 
 
 def _refuse_damage(shard: Shard) -> None:
-    """Byte for byte; that they stay so is watched by their stamps."""
+    """Compare every file with its checksum; a later change is noticed by its stamp."""
     for name, facts in shard.files.items():
         if not is_as_noted(shard.partial / name, facts):
             raise _damaged(shard, name)

@@ -104,7 +104,7 @@ class SpellingFeatures:
 
     @classmethod
     def of(cls, words: Words, used: NDArray[Any], tokens: TokenFeatures) -> SpellingFeatures:
-        """Of the spellings that end a prefix; the others have none."""
+        """The features of the spellings that end a prefix; the others have none."""
         numbers: dict[str, int] = {OPENING_QUOTE: 1}
         wanted = np.zeros(len(words.spellings), np.bool_)
         wanted[used] = True

@@ -214,7 +214,7 @@ class FollowingTokens:
 
 
 def what_follows(index: Index, triggers: TriggerRows, rate: float) -> list[FollowingTokens]:
-    """For each row of TriggerRows."""
+    """The tokens that typically follow the triggers of each memory, and whether its value promotes one of them."""
     typical = _typical_tokens(index, triggers, rate)
     promoted = dict(_promoted_tokens(index)) if index.has("values") else {}
     found = []

@@ -31,7 +31,7 @@ Scores = tuple[float | None, float | None]  # against random prefixes, against t
 def wording_scores(
     texts: Texts, held: NDArray[np.int64], same: NDArray[np.int64], keys: Sequence[Sequence[int]]
 ) -> list[list[Scores]]:
-    """Of the features (keys) of every memory; held [memories, h] and same [memories, h * TIMES]: rows, -1 for none."""
+    """Scores of features (keys) of every memory; held [memories, h], same [memories, h * TIMES]: rows, -1 for none."""
     flat = np.array([key for own in keys for key in own], np.int64)
     offsets = np.concatenate([[0], np.cumsum([len(own) for own in keys])]).astype(np.int64)
     random = texts.background.count(flat) / max(texts.background.prefixes, 1)
@@ -51,7 +51,7 @@ def wording_scores(
 def topic_scores(
     prefixes: VectorWords, vectors: WordVectors, direction: NDArray[Any], held: Any, same: Any, random: NDArray[Any]
 ) -> Scores:
-    """Of one topic; `random`: nearness of random prefixes to its direction."""
+    """Scores of one topic; `random`: nearness of random prefixes to its direction."""
     mine, others = (nearness(whole_vectors(prefixes, vectors, rows[rows >= 0]), direction) for rows in (held, same))
     return roc_area(mine, random), roc_area(mine, others)
 

@@ -116,7 +116,7 @@ class TokenPool:
         self.own = (places >= shift) & (places < ends[:, None])  # [batch, pos]: the text's own tokens
 
     def rows(self, block: CoefficientBlock) -> NDArray[Any]:
-        """At the last tokens, without a copy of all others."""
+        """The rows at the last tokens, without a copy of all others."""
         batch = torch.arange(len(self.last), device=self.last.device)
         return _array(block.at(batch * block.shape[1] + self.last)[0])
 

@@ -55,7 +55,7 @@ class LabelledTexts:
 def read_labels(
     source: Source | tuple[Sequence[str], Sequence[Any]], column: str, label: str, kind: str
 ) -> LabelledTexts:
-    """From a file, or from (texts, labels); refused where no probe could be learnt."""
+    """Labelled texts from a file, or from (texts, labels); refused where no probe could be learnt."""
     if not isinstance(source, (str, os.PathLike)):
         if not (isinstance(source, tuple) and len(source) == 2):
             raise SettingError("labels are neither a file nor a pair; give a path or (texts, labels)")

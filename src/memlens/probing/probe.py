@@ -197,7 +197,7 @@ class _Run:
         return [tuple(self.model.tokenizer.token_text(token) for token in row) for row in best]
 
     def _alone(self, m: Any) -> float:
-        """Of several classes: the one that the memory tells best from the others."""
+        """How well the memory alone tells the labels; of several classes, the one that it tells best."""
         labels, test = self.division.labels, self.division.test
         if not labels.classes:
             return score("number", labels.y[test], m[test]).value

@@ -58,7 +58,7 @@ class OwnTokens:
 def role_effects(
     index: Index, model: MemoryModel, *, seed: int = 0, sample: int = SAMPLE, progress: Progress = no_progress
 ) -> list[RoleEffect]:
-    """Of the roles above that an index has; `sample`: how many prefixes."""
+    """The effect of each role above that an index has; `sample`: how many prefixes."""
     drawn = _drawn_prefixes(index, sample, generator(seed, "role-effects"))
     counts = token_counts(index)[: model.vocabulary]
     unigram = torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())).to(model.device)
@@ -122,7 +122,7 @@ def random_groups(index: Index, group: Group, random: np.random.Generator, count
 
 @contextmanager
 def silence(model: MemoryModel, group: Group) -> Iterator[None]:
-    """Within, the memories have coefficient 0."""
+    """Inside the `with` the memories have coefficient 0."""
 
     def change(m: Tensor, owner: MemoryGroup, numbers: Sequence[int]) -> Tensor:
         places = [number - owner.start for number in numbers if owner.start <= number < owner.start + owner.size]

@@ -53,7 +53,7 @@ def explained(fired: Counts, prefixes: Counts) -> NDArray[np.float64]:
 
 
 def p_of_positions(fired: Counts, prefixes: Counts, sentences: Counts) -> NDArray[np.float64]:
-    """Of rates of firing that differ so much between ranges of positions, if position did not matter. [n]
+    """p-values of rates of firing that differ so much between ranges of positions, if position did not matter. [n]
 
     The likelihood ratio of one rate for each range against one for all, with as many draws as there are sentences:
     prefixes of one sentence may all fire together, and then a sentence is one draw. Where they do not, rates differ
@@ -69,15 +69,15 @@ def p_of_positions(fired: Counts, prefixes: Counts, sentences: Counts) -> NDArra
 
 
 def _rates(fired: Counts, prefixes: Counts, whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of firing in each range; where no prefix is, that of the whole, which differs in nothing."""
+    """Rates of firing in each range; where no prefix lies in it, the rate of the whole, which adds no difference."""
     return np.where(prefixes > 0, fired / np.maximum(prefixes, 1), whole)
 
 
 def _divergence(rates: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of a coin with these rates [n, ranges] from one with the rate of the whole [n, 1], in nats."""
+    """KL divergence of a coin with these rates [n, ranges] from one with the rate of the whole [n, 1], in nats."""
     found = _times_log(rates, rates) - _times_log(rates, whole)
     found += _times_log(1 - rates, 1 - rates) - _times_log(1 - rates, 1 - whole)
-    return np.maximum(found, 0.0)  # last bits aside it is
+    return np.maximum(found, 0.0)  # rounding can leave it just below 0
 
 
 def _times_log(factor: NDArray[np.float64], of: NDArray[np.float64]) -> NDArray[np.float64]:

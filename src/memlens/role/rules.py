@@ -39,12 +39,12 @@ Numbers = Mapping[str, NDArray[Any]]
 
 
 def p_of_cosine(cosine: NDArray[Any], d: int) -> NDArray[np.float64]:
-    """Of a cosine at least so large in size between a vector and a random direction of d dimensions."""
+    """p-value of a cosine at least so large in size between a vector and a random direction of d dimensions."""
     return p_of_part(np.asarray(cosine, np.float64) ** 2, 1, d)
 
 
 def p_of_part(part: NDArray[Any], directions: int, d: int) -> NDArray[np.float64]:
-    """Of so large a part of a random direction's squared length in some of d dimensions: a beta distribution."""
+    """p-value of so large a part of a random direction's squared length in some of d dimensions (beta distribution)."""
     from scipy.special import betainc
 
     if d <= directions:  # they are all there is, so that any part is as expected
@@ -54,7 +54,7 @@ def p_of_part(part: NDArray[Any], directions: int, d: int) -> NDArray[np.float64
 
 
 def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.float64]:
-    """Of v G v at least so large [n] for a random direction v, where G has these eigenvalues [d].
+    """p-value of v G v at least so large [n] for a random direction v, where G has these eigenvalues [d].
 
     It is P(sum of (eigenvalue - spread) z^2 >= 0) for normal z, by the saddlepoint of Lugannani and Rice
     (https://doi.org/10.2307/1426607), which is exact to a few percent far into the tail.
@@ -80,7 +80,7 @@ def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.f
 
 
 def p_of_endings(numbers: Numbers, tokens: int, prefixes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of the commonest last token among a memory's triggers, and of the commonest pair among triggers with its token.
+    """p-values of the commonest last token of a memory's triggers, and of the commonest pair among triggers with it.
 
     `tokens`: different ones of the corpus, any of which might have been the commonest; `prefixes`: in the corpus.
     """

@@ -76,7 +76,7 @@ class ValueReader:
         return found | {"norm": norm}
 
     def random_kurtosis(self, count: int, seed: int) -> NDArray[np.float64]:
-        """Of as many random directions of length 1."""
+        """The kurtosis of the scores of `count` random directions of length 1."""
         random, parts = generator(seed, "roles", self.layer), []
         for first in range(0, count, _ROWS):
             drawn = torch.from_numpy(random.normal(size=(min(_ROWS, count - first), self.model.width)))
@@ -85,7 +85,7 @@ class ValueReader:
         return np.concatenate(parts)
 
     def part_in_weak(self, values: Tensor) -> NDArray[np.float64]:
-        """Of the squared length of each value that the lens reads at all, the part in the weak directions."""
+        """The part in the weak directions of the squared length of each value that the lens reads at all."""
 
         def part(block: Tensor) -> Tensor:
             whole = (block.double() @ self.read).square().sum(1).clamp_min(1e-300)
@@ -115,7 +115,7 @@ def _moments(scores: NDArray[np.float32], frequency: NDArray[np.float64]) -> Arr
 
 
 def cosines_of(memories: MemoryLayer) -> Arrays:
-    """Of each memory: what it reads (up, or the key of a plain block), its gate, and its value."""
+    """Cosines between what a memory reads (up, or the key of a plain block), its gate, and its value."""
     found: dict[str, list[NDArray[np.float64]]] = {"cos_in_out": [], "cos_gate_out": [], "cos_gate_in": []}
     for group in memories.groups:
         keys = group.keys

@@ -172,7 +172,7 @@ def choose_workers(
     recorded: int | None,
     is_complete: bool,
 ) -> WorkerCount:
-    """For a scan; of one that is continued the `recorded` threads count, to keep its bytes the same."""
+    """Workers and threads for a scan; one that is continued keeps its `recorded` threads, and so its bytes."""
     if run.executor == "ray":
         return WorkerCount(run.workers or 0, run.threads or recorded or 1)  # 0: as many as the cluster has room for
     if is_complete or (run.threads is not None and run.workers is None):
@@ -197,7 +197,7 @@ def fastest_workers(
     threads: int | None = None,
     seconds: float = 1.0,
 ) -> WorkerCount:
-    """For a scan of about so many tokens; what is given stays, the rest is found.
+    """The fastest workers and threads for a scan of about so many tokens; what is given stays, the rest is found.
 
     `worker_bytes` is the memory that one more worker takes.
     """
@@ -227,7 +227,7 @@ def _is_short_anywhere(model: MemoryModel, tokens: int) -> bool:
 
 
 def fastest(possible: list[WorkerCount], rate: Callable[[WorkerCount], float]) -> WorkerCount:
-    """Of counts in ascending order the fastest; a little more speed is not worth more workers."""
+    """The fastest of some counts in ascending order; a little more speed is not worth more workers."""
     best, best_rate = possible[0], rate(possible[0])
     for count in possible[1:]:
         measured = rate(count)

@@ -156,7 +156,7 @@ class WorkerPool:
         )
 
     def work(self) -> None:
-        """Until every batch is saved."""
+        """Hand out batches until every one is saved."""
         waiting = self._wanted()
         while self.processes or waiting:
             for batches in waiting:

@@ -147,7 +147,7 @@ class RayPool:
         self.last_look = time.monotonic()  # at Ray's agents
 
     def work(self) -> None:
-        """Until every batch is saved."""
+        """Hand out batches until every one is saved."""
         while True:
             if self.queue.has_more():
                 while len(self.actors) < self.size:
@@ -358,7 +358,7 @@ class RayMapPool:
         self._start(self.size)
 
     def answers(self, items: Iterator[Any]) -> Iterator[Any]:
-        """In order; an item whose worker was lost goes to another."""
+        """The answers in the order of the items; an item whose worker was lost goes to another."""
         waiting: deque[tuple[Any, Any]] = deque()  # item, call
         for item in items:
             waiting.append((item, self._ask(item)))

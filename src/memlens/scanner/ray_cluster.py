@@ -124,5 +124,5 @@ def worker_error(error: Any) -> Exception:
     if isinstance(cause, MemlensError):
         return type(cause)(str(cause))
     if isinstance(cause, MemoryError):
-        return WorkerError("a Ray worker has not enough memory; try fewer workers a node or smaller --batch-tokens")
+        return WorkerError("a Ray worker has not enough memory; try fewer workers per node or smaller --batch-tokens")
     return RuntimeError(f"a Ray worker failed:\n{error}")

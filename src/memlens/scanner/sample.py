@@ -144,7 +144,7 @@ class OrdinarySample:
         )
 
     def kept(self) -> SampleArrays:
-        """As the compiled loops want it."""
+        """The arrays of the sample as the compiled loops take them."""
         return SampleArrays(self.counts, self.examples, self.seed, self.limit)
 
     def merge(self, other: OrdinarySample) -> None:

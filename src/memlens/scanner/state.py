@@ -330,7 +330,7 @@ def _damaged(path: Path) -> IndexFolderError:
 
 
 def wait_for_orphans(folder: Path, seconds: float = 60.0) -> None:
-    """Until no worker of a driver that was killed writes into the index folder; they end by themselves, soon."""
+    """Wait until no worker of a driver that was killed writes into the index folder; they end by themselves, soon."""
     deadline = time.monotonic() + seconds
     while not is_free(folder / WORKERS):
         if time.monotonic() >= deadline:

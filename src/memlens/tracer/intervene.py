@@ -61,7 +61,7 @@ class _GroupEdit:
 
 
 def apply_edits(model: MemoryModel, intervention: Intervention, prompt: Prompt) -> AbstractContextManager[None]:
-    """Within, the model runs with these edits; what it cannot do is refused before."""
+    """Inside the `with` the model runs with these edits; those that it cannot make are refused before."""
     intervention.check(model)
     edits: dict[ExpertId, list[_GroupEdit]] = {}
     for edit in intervention.edits:
@@ -277,7 +277,7 @@ def promoting(
     listed = min(opened.manifest.values.top, len(opened.vocabulary))
     if within > listed:
         advice = "lower `within` or make the values again"
-        raise SettingError(f"{opened.folder} lists {listed} tokens a value, not {within}; {advice}")
+        raise SettingError(f"{opened.folder} lists {listed} tokens per value, not {within}; {advice}")
     memories = tuple(one.name for one in found if one.rank < within)[:limit]
     if not memories:
         raise UnknownName(f"no memory has {tokens!r} among the {within} first tokens of its value; raise `within`")

@@ -185,7 +185,7 @@ class Intervention:
 
     @classmethod
     def parse(cls, *texts: str, positions: Sequence[int] | None = None) -> Intervention:
-        """From `L3N51=0` and the like."""
+        """An edit written as `L3N51=0` and the like."""
         at = None if positions is None else tuple(positions)  # read for every text
         return cls(tuple(Edit.parse(text, at) for text in texts))
 

@@ -162,7 +162,7 @@ class TracedPrompt:
 
     @property
     def nbytes(self) -> int:
-        """Of the states and coefficients that are kept."""
+        """The size of the states and coefficients that are kept."""
         kept = self.positions
         stores = (kept.r, kept.y, kept.o, kept.coefficients, kept.weights)
         tensors = [kept.embedding, *(tensor for store in stores for tensor in store.values())]

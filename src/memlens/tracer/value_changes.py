@@ -88,7 +88,7 @@ def token_direction(model: MemoryModel, memory: MemoryId, token: int) -> Tensor:
 
 @contextmanager
 def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> Iterator[None]:
-    """Within, the model has the changed values; after it, its own, bit by bit. It must be loaded: it is what changes.
+    """Inside the `with` the loaded model has the changed values; afterwards it has its own again, bit for bit.
 
     with memlens.trying(model, change): memlens.trace(model, prompt)
     """

@@ -39,7 +39,7 @@ class NextTokens:
     filled: NDArray[np.int64]  # [memories]: how many top triggers a memory has
 
     def among(self, tokens: NDArray[np.int64], vocabulary: int) -> "NextTokens":
-        """With places in `tokens` for tokens, -1 for one that is not among them."""
+        """The same with each token replaced by its place in `tokens`, -1 for one that is not among them."""
         places = np.full(vocabulary + 1, -1, np.int32)  # the last for -1
         places[tokens] = np.arange(len(tokens))
         return NextTokens(self.layer, places[self.tokens], self.filled)

@@ -120,7 +120,7 @@ Orders = dict[int, NDArray[np.int64]]  # layer -> its memories in a row
 def draw_map(
     statistics: Statistics, by: str, room: int, sort: str = "place", alike: Callable[[], Orders] = dict
 ) -> MemoryMap:
-    """At most `room` cells a layer; `alike` is asked for where memories are sorted by likeness."""
+    """At most `room` cells per layer; `alike` is asked for where memories are sorted by likeness."""
     measure = next((one for one in measures(statistics) if one.name == by), None)
     if measure is None:
         known = ", ".join(one.name for one in measures(statistics))

@@ -39,12 +39,12 @@ class PagesFirst:
         self._left = 0.0
 
     def wait_for(self, thread: Thread) -> None:
-        """Until a thread has ended, or somebody needs the model."""
+        """Wait until a thread has ended, or somebody needs the model."""
         while thread.is_alive() and self._left > 0:
             thread.join(_STEP)
 
     def wait(self) -> None:
-        """Until the last page is some moments old, or one takes long; where pages never cease, for a while only."""
+        """Wait until the last page is some moments old, or one takes long; _IN_ALL seconds at most in all."""
         while self._left > 0 and time.monotonic() - self._since < (_LONGEST if self._answered else _AFTER):
             time.sleep(_STEP)
             self._left -= _STEP

@@ -70,7 +70,7 @@ class Access:
 
     @classmethod
     def to(cls, host: str) -> "Access":
-        """As it should be for an address to bind to."""
+        """The access that an address to bind to calls for."""
         return cls(host, None if is_local(host) else secrets.token_urlsafe(24))
 
     def knows(self, host: str) -> bool:

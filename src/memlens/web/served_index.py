@@ -1,4 +1,4 @@
-"""An index for a server, and statistics of all its memories as columns: many threads, many queries a second.
+"""An index for a server, and statistics of all its memories as columns: many threads, many queries per second.
 
 Every query gets a cursor of its own, which is what makes it safe in every thread. Tables are copied into memory in the
 background as far as they fit: a look-up that takes tens of milliseconds from Parquet takes one from there. Until then,
@@ -169,7 +169,7 @@ class Statistics:
 
 
 def read_statistics(index: ServedIndex) -> Statistics:
-    """Of an index as it is now; read once."""
+    """The statistics of an index as it is now; read once."""
     return index.remember(TABLES, ("statistics",), lambda: _read(index))
 
 

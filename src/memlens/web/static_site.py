@@ -316,7 +316,7 @@ class _Site:
         self.write_page("404.html", "", _LOST)
 
     def write_page(self, name: str, kind: str, page: str) -> None:
-        """With site.js in the place of the scripts that a page of the workbench loads."""
+        """Write a page of the workbench with site.js in place of its scripts."""
         page = re.sub(r'<script type="module" src="[^"]*"></script>\n', "", page)
         page = page.replace("</head>", '<script src="static/site.js"></script>\n</head>', 1) if kind else page
         page = page.replace("<html ", f'<html data-site="{kind}" ', 1)

@@ -153,7 +153,7 @@ def draw_from_form(bench: Bench, form: Fields) -> Response:
     try:
         numbers = [int(fields.get(name) or default) for name, default in (("per_layer", 10), ("top", 25), ("seed", 0))]
     except ValueError as error:
-        raise SettingError("a sample is drawn with three whole numbers: memories a layer, triggers, seed") from error
+        raise SettingError("a sample is drawn with three whole numbers: memories per layer, triggers, seed") from error
     _begin_study(bench.index, *(min(max(number, 0), 2**31) for number in numbers))
     return RedirectResponse(_address(fields.get("as", "").strip()), 303)
 

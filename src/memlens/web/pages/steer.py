@@ -43,7 +43,7 @@ def steer_page(request: Request, prompt: Text = "") -> HTMLResponse:
 
 
 _LINES: dict[int | str, dict[str, Any]] = {
-    200: {"model": TokenShare, "description": "A line a token; the last line is the whole text."}
+    200: {"model": TokenShare, "description": "A line per token; the last line is the whole text."}
 }
 
 
@@ -57,7 +57,7 @@ def continue_text(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
 ) -> StreamingResponse:
-    """How the model goes on, with edits or without: a line of JSON a token, then the whole. Needs the model."""
+    """How the model goes on, with edits or without: a line of JSON per token, then the whole. Needs the model."""
     from memlens.tracer.intervene import Generation
 
     if bench.texts >= MOST_TEXTS:
