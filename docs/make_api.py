@@ -22,6 +22,8 @@ import memlens
 from memlens.settings import (
     CorpusSettings,
     PatternSettings,
+    ProbeSettings,
+    RoleSettings,
     SampleSettings,
     ScanRunSettings,
     ScanSettings,
@@ -32,20 +34,24 @@ PAGE = Path(__file__).with_name("api.md")
 ARCHITECTURE = Path(__file__).with_name("architecture.md")
 PLAN = re.compile(r"(?<=<!-- plan -->\n).*(?=<!-- end of the plan -->)", re.DOTALL)
 SOURCE = Path(memlens.__file__).parent
-FOLDERS = ("models", "corpus", "scanner", "index", "vocab", "pattern", "annotations", "tracer", "comparison")
-FOLDERS += ("experiments", "reports", "web", "web/pages", "cli")
+# In the order of the imports; tests/docs checks that no package is missing.
+FOLDERS = ("models", "corpus", "scanner", "index", "vocab", "pattern", "role", "tracer", "comparison", "annotations")
+FOLDERS += ("probing", "experiments", "reports", "web", "web/pages", "cli")
 HEAD = """# Python API
 
 This page is made from the docstrings: `python docs/make_api.py` writes it, a test checks that it is up to date.
 
-Verbs that compute are functions, with the option names of the command line: analyze, scan, merge, check, values,
-patterns, experiment, report, trace, compare, demo. What `show` and `search` print is read from an `Index`: `facts`,
-`triggers`, `table` and `sql`. Everything named here is `memlens.NAME` and is imported when it is first used, so
-`import memlens` costs nothing. Every error that memlens raises on purpose is a `memlens.MemlensError`, with a message
-of one line: what was given, what is wrong, what to do.
+Verbs that compute are functions, with the option names of the command line: analyze, scan, merge, check, repair,
+values, patterns, roles, experiment, report, site, trace, probe, compare, push, pull, demo. What `show` and `search`
+print is read from an `Index`: `facts`, `triggers`, `table` and `sql`. Everything named here is `memlens.NAME` and is
+imported when it is first used, so `import memlens` costs nothing. Every error that memlens raises on purpose is a
+`memlens.MemlensError`, with a message of one line: what was given, what is wrong, what to do.
 """
 # What `**options` of a verb stands for.
-SETTINGS = (ScanSettings, CorpusSettings, ScanRunSettings, ValueSettings, PatternSettings, SampleSettings)
+SETTINGS = (
+    *(ScanSettings, CorpusSettings, ScanRunSettings, ValueSettings, PatternSettings, RoleSettings, SampleSettings),
+    ProbeSettings,
+)
 
 
 def page() -> str:
@@ -95,12 +101,13 @@ def _fields(kind: Any) -> str:
         if not field.name.startswith("_"):
             default = "" if field.default is MISSING else f" = {_default(field.default)}"
             words = f": {field.metadata['help']}" if field.metadata.get("help") else ""
-            lines.append(f"- `{field.name}: {field.type}{default}`{words}")
+            type_ = field.type.__name__ if isinstance(field.type, type) else field.type
+            lines.append(f"- `{field.name}: {type_}{default}`{words}")
     return "\n".join(lines)
 
 
 def _signature(name: str, function: Callable[..., Any], is_method: bool = False) -> str:
-    """One line where it fits, else a parameter a line."""
+    """One line where it fits, else one line per parameter."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())[1 if is_method else 0 :]
     shown: list[str] = []

@@ -7,6 +7,7 @@ import sys
 from docs_pages import PAGES, ROOT, blocks, inline
 
 import memlens
+from test_architecture import ORDER
 
 EVERY_PAGE = [*PAGES, *(ROOT / "docs" / "decisions").glob("*.md"), *ROOT.glob("C*.md"), ROOT / "training" / "README.md"]
 
@@ -21,6 +22,19 @@ def tree() -> list[str]:
 def test_the_api_page_is_what_the_docstrings_say() -> None:
     command = [sys.executable, str(ROOT / "docs" / "make_api.py"), "--check"]
     assert subprocess.run(command, capture_output=True, text=True).stderr == ""
+
+
+def test_the_plan_of_the_architecture_names_every_module_of_the_package() -> None:
+    package = ROOT / "src" / "memlens"
+    modules = {str(path.relative_to(package)) for path in package.rglob("*.py") if not path.stem.startswith("__")}
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `([\w/]+\.py)` \|", page, re.MULTILINE)) == modules
+
+
+def test_the_order_of_imports_is_the_one_that_is_checked() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    (rows,) = [block.code for block in blocks(page) if block.code.startswith("errors ")]
+    assert [set(row.split()) for row in rows.splitlines()] == [set(row) for row in ORDER]
 
 
 def test_every_public_function_says_what_it_does() -> None:
