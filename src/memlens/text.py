@@ -1,4 +1,4 @@
-"""Tokens, texts, numbers, shares, bytes and durations as they are shown in terminals, pages, reports and errors.
+"""Tokens, texts, numbers, shares, bytes, durations and tables as terminals, pages, reports and errors show them.
 
 A corpus may hold anything. No escape sequence, control character or invisible sign of it reaches a reader as such:
 every character is visible, every string is valid UTF-8. Escaping for HTML is the templates' business.
@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from itertools import pairwise
 from string import ascii_lowercase
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _NAMED = {"\n": "⏎", "\t": "⇥", "\r": "␍", "\x7f": "␡"}
 _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, format signs (also those that reverse a line), separators
@@ -40,6 +43,23 @@ def finite(content: Any) -> Any:
     if isinstance(content, (list, tuple)):
         return [finite(value) for value in content]
     return content
+
+
+def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]] = (), last_wraps: bool = False) -> "Table":
+    """A table for a terminal, without lines; a head that begins with > is of a column of numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
+    for place, head in enumerate(heads):
+        table.add_column(
+            head.lstrip(">"),
+            justify="right" if head.startswith(">") else "left",
+            style="bold" if head == "memory" else "",
+            no_wrap=not (last_wraps and place == len(heads) - 1),
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 class _Visible(dict[int, str]):

@@ -1,1 +1,1 @@
-"""People's work on an index: labels of patterns and verdicts on changes of the last layer."""
+"""People's work on an index: labels of patterns, verdicts on changes of the last layer, notes on memories."""

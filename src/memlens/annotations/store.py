@@ -1,4 +1,4 @@
-"""People's labels and verdicts: one append-only table of events in annotations.sqlite.
+"""People's labels, verdicts and notes: one append-only table of events in annotations.sqlite.
 
 Events are never changed or deleted; what holds now is read from them. A write that returns is on disk, and several
 processes may write at once.

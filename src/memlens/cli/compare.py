@@ -12,7 +12,7 @@ from rich.text import Text
 import memlens
 from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
 from memlens.cli.screen import Screen
-from memlens.text import MISSING, cut_left, cut_right, number, percent, quoted, visible
+from memlens.text import MISSING, cut_left, cut_right, number, percent, plain_table, quoted, visible
 
 if TYPE_CHECKING:
     from memlens.comparison.compare import IndexComparison, MemoryChange, MemorySide
@@ -71,7 +71,7 @@ def _head(found: IndexComparison) -> Text:
 
 
 def _layer_table(found: IndexComparison) -> Table:
-    table = _table("layer", "memories", "compared", "mean change", "unchanged", "all new", numbers=True)
+    table = plain_table([">layer", ">memories", ">compared", ">mean change", ">unchanged", ">all new"])
     for layer in found.layers:
         name = str(layer.layer) if layer.layer == layer.other else f"{layer.layer}:{layer.other}"
         counts = [f"{count:,}" for count in (layer.memories, layer.matched, layer.unchanged, layer.replaced)]
@@ -86,7 +86,7 @@ def _change_table(screen: Screen, found: IndexComparison) -> Table:
     facts = [_facts(found, change) for change in found.changes]
     taken = [max(len(head), *(len(row[place]) for row in facts)) for place, head in enumerate(heads)]
     room = max((width - sum(taken) - _GAP * (len(heads) + 1)) // 2, _LEAST_WIDTH)
-    table = _table(*heads, "before", "after")
+    table = plain_table([*heads, "before", "after"])
     for change, row in zip(found.changes, facts, strict=True):
         cells = [Text(cell, "" if place else "bold") for place, cell in enumerate(row[: len(heads)])]
         table.add_row(*cells, _side(found.by, change.before, room), _side(found.by, change.after, room))
@@ -121,10 +121,3 @@ def _side(by: str, side: MemorySide, room: int) -> Text:
     before, token = (visible(part) for part in side.triggers[0])
     token = cut_left(token, room)
     return Text.assemble((cut_left(before, room - cell_len(token)), "dim"), (token, "bold"))
-
-
-def _table(*heads: str, numbers: bool = False) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="right" if numbers else "left", no_wrap=True)
-    return table

@@ -15,7 +15,7 @@ from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Validation, 
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.settings import CorpusSettings, RunSettings, SampleSettings, option_name
-from memlens.text import curve, visible
+from memlens.text import curve, plain_table, visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,10 +133,7 @@ def _list(screen: Screen, index: memlens.Index) -> None:
         screen.json({"index": str(index.folder), "experiments": listed})
         return
 
-    from memlens.experiments.experiment import plain_table
-
-    table = plain_table("experiment", "paper", "made")
-    table.add_column("what it shows")
+    table = plain_table(["experiment", "paper", "made", "what it shows"], last_wraps=True)
     styles = {"made": "green", "outdated": "yellow"}
     words = {"made": "yes", "not made": "no"}
     for one in EXPERIMENTS.values():
@@ -230,9 +227,7 @@ def _span(numbers: Sequence[float | None], write: Write) -> Any:
 
 def _table(picture: Picture, rows: list[Row], most: int | None) -> Any:
     """At most so many layers, the first and the last among them."""
-    from memlens.experiments.experiment import plain_table
-
-    table = plain_table(">layer")
+    table = plain_table([">layer"])
     for column in picture.columns:
         table.add_column(column.head, justify="right", no_wrap=True)
         if column.interval:

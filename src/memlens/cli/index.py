@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
 import memlens
@@ -15,7 +14,7 @@ from memlens.cli.options import Force, IndexFolder, Json, ModelNow, Quiet, Verbo
 from memlens.cli.screen import ScanProgress, Screen, open_output
 from memlens.errors import FilesError, IndexFolderError, SettingError, needing
 from memlens.settings import LiveSettings
-from memlens.text import size, visible
+from memlens.text import plain_table, size, visible
 
 if TYPE_CHECKING:
     from memlens.index.check import Check
@@ -77,10 +76,7 @@ def repair(
 
 
 def _print(screen: Screen, checked: "Check") -> None:
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for name in ("file", "state", ""):
-        table.add_column(name)
+    table = plain_table(["file", "state", ""], last_wraps=True)
     for finding in checked.findings:
         state = Text(finding.state, _STYLE[finding.state])
         table.add_row(Text(visible(finding.file)), state, Text(visible(finding.detail)))

@@ -13,7 +13,6 @@ from memlens.cli.screen import Screen
 from memlens.cli.tables import (
     match_table,
     pattern_letters,
-    plain_table,
     print_expert,
     print_patterns,
     print_related,
@@ -23,7 +22,7 @@ from memlens.cli.tables import (
 from memlens.errors import SettingError
 from memlens.memory import ROLES
 from memlens.settings import parse_layers
-from memlens.text import cut_right, number, percent, plain, quoted, sparkline, visible
+from memlens.text import cut_right, number, percent, plain, plain_table, quoted, sparkline, visible
 
 if TYPE_CHECKING:
     from memlens.index.memory import MemoryRecord

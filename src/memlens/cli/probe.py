@@ -16,7 +16,7 @@ from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.parallel import import_torch
 from memlens.settings import RUN, ProbeSettings, divide
-from memlens.text import quoted, tail, visible
+from memlens.text import plain_table, quoted, tail, visible
 
 if TYPE_CHECKING:
     from memlens.probing.probe import ProbeResult, ProbeScore
@@ -194,9 +194,7 @@ def _score_table(result: ProbeResult) -> Table:
             by_layer.setdefault(one.layer, {})[one.k] = one
     ks = sorted({k for own in by_layer.values() for k in own if k is not None})
     best = result.best.layer, len(result.best.memories)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for head in ("layer", *(f"k={k}" for k in ks), "residual"):
-        table.add_column(head, justify="right", no_wrap=True)
+    table = plain_table([">layer", *(f">k={k}" for k in ks), ">residual"])
     for layer, own in sorted(by_layer.items()):
         cells = [own.get(k) for k in (*ks, None)]
         is_best = [one is not None and (layer, one.k) == best for one in cells]
@@ -211,9 +209,7 @@ def _score_table(result: ProbeResult) -> Table:
 def _show_memories(screen: Screen, result: ProbeResult) -> None:
     has_index = any(one.trigger is not None for one in result.memories)
     apart = "correlation" if result.kind == "number" else "difference"
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for head in ("memory", apart, "alone", "promotes", *(["known as", "top trigger"] if has_index else [])):
-        table.add_column(head, no_wrap=True, overflow="ellipsis")
+    table = plain_table(["memory", apart, "alone", "promotes", *(["known as", "top trigger"] if has_index else [])])
     for one in result.memories:
         trigger = "" if one.trigger is None else tail(one.trigger.text, _SHOWN)
         table.add_row(

@@ -12,7 +12,7 @@ from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, wit
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.settings import PatternSettings, RunSettings, ValueSettings
-from memlens.text import number, percent, quoted, visible
+from memlens.text import number, percent, plain_table, quoted, visible
 
 
 @with_settings(ValueSettings, RunSettings)
@@ -40,7 +40,6 @@ def values(
 
 
 def _print(screen: Screen, summary: dict[str, Any]) -> None:
-
     agree, compared = summary["agree"], summary["with_target"]
     over = "" if summary["vocabulary"] == "all" else f", over {summary['vocabulary']} tokens"
     facts = {
@@ -61,11 +60,7 @@ def _print(screen: Screen, summary: dict[str, Any]) -> None:
     screen.result(table)
     screen.result()
     screen.result(Text("the most confident values", "dim"))
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    table.add_column("memory", style="bold")
-    table.add_column("token")
-    table.add_column("p", justify="right")
-    table.add_column("agrees")
+    table = plain_table(["memory", "token", ">p", "agrees"])
     for row in summary["most_confident"]:
         mark = Text("–", "dim") if row["agrees"] is None else Text("yes", "green") if row["agrees"] else Text("no")
         table.add_row(row["name"], Text(quoted(row["text"], 24), "cyan"), number(row["p"]), mark)
@@ -75,7 +70,6 @@ def _print(screen: Screen, summary: dict[str, Any]) -> None:
 
 _BROWSE = "Look instead of compute"
 _EXPLAIN = "Proposals of a language model"
-_KINDS = ("shallow", "semantic", "both", "not_covered")
 
 
 @with_settings(PatternSettings)
@@ -132,7 +126,7 @@ def patterns(
 
 
 def _summarize(screen: Screen, index: "memlens.Index") -> None:
-    from memlens.experiments.patterns import compute
+    from memlens.experiments.patterns import KINDS, compute
     from memlens.pattern.table import say_chance
 
     rows = compute(index)
@@ -145,7 +139,7 @@ def _summarize(screen: Screen, index: "memlens.Index") -> None:
         return
     table = [
         [str(row["layer"]), f"{row['memories']:,}", f"{row['patterned_memories']:,}"]
-        + [percent(row[kind] / row["prefixes"]) if row["prefixes"] else "" for kind in _KINDS]
+        + [percent(row[kind] / row["prefixes"]) if row["prefixes"] else "" for kind in KINDS]
         for row in rows
     ]
     screen.table(["layer", "memories", "with a pattern", "shallow", "semantic", "both", "not covered"], table)

@@ -15,7 +15,7 @@ from rich.text import Text
 import memlens
 from memlens.cli.screen import Screen
 from memlens.memory import MemoryId, Trigger
-from memlens.text import cut_left, cut_right, letter, number, percent, quoted, sparkline, visible
+from memlens.text import cut_left, cut_right, letter, number, percent, plain_table, quoted, sparkline, visible
 
 if TYPE_CHECKING:
     from memlens.index.expert import ExpertRecord
@@ -32,21 +32,6 @@ _TOKEN_WIDTH = 22
 _RARE = " °"  # behind a token that the model hardly met
 _KEY_TOKENS = 8
 _RELATED = 5
-
-
-def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]], last_wraps: bool = False) -> Table:
-    """Columns without lines between them; a head that begins with > is of a column of numbers."""
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for place, head in enumerate(heads):
-        table.add_column(
-            head.lstrip(">"),
-            justify="right" if head.startswith(">") else "left",
-            style="bold" if head == "memory" else "",
-            no_wrap=not (last_wraps and place == len(heads) - 1),
-        )
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def trigger_table(

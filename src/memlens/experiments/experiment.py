@@ -131,16 +131,6 @@ class Picture:
         return [(label, [row.get(name) for row in shown], writes[name]) for name, label in self.curves.items()]
 
 
-def plain_table(*heads: str) -> Any:
-    """A table for rich; a head with > before it stands over numbers."""
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-    for head in heads:
-        table.add_column(head.removeprefix(">"), justify="right" if head.startswith(">") else "left", no_wrap=True)
-    return table
-
-
 @dataclass(frozen=True, eq=False)
 class Experiment:
     """One experiment of the paper."""

@@ -22,7 +22,7 @@ from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.index.history import VERDICTS
 from memlens.index.reader import Index
 from memlens.stats import Estimate, draw as draw_sample, generator, wilson
-from memlens.text import curve, cut_left, quoted, visible
+from memlens.text import curve, cut_left, plain_table, quoted, visible
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
@@ -149,7 +149,7 @@ def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tup
     if summary:
         shown.append(Text(str(summary), "dim"))
     room = max(min(width, 160) - _TEXT_TAKEN - (_VERDICTS_TAKEN if summary else 0), 16)
-    table = ex.plain_table(">prefix", "before", "after", ">cosine", *(["verdicts"] if summary else []), "pushed by")
+    table = plain_table([">prefix", "before", "after", ">cosine", *(["verdicts"] if summary else []), "pushed by"])
     for row in rows[:_SHOWN]:
         said = ", ".join(f"{row[choice]} {choice}" for choice in CHOICES if row[choice])
         table.add_row(

@@ -21,7 +21,7 @@ from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.pattern.table import say_chance
 from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estimate, share_interval, wilson
-from memlens.text import cut_right, percent, visible
+from memlens.text import cut_right, percent, plain_table, visible
 
 KINDS = ("shallow", "semantic", "both", "not_covered")
 HUES = {"shallow": "c1", "both": "c3", "semantic": "c2", "not_covered": "c5"}
@@ -211,7 +211,7 @@ def print_people(tables: ex.Rows) -> list[Any]:
     people = by_layer(tables.get("patterns-people", ()))
     if not people:
         return []
-    table = ex.plain_table("annotator", ">layer", ">memories", *(f">{column.head}" for column in _CELLS))
+    table = plain_table(["annotator", ">layer", ">memories", *(f">{column.head}" for column in _CELLS)])
     for row in people:
         cells = [str(row["layer"]), f"{row['memories']:,}", *(column.cell(row) for column in _CELLS)]
         table.add_row(Text(cut_right(visible(row["annotator"]), _NAME)), *cells)

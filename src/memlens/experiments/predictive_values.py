@@ -21,7 +21,7 @@ from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.stats import Estimate, contrast, share_interval, slope_weights, wilson
-from memlens.text import curve, number, percent, quoted
+from memlens.text import curve, number, percent, plain_table, quoted
 
 _CONFIDENT_FROM = 0.625  # layers 10 to 15 of the paper's 16 are those deeper than this
 _SHOWN = 10
@@ -183,7 +183,7 @@ def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
         range_ = f"agreement for max p {number(bins[0]['from_p'])} to {number(bins[-1]['to_p'])}, up to "
         range_ += percent(max(rate for rate in rates if rate is not None))
         curves.add_row("by confidence", Text(curve(rates), "cyan"), Text(range_, "dim"))
-    table = ex.plain_table("memory", "token", ">p", ">precision", ">triggers", "agrees")
+    table = plain_table(["memory", "token", ">p", ">precision", ">triggers", "agrees"])
     for row in rows[:_SHOWN]:
         table.add_row(
             Text(str(index.names.name(row["layer"], row["memory"])), "bold"),

@@ -14,7 +14,7 @@ import numpy as np
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 from memlens.memory import MemoryNames
-from memlens.text import curve, number, quoted
+from memlens.text import curve, number, plain_table, quoted
 
 if TYPE_CHECKING:
     from memlens.experiments.prefix_pass import Aggregate
@@ -94,7 +94,7 @@ def print_vetoes(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     words = f"{len(rows):,} memories in {sum(compositions.values()):,} compositions, among {origin}"
     counts = [float(compositions.get(layer, 0)) for layer in index.layers]
     line = Text.assemble("compositions  ", (curve(counts), "cyan"), (f"  {max(counts):,.0f} at most", "dim"))
-    table = ex.plain_table("memory", ">times", ">of", ">mean push", "mostly against", ">times")
+    table = plain_table(["memory", ">times", ">of", ">mean push", "mostly against", ">times"])
     for row in _most_often(rows, _PRINTED, index.names):
         table.add_row(
             Text(row["name"], "bold"),
