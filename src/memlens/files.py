@@ -7,6 +7,7 @@ file or folder as output, nothing of theirs is overwritten:
     a device, a FIFO, a socket, a link          always refused: they would be replaced, not written to
     a file or folder that memlens made before   replaced, and so is an empty file
     any other file                              refused, unless --force
+    a file beside it with .part at its end      refused unless memlens made it: --force is said of the file itself
 
 The folder of an index itself, which `scan -o` names, has rules of its own in index/staging.py; here it is only kept out
 of other indexes and of models.
@@ -345,11 +346,12 @@ def refuse_content(path: Path, is_ours: Callable[[bytes], bool], *, force: bool 
     _refuse_kind(path)
     if path.is_dir():
         raise OutputError(f"{path} is a folder; name a file")
+    if not force and not _is_empty_or(is_ours, path):
+        raise OutputError(f"{path} was not made by memlens; name another file, or replace it with --force")
     beside = path.with_name(path.name + ".part")  # what files.replacing writes first: a browser may load a file there
     _refuse_kind(beside)
-    for one in (path, beside):
-        if one.is_file() and not force and (head := _head(one)) and not is_ours(head):
-            raise OutputError(f"{one} was not made by memlens; name another file, or replace it with --force")
+    if beside.is_dir() or not _is_empty_or(is_ours, beside):
+        raise OutputError(f"{beside} is in the way and was not made by memlens; move it away, or name another file")
 
 
 def refuse_place(path: Path) -> None:
@@ -389,8 +391,11 @@ def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterab
     old = [folder / name for name in replaced if (folder / name).is_symlink() or (folder / name).exists()]
     if (old and not (folder / FOLDER_MARK).is_file()) or any(one.is_symlink() for one in old):
         raise OutputError(f"{old[0]} would be replaced and was not made by memlens; name another folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / FOLDER_MARK).is_file() and not force:
+    entries = list(_entries(folder))
+    if entries and not (folder / FOLDER_MARK).is_file() and not force:
         raise OutputError(f"{folder} holds files that memlens did not make; name another folder, or say --force")
+    for one in entries:  # what is written to a link ends up elsewhere
+        _refuse_kind(one, "move it away, or name another folder")
     try:
         for one in old:
             shutil.rmtree(one)
@@ -400,7 +405,14 @@ def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterab
         raise OutputError(f"cannot write {folder}: {error.strerror or error}; name another folder") from error
 
 
-def _refuse_kind(path: Path) -> None:
+def _entries(folder: Path) -> Iterator[Path]:
+    try:
+        yield from folder.iterdir() if folder.is_dir() else ()
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror or error}; name another folder") from error
+
+
+def _refuse_kind(path: Path, advice: str = "name a file, or leave -o out to print") -> None:
     refuse_nul(path)
     try:
         mode = path.lstat().st_mode
@@ -410,15 +422,19 @@ def _refuse_kind(path: Path) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; name another file") from error
     for is_kind, words in _KINDS:
         if is_kind(mode):
-            raise OutputError(f"{path} is {words}, which would be replaced; name a file, or leave -o out to print")
+            raise OutputError(f"{path} is {words}, which would be replaced; {advice}")
 
 
-def _head(path: Path) -> bytes:
+def _is_empty_or(is_ours: Callable[[bytes], bool], path: Path) -> bool:
+    """May the file be replaced? Also where there is none."""
     try:
+        if not path.is_file():
+            return True
         with path.open("rb") as handle:
-            return handle.read(_HEAD)
+            head = handle.read(_HEAD)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}; name another file") from error
+    return not head or is_ours(head)
 
 
 def valuable_folder(folder: Path) -> str:

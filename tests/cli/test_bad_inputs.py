@@ -21,6 +21,7 @@ from cli_helpers import Run, checksums, is_refused
 from safetensors.torch import load_file, save_file
 
 from memlens.annotations.store import Annotations, Label
+from memlens.files import FOLDER_MARK
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 
@@ -102,6 +103,8 @@ def _make_bad_files(bad: Path) -> None:
 def _make_bad_labels(bad: Path) -> None:
     """Labelled texts, and files of probes and of memories that are kept."""
     (bad / "site").mkdir(parents=True)
+    (bad / "linked").mkdir()
+    (bad / "linked" / "index.html").symlink_to(bad / "mine.txt")
     for fifo in ("fifo.csv", "fifo.json"):
         os.mkfifo(bad / fifo)
     good = [(f"The river {number}", "ab"[number % 2]) for number in range(40)]
@@ -146,6 +149,9 @@ def _make_bad_labels(bad: Path) -> None:
         "mine.json": '{"a": 1}',
         "mine.csv": "a,b\n1,2\n",
         "site/index.html": "hello",
+        "log.json": '{\n "at": "noon"\n}',
+        "film.json.part": "half of a download",
+        f"linked/{FOLDER_MARK}": "",
     }
     for name, content in contents.items():
         (bad / name).write_text(content)

@@ -48,11 +48,16 @@ def test_no_verb_writes_into_an_index_or_a_model(run, plain, made, model, writer
 @pytest.mark.parametrize("writer", WRITERS)
 def test_no_verb_replaces_what_memlens_did_not_make(run: Run, made: Paths, writer: str, tmp_path: Path) -> None:
     files = {"corpus.txt": "The river.", "corpus.jsonl": '{"text": "The river."}\n', "page.html": "<!doctype html>"}
-    for name, content in files.items() | {("loading.part", "half of a film")}:
+    for name, content in files.items():
         (tmp_path / name).write_text(content)
-        ran = run(*WRITERS[writer](made["plain"]), tmp_path / name.removesuffix(".part"))
+        ran = run(*WRITERS[writer](made["plain"]), tmp_path / name)
         assert is_refused(ran, f"{name} was not made by memlens", "--force")
         assert (tmp_path / name).read_text() == content
+    (tmp_path / "loading.part").write_text("half of a film")  # --force is said of another file
+    for force in ((), ("--force",)):
+        ran = run(*WRITERS[writer](made["plain"]), tmp_path / "loading", *force)
+        assert is_refused(ran, "loading.part is in the way and was not made by memlens", "move it away")
+    assert (tmp_path / "loading.part").read_text() == "half of a film"
 
 
 @pytest.mark.parametrize("force", [(), ("--force",)])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import memlens
-from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
+from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose, refuse_unused
 from memlens.cli.screen import Screen, open_output
 from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.settings import MOST_SEED, option_name
@@ -303,6 +303,8 @@ def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) 
     """To a file that is new or an export, or to stdout."""
     from memlens.annotations.files import is_export
 
+    if file is None:
+        refuse_unused({"--force": force}, "is for --file, which is not there")
     with open_output(file, "--file", is_export, force=force) as handle:
         handle.write(text.encode())
     if file is not None:

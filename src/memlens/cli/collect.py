@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import memlens
-from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose
+from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose, refuse_unused
 from memlens.cli.screen import Screen, open_output
 from memlens.errors import SettingError
 from memlens.text import plain, visible
@@ -28,7 +28,9 @@ def collect(
         list[str] | None,
         typer.Option("--list", metavar="NAME", help="A list to put it in; repeatable.", rich_help_panel=_WRITE),
     ] = None,
-    person: Annotated[str, typer.Option("--as", metavar="NAME", help="Who writes.", rich_help_panel=_WRITE)] = "me",
+    person: Annotated[
+        str | None, typer.Option("--as", metavar="NAME", help="Who writes. Default: me.", rich_help_panel=_WRITE)
+    ] = None,
     out: Annotated[
         str | None, typer.Option("--export", metavar="FILE", help="A .json or .csv file.", rich_help_panel=_FILES)
     ] = None,
@@ -53,6 +55,10 @@ def collect(
         raise SettingError("name the memory to keep, like L3N51, before what is said of it")
     if sum((memory is not None, out is not None, source is not None)) > 1:
         raise SettingError("name a memory, --import or --export, one at a time")
+    if not given:
+        refuse_unused({"--as": person}, "says who keeps a memory, but nothing is said of one")
+    if out is None:
+        refuse_unused({"--force": force}, "is for --export, which is not there")
     known = None if memory is None else opened.check(memory)
     if source is not None:
         with Annotations(opened) as notes:
@@ -63,7 +69,7 @@ def collect(
             handle.write(export_text(notes, NOTES, _format(out, "--export")).encode())
     elif given and known is not None:
         with Annotations(opened) as notes:
-            notes.change_note(known, person, given)
+            notes.change_note(known, "me" if person is None else person, given)
     kept = read_notes(opened)
     shown = [one for key, one in kept.items() if known in (None, key)]
     if as_json:

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import Force, IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
+from memlens.cli.options import Force, IndexFolder, Json, ModelNow, Quiet, Verbose, refuse_unused, with_settings
 from memlens.cli.screen import ScanProgress, Screen, open_output
 from memlens.errors import FilesError, IndexFolderError, SettingError, needing
 from memlens.settings import LiveSettings
@@ -118,6 +118,8 @@ def export(
         raise SettingError(f"--format is '{format_}'; choose one of: {', '.join(FORMATS)}, neuronpedia")
     if model is not None or top is not None:
         raise SettingError(f"--model and --top are for --format neuronpedia, not for {format_}; leave them out")
+    if out is None:
+        refuse_unused({"--force": force}, "is for -o, which is not there")
     opened = memlens.Index(index)
     with open_output(out, "-o", is_export, force=force) as handle:
         count = FORMATS[format_](opened, handle)

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose
+from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, refuse_unused
 from memlens.cli.screen import Screen
 from memlens.cli.tables import (
     match_table,
@@ -57,16 +57,21 @@ def show(
 
     screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
+    live = {"--on": on, "--nearest": nearest, "--model": model}
     if ExpertId.find(memory) is not None:
+        refuse_unused({**live, "--bottom": bottom}, f"is for a memory, and {memory} is an expert")
         expert = read_expert(opened, memory, top if as_json else top or _SHOWN)
         screen.json(plain(expert)) if as_json else print_expert(screen, expert)
         return
     if on is not None:
+        refuse_unused({"--nearest": nearest, "--bottom": bottom, "--top": top}, "does not go with --on")
         _show_on(screen, opened, memory, on, model)
         return
     if nearest:
+        refuse_unused({"--bottom": bottom}, "does not go with --nearest")
         _show_nearest(screen, opened, memory, top or _SHOWN, model)
         return
+    refuse_unused({"--model": model}, "is for --on and --nearest, which load the model")
     ends = ENDS[1:] if bottom else ENDS
     record = read_memory(opened, memory, ends, top if as_json else None)
     if as_json:

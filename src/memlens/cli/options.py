@@ -1,13 +1,14 @@
 """Options of the command line: those that several verbs share, and those made from the settings of a stage."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from memlens.errors import SettingError
 from memlens.settings import RUN, RunSettings, option_name
 
 Verb = Callable[..., None]
@@ -68,6 +69,13 @@ Validation = Annotated[
     list[str] | None,
     typer.Option(metavar="CORPUS", help="Text to draw prefixes from, repeatable. Default: the scanned corpus."),
 ]
+
+
+def refuse_unused(given: Mapping[str, Any], why: str) -> None:
+    """Refuse an option that was given and would change nothing."""
+    for option, value in given.items():
+        if value is not None and value is not False:
+            raise SettingError(f"{option} {why}; leave it out")
 
 
 def with_settings(*settings: type) -> Callable[[Verb], Verb]:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from memlens.cli.options import Device, Force, Json, Quiet, Verbose, with_settings
+from memlens.cli.options import Device, Force, Json, Quiet, Verbose, refuse_unused, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.parallel import import_torch
@@ -77,6 +77,8 @@ def probe(
         raise SettingError("--steer names a file and --towards a label; give both or neither")
     if strength is not None and (steer is None or not math.isfinite(strength)):
         raise SettingError(f"--strength is {strength}; it is a finite number that goes with --steer")
+    if save is None and steer is None:
+        refuse_unused({"--force": force}, "is for --save and --steer, which are not there")
     _refuse_outputs(save, steer, force)
     (given,) = divide("probe", options, ProbeSettings)
     if apply is not None:
@@ -125,7 +127,7 @@ def _refuse_outputs(save: Path | None, steer: Path | None, force: bool) -> None:
             refuse_output(path, is_ours, force=force)
             if not path.parent.is_dir():
                 raise SettingError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-    if save is not None and steer is not None and save.absolute() == steer.absolute():
+    if save is not None and steer is not None and save.resolve() == steer.resolve():
         raise SettingError(f"--save and --steer both name {save}; give each a file of its own")
 
 

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 import typer
 
 import memlens
-from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, with_settings
+from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, refuse_unused, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.memory import ROLES
-from memlens.settings import RoleSettings
+from memlens.settings import RoleSettings, option_name
 from memlens.text import number, visible
 
 
@@ -28,6 +28,8 @@ def roles(
     screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
     if effects:
+        others = {option_name(name): value for name, value in options.items() if name != "seed"}
+        refuse_unused(others, "is for finding roles, not for --effects")
         _show_effects(screen, opened, model, options.get("seed", 0))
         return
     with ScanProgress(screen) as progress:

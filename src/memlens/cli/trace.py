@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import Device, Json, Quiet, Verbose
+from memlens.cli.options import Device, Json, Quiet, Verbose, refuse_unused
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
 from memlens.parallel import import_torch
@@ -292,7 +292,9 @@ def trace(
     intervention = _intervention(sets or [], at, file)
     if save is not None and intervention is None:
         raise SettingError(f"there is nothing to save in {save}; say what to change with --set")
-    if save is not None:
+    if save is None:
+        refuse_unused({"--force": force}, "is for --save, which is not there")
+    else:
         from memlens.files import refuse_output
         from memlens.tracer.intervention import is_intervention
 

@@ -43,6 +43,7 @@ from memlens.index.staging import (
     can_continue,
     refuse_annotations,
     refuse_foreign,
+    remove_if_empty,
     take_manifest_away,
     throw_partial_away,
 )
@@ -142,13 +143,13 @@ def pull(repo: str, out: Path, *, resume: bool = True, progress: Progress = no_p
         commit = _commit_of(api, where)
     with explain_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
+        refuse_foreign(out)  # before anything, the lock's file too, is written there
         with only_writer(out / LOCK):
             _pull(where, commit, out, resume, progress)
     return out
 
 
 def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Progress) -> None:
-    refuse_foreign(out)
     if can_continue(out):
         raise IndexFolderError(f"{out} holds an unfinished scan; finish it, or choose another folder with -o")
     partial = out / PARTIAL
@@ -157,8 +158,9 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
         throw_partial_away(out)
         partial.mkdir()
         write_json(partial / PULL, wanted)
-    with _hub(where) as api:
+    with _nothing_left_of_none(out), _hub(where) as api:
         manifest = _read_manifest(where, _download(api, where, commit, MANIFEST, partial))
+    with _hub(where) as api:
         if is_complete(out) and _is_the_same(out, partial / _ARRIVED, manifest):
             throw_partial_away(out)
             return
@@ -187,6 +189,18 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
             done += facts.bytes
         progress("pull", done, total)
     _publish(out, (partial / _ARRIVED / MANIFEST).read_bytes(), manifest)
+
+
+@contextmanager
+def _nothing_left_of_none(out: Path) -> Iterator[None]:
+    """Take away what was begun if there is no index to pull, unless tables have arrived before."""
+    try:
+        yield
+    except MemlensError:
+        if next((out / PARTIAL).rglob("*.parquet"), None) is None:
+            throw_partial_away(out)
+            remove_if_empty(out)
+        raise
 
 
 def _publish(out: Path, content: bytes, manifest: Manifest) -> None:
@@ -220,7 +234,9 @@ def _read_manifest(where: Repository, path: Path) -> Manifest:
         manifest = Manifest.read(path.parent)
     except IndexFolderError as error:
         path.unlink()  # else the next pull would look at the same one
-        raise HubError(f"the index in {where.name} cannot be read: {error}") from error
+        why = str(error).replace(str(path), "its manifest").replace(str(path.parent), "it")
+        why = why.replace("scan again with --fresh", "ask who pushed it to push again")
+        raise HubError(f"the index in {where.name} cannot be read: {why}") from error
     for name in manifest.files:
         if not _TABLE.fullmatch(name):
             raise HubError(f"the index in {where.name} names the file '{name}', which no index has; do not use it")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memlens.errors import IndexFolderError, SettingError
+from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.files import (
     FileFacts,
     FileStamp,
@@ -139,11 +139,15 @@ def merge_shards(
         wait_for_orphans(folder)
         if resume and staging.is_finished(folder, first.plan):
             return first.plan
-        for number, shard in enumerate(shards):
-            progress("check", number, len(shards))
-            _refuse_damage(shard)
-        progress("tables", 0, None)
-        scanned = _joined(shards)
+        try:
+            for number, shard in enumerate(shards):
+                progress("check", number, len(shards))
+                _refuse_damage(shard)
+            progress("tables", 0, None)
+            scanned, store = _joined(shards), CorpusStore(first.partial)
+        except MemlensError:
+            staging.remove_if_empty(folder)
+            raise
         staging.begin(folder, first.plan, resume)
         with explain_os_errors(folder):
             for name in (CORPUS, VOCABULARY):
@@ -151,7 +155,7 @@ def merge_shards(
                     shutil.copyfile(first.partial / name, beside)
             hands = [one for shard in shards for one in shard.content.get("scanned_with", [])]
             apart = [one for number, one in enumerate(hands) if one not in hands[:number]]
-            store, words = CorpusStore(first.partial), first.files[VOCABULARY]
+            words = first.files[VOCABULARY]
 
             def refuse_both() -> None:
                 refuse_replaced()

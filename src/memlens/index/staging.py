@@ -161,10 +161,15 @@ def nothing_left_if_refused(folder: Path) -> Iterator[None]:
     except MemlensError:
         if (folder / PARTIAL).exists() and not can_continue(folder):
             throw_partial_away(folder)
-        if [entry.name for entry in folder.iterdir()] == [LOCK]:
-            (folder / LOCK).unlink()
-            folder.rmdir()
+        remove_if_empty(folder)
         raise
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Take away a folder that holds nothing but the lock; to be used under the lock."""
+    if [entry.name for entry in folder.iterdir()] == [LOCK]:
+        (folder / LOCK).unlink()
+        folder.rmdir()
 
 
 def refuse_annotations(folder: Path) -> None:

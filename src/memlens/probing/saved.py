@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 KIND = "memlens probe"
 SCHEMA = 1
+_BEGINNING = re.compile(rb'\{\n "at": "(last|mean|max)",\n "centre": [-+.0-9e]+,\n "classes": \[')
 
 
 @dataclass(frozen=True)
@@ -156,4 +158,4 @@ def _frozen(content: Any) -> Any:
 
 def is_probe(head: bytes) -> bool:
     """Does a file begin as `save` writes it, with sorted keys?"""
-    return head.startswith(b'{\n "at": "')
+    return _BEGINNING.match(head) is not None
