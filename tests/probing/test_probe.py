@@ -325,3 +325,7 @@ def test_what_else_is_refused(tmp_path: Path, tiny_gpt2: Path, refused: Callable
     assert "give both or neither" in refused("probe", tiny_gpt2, file, "--steer", tmp_path / "s.json")
     assert "is not a probe" in refused("probe", tiny_gpt2, file, "--apply", tiny_gpt2 / "config.json")
     assert "choose one of: auto, classes, number" in refused("probe", tiny_gpt2, file, "--kind", "words")
+    memlens.probe(tiny_gpt2, file, k="1", layers="0", shuffles=0).best.save(tmp_path / "probe.json")
+    steer = ("--steer", tmp_path / "s.json", "--towards", "sky")
+    words = refused("probe", tiny_gpt2, file, "--apply", tmp_path / "probe.json", *steer)  # before it is applied
+    assert "knows no label 'sky'" in words

@@ -294,9 +294,15 @@ def search(
     for option, given in (("--class", kind), ("--agreement", agreement), ("--role", role), ("--order", order)):
         if given is not None and given not in _CHOICES[option]:
             raise SettingError(f"{option} is '{given}'; choose one of: {', '.join(_CHOICES[option])}")
+    wording = {"--ends": ends, "--ignore-case or --match-case": ignore_case is not None, "--substring": substring}
     if place == "fires":
+        filters = {"--bottom": bottom, "--class": kind, "--agreement": agreement, "--role": role}
+        refuse_unused({**wording, **filters}, "does not go with --in fires")
         _search_firing(screen, opened, query or [], order, layers, limit, model)
         return
+    refuse_unused({"--model": model}, "is for --in fires, which loads the model")
+    if not query:
+        refuse_unused(wording, "says how a QUERY is looked for, but there is none")
     if order in ("relative", "effect"):
         raise SettingError(f"--order {order} is for --in fires; choose max, frequency, mean or max_p")
     if query and order is not None:

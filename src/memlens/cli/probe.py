@@ -87,15 +87,17 @@ def probe(
         if unused := sorted(given.keys() - {"column"}):
             raise SettingError(f"--{unused[0].replace('_', '-')} is for a probe that is fitted now; --apply has one")
     settings = ProbeSettings(**given)
-    if apply is None and towards is not None:  # before an hour of work
-        from memlens.probing.labels import check_label, read_labels
+    from memlens.probing.labels import check_label, read_labels
 
+    if apply is None and towards is not None:  # before an hour of work
         check_label(read_labels(labels, settings.column, settings.label, settings.kind).classes, towards)
     import_torch()
     if apply is not None:
         from memlens.probing.saved import SparseProbe
 
         known = SparseProbe.load(apply)
+        if towards is not None:
+            check_label(known.classes, towards)
         predictions = _apply(known, model, labels, settings.column, where=where, device=device, dtype=dtype)
         _show_predictions(screen, predictions)
     else:

@@ -301,6 +301,8 @@ def trace(
         refuse_output(save, is_intervention, force=force)  # now, not after a model was loaded
     if not generate and (temperature != 0 or seed != 0):
         raise SettingError("--temperature and --seed say how a text goes on, but there is no --generate")
+    if temperature == 0 and seed != 0:
+        raise SettingError("--seed is for tokens that are drawn, and with --temperature 0 none is; leave it out")
     import_torch()
     from memlens.tracer.prompt import open_model
 
