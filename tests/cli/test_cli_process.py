@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ def shell(line: str, *arguments: object, **environment: str) -> subprocess.Compl
     """Run memlens in a shell; `$@` in the line stands for the whole command."""
     words = [*COMMAND, *map(str, arguments)]
     return subprocess.run(
-        ["sh", "-c", line, "sh", *words], capture_output=True, text=True, env={**os.environ, **environment}, timeout=120
+        ["sh", "-c", line, "sh", *words], capture_output=True, text=True, env={**os.environ, **environment}, timeout=600
     )
 
 
@@ -29,6 +30,30 @@ def test_closed_streams_are_no_crash(made: dict[str, Path], closed: str) -> None
     refused = shell(f'"$@" {closed}', "show", made["plain"], "L9N0")
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == (1 if closed == ">&-" else 0)
+
+
+EARLY = """
+import os, signal, sys
+
+class Interrupts:  # whoever imports this module is interrupted
+    def find_spec(self, name, path=None, target=None):
+        if name == sys.argv[2]:
+            os.kill(os.getpid(), int(sys.argv[1]))
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Interrupts())
+from memlens.cli import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("module", ["memlens.parallel", "memlens.cli.app"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_command_has_begun_is_one_line(number: int, module: str) -> None:
+    arguments = [sys.executable, "-c", EARLY, str(int(number)), module]
+    ran = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
+    said = "memlens: interrupted; run the same command again\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", said)
 
 
 @pytest.mark.parametrize(("arguments", "option"), [(("export", "{}"), "-o"), (("annotate", "{}", "export"), "--file")])

@@ -7,6 +7,8 @@
 Nothing here imports torch, pyarrow or duckdb before a verb needs them.
 """
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +16,7 @@ from collections.abc import Sequence
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command (default: the process's own arguments) and give its exit code."""
     if arguments is None:
+        _answer_early_signals()
         _prepare_process()
         if sys.argv[1:2] == ["serve"]:
             from memlens.parallel import return_freed_memory
@@ -24,6 +27,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run(arguments)
 
 
+def _answer_early_signals() -> None:
+    """Ctrl-C and TERM while modules are imported, and when all is done: one line and the exit code, no traceback.
+
+    Nothing is under way then that could be lost; while a verb runs, parallel.interruptible has the signals.
+    """
+
+    def end(number: int, _frame: object) -> None:
+        try:
+            os.write(2, b"memlens: interrupted; run the same command again\n")
+        finally:  # also where stderr is closed
+            os._exit(128 + number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as of a job in the background
+            signal.signal(number, end)
+
+
 def _prepare_process() -> None:
     """A process of its own: threads rest while they wait, closed streams lead nowhere, and libraries warn nobody.
 
@@ -31,7 +51,6 @@ def _prepare_process() -> None:
     would make a crash of it; here as in the worker processes that are started later.
     """
     import atexit
-    import os
     import warnings
 
     from memlens.parallel import rest_idle_threads
