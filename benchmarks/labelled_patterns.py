@@ -1,10 +1,12 @@
 """How the machine's patterns compare with labels that people gave from the triggers alone: precision and recall.
 
-    memlens scan bundled train.jsonl -o INDEX && memlens values INDEX && memlens patterns INDEX
+    memlens scan MODEL train.jsonl -o INDEX && memlens values INDEX && memlens patterns INDEX
     python benchmarks/labelled_patterns.py INDEX [--labels tests/pattern/data/labelled_memories.json] [--verbose]
 
-train.jsonl holds 529 articles of the training text (training/README.md): shuffled with seed 17 and taken from the first
-on, until the next would make more than 3,630,000 characters. A pattern is right if 60% of its prefixes are those of one
+The labels are of memories of the model that was bundled until 2026-11-17: MODEL is src/memlens/bundled/model as the
+history has it before that day's change of weights. train.jsonl holds 529 articles of the training text
+(training/README.md): shuffled with seed 17 and taken from the first on, until the next would make more than 3,630,000
+characters. A pattern is right if 60% of its prefixes are those of one
 label of its kind; a label is found if a pattern of its kind shares 60% of the smaller of both and 40% of all their
 prefixes. Intervals are Wilson's. Labels whose memory has other triggers in INDEX say nothing: give the same text.
 """

@@ -24,7 +24,7 @@ def model() -> MemoryModel:
 def test_its_shape_is_the_paper_s_in_small_and_its_weights_plain_and_readable_by_all(model: MemoryModel) -> None:
     assert len(model.layers) == 16 and {layer.memories for layer in model.layers} == {512}
     assert {(layer.activation, layer.gated) for layer in model.layers} == {("relu", False)}
-    assert (model.width, model.vocabulary) == (128, 16384)
+    assert (model.width, model.vocabulary) == (160, 8189)
     weights = (FOLDER / "model.safetensors").stat()
     assert weights.st_size <= 12_000_000 and weights.st_mode & 0o444 == 0o444
     assert not [path.name for path in FOLDER.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
