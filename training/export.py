@@ -36,6 +36,7 @@ def main() -> None:
     config_path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     facts = {"steps": state["step"], "tokens": state["tokens"], "epochs_begun": state["epoch"] + 1}
     facts["decay"] = None if state["decay"] is None else {"from_step": state["decay"][0], "steps": state["decay"][1]}
+    facts["decay_by_clock"] = state.get("clock") is not None
     (options.out / "training.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
     weights = options.out / "model.safetensors"
