@@ -38,8 +38,9 @@ TINY_TEXT = """The river runs to the sea. The river runs to the hills. The press
 Rain fell on the hills, and the rivers rose. In 1990 a café opened near the river; it was the first of its kind.
 The end of the war came in the spring, as the papers of the day had said it would. The River City was free.
 """
-LONG = {"test_cli_demo.py", "test_crash_points.py", "test_distribution.py", "test_paper_example.py", "test_ray.py",
-        "test_ray_lost.py", "test_same_bytes.py", "test_types.py", "test_workers.py"}  # fmt: skip
+LONG = ("cli/test_cli_demo.py", "docs/test_paper_example.py", "faults/test_crash_points.py", "index/test_ray.py",
+        "index/test_ray_lost.py", "index/test_same_bytes.py", "index/test_workers.py", "models/test_types.py",
+        "test_distribution.py")  # fmt: skip
 FLAGS = [f"--{flag}" for flag in ("headless", "disable-gpu", "no-first-run", "disable-background-networking",
          "disable-component-update", "disable-sync")]  # fmt: skip
 
@@ -51,7 +52,10 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take a minute or more come first: at the end no process of the tests waits long for another."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    long = [Path(__file__).parent / name for name in LONG]
+    if gone := [str(path) for path in long if not path.is_file()]:
+        raise pytest.UsageError(f"{gone[0]} is among LONG in tests/conftest.py, and there is no such file")
+    items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_unconfigure() -> None:

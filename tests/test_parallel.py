@@ -112,7 +112,7 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
         for expected in ("ready", "first"):
             assert process.stdout.readline().strip() == expected
             process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=600) == 130
+        assert process.wait(timeout=300) == 130
 
 
 FREED = """
@@ -166,7 +166,7 @@ print(grown)
 
 def test_gaps_between_what_stays_are_given_back_now_and_then() -> None:
     command = [sys.executable, "-c", GAPS]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert int(done.stdout) > 200  # megabytes, of which a tenth stays
 
 

@@ -52,7 +52,7 @@ def test_a_killed_scan_is_continued(checkpoint: Path, scans: Scans, tmp_path: Pa
     process.send_signal(signal.SIGKILL)
     assert process.stdout is not None
     process.stdout.close()
-    process.wait(timeout=600)
+    process.wait(timeout=300)
     scans.go_on(tmp_path)
 
 

@@ -57,7 +57,7 @@ def test_ctrl_c_twice_ends_at_once_and_loses_nothing_that_was_saved(small_checkp
     assert process.poll() is None, "it waits for the workers' batches"
     process.send_signal(signal.SIGINT)
     process.stdout.close()
-    assert process.wait(timeout=600) != 0
+    assert process.wait(timeout=300) != 0
     assert not any(is_alive(worker) for worker in workers)
     scans.end(tmp_path)
 
@@ -75,7 +75,7 @@ def test_workers_of_a_killed_driver_end_and_a_new_driver_waits_for_them(small_ch
     scans.end(tmp_path)
     assert time.monotonic() - began > 0.9, "it began only when the last old worker was gone"
     while any(is_alive(worker) for worker in workers):  # one that was still loading ends as soon as it looks around
-        assert time.monotonic() - began < 600
+        assert time.monotonic() - began < 300
         time.sleep(0.1)
 
 

@@ -27,7 +27,7 @@ def test_it_prints_its_address_answers_and_stops(index_folder: Path) -> None:
         assert ran.stdout is not None
         address = ran.stdout.readline().strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
-        with urllib.request.urlopen(address, timeout=600) as answer:
+        with urllib.request.urlopen(address, timeout=300) as answer:
             assert answer.status == 200 and b"as memories" in answer.read()
         ran.send_signal(signal.SIGINT)
         assert ran.wait(30) == 0

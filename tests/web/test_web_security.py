@@ -227,7 +227,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_read(client: TestCl
 def exchange(address: str, request: bytes) -> bytes:
     """What a server answers to these bytes before it closes the connection."""
     host, port = address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=600) as connection:
+    with socket.create_connection((host, int(port)), timeout=300) as connection:
         connection.sendall(request)
         answer = b""
         while part := connection.recv(65536):
