@@ -168,7 +168,8 @@ def no_progress(stage: str, done: int, total: int | None) -> None:
 def rest_idle_threads() -> None:
     """Let torch's threads sleep while they wait; to be called before torch and numpy are imported.
 
-    It changes the environment: for processes of memlens' own, the command line's and workers. Numbers do not change.
+    It changes the environment: for processes of memlens' own, the command line's and workers. torch's numbers do not
+    change; last bits of numpy's products no longer depend on the number of cores.
 
     By default a thread spins for some milliseconds after every matrix product, which takes the cores from other
     programs. 10,000 turns are about 50 microseconds: enough to be there for the next product of the same layer.

@@ -392,7 +392,7 @@ class ScanSettings:
     batch_tokens: int = option(4096, "Tokens in one batch.", metavar="N", panel=RUN, least=1, most=2**24)
     threads: int = option(1, least=1, most=512)  # changes last bits, therefore recorded
     seed: int = option(0, "Seed of the sample of ordinary prefixes.", metavar="N", panel=KEPT, least=0, most=MOST_SEED)
-    sample_every: int = option(64, least=1, most=MOST_SEED)  # one prefix in so many feeds histogram and examples
+    sample_every: int = option(64, least=1, most=2**31 - 1)  # one prefix in so many feeds histogram and examples
     preset: str | None = option(
         None,
         "Settings of the paper's text or of its released program; other options overrule it.",

@@ -231,11 +231,10 @@ def _download(api: HfApi, where: Repository, commit: str, name: str, partial: Pa
 def _read_manifest(where: Repository, path: Path) -> Manifest:
     """The manifest that has arrived; one that is not as it was written, or that names odd files, is refused."""
     try:
-        manifest = Manifest.read(path.parent)
+        manifest = Manifest.read(path.parent, "ask who pushed it to push again")
     except IndexFolderError as error:
         path.unlink()  # else the next pull would look at the same one
-        why = str(error).replace(str(path), "its manifest").replace(str(path.parent), "it")
-        why = why.replace("scan again with --fresh", "ask who pushed it to push again")
+        why = str(error).replace(str(path), "its manifest").replace(str(path.parent), "it")  # where it lies only now
         raise HubError(f"the index in {where.name} cannot be read: {why}") from error
     for name in manifest.files:
         if not _TABLE.fullmatch(name):

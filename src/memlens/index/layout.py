@@ -246,19 +246,19 @@ class Manifest:
     content: Mapping[str, Any]  # as it is on disk
 
     @classmethod
-    def read(cls, folder: Path) -> Manifest:
+    def read(cls, folder: Path, advice: str = "scan again with --fresh") -> Manifest:
         """The manifest of the index in `folder`; refused if it is not as memlens has written it."""
         path = folder / MANIFEST
         try:
-            content = read_json(path, "scan again with --fresh")
+            content = read_json(path, advice)
         except MemlensError as error:
             raise IndexFolderError(str(error)) from error
         wrong = _wrong_part(content)
         if wrong:
-            raise IndexFolderError(f"{path} is damaged: it has no usable '{wrong}'; scan again with --fresh")
+            raise IndexFolderError(f"{path} is damaged: it has no usable '{wrong}'; {advice}")
         _refuse_other_schema(content["schema"], folder)
         if not has_seal(content) or not is_sealed(content):
-            raise IndexFolderError(f"{path} was changed after it was written; scan again with --fresh")
+            raise IndexFolderError(f"{path} was changed after it was written; {advice}")
         return cls(content)
 
     def write(self, folder: Path) -> None:
