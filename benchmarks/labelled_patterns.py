@@ -1,14 +1,15 @@
-"""How the machine's patterns compare with labels that people gave from the triggers alone: precision and recall.
+"""Compares the machine's patterns with labels that readers gave from the triggers alone: precision and recall.
 
-    memlens scan MODEL train.jsonl -o INDEX && memlens values INDEX && memlens patterns INDEX
-    python benchmarks/labelled_patterns.py INDEX [--labels tests/pattern/data/labelled_memories.json] [--verbose]
+    memlens scan bundled train.jsonl -o INDEX --unit line && memlens values INDEX && memlens patterns INDEX
+    python benchmarks/labelled_patterns.py INDEX [--least 8] [--labels FILE] [--verbose]
 
-The labels are of memories of the model that was bundled until 2026-11-17: MODEL is src/memlens/bundled/model as the
-history has it before that day's change of weights. train.jsonl holds 529 articles of the training text
-(training/README.md): shuffled with seed 17 and taken from the first on, until the next would make more than 3,630,000
-characters. A pattern is right if 60% of its prefixes are those of one
-label of its kind; a label is found if a pattern of its kind shares 60% of the smaller of both and 40% of all their
-prefixes. Intervals are Wilson's. Labels whose memory has other triggers in INDEX say nothing: give the same text.
+train.jsonl holds 529 articles of the training text (training/README.md) without the held-out ones, one a record with
+its sentences as lines: shuffled by random.Random(17) and taken from the first on, until the next would make more than
+3,630,000 characters. A pattern is right if 60% of its prefixes are those of one label of its kind; a label is found if
+a pattern of its kind shares 60% of the smaller of both and 40% of all their prefixes. Intervals are Wilson's. Labels
+whose memory has other triggers in INDEX say nothing: give the same text. Two things say what the labels are worth: how
+much of one reader's labels the other one has, and how many labels a reader sees in memories whose triggers were swapped
+for prefixes with the same last tokens.
 """
 
 from __future__ import annotations
@@ -45,24 +46,42 @@ def compare(patterns: Sequence[Named], labels: Sequence[Named]) -> tuple[list[bo
     return [is_right(own, said) for own in seen], [is_found(own, seen) for own in said]
 
 
-def named(rows: Iterable[Mapping[str, Any]], kind: str) -> list[Named]:
-    return [(row["description"], frozenset(row["prefixes"])) for row in rows if row["kind"] == kind]
+def named(rows: Iterable[Mapping[str, Any]], kind: str, least: int = 0) -> list[Named]:
+    found = [(row["description"], frozenset(row["prefixes"])) for row in rows if row["kind"] == kind]
+    return [(description, ranks) for description, ranks in found if len(ranks) >= least]
+
+
+def describe_readers(read: Mapping[str, Any], kind: str, least: int) -> str:
+    """How far both readers agree, and what a reader sees where triggers were swapped."""
+    first, second, swapped = read["labels"], read["second_reader"], read["swapped"]
+    shared = [
+        found
+        for memory, own in first.items()
+        for found in compare(named(second[memory], kind), named(own, kind, least))[1]
+    ]
+    seen, in_swapped = (sum(len(named(by[one], kind, least)) for one in swapped) for by in (first, swapped))
+    return (
+        f"{kind:9}readers   {sum(shared)} of {len(shared)} labels of one are the other's; "
+        f"in the same {len(swapped)} memories {seen} labels, {in_swapped} with swapped triggers"
+    )
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("index", type=Path)
     options.add_argument("--labels", type=Path, default=LABELS)
+    options.add_argument("--least", type=int, default=3, help="recall is of labels of so many prefixes or more")
     options.add_argument("--verbose", action="store_true", help="print what is wrong and what was missed")
     given = options.parse_args()
-    index, labels = Index(given.index), json.loads(given.labels.read_text(encoding="utf-8"))["labels"]
+    index, read = Index(given.index), json.loads(given.labels.read_text(encoding="utf-8"))
     for kind in KINDS:
+        print(describe_readers(read, kind, given.least))
         right: list[bool] = []
         found: list[bool] = []
-        for memory, own in labels.items():
+        for memory, own in read["labels"].items():
             patterns = named((vars(pattern) for pattern in read_patterns(index, memory) or ()), kind)
-            said = named(own, kind)
-            results = compare(patterns, said)
+            said = named(own, kind, given.least)
+            results = compare(patterns, named(own, kind))[0], compare(patterns, said)[1]
             for total, what, results_of, names in (
                 (right, "wrong", results[0], patterns), (found, "missed", results[1], said)
             ):  # fmt: skip

@@ -46,10 +46,12 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order() -> None:
 
 def test_labels_of_read_memories_are_whole() -> None:
     path = Path(__file__).parent / "data" / "labelled_memories.json"
-    labels = json.loads(path.read_text(encoding="utf-8"))["labels"]
-    assert len(labels) == 60
-    for own in labels.values():
-        assert all(label["kind"] in ("shallow", "semantic") and len(label["prefixes"]) >= 3 for label in own)
+    read = json.loads(path.read_text(encoding="utf-8"))
+    first, second, swapped = read["labels"], read["second_reader"], read["swapped"]
+    assert len(first) == 60 and first.keys() == second.keys() and len(swapped) == 30 and swapped.keys() <= first.keys()
+    for label in [label for labels in (first, second, swapped) for own in labels.values() for label in own]:
+        assert label["kind"] in ("shallow", "semantic") and len(label["prefixes"]) >= 3
+        assert label["prefixes"] == sorted(set(label["prefixes"])) and set(label["prefixes"]) <= set(range(25))
 
 
 def test_a_topic_that_held_out_triggers_do_not_bear_out_is_refuted() -> None:
