@@ -52,15 +52,15 @@ def measure(text: str, model: str, processes: int, dedup: str) -> None:
     loaded = load(model, prove=False)
     corpus, settings = CorpusSettings((text,)), ScanSettings(dedup=dedup)
     figures: dict[str, float] = {"before_mb": peak_mb()}
-    find = corpus_store._find_fresh
+    write = corpus_store._write_fresh
 
-    def timed_find(*arguments: object) -> object:
+    def timed_write(*arguments: object) -> object:
         began = spent()
-        found = find(*arguments)  # type: ignore[arg-type]
+        found = write(*arguments)  # type: ignore[arg-type]
         figures["repeats"] = spent() - began
         return found
 
-    corpus_store._find_fresh = timed_find  # type: ignore[assignment]
+    corpus_store._write_fresh = timed_write  # type: ignore[assignment]
     with TemporaryDirectory() as folder:
         clock, began = time.monotonic(), spent()
         stamps = corpus_stamps(corpus)

@@ -1,20 +1,17 @@
-"""Units become sentences of tokens: ids, cuts, blocks, limits; repeats against their definition."""
+"""Units become sentences of tokens: ids, cuts, blocks, limits."""
 
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import given, strategies as st
 
-from memlens.corpus.sentences import Sentence, TextUnit, find_repeats, tokenize_units
+from memlens.corpus.sentences import Sentence, TextUnit, tokenize_units
 from memlens.errors import SettingError
 from memlens.memory import EncodedText
 from memlens.models.tokenizer import Tokenizer
 from memlens.testing import tiny_tokenizer
-
-Sentences = list[list[int]]
 
 
 def encode_words(texts: Sequence[str]) -> list[EncodedText]:
@@ -133,38 +130,3 @@ def test_a_cut_keeps_the_first_tokens_and_the_text_they_cover(text: str, length:
 def test_a_context_without_room_and_blocks_longer_than_it_are_refused_before_anything_is_read(options, words) -> None:
     with pytest.raises(SettingError, match=words):
         tokenize_units([], encode_words, max_length=options[0], max_tokens=None, block=options[1])
-
-
-def in_order(sentences: Sentences) -> list[tuple[int, Sequence[int]]]:
-    return sorted(enumerate(sentences), key=lambda each: (each[1], each[0]))
-
-
-def naive_fresh_from(sentences: Sentences) -> list[int]:
-    fresh = []
-    for at, tokens in enumerate(sentences):
-        shared = [n for earlier in sentences[:at] for n in range(1, len(tokens) + 1) if earlier[:n] == tokens[:n]]
-        fresh.append(max(shared, default=0))
-    return fresh
-
-
-few_symbols = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), max_size=14)
-nested = st.permutations([[1], [1, 2], [1, 2, 3], [1, 2, 3], [1, 2, 4], [2], [2, 2], [1, 2, 3, 4, 5]])
-
-
-@given(few_symbols | nested)
-@example([[5, 6], [5, 6], [5], [5, 6]])
-def test_repeats_are_as_the_definition_says_in_lists_and_in_a_stream_of_arrays(sentences: Sentences) -> None:
-    stream = ((sentence, np.array(tokens, dtype=np.int32)) for sentence, tokens in in_order(sentences))
-    for given_as in (in_order(sentences), stream):
-        found = find_repeats(given_as, len(sentences))
-        assert found.fresh_from.tolist() == naive_fresh_from(sentences)
-        assert found.repeated.tolist() == [tokens in sentences[:at] for at, tokens in enumerate(sentences)]
-        assert (found.fresh_from.dtype, found.repeated.dtype) == (np.int32, np.bool_)
-
-
-@pytest.mark.parametrize(
-    "sentences", [[(0, [2]), (1, [1])], [(0, [1, 2]), (1, [1])], [(1, [1]), (0, [1])], [(0, [1, 3]), (1, [1, 2])]]
-)
-def test_sentences_out_of_order_are_noticed(sentences: list[tuple[int, list[int]]]) -> None:
-    with pytest.raises(ValueError, match="sorted"):
-        find_repeats(sentences, 2)

@@ -14,6 +14,7 @@ memory does not grow with the corpus.
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -25,7 +26,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.corpus.encoding import ROWS, EncodedChunk
-from memlens.corpus.sentences import find_repeats
+from memlens.corpus.repeats import SentenceGroup, StoredSentences, cut_by_size, find_repeats
 from memlens.errors import CorpusError, IndexFolderError
 from memlens.files import (
     FileFacts,
@@ -35,9 +36,7 @@ from memlens.files import (
     facts_of,
     file_stamp,
     is_as_noted,
-    open_database,
     read_sealed,
-    reader_of,
     replacing,
     write_sealed,
 )
@@ -47,7 +46,6 @@ from memlens.settings import WINDOW
 
 BATCHES = "batches.npz"
 FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")
-_SORT_MEMORY = "512MB"  # beyond this the sort for repeats goes to disk
 
 
 class CorpusStore:
@@ -98,15 +96,22 @@ class CorpusStore:
     def create(
         cls, folder: Path, chunks: Iterable[EncodedChunk], dedup: str, on_bytes: Callable[[int], None]
     ) -> "CorpusStore":
-        """Write all sentences; what was half written before is overwritten. `on_bytes` hears how much was read."""
+        """Write all sentences; what was half written before is overwritten.
+
+        `on_bytes` hears how much was read, again and again until all is written; it may raise.
+        """
+        read = 0
+
+        def report(more: int = 0) -> None:
+            nonlocal read
+            read += more
+            on_bytes(read)
+
         with explain_os_errors(folder / CORPUS):
-            counts, corpus = _write_sentences(folder, chunks, on_bytes)
+            counts, corpus = _write_sentences(folder, chunks, report)
             if counts["sentences"] == 0:
                 raise CorpusError("the corpus holds no text: not one token was found; check the files and --unit")
-            fresh, repeated = _find_fresh(folder, counts["sentences"], dedup)
-        counts["repeated_prefixes"] = repeated
-        with replacing(folder / "fresh_from.npy") as beside, beside.open("wb") as handle:
-            np.save(handle, fresh)
+            counts["repeated_prefixes"] = _write_fresh(folder, counts, dedup, report)
         files = {CORPUS: asdict(corpus), **{name: facts_of(folder / name) for name in FLAT}}
         write_sealed(folder / "corpus.json", {"counts": counts, "files": files})
         return cls(folder)
@@ -172,7 +177,7 @@ def _damaged(path: Path) -> IndexFolderError:
 
 
 def _write_sentences(
-    folder: Path, chunks: Iterable[EncodedChunk], on_bytes: Callable[[int], None]
+    folder: Path, chunks: Iterable[EncodedChunk], on_more: Callable[[int], None]
 ) -> tuple[dict[str, Any], FileFacts]:
     """Corpus and tokens; their counts and the facts of the former."""
     counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
@@ -184,7 +189,7 @@ def _write_sentences(
         tokens_path.open("wb") as flat,
         TemporaryFile(dir=folder) as all_lengths,
     ):
-        for rows in _windows(chunks, on_bytes):
+        for rows in _windows(chunks, on_more):
             first = counts["sentences"]
             ids = pa.array(np.arange(first, first + len(rows), dtype=np.int64))
             writer.write_table(rows.add_column(0, "sentence", ids).cast(CORPUS_SCHEMA), row_group_size=WINDOW)
@@ -201,57 +206,73 @@ def _write_sentences(
     return counts, corpus.facts
 
 
-def _windows(chunks: Iterable[EncodedChunk], on_bytes: Callable[[int], None]) -> Iterator[pa.Table]:
+def _windows(chunks: Iterable[EncodedChunk], on_more: Callable[[int], None]) -> Iterator[pa.Table]:
     """Rows of chunks, WINDOW at a time."""
     rows = ROWS.empty_table()
-    read = 0
     for chunk in chunks:
-        read += chunk.read
         rows = pa.concat_tables([rows, pa.Table.from_batches([chunk.rows])])
         while len(rows) >= WINDOW:
             yield rows.slice(0, WINDOW).combine_chunks()
             rows = rows.slice(WINDOW)
-        on_bytes(read)
+        on_more(chunk.read)
     if len(rows):
         yield rows.combine_chunks()
 
 
 def _write_offsets(path: Path, lengths: IO[bytes], count: int) -> None:
-    """As np.save writes them, a piece at a time: they would be the one thing in memory that grows with the text."""
-    lengths.seek(0)
+    def pieces() -> Iterator[NDArray[np.int64]]:
+        total = np.zeros(1, np.int64)
+        yield total
+        lengths.seek(0)
+        while piece := lengths.read(8 * WINDOW):
+            offsets = total + np.cumsum(np.frombuffer(piece, np.int64))
+            yield offsets
+            total = offsets[-1:]
+
+    _write_array(path, np.int64, count + 1, pieces())
+
+
+def _write_array(path: Path, kind: type, count: int, pieces: Iterable[NDArray[Any]]) -> None:
+    """As np.save writes it, a piece at a time: it would be a thing in memory that grows with the text."""
     with replacing(path) as beside, beside.open("wb") as handle:
         np.lib.format.write_array_header_1_0(
             handle,
-            {"descr": np.lib.format.dtype_to_descr(np.dtype(np.int64)), "fortran_order": False, "shape": (count + 1,)},
+            {"descr": np.lib.format.dtype_to_descr(np.dtype(kind)), "fortran_order": False, "shape": (count,)},
         )
-        total = np.zeros(1, np.int64)
-        handle.write(total.tobytes())
-        while piece := lengths.read(8 * WINDOW):
-            offsets = total + np.cumsum(np.frombuffer(piece, np.int64))
-            handle.write(offsets.tobytes())
-            total = offsets[-1:]
+        for piece in pieces:
+            handle.write(piece.tobytes())
 
 
-def _find_fresh(folder: Path, count: int, dedup: str) -> tuple[NDArray[np.int32], int]:
-    """First new position of each sentence under `dedup`, and how many prefixes that leaves out."""
-    if dedup == "none":
-        return np.zeros(count, np.int32), 0
-    repeats = find_repeats(_sorted_sentences(folder), count)
-    if dedup == "prefix":
-        return repeats.fresh_from, int(repeats.fresh_from.sum())
-    lengths = np.diff(np.load(folder / "offsets.npy"))
-    fresh = np.where(repeats.repeated, lengths, 0).astype(np.int32)
-    return fresh, int(fresh.sum())
+def _write_fresh(folder: Path, counts: dict[str, Any], dedup: str, look: Callable[[], None]) -> int:
+    """First new position of each sentence under `dedup`; how many prefixes that leaves out."""
+    count = int(counts["sentences"])
+    left_out = 0
+
+    def pieces() -> Iterator[NDArray[np.int32]]:
+        nonlocal left_out
+        if dedup == "none":
+            for first in range(0, count, WINDOW):
+                yield np.zeros(min(WINDOW, count - first), np.int32)
+            return
+        group = SentenceGroup(count, int(counts["tokens"]), lambda: _stored(folder, count))
+        for piece in find_repeats(group, folder, "prefix" if dedup == "prefix" else "sentence", look):
+            left_out += int(piece.sum(dtype=np.int64))
+            yield piece
+
+    _write_array(folder / "fresh_from.npy", np.int32, count, pieces())
+    return left_out
 
 
-def _sorted_sentences(folder: Path) -> Iterator[tuple[int, NDArray[np.int32]]]:
-    with closing(open_database()) as database:
-        database.execute(f"SET memory_limit = '{_SORT_MEMORY}'")
-        database.execute("SET temp_directory = $1", [str(folder / "sort")])
-        query = f"SELECT sentence, tokens FROM {reader_of(folder / CORPUS)} ORDER BY tokens, sentence"
-        for batch in database.sql(query).fetch_record_batch(WINDOW):
-            lists = batch.column("tokens")
-            edges = lists.offsets.to_numpy()
-            flat = lists.values.to_numpy()
-            for i, sentence in enumerate(batch.column("sentence").to_pylist()):
-                yield sentence, flat[edges[i] : edges[i + 1]]
+def _stored(folder: Path, count: int) -> Iterator[StoredSentences]:
+    """All sentences, some at a time; read, since what is mapped counts as memory as soon as it was looked at."""
+    with (folder / "offsets.npy").open("rb") as offsets, (folder / "tokens.bin").open("rb") as tokens:
+        np.lib.format.read_magic(offsets)
+        np.lib.format.read_array_header_1_0(offsets)
+        end = np.frombuffer(offsets.read(8), np.int64)
+        for first in range(0, count, WINDOW):
+            ends = np.frombuffer(offsets.read(8 * min(WINDOW, count - first)), np.int64)
+            lengths = np.diff(ends, prepend=end)
+            end = ends[-1:]
+            for begin, stop in pairwise(cut_by_size(lengths)):
+                own = lengths[begin:stop]
+                yield StoredSentences(np.arange(first + begin, first + stop), own, tokens.read(4 * int(own.sum())))
