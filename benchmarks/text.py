@@ -43,7 +43,6 @@ def write_text(files: list[Path], megabytes: float, path: Path) -> None:
 def measure(text: str, model: str, processes: int, dedup: str) -> None:
     """The text stage by itself, its figures as JSON."""
     from memlens.corpus.sentences import corpus_fingerprint, corpus_stamps
-    from memlens.index import corpus_store
     from memlens.index.build import corpus_stage, longest_sentence
     from memlens.models.load import load
     from memlens.parallel import Stopper, no_progress
@@ -52,15 +51,7 @@ def measure(text: str, model: str, processes: int, dedup: str) -> None:
     loaded = load(model, prove=False)
     corpus, settings = CorpusSettings((text,)), ScanSettings(dedup=dedup)
     figures: dict[str, float] = {"before_mb": peak_mb()}
-    write = corpus_store._write_fresh
-
-    def timed_write(*arguments: object) -> object:
-        began = spent()
-        found = write(*arguments)  # type: ignore[arg-type]
-        figures["repeats"] = spent() - began
-        return found
-
-    corpus_store._write_fresh = timed_write  # type: ignore[assignment]
+    time_repeats(figures)
     with TemporaryDirectory() as folder:
         clock, began = time.monotonic(), spent()
         stamps = corpus_stamps(corpus)
@@ -75,6 +66,21 @@ def measure(text: str, model: str, processes: int, dedup: str) -> None:
     figures |= {"others": children.ru_utime + children.ru_stime, "others_mb": children.ru_maxrss / 1024}
     figures |= {"tokens": store.counts["tokens"], "peak_mb": peak_mb()}
     print(json.dumps(figures))
+
+
+def time_repeats(figures: dict[str, float]) -> None:
+    """Have the processor time of finding repeats noted when that is done."""
+    from memlens.index import corpus_store
+
+    write = corpus_store._write_fresh
+
+    def timed_write(*arguments: object) -> object:
+        began = spent()
+        left_out = write(*arguments)  # type: ignore[arg-type]
+        figures["repeats"] = spent() - began
+        return left_out
+
+    corpus_store._write_fresh = timed_write  # type: ignore[assignment]
 
 
 def measure_store(text: str, model: str, megabytes: float) -> None:
@@ -105,6 +111,7 @@ def measure_store(text: str, model: str, megabytes: float) -> None:
                     return
 
     figures: dict[str, float] = {"before_mb": peak_mb(), "others_mb": 0}
+    time_repeats(figures)
     with TemporaryDirectory() as folder:
         clock, began = time.monotonic(), spent()
         store = CorpusStore.create(Path(folder), chunks(), "prefix", lambda read: None)
@@ -171,7 +178,7 @@ def compare_memory(folder: Path, given: argparse.Namespace) -> bool:
         print(
             f"{megabytes:8,.0f} MB of text: peak {one['peak_mb']:,.0f} MB ({one['before_mb']:,.0f} before it began), "
             f"another process {one['others_mb']:,.0f} MB; {one['sentences']:,} sentences; "
-            f"processor {one['own']:,.0f} s, clock {one['clock']:,.0f} s",
+            f"processor {one['own']:,.1f} s (repeats {one['repeats']:,.1f}), clock {one['clock']:,.0f} s",
             flush=True,
         )
     return max(peaks) <= FLAT * peaks[0]
