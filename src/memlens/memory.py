@@ -22,11 +22,22 @@ _LETTERS = {"dense": "", "shared": "S", "routed": "E"}
 KINDS = tuple(_LETTERS)  # in the order in which a layer counts its memories
 _KINDS = {letter: kind for kind, letter in _LETTERS.items()}
 _ORDER = {kind: place for place, kind in enumerate(_LETTERS)}
-# What a memory may be for (role/rules.py), in the order in which one that has several is counted.
-ROLES = (
-    "dead", "token", "n-gram", "positional", "entropy", "token-frequency", "prediction", "suppression", "partition",
-    "enrichment", "depletion",
-)  # fmt: skip
+# What a memory may be for (role/rules.py), in the order in which one that has several is counted, and the columns of
+# roles.parquet that decide it.
+ROLE_NUMBERS: dict[str, tuple[str, ...]] = {
+    "dead": (),
+    "token": ("token_cover", "q_token"),
+    "n-gram": ("pair_cover", "q_n_gram"),
+    "positional": ("position", "q_position"),
+    "entropy": ("norm", "weak", "q_weak"),
+    "token-frequency": ("frequency", "q_frequency"),
+    "prediction": ("kurtosis", "skew", "q_kurtosis"),
+    "suppression": ("kurtosis", "skew", "q_kurtosis"),
+    "partition": ("variance", "q_variance"),
+    "enrichment": ("cos_in_out", "q_along"),
+    "depletion": ("cos_in_out", "q_along"),
+}
+ROLES = tuple(ROLE_NUMBERS)
 
 
 class _Named:

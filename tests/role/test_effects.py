@@ -9,7 +9,16 @@ import torch
 
 import memlens
 from memlens.index.reader import Index
-from memlens.role.effects import OwnTokens, _divergence, _entropy, _looked, _own, random_groups, role_effects, silence
+from memlens.role.effects import (
+    Others,
+    OwnTokens,
+    _divergence,
+    _entropy,
+    _looked,
+    _own,
+    role_effects,
+    silence,
+)
 from memlens.testing import tiny_model, tiny_tokenizer
 
 
@@ -49,14 +58,38 @@ def index(tiny_gpt2_values: Index, copy_of: Callable[..., Index]) -> Index:
 def test_random_groups_have_the_size_layers_and_norms_of_the_group(index: Index) -> None:
     rows = {(row["layer"], row["memory"]): row for row in index.table("roles").to_pylist()}
     group = [key for key in rows if key[1] in (0, 7)]
-    drawn = list(random_groups(index, group, np.random.default_rng(0)))
-    assert len(drawn) == 10 and len({tuple(one) for one in drawn}) > 1
+    others, random = Others(index, group), np.random.default_rng(0)
+    assert others.comparable(random) == group
+    drawn = [others.random_group(group, random) for _ in range(10)]
+    assert len({tuple(one) for one in drawn}) > 1
     for other in drawn:
         assert len(set(other)) == len(group) and not set(other) & set(group)
         for (layer, memory), (own, place) in zip(other, group, strict=True):
             assert layer == own and "dead" not in rows[layer, memory]["roles"]
             apart = sorted(abs(rows[one]["norm"] - rows[own, place]["norm"]) for one in rows if one[0] == own)
             assert abs(rows[layer, memory]["norm"] - rows[own, place]["norm"]) <= apart[24]
+        assert others.norm(other) == pytest.approx(np.mean([rows[one]["norm"] for one in other]))
+
+
+def test_a_random_group_takes_no_memory_twice_even_where_all_are_near_the_same_ones(index: Index) -> None:
+    """The longest of a layer: with 20 nearest for each and some taken twice, a group of 104 was set against 101."""
+    rows = [row for row in index.table("roles").to_pylist() if row["layer"] == 1 and "dead" not in row["roles"]]
+    longest = [(1, row["memory"]) for row in sorted(rows, key=lambda row: -row["norm"])]
+    others, random = Others(index, longest[: len(rows) // 2]), np.random.default_rng(0)
+    group = others.comparable(random)
+    assert len(group) == len(rows) // 2
+    for _ in range(5):
+        assert len(set(others.random_group(group, random)) - set(group)) == len(group)
+
+
+def test_of_a_group_that_is_most_of_a_layer_as_many_are_compared_as_there_are_others(index: Index) -> None:
+    rows = [row for row in index.table("roles").to_pylist() if row["layer"] == 0 and "dead" not in row["roles"]]
+    group = [(0, row["memory"]) for row in rows[3:]]
+    others, random = Others(index, group), np.random.default_rng(0)
+    compared = others.comparable(random)
+    assert len(compared) == 3 and set(compared) <= set(group)
+    assert set(others.random_group(compared, random)) == {(0, row["memory"]) for row in rows[:3]}
+    assert Others(index, [(0, row["memory"]) for row in rows]).comparable(random) == []
 
 
 def test_effects_are_compared_prefix_by_prefix_with_all_random_groups(
@@ -64,9 +97,10 @@ def test_effects_are_compared_prefix_by_prefix_with_all_random_groups(
 ) -> None:
     model = index.load_model()
     for effect in role_effects(index, model):
-        assert (effect.appears is None) == (effect.memories == 0)
-        if effect.memories:
-            assert effect.change is not None and effect.difference is not None and len(effect.random) == 10
+        assert (effect.appears is None) == (effect.prefixes == 0)
+        if effect.prefixes:
+            assert effect.change is not None and effect.difference is not None and len(effect.random) == 20
+            assert effect.norm and effect.random_norm
             assert effect.difference == pytest.approx(effect.change - np.mean(effect.random))
             assert effect.appears == (effect.low is not None and effect.low > 0 and effect.change > max(effect.random))
     code, out, _ = run("roles", index.folder, "--effects")

@@ -62,6 +62,12 @@ def test_a_value_of_length_0_is_unusual_in_nothing(model: MemoryModel) -> None:
         decoy_q_values(np.array([1.0, np.nan]), np.zeros(2))
 
 
+def test_random_directions_have_the_kurtosis_that_values_would_have(model: MemoryModel) -> None:
+    lens, values = ValueReader(model, 1, "folded", COUNTS), model.layers[1].values
+    np.testing.assert_allclose(lens.kurtosis(values).numpy(), lens.moments(values)["kurtosis"], rtol=1e-4)
+    assert len(lens.random_kurtosis(5000, 0)) == 5000
+
+
 def test_a_value_in_the_weak_directions_is_told_and_moves_no_logit(model: MemoryModel) -> None:
     lens = ValueReader(model, 2, "folded", COUNTS)
     weak, strong = lens.weak[:, 0], lens.read[:, -1]
@@ -132,8 +138,15 @@ def test_endings_are_counted_as_one_would_by_hand(tiny_gpt2_index: Index) -> Non
     ]
     found = count_endings(*trigger_ends(tiny_gpt2_index, 1), 40)
     corpus = CorpusEndings(tiny_gpt2_index, np.asarray(found["pair"], np.int64))
-    ends = [(([-1, *tokens])[at], token) for tokens in sentences.values() for at, token in enumerate(tokens)]
-    assert corpus.prefixes == len(ends)
+    met: set[tuple[int, ...]] = set()
+    ends = []
+    for _, tokens in sorted(sentences.items()):
+        for at, token in enumerate(tokens):  # a prefix of an earlier sentence is never a trigger
+            ends += [([-1, *tokens][at], token)] if tuple(tokens[: at + 1]) not in met else []
+            met.add(tuple(tokens[: at + 1]))
+    assert corpus.prefixes == len(ends) == tiny_gpt2_index.manifest.counts.prefixes
+    assert corpus.frequency.sum() == tiny_gpt2_index.manifest.counts.tokens
+    assert corpus.tokens.tolist() == np.bincount([last for _, last in ends], minlength=len(corpus.tokens)).tolist()
     for memory in range(40):
         own = [([-1, *sentences[row["sentence"]]], row["position"]) for row in triggers if row["memory"] == memory]
         pairs = Counter((tokens[at], tokens[at + 1]) for tokens, at in own)
@@ -146,7 +159,7 @@ def test_endings_are_counted_as_one_would_by_hand(tiny_gpt2_index: Index) -> Non
             pair = (int(found["pair"][memory]) >> 32) - 1, int(found["pair"][memory]) & 0xFFFFFFFF
             assert pairs[pair] == found["pair_triggers"][memory] == max(pairs.values())
             assert corpus.pair_counts(np.array([found["pair"][memory]]))[0] == ends.count(pair)
-            assert found["pair_token_triggers"][memory] == lasts[pair[1]]
+            assert found["pair_token_triggers"][memory] == lasts[pair[1]] and found["last_tokens"][memory] == len(lasts)
 
 
 def planted() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

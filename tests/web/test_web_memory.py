@@ -12,6 +12,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
+import memlens
 from memlens.annotations.store import Annotations, Label, LabelledPattern
 from memlens.index.context import read_context
 from memlens.index.export import export_jsonl
@@ -53,6 +54,21 @@ def test_the_page_shows_triggers_tokens_and_neighbours(client: TestClient, index
     assert 'href="/m/L1N6"' in text and 'href="/m/L1N8"' in text
     assert 'rel="prev"' not in client.get("/m/L0N0").text and 'href="/m/L1N0"' in client.get("/m/L0N39").text
     assert 'rel="next"' not in client.get("/m/L2N39").text
+
+
+def test_a_role_comes_with_its_numbers_and_a_gated_memory_with_its_quadrants(
+    client_of: ClientOf, tiny_llama_index: Index, copy_of: Callable[..., Index]
+) -> None:
+    index = memlens.roles(copy_of(tiny_llama_index), rate=0.99)
+    first = next(row for row in index.table("roles").to_pylist() if set(row["roles"]) - {"dead"})
+    record = read_memory(index, f"L{first['layer']}N{first['memory']}")
+    page = client_of(index).get(f"/m/{record.name}").text
+    assert record.roles is not None and record.roles.behind
+    for name, value in record.roles.behind.items():
+        assert value == first[name] and f"{name} " in page
+    assert record.quadrants is not None
+    for own in record.quadrants:
+        assert f"<b>{own.quadrant}</b> gate {'above' if own.quadrant[0] == '+' else 'below'} 0" in page
 
 
 def test_other_spellings_lead_to_the_one_address(client: TestClient) -> None:

@@ -143,8 +143,7 @@ def _print_header(screen: Screen, record: MemoryRecord) -> None:
     screen.result(line)
     screen.result(_histogram(record))
     if record.roles is not None and record.roles.roles:
-        numbers = record.roles.numbers
-        behind = "  ".join(f"{name} {number(numbers[name])}" for name in _ROLE_NUMBERS if name in numbers)
+        behind = "  ".join(f"{name} {number(value)}" for name, value in record.roles.behind.items())
         screen.result(
             Text.assemble(("role  ", "dim"), (", ".join(record.roles.roles), "bold"), (f"   {behind}", "dim"))
         )
@@ -190,7 +189,6 @@ def _print_quadrants(screen: Screen, record: MemoryRecord) -> None:
             screen.result(trigger_table(screen, own.triggers, None))
 
 
-_ROLE_NUMBERS = ("position", "kurtosis", "skew", "weak", "frequency", "cos_in_out", "token_cover")
 _PLACES = ("triggers", "values", "patterns", "name", "fires")
 _CHOICES = {
     "--class": ("none", "shallow", "semantic", "both"),

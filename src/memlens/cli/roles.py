@@ -1,6 +1,6 @@
 """`memlens roles`: what every memory is for, counted by layer."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from memlens.cli.screen import ScanProgress, Screen
 from memlens.memory import ROLES
 from memlens.settings import RoleSettings, option_name
 from memlens.text import number, visible
+
+if TYPE_CHECKING:
+    from memlens.role.effect_table import RoleEffect
 
 
 @with_settings(RoleSettings)
@@ -53,12 +56,14 @@ def roles(
 
 
 def _show_effects(screen: Screen, index: "memlens.Index", model: str | None, seed: int) -> None:
+    from memlens.role.effect_table import write_effects
     from memlens.role.effects import role_effects
 
     for table in ("roles", "values"):
         index.path(table)  # refused here, before a model is loaded
     with ScanProgress(screen) as progress:
         found = role_effects(index, index.load_model(model), seed=seed, progress=progress)
+    write_effects(index, found, seed)
     if screen.as_json:
         screen.json(found)
         return
@@ -68,10 +73,18 @@ def _show_effects(screen: Screen, index: "memlens.Index", model: str | None, see
             one.memories,
             one.measure,
             *("" if value is None else number(value) for value in (one.change, max(one.random, default=None))),
-            "" if one.difference is None else f"{one.difference:+.3g} ({one.low:+.3g} to {one.high:+.3g})",
-            "no such memories" if one.appears is None else "appears" if one.appears else "does not appear",
+            _more(one),
+            "" if one.norm is None or one.random_norm is None else f"{number(one.norm)} : {number(one.random_norm)}",
+            one.verdict,
         ]
         for one in found
     ]
-    head = ["silenced", "memories", "changes", "by (nats)", "random groups at most", "more than random", "effect"]
-    screen.table(head, rows)
+    compared = ["random groups at most", "more than random", "norm : theirs"]
+    screen.table(["silenced", "memories", "changes", "by (nats)", *compared, "effect"], rows)
+
+
+def _more(one: "RoleEffect") -> str:
+    if one.difference is None:
+        return ""
+    interval = "" if one.low is None else f" ({one.low:+.3g} to {one.high:+.3g})"
+    return f"{one.difference:+.3g}{interval}"

@@ -21,6 +21,8 @@ _ABOUT = {
     "keys": "the tokens that every key matches on its own",
     "patterns": "what the triggers of a memory have in common",
     "names": "each memory in one line",
+    "roles": "what every memory is for, with the numbers behind it",
+    "effects": "what silencing the memories of a role changed, beside random groups",
     "tokens": "every token: its count in the corpus, whether it was trained, its classes",
     "experts": "how often every expert is chosen",
     "routing": "prefixes that are sent to an expert",

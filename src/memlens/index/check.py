@@ -24,6 +24,7 @@ from memlens.index.layout import (
     ANNOTATIONS,
     CORPUS,
     COUNTS,
+    EFFECTS,
     EXPERIMENTS,
     KEYS,
     MANIFEST,
@@ -210,6 +211,7 @@ def _expected_rows(index: Index, name: str) -> int | None:
         COUNTS: memories,
         "values.parquet": memories,
         "keys.parquet": memories,
+        ROLES: memories,
         TOKENS: manifest.model.vocabulary,
     }
     return known.get(name)
@@ -227,6 +229,8 @@ def _made_from(index: Index, name: str) -> dict[str, Any]:
         noted = manifest.content.get("roles", {})
         is_read_otherwise = manifest.values.reading not in (None, noted.get("reading"))
         return {**noted.get("from", {}), **({"values": None} if is_read_otherwise else {})}
+    if name == EFFECTS:
+        return dict(manifest.content.get("effects", {}).get("from", {}))
     if folder != EXPERIMENTS:
         return {}
     if table in ("prefixes", "prefix-layers"):

@@ -70,6 +70,7 @@ TOKENS = "tokens.parquet"
 PATTERNS = "patterns.parquet"
 NAMES = "names.parquet"
 ROLES = "roles.parquet"
+EFFECTS = "effects.parquet"
 EXPERIMENTS = "experiments"
 REPORT = "report.html"
 ROUTERS = "routers.parquet"
@@ -77,7 +78,7 @@ COUNTS = "counts.parquet"
 QUADRANTS = "quadrants.parquet"
 EXPERTS = "experts.parquet"
 ROUTING = "routing.parquet"
-DERIVED_TABLES = (VALUES, KEYS, ROUTERS, TOKENS, PATTERNS, NAMES, ROLES)
+DERIVED_TABLES = (VALUES, KEYS, ROUTERS, TOKENS, PATTERNS, NAMES, ROLES, EFFECTS)
 SCAN_TABLES = (CORPUS, VOCABULARY, TRIGGERS, MEMORIES, ORDINARY)
 # Of a scan, too, where the model has gates or experts; older indexes have no counts and no quadrants.
 OPTIONAL_TABLES = (COUNTS, QUADRANTS, EXPERTS, ROUTING)
@@ -397,7 +398,7 @@ def _wrong_part(content: Mapping[str, Any]) -> str:
     for part, kind in _KINDS.items():
         if not _is(content.get(part), kind):
             return part
-    for part in ("values", "patterns", "experiments", "aggregate"):
+    for part in ("values", "patterns", "roles", "effects", "experiments", "aggregate"):
         if not _is(content.get(part, {}), dict):
             return part
     layers, model, counts = content["layers"], content["model"], content["counts"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from memlens.index.layout import QUADRANT_SIGNS
 from memlens.index.reader import Index
-from memlens.memory import MemoryId, Trigger
+from memlens.memory import ROLE_NUMBERS, MemoryId, Trigger
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,6 +90,12 @@ class MemoryRoles:
 
     roles: tuple[str, ...]  # empty where no rule holds
     numbers: dict[str, float]
+
+    @property
+    def behind(self) -> dict[str, float]:
+        """The numbers that decided its roles."""
+        names = dict.fromkeys(name for role in self.roles for name in ROLE_NUMBERS.get(role, ()))
+        return {name: self.numbers[name] for name in names if name in self.numbers}
 
 
 @dataclass(frozen=True)

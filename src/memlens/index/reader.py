@@ -56,6 +56,7 @@ _MADE_BY = dict.fromkeys(("values", "keys", "routers", "tokens"), "memlens value
 _MADE_BY |= dict.fromkeys(("patterns", "names"), "memlens patterns") | {
     "experiments": "memlens experiment",
     "roles": "memlens roles",
+    "effects": "memlens roles --effects",
 }
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from memlens.experiments.verdicts import THIRDS, third
 from memlens.index.reader import Index
 from memlens.memory import ROLES
+from memlens.role.effect_table import RoleEffect, read_effects
 from memlens.role.table import roles_by_layer
 
 # The authors count differently, and few print shares: what they say of depth stands beside the numbers.
@@ -12,6 +13,7 @@ PUBLISHED = {
     "dead": "more than 70% in some lower layers of OPT-66B (Voita et al. 2023)",
     "token": "many in the lower half of OPT (Voita et al. 2023)",
     "n-gram": "in the lower half of OPT (Voita et al. 2023)",
+    "positional": "sets of them in small OPT models, fewer in large ones (Voita et al. 2023)",
     "entropy": "a few, in the last layers (Stolfo et al. 2024)",
     "token-frequency": "a few, in the last layers (Stolfo et al. 2024)",
     "prediction": "from the middle of GPT-2 on (Gurnee et al. 2024)",
@@ -34,11 +36,13 @@ class RoleShare:
 
 @dataclass(frozen=True)
 class RoleSection:
-    """Roles that some memory has, and counts by layer."""
+    """Roles that were looked for, counts by layer, and what silencing them changed."""
 
     roles: list[RoleShare]
     by_layer: list[dict[str, int]]
     none: float  # share of memories without a role
+    not_asked: tuple[str, ...]  # roles that this index cannot tell of: without gates, or without counts by position
+    effects: list[RoleEffect]  # none before `memlens roles --effects`
 
 
 def role_section(index: Index) -> RoleSection | None:
@@ -48,13 +52,21 @@ def role_section(index: Index) -> RoleSection | None:
     layers = roles_by_layer(index)
     depth = len(index.manifest.model.memories)
     groups = [[one for one in layers if third(one.layer, depth) == which] for which in THIRDS]
+    not_asked = _not_asked(index)
     rows = []
     for role in ROLES:
         counts = [(sum(one.roles[role] for one in some), sum(one.memories for one in some)) for some in groups]
         count, total = (sum(column) for column in zip(*counts, strict=True))
-        if count:
+        if role not in not_asked:
             shares = tuple(found / of if of else None for found, of in counts)
             rows.append(RoleShare(role, count, shares, count / total, PUBLISHED.get(role, "")))
     none = sum(one.none for one in layers) / sum(one.memories for one in layers)
     counted = [{"layer": one.layer, "memories": one.memories, **one.roles, "none": one.none} for one in layers]
-    return RoleSection(rows, counted, none)
+    return RoleSection(rows, counted, none, not_asked, read_effects(index))
+
+
+def _not_asked(index: Index) -> tuple[str, ...]:
+    """A role that no memory has is a result; one that could not be looked for is none."""
+    (known,) = index.sql("SELECT count(position) AS positions, min(q_along) AS along FROM {roles}")
+    gated = ("enrichment", "depletion") if known["along"] == 1 else ()  # asked of no memory
+    return gated if known["positions"] else ("positional", *gated)

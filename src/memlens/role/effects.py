@@ -4,8 +4,9 @@
     token-frequency  the divergence of the output from the frequency of tokens, by how much it changes
     token            memories whose value pushes down the very token they fire on: the log of that token's probability
 
-A random group has for each memory of the group another one of its layer that fires, drawn among those of nearest norm.
-An effect appears where it is larger than in every random group, and the mean difference over prefixes surely above 0.
+A random group has for each memory of the group another one of its layer that fires, drawn among the unused ones of
+nearest norm. An effect appears where it is larger than in every one of 20 random groups, which a group like them is in
+one case of 21, and the mean difference over prefixes surely above 0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,27 +25,12 @@ from memlens.index.reader import Index
 from memlens.models.groups import MemoryGroup
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
-from memlens.stats import generator, mean_interval
+from memlens.role.effect_table import RoleEffect
+from memlens.stats import draw, generator, mean_interval
 
 Group = list[tuple[int, int]]  # (layer, memory)
-SAMPLE, CONTROLS, NEAREST, MOST = 200, 10, 20, 100
+SAMPLE, CONTROLS, NEAREST, MOST = 200, 20, 20, 100
 _BATCH = 16
-
-
-@dataclass(frozen=True)
-class RoleEffect:
-    """What silencing the memories of a role does, beside random groups."""
-
-    role: str
-    measure: str
-    memories: int
-    prefixes: int
-    change: float | None  # in the mean over prefixes, in nats
-    random: tuple[float, ...]  # the same, of each random group
-    difference: float | None  # of the change less that of all random groups
-    low: float | None
-    high: float | None
-    appears: bool | None  # None where there are no such memories
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +40,9 @@ class OwnTokens:
     tokens: list[list[int]]
     own: NDArray[np.int64]
 
+    def where(self, kept: list[bool]) -> "OwnTokens":
+        return OwnTokens([tokens for tokens, keep in zip(self.tokens, kept, strict=True) if keep], self.own[kept])
+
 
 def role_effects(
     index: Index, model: MemoryModel, *, seed: int = 0, sample: int = SAMPLE, progress: Progress = no_progress
@@ -62,7 +51,7 @@ def role_effects(
     drawn = _drawn_prefixes(index, sample, generator(seed, "role-effects"))
     counts = token_counts(index)[: model.vocabulary]
     unigram = torch.from_numpy(np.log((counts + 1) / (counts + 1).sum())).to(model.device)
-    removing, triggers = _removing(index)
+    removing, triggers = _removing(index, generator(seed, "role-removing"))
     plans = (
         ("entropy", "entropy of the output", _having(index, "entropy"), drawn, _entropy),
         ("token-frequency", "divergence from frequency", _having(index, "token-frequency"), drawn,
@@ -80,44 +69,69 @@ def role_effects(
 def _effect(
     index: Index, model: MemoryModel, role: str, measure: str, group: Group, prefixes: OwnTokens, look: Any, seed: int
 ) -> RoleEffect:
-    if not group or not prefixes.tokens:
-        return RoleEffect(role, measure, 0, 0, None, (), None, None, None, None)
+    random = generator(seed, f"role-{role}")
+    others = Others(index, group)
+    compared = others.comparable(random)
+    if not compared or not prefixes.tokens:
+        return RoleEffect(role, measure, len(group), 0, None, None, None, (), None, None, None, None)
+    groups = [compared, *(others.random_group(compared, random) for _ in range(CONTROLS))]
     signed = role == "token"  # silencing it must raise its token, not just move it
+    if signed:
+        prefixes = prefixes.where([one in compared for one in group])
     before = _looked(model, prefixes, look)
     changes = []
-    for silenced in [group, *random_groups(index, group, generator(seed, f"role-{role}"))]:
+    for silenced in groups:
         with silence(model, silenced):
             change = _looked(model, prefixes, look) - before
         changes.append(change if signed else np.abs(change))
-    own, random = changes[0], np.stack(changes[1:])
-    apart = own - random.mean(0)
+    own, chance = changes[0], np.stack(changes[1:])
+    apart = own - chance.mean(0)
     low, high = mean_interval(apart, generator(seed, f"role-{role}", 1))
-    means = tuple(random.mean(1).tolist())
+    means = tuple(chance.mean(1).tolist())
     appears = bool(low is not None and low > 0 and own.mean() > max(means))
+    norm, *norms = (others.norm(one) for one in groups)
     return RoleEffect(
-        role, measure, len(group), len(own), float(own.mean()), means, float(apart.mean()), low, high, appears
-    )
+        role, measure, len(compared), len(own), norm, float(np.mean(norms)), float(own.mean()), means,
+        float(apart.mean()), low, high, appears,
+    )  # fmt: skip
 
 
-def random_groups(index: Index, group: Group, random: np.random.Generator, count: int = CONTROLS) -> Iterator[Group]:
-    """Groups of the same size, layers and nearly the same norms, of memories that fire and are not in the group."""
-    rows = index.arrays("SELECT layer, memory, norm, list_contains(roles, 'dead') AS dead FROM {roles}")
-    taken = set(group)
-    others: dict[int, tuple[NDArray[Any], NDArray[Any]]] = {}
-    for layer in {layer for layer, _ in group}:
-        fits = (rows["layer"] == layer) & ~np.asarray(rows["dead"], np.bool_)
-        free = [place for place in np.flatnonzero(fits) if (layer, int(rows["memory"][place])) not in taken]
-        others[layer] = rows["memory"][free], rows["norm"][free]
-    norms = {(int(a), int(b)): float(c) for a, b, c in zip(rows["layer"], rows["memory"], rows["norm"], strict=True)}
-    for _ in range(count):
-        chosen: Group = []
-        for layer, memory in group:
-            memories, lengths = others[layer]
-            near = memories[np.argsort(np.abs(lengths - norms[layer, memory]), kind="stable")[:NEAREST]]
-            unused = [int(one) for one in near if (layer, int(one)) not in chosen] or near.tolist()
-            if unused:  # a layer may hold nothing but the group
-                chosen.append((layer, int(random.choice(unused))))
-        yield chosen
+class Others:
+    """Memories that a group can be compared with: those of its layers that fire and are not in it."""
+
+    def __init__(self, index: Index, group: Group) -> None:
+        rows = index.arrays("SELECT layer, memory, norm, list_contains(roles, 'dead') AS dead FROM {roles}")
+        layers, memories, norms = rows["layer"].tolist(), rows["memory"].tolist(), rows["norm"].tolist()
+        self.group, taken = group, set(group)
+        self.norms = {(layer, memory): norm for layer, memory, norm in zip(layers, memories, norms, strict=True)}
+        self.free: dict[int, list[int]] = {layer: [] for layer, _ in group}
+        for layer, memory, dead in zip(layers, memories, rows["dead"].tolist(), strict=True):
+            if layer in self.free and not dead and (layer, memory) not in taken:
+                self.free[layer].append(memory)
+
+    def comparable(self, random: np.random.Generator) -> Group:
+        """The group; where it is more than half of a layer, as many of it, drawn, as the layer has others."""
+        found: Group = []
+        for layer, free in sorted(self.free.items()):
+            own = np.array([memory for at, memory in self.group if at == layer])
+            found += [(layer, int(memory)) for memory in draw(own, len(free), random)]
+        return found
+
+    def random_group(self, group: Group, random: np.random.Generator) -> Group:
+        """For each memory of a comparable group another one of its layer, drawn among the unused of nearest norm."""
+        left = {layer: np.array([self.norms[layer, one] for one in free]) for layer, free in self.free.items()}
+        found = list(group)
+        for place in random.permutation(len(group)):  # else the same ones would have the first choice in every group
+            layer, memory = group[place]
+            apart = np.abs(left[layer] - self.norms[layer, memory])
+            near = np.argsort(apart, kind="stable")[: min(NEAREST, int(np.isfinite(apart).sum()))]
+            chosen = int(random.choice(near))
+            left[layer][chosen] = np.inf
+            found[place] = layer, self.free[layer][chosen]
+        return found
+
+    def norm(self, group: Group) -> float:
+        return float(np.mean([self.norms[one] for one in group]))
 
 
 @contextmanager
@@ -177,15 +191,19 @@ def _drawn_prefixes(index: Index, sample: int, random: np.random.Generator) -> O
     return OwnTokens(tokens, np.array([own[-1] for own in tokens], np.int64))
 
 
-def _removing(index: Index) -> tuple[Group, OwnTokens]:
-    """Token memories with their own token at the bottom of their value, and the top trigger of each."""
+def _removing(index: Index, random: np.random.Generator) -> tuple[Group, OwnTokens]:
+    """Token memories with their own token at the bottom of their value, and of each the best trigger that ends in it.
+
+    At most MOST of them, drawn.
+    """
     rows = index.sql(
-        """SELECT r.layer, r.memory, r.token, c.tokens[:t.position + 1] AS tokens FROM {roles} r
+        """SELECT r.layer, r.memory, r.token, arg_min(c.tokens[:t.position + 1], t.rank) AS tokens FROM {roles} r
            JOIN {values} v USING (layer, memory) JOIN {triggers} t USING (layer, memory)
            JOIN {corpus} c USING (sentence)
            WHERE list_contains(r.roles, 'token') AND list_contains(v.bottom_tokens, r.token)
-                 AND t."end" = 'top' AND t.rank = 0 ORDER BY r.layer, r.memory LIMIT $1""",
-        [MOST],
+                 AND t."end" = 'top' AND c.tokens[t.position + 1] = r.token
+           GROUP BY r.layer, r.memory, r.token ORDER BY r.layer, r.memory"""
     )
+    rows = [rows[place] for place in draw(np.arange(len(rows)), MOST, random)]
     group = [(row["layer"], row["memory"]) for row in rows]
     return group, OwnTokens([row["tokens"] for row in rows], np.array([row["token"] for row in rows], np.int64))

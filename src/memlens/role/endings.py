@@ -1,10 +1,14 @@
 """Endings of triggers: which last tokens, and last two tokens, each memory's triggers have, and how rare they are."""
 
 from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memlens.corpus.repeats import SentenceGroup, StoredSentences, cut_by_size, find_repeats
 from memlens.index.reader import Index
 from memlens.role.rules import TOKENS
 
@@ -14,13 +18,19 @@ _NONE = -1  # no token before the first one
 
 
 class CorpusEndings:
-    """The corpus as endings of prefixes: how often each token ends one, and how often chosen pairs do."""
+    """The corpus as endings of prefixes: how often each token ends one, and how often chosen pairs do.
+
+    Only prefixes that the scan has looked at can be triggers, and are counted: a beginning that many sentences have in
+    common is one prefix there. `frequency` counts every token of the corpus.
+    """
 
     def __init__(self, index: Index, pairs: Ints) -> None:
         self.pairs = np.unique(pairs)
-        self.tokens = np.zeros(index.manifest.model.vocabulary + 1, np.int64)
-        self.times = np.zeros(len(self.pairs), np.int64)
-        for before, last in _prefix_ends(index):
+        self.frequency = np.zeros(index.manifest.model.vocabulary + 1, np.int64)
+        self.tokens, self.times = np.zeros_like(self.frequency), np.zeros(len(self.pairs), np.int64)
+        for before, last, is_candidate in _prefix_ends(index):
+            self.frequency += np.bincount(last, minlength=len(self.frequency))
+            before, last = before[is_candidate], last[is_candidate]
             self.tokens += np.bincount(last, minlength=len(self.tokens))
             keys = pair_of(before, last)
             place = np.minimum(np.searchsorted(self.pairs, keys), len(self.pairs) - 1)
@@ -43,11 +53,15 @@ def pair_of(before: Ints, last: Ints) -> Ints:
 
 
 def trigger_ends(index: Index, layer: int) -> tuple[Ints, Ints, Ints]:
-    """(memory, token before the last, last token) of every top trigger of a layer; -1 before a first token."""
+    """(memory, token before the last, last token) of every top trigger of a layer; -1 before a first token.
+
+    BOS alone, which some scans take for a prefix (position -1), ends in no token of the corpus and is left out.
+    """
     rows = index.arrays(
         """SELECT t.memory, CASE WHEN t.position > 0 THEN c.tokens[t.position] ELSE -1 END AS before,
                   c.tokens[t.position + 1] AS last
-           FROM {triggers} t JOIN {corpus} c USING (sentence) WHERE t.layer = $1 AND t."end" = 'top'""",
+           FROM {triggers} t JOIN {corpus} c USING (sentence) 
+           WHERE t.layer = $1 AND t."end" = 'top' AND t.position >= 0""",
         [layer],
     )
     memory, before, last = (np.asarray(rows[name], np.int64) for name in ("memory", "before", "last"))
@@ -60,11 +74,13 @@ def count_endings(memory: Ints, before: Ints, last: Ints, memories: int) -> dict
     token, token_triggers, token_cover = _commonest(memory, last, triggers)
     pair, pair_triggers, pair_cover = _commonest(memory, pair_of(before, last), triggers)
     same = last == (pair & ((1 << _SHIFT) - 1))[memory]
+    owners = np.unique(np.stack([memory, last]), axis=1)[0]
     return {
         "triggers": triggers,
         "token": token,
         "token_triggers": token_triggers,
         "token_cover": token_cover,
+        "last_tokens": np.bincount(owners, minlength=memories),
         "pair": pair,
         "pair_triggers": pair_triggers,
         "pair_cover": pair_cover,
@@ -85,13 +101,38 @@ def _commonest(memory: Ints, ending: Ints, triggers: Ints) -> tuple[Ints, Ints, 
     return best, most, held / np.maximum(triggers, 1)
 
 
-def _prefix_ends(index: Index) -> Iterator[tuple[Ints, Ints]]:
-    """(token before, last token) of every prefix of the corpus, some sentences at a time."""
-    for batch in index.batches("SELECT tokens FROM {corpus}"):
-        lists = batch.column(0)
+def _prefix_ends(index: Index) -> Iterator[tuple[Ints, Ints, NDArray[np.bool_]]]:
+    """(token before, last token, may it be a trigger) of every prefix of the corpus, some sentences at a time."""
+    settings, fresh_from = index.manifest.settings, _fresh_from(index)
+    for batch in index.batches("SELECT tokens, sentence FROM {corpus}"):
+        lists, sentences = batch.column(0), np.asarray(batch.column(1), np.int64)
         last = np.asarray(lists.flatten(), np.int64)
         lengths = np.asarray(lists.value_lengths())
         before = np.concatenate([[_NONE], last[:-1]]) if len(last) else last
         starts = np.cumsum(lengths) - lengths
         before[starts[lengths > 0]] = _NONE
-        yield before, last
+        position = np.arange(len(last)) - np.repeat(starts, lengths)
+        is_candidate = position >= np.repeat(fresh_from[sentences], lengths)
+        if not settings.whole_sentence:
+            is_candidate &= position < np.repeat(lengths, lengths) - 1
+        yield before, last, is_candidate
+
+
+def _fresh_from(index: Index) -> NDArray[np.int32]:
+    """First position of each sentence whose prefix the scan has looked at."""
+    counts, dedup = index.manifest.counts, index.manifest.settings.dedup
+    if dedup == "none":
+        return np.zeros(counts.sentences, np.int32)
+    group = SentenceGroup(counts.sentences, counts.tokens, lambda: _stored(index))
+    with TemporaryDirectory() as scratch:
+        return np.concatenate(list(find_repeats(group, Path(scratch), dedup)))
+
+
+def _stored(index: Index) -> Iterator[StoredSentences]:
+    for batch in index.batches("SELECT sentence, tokens FROM {corpus}"):
+        ids, lists = np.asarray(batch.column(0), np.int64), batch.column(1)
+        lengths, tokens = np.asarray(lists.value_lengths(), np.int64), np.asarray(lists.flatten(), np.int32)
+        ends = np.cumsum(lengths)
+        for begin, stop in pairwise(cut_by_size(lengths)):
+            own = tokens[ends[begin] - lengths[begin] : ends[stop - 1]]
+            yield StoredSentences(ids[begin:stop], lengths[begin:stop], own.tobytes())

@@ -82,14 +82,15 @@ def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.f
 def p_of_endings(numbers: Numbers, tokens: int, prefixes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """p-values of the commonest last token of a memory's triggers, and of the commonest pair among triggers with it.
 
-    `tokens`: different ones of the corpus, any of which might have been the commonest; `prefixes`: in the corpus.
+    `tokens`: different ones of the corpus, any of which might have been the commonest, or have come before any of the
+    memory's last tokens; `prefixes`: those that might have been triggers.
     """
     t, share = numbers["triggers"], upper_share(numbers["token_count"], prefixes)
     token = np.where(t > 0, binomial_tail(numbers["token_triggers"], t, share), 1.0)
     with_token = numbers["pair_token_triggers"]
     given = np.minimum((numbers["pair_count"] + 1) / (numbers["pair_token_count"] + 1), 1.0)
     pair = np.where(with_token > 0, binomial_tail(numbers["pair_triggers"], np.maximum(with_token, 1), given), 1.0)
-    return np.minimum(token * tokens, 1.0), np.minimum(pair * tokens, 1.0)
+    return np.minimum(token * tokens, 1.0), np.minimum(pair * tokens * numbers["last_tokens"], 1.0)
 
 
 def assign(

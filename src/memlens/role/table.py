@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ _NUMBERS = (
 )  # fmt: skip
 _HYPOTHESES = ("token", "n-gram", "weak", "frequency", "kurtosis", "variance", "along", "position")
 _AT_ONCE = 1 << 14  # memories
+DECOYS = 100_000  # random directions or more: few memories with heavy tails stand out from many of them only
 ROLES_SCHEMA = pa.schema(
     [
         ("layer", pa.int32()),
@@ -70,8 +72,9 @@ def _measure(
 
     ends = {layer: count_endings(*trigger_ends(index, layer), index.memories(layer)) for layer in index.layers}
     corpus = CorpusEndings(index, np.concatenate([own["pair"] for own in ends.values()]).astype(np.int64))
-    counts = corpus.tokens[: model.vocabulary]
+    counts = corpus.frequency[: model.vocabulary]
     dead = index.arrays("SELECT dead FROM {memories} ORDER BY layer, memory")["dead"]
+    decoys = max(DECOYS / len(dead), 1)  # for each memory
     parts, ps, drawn = [], [], []
     for done, layer in enumerate(index.layers):
         progress("roles", done, len(index.layers))
@@ -79,7 +82,7 @@ def _measure(
         own: dict[str, Any] = {**ends[layer], **cosines_of(memories)}
         lens = ValueReader(model, layer, reading, counts)
         own |= lens.moments(memories.values)
-        drawn.append(lens.random_kurtosis(memories.memories, seed))
+        drawn.append(lens.random_kurtosis(math.ceil(memories.memories * decoys), seed))
         own["weak"] = lens.part_in_weak(memories.values)
         own["along_frequency"] = lens.along_frequency(memories.values)
         own["is_long"] = own["norm"] >= np.quantile(own["norm"], LONGEST)

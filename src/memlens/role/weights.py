@@ -1,6 +1,6 @@
 """Numbers of a layer's weights: moments of every value over the vocabulary, its directions, its cosines."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ class ValueReader:
         spread, follows = self._embedding_sums()
         eigenvalues, vectors = torch.linalg.eigh(fold @ spread @ fold.T)
         kept = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centres removes a direction altogether
-        self.rank = int(kept.sum())
+        self.fold, self.rank = fold, int(kept.sum())
         self.eigenvalues = (eigenvalues.clamp_min(0) / len(self.tokens)).cpu().numpy()  # of the variance of scores
         self.directions = max(round(WEAK * self.rank), 1)
         self.weak, self.read = vectors[:, kept][:, : self.directions], vectors[:, kept]
@@ -48,17 +48,20 @@ class ValueReader:
         A softmax does not see what all tokens share.
         """
         device = self.model.device
-        tokens, frequency = torch.from_numpy(self.tokens).to(device), torch.from_numpy(self.frequency).to(device)
-        blocks, width = _row_blocks(len(tokens)), self.model.width
-        total = torch.zeros(width, dtype=torch.float64, device=device)
-        for block in blocks:
-            total += self.model.lens.embedding[tokens[block]].double().sum(0)
-        spread, follows = torch.zeros(width, width, dtype=torch.float64, device=device), torch.zeros_like(total)
-        for block in blocks:
-            embedding = self.model.lens.embedding[tokens[block]].double() - total / len(tokens)
+        frequency, width = torch.from_numpy(self.frequency).to(device), self.model.width
+        self.mean = torch.zeros(width, dtype=torch.float64, device=device)  # of the embeddings
+        self.mean = sum((part.sum(0) for _, part in self._embeddings()), self.mean) / len(self.tokens)
+        spread, follows = torch.zeros(width, width, dtype=torch.float64, device=device), torch.zeros_like(self.mean)
+        for block, embedding in self._embeddings():
             spread += embedding.T @ embedding
             follows += embedding.T @ frequency[block]
         return spread, follows
+
+    def _embeddings(self) -> Iterator[tuple[slice, Tensor]]:
+        """Embeddings of the tokens less their mean, some at a time."""
+        tokens = torch.from_numpy(self.tokens).to(self.model.device)
+        for block in _row_blocks(len(tokens)):
+            yield block, self.model.lens.embedding[tokens[block]].double() - self.mean
 
     def scores(self, block: Tensor, place: Tensor) -> Tensor:
         return self.model.lens.value_scores(block, self.layer, self.reading, place)
@@ -76,13 +79,23 @@ class ValueReader:
         return found | {"norm": norm}
 
     def random_kurtosis(self, count: int, seed: int) -> NDArray[np.float64]:
-        """The kurtosis of the scores of `count` random directions of length 1."""
+        """The kurtosis of the scores of `count` random directions."""
         random, parts = generator(seed, "roles", self.layer), []
         for first in range(0, count, _ROWS):
-            drawn = torch.from_numpy(random.normal(size=(min(_ROWS, count - first), self.model.width)))
-            drawn = (drawn / drawn.norm(dim=1, keepdim=True)).to(self.model.device, torch.float32)
-            parts.append(self.moments(drawn)["kurtosis"])
+            drawn = random.normal(size=(min(_ROWS, count - first), self.model.width))
+            parts.append(_array(self.kurtosis(torch.from_numpy(drawn).to(self.model.device))))
         return np.concatenate(parts)
+
+    def kurtosis(self, values: Tensor) -> Tensor:
+        """The kurtosis of the scores of each value [n, d]; without the other moments, in a third of the time."""
+        folded = (values.double() @ self.fold).float()
+        second = torch.zeros(len(values), dtype=torch.float64, device=values.device)
+        fourth = torch.zeros_like(second)
+        for _, embedding in self._embeddings():  # less their mean, so that scores have the mean 0
+            squared = (folded @ embedding.float().T).square_()
+            second += squared.sum(1, dtype=torch.float64)
+            fourth += squared.square_().sum(1, dtype=torch.float64)
+        return fourth * len(self.tokens) / second.square()
 
     def part_in_weak(self, values: Tensor) -> NDArray[np.float64]:
         """The part in the weak directions of the squared length of each value that the lens reads at all."""

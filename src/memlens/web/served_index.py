@@ -190,7 +190,8 @@ def _read(index: Index) -> Statistics:
     if index.has("roles"):
         table = index.table("roles", ["layer", "memory", "role"])
         rows = found.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
-        roles = np.array([0 if role is None else 1 + ROLES.index(role) for role in table.column("role").to_pylist()])
+        places = {role: 1 + place for place, role in enumerate(ROLES)}  # 0: none, or one of another version
+        roles = np.array([places.get(role, 0) for role in table.column("role").to_pylist()])
         found.categories["role"] = _placed(len(found), rows, roles.astype(np.uint8), 0)
     return found
 
