@@ -21,7 +21,7 @@ import json
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -37,6 +37,7 @@ from memlens.probing.fit import Columns, Division, Fit, fit_dense, fit_sparse, f
 from memlens.probing.labels import LabelledTexts
 from memlens.probing.probe import fitting
 from memlens.settings import ProbeSettings
+from memlens.stats import generator, mean_interval, wilson
 
 DATA = "sae_probes/data/"
 TRAIN, TEST, SEED = 1024, 500, 42
@@ -134,20 +135,20 @@ def probes_of(shared: SharedTexts, division: Division) -> Iterator[dict[str, Any
             yield row("residual", layer, None, fit_dense(Columns.of(states, division.train), division, division.y))
 
 
-def chosen_aucs(rows: list[dict[str, Any]], read: str, k: int) -> list[float]:
-    """One for each set; its layer is the one under which the held-out part is most likely."""
+def chosen_aucs(rows: list[dict[str, Any]], read: str, k: int) -> dict[str, float]:
+    """By set; its layer is the one under which the held-out part is most likely."""
     best: dict[str, dict[str, Any]] = {}
     for row in rows:
         if (row["input"], row["k"] or 0) == (read, k) and row["held"] > best.get(row["set"], {"held": -np.inf})["held"]:
             best[row["set"]] = row
-    return [row["auc"] for row in best.values()]
+    return {name: row["auc"] for name, row in best.items()}
 
 
 def head_line(done: list[dict[str, Any]], rows: list[dict[str, Any]], sets: int) -> str:
     """All in one line: sets, AUC by k beside the two baselines, the best layer, and what all sets would take."""
     found = {k: chosen_aucs(rows, "memories", k) for k in KS}
-    by_k = ", ".join(f"{mean(aucs):.3f} (k={k})" for k, aucs in found.items() if aucs)
-    others = ", ".join(f"{read} {mean(chosen_aucs(rows, read, 0)):.3f}" for read in ("residual", "words"))
+    by_k = ", ".join(f"{mean(aucs.values()):.3f} (k={k})" for k, aucs in found.items() if aucs)
+    others = ", ".join(f"{read} {mean(chosen_aucs(rows, read, 0).values()):.3f}" for read in ("residual", "words"))
     largest = [row for row in rows if row["k"] == KS[-1]]
     layers = sorted({row["layer"] for row in largest})
     best = max(layers, key=lambda layer: mean(row["auc"] for row in largest if row["layer"] == layer))
@@ -158,19 +159,42 @@ def head_line(done: list[dict[str, Any]], rows: list[dict[str, Any]], sets: int)
     )
 
 
+def with_interval(aucs: Iterable[float]) -> str:
+    """The mean over sets with its 95% interval: sets are the draws, as if from all sets that one might make."""
+    numbers = np.array(list(aucs))
+    low, high = mean_interval(numbers, generator(0, "probes"))
+    return f"{numbers.mean():.3f}" + ("" if low is None or high is None else f" ({low:.3f} to {high:.3f})")
+
+
+def beaten(own: dict[str, float], other: dict[str, float]) -> str:
+    """The share of sets in which the former has the larger AUC, with its 95% interval."""
+    both = [name for name in own if name in other]
+    won = sum(own[name] > other[name] for name in both)
+    low, high = wilson(won, len(both))
+    return f"{won} of {len(both)}, {100 * won / max(len(both), 1):.0f}% ({100 * low:.0f} to {100 * high:.0f})"
+
+
 def summarize(done: list[dict[str, Any]], sets: int) -> None:
-    """The head line, then mean and median AUC over sets by input and k, and means by layer and k."""
+    """The head line, then two tables in Markdown: by input and k with the layer chosen, and means by layer and k."""
     rows = [{"set": one["set"], **row} for one in done for row in one["probes"]]
     if not rows:
         print(f"0 of {sets} sets")
         return
     print(head_line(done, rows, sets))
+    words, residual = (chosen_aucs(rows, read, 0) for read in ("words", "residual"))
+    print("\n| input | mean AUC (95%) | median | beats the bag of words in | beats the residual stream in |")
+    print("| --- | --- | --- | --- | --- |")
     for read, k in sorted({(row["input"], row["k"] or 0) for row in rows}):
         aucs = chosen_aucs(rows, read, k)
-        print(f"{read:>9} {f'k={k}' if k else '':6} {mean(aucs):.4f} ({median(aucs):.4f})")
+        beats = [beaten(aucs, other) if other is not aucs and other != aucs else "–" for other in (words, residual)]
+        shown = f"{read} k={k}" if k else read
+        print(f"| {shown} | {with_interval(aucs.values())} | {median(aucs.values()):.3f} |", " | ".join(beats), "|")
+    ks = (*(k for k in KS if any(row["k"] == k for row in rows)), None)
+    print("\n| layer |", " | ".join(f"k={k}" if k else "residual" for k in ks), "|")
+    print("| --- |", " | ".join("---" for _ in ks), "|")
     for layer in sorted({row["layer"] for row in rows if row["layer"] is not None}):
-        own = {k: [row["auc"] for row in rows if (row["layer"], row["k"]) == (layer, k)] for k in (*KS, None)}
-        print(f"layer {layer:2}", *(f"{mean(found):.3f}" if found else "  –  " for found in own.values()))
+        own = [[row["auc"] for row in rows if (row["layer"], row["k"]) == (layer, k)] for k in ks]
+        print(f"| {layer} |", " | ".join(with_interval(found) if found else "–" for found in own), "|")
 
 
 def main() -> None:
@@ -193,6 +217,9 @@ def main() -> None:
     own = sets[len(sets) * (part - 1) // parts : len(sets) * part // parts]  # neighbours have texts in common
     left = [name for name in own if name not in {one["set"] for one in done}]
     began = time.monotonic()
+    if not left:  # nothing to do but to sum up
+        summarize(done, len(sets))
+        return
     divisions = {name: divide(rows_of(wheel, name)) for name in left}
     model = memlens.load(given.model, dtype=given.dtype)
     layers = [int(layer) for layer in given.layers.split(",")] if given.layers else list(range(len(model.layers)))
