@@ -307,6 +307,11 @@ def test_lists_without_a_label_are_refused(missing: Any) -> None:
     for wrong in ([TEXTS, ABOUT], (TEXTS, ABOUT, ABOUT)):
         with pytest.raises(memlens.MemlensError, match="neither a file nor a pair"):
             read_labels(wrong, "", "", "auto")  # type: ignore[arg-type]
+    for test in (0.9, 0.95, 0.99):
+        with pytest.raises(memlens.MemlensError, match="texts to learn from say nothing; lower --test"):
+            read_labels((TEXTS, NUMBERS), "", "", "number").divided(test, 0)
+    with pytest.raises(memlens.MemlensError, match="too little to be squared"):
+        read_labels((TEXTS, [number * 1e-200 for number in NUMBERS]), "", "", "number")
     with pytest.raises(memlens.MemlensError, match="2 texts to test on say nothing"):
         read_labels((TEXTS, NUMBERS), "", "", "number").divided(0.03, 0)
 

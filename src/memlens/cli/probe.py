@@ -163,7 +163,9 @@ def _show(screen: Screen, result: ProbeResult) -> None:
     if result.repeats:
         screen.note(f"{result.repeats:,} rows were left out: their text was there before, with the same label")
     if result.cut:
-        screen.note(f"of {result.cut:,} texts only the end was read: they are longer than the model's context")
+        screen.note(
+            f"of {result.cut:,} texts only the end was read: they are longer than the model (or --max-length) allows"
+        )
     screen.result()
     screen.result(_score_table(result))
     words = next(one for one in result.scores if one.input == "words")

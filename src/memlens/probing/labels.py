@@ -19,10 +19,11 @@ from memlens.stats import generator
 
 FEWEST = 20  # texts
 FEWEST_OF_CLASS = 5
-FEWEST_TESTED = 5
+FEWEST_LEARNT, FEWEST_TESTED = 10, 5
 MOST_CLASSES = 100
 _FEW_VALUES = 10  # of numbers that are still taken for names of classes
 _LARGEST = 1e100
+_LEAST_APART = 1e-100
 
 Source = str | os.PathLike[str]
 
@@ -48,6 +49,8 @@ class LabelledTexts:
         cuts = [min(max(round(test * len(rows)), 1), len(rows) - 2) for rows in groups]
         if sum(cuts) < FEWEST_TESTED:
             raise SettingError(f"{sum(cuts)} texts to test on say nothing; raise --test, or give more texts")
+        if (learnt := len(self.y) - sum(cuts)) < FEWEST_LEARNT:
+            raise SettingError(f"{learnt} texts to learn from say nothing; lower --test, or give more texts")
         train = np.concatenate([rows[cut:] for rows, cut in zip(drawn, cuts, strict=True)])
         return random.permutation(train), np.concatenate([rows[:cut] for rows, cut in zip(drawn, cuts, strict=True)])
 
@@ -128,6 +131,8 @@ def _of_numbers(texts: list[str], labels: list[Any], numbers: list[float | None]
         raise SettingError(f"{place}: a label of {largest:g} is too large to be squared; divide all by one number")
     if y.min() == y.max():
         raise SettingError(f"{place}: every label is {y[0]:g}; a probe needs labels that differ")
+    if (apart := float(np.ptp(y))) < _LEAST_APART:
+        raise SettingError(f"{place}: labels differ by {apart:g}, too little to be squared; multiply all by one number")
     return LabelledTexts(tuple(texts), y, ())
 
 
