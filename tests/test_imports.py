@@ -12,7 +12,7 @@ import pytest
 import memlens
 from memlens.index.reader import Index
 
-HEAVY = {"torch", "numba", "transformers", "pandas"}
+HEAVY = {"torch", "numba", "transformers", "pandas", "pydantic"}
 CODE = (
     "import sys; from memlens.cli import main; code = main(sys.argv[1:]); "
     "print(*sys.modules, file=sys.stderr); sys.exit(code)"

@@ -6,11 +6,13 @@ A verb is a function of the same name in the module that VERBS names; its docstr
 """
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import wraps
+from dataclasses import dataclass
+from functools import partial, wraps
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -25,6 +27,7 @@ from memlens.text import visible
 
 DONE, BUG, WRONG_INPUT = 0, 1, 2
 _LARGEST = 10**15  # of a whole number on the command line
+_WHOLE = re.compile("-?[0-9]{1,18}")
 _NARROWEST, _WIDEST = 10, 1000  # columns of a terminal
 
 
@@ -130,12 +133,36 @@ VERBS = {  # verb -> module of memlens.cli
 _UsageError: type[Any] = typer.BadParameter.__bases__[0]
 
 
-class _PlainHelp:
-    """Help without Python's types: an argument has its name and a switch takes no value."""
+@dataclass(frozen=True)
+class _Coercion:
+    """A word of the command line as a value: typer would import pydantic, which takes longer than most look-ups."""
+
+    slow: Callable[[], Any]  # typer's own
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """What is not given and what is text stay as they are, and whole numbers are read; the rest is typer's."""
+        kind, is_ranged = param.type_descriptor.annotation, param.type_descriptor.is_ranged
+        several = param.multiple or param.nargs != 1
+        if value is None:
+            return () if several else None
+        if kind in (str, int, float) and type(value) is kind and not several:
+            return value
+        if kind == list[str] and several and type(value) in (list, tuple) and all(type(one) is str for one in value):
+            return list(value)
+        if kind is int and type(value) is str and not (several or is_ranged) and _WHOLE.fullmatch(value):
+            return int(value)
+        return self.slow().coerce(value, param=param, ctx=ctx)
+
+
+class _PlainParameters:
+    """Parameters that are read without pydantic, and help without Python's types: an argument has its name, a switch
+    takes no value."""
 
     def get_params(self, context: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
         for one in parameters:
+            if hasattr(one, "get_runtime_param"):
+                one.get_runtime_param = partial(_Coercion, one.get_runtime_param)
             if one.param_type_name == "argument" or getattr(one, "is_flag", False):
                 one.display_type_rich = lambda ctx: None
             elif one.metavar is None:
@@ -143,11 +170,11 @@ class _PlainHelp:
         return parameters
 
 
-class _Command(_PlainHelp, TyperCommand):
+class _Command(_PlainParameters, TyperCommand):
     pass
 
 
-class _Group(_PlainHelp, TyperGroup):
+class _Group(_PlainParameters, TyperGroup):
     pass
 
 

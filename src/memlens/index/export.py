@@ -9,55 +9,67 @@ needs the model, is in neuronpedia.py.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from memlens.index.reader import Index
 from memlens.text import FORMULA
 
 _BYTES_AT_ONCE = 1 << 26  # of the sentences of all triggers, about
+_PIECES_AT_ONCE = 1 << 13  # that are written together
 _CONTROLS = re.compile("[\x7f-\x9f\u2028\u2029]")
 
-# Lines are made by the database: in Python each trigger would cost more than reading it. A prefix triggers several
-# memories, so what is written of it is made once; a line is the texts of its pieces in order.
+# An export is a sequence of pieces of text, which the database makes: in Python each trigger would cost more than
+# reading it. A prefix triggers several memories, so that its piece is made once: a trigger is a piece of its own
+# and that of its prefix.
 _PART = "layer BETWEEN $1 AND $2 AND memory >= $3 AND memory < $4"
+_PREFIX = "(sentence::UBIGINT << 32) + (position + 1)::UBIGINT AS prefix"  # BOS alone is at -1
 _PREFIXES = f"""
-prefixes AS (
+SELECT {_PREFIX}, PIECE AS text
+FROM (
     SELECT t.sentence, t.position, t.next_token, v.text AS next_text, c.text AS whole,
-           CASE WHEN t.position > 0 THEN c.ends[t.position] ELSE 0 END AS begins,  -- BOS alone, at -1, has no text
+           CASE WHEN t.position > 0 THEN c.ends[t.position] ELSE 0 END AS begins,  -- BOS alone has no text
            CASE WHEN t.position >= 0 THEN c.ends[t.position + 1] ELSE 0 END AS stops
     FROM (SELECT sentence, position, any_value(next_token) AS next_token FROM {{triggers}} WHERE {_PART}
           GROUP BY sentence, position) t
     JOIN {{corpus}} c USING (sentence) LEFT JOIN {{vocabulary}} v ON v.token = t.next_token
 )"""
-_RECORDS = f"""
-WITH {_PREFIXES}, shown AS (
-    SELECT sentence, position, substr(to_json(struct_pack(
+_MEMORY = "(layer::BIGINT << 32) + memory"
+_TRIGGERS = f"""
+SELECT ({_MEMORY}) * 2 + ("end" <> 'top')::BIGINT AS end_of_memory, rank::BIGINT AS rank, {_PREFIX}, PIECE AS text
+FROM {{triggers}} WHERE {_PART}"""
+_MEMORIES = f"SELECT {_MEMORY} AS memory, PIECE AS text FROM {{memories}} WHERE {_PART} ORDER BY layer, memory"
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """The pieces of a format as SQL; NAME in it is the name of a memory."""
+
+    prefix: str
+    trigger: str
+    memory: str | None = None  # before its triggers, if anything is
+    between: str = ""  # the top and the bottom triggers
+    after: str = ""  # all triggers of a memory
+
+
+_JSONL = _Layout(
+    prefix="""substr(to_json(struct_pack(
         prefix := struct_pack(sentence := sentence, position := position),
         before := left(whole, begins), token := substr(whole, begins + 1, stops - begins),
-        after := substr(whole, stops + 1), next_token := next_token, next_text := next_text))::VARCHAR, 2) AS prefix
-    FROM prefixes
-), pieces AS (
-    SELECT layer, memory, 0 AS place, 0 AS rank, left(to_json(struct_pack(
+        after := substr(whole, stops + 1), next_token := next_token, next_text := next_text))::VARCHAR, 2)""",
+    trigger="""concat(CASE WHEN rank > 0 THEN ',' END, '{{"rank":', rank,
+        ',"coefficient":', to_json(coefficient::DOUBLE), ',')""",
+    memory="""left(to_json(struct_pack(
         name := NAME, layer := layer, memory := memory, max := max, min := min,
         mean := mean, frequency := frequency, dead := dead, histogram := histogram,
-        triggers := struct_pack(top := [])))::VARCHAR, -3) AS text
-    FROM {{memories}} WHERE {_PART}
-    UNION ALL
-    SELECT layer, memory, CASE "end" WHEN 'top' THEN 1 ELSE 3 END, rank,
-           concat(CASE WHEN rank > 0 THEN ',' END, left(to_json(struct_pack(rank := rank,
-           coefficient := coefficient::DOUBLE))::VARCHAR, -1), ',', prefix)
-    FROM {{triggers}} JOIN shown USING (sentence, position) WHERE {_PART}
-    UNION ALL SELECT layer, memory, 2, 0, '],"bottom":[' FROM {{memories}} WHERE {_PART}
-    UNION ALL SELECT layer, memory, 4, 0, ']}}}}}}}}' || chr(10) FROM {{memories}} WHERE {_PART}
-)
-SELECT text FROM pieces ORDER BY layer, memory, place, rank
-"""
-CSV_COLUMNS = (
-    *("name", "layer", "memory", "end", "rank", "coefficient", "sentence", "position", "next_token", "next_text"),
-    *("token", "text"),
+        triggers := struct_pack(top := [])))::VARCHAR, -3)""",
+    between='],"bottom":[',
+    after="]}}\n",
 )
 
 
@@ -68,16 +80,16 @@ def _cell(text: str) -> str:
     return f"""concat('"', replace({harmless}, '"', '""'), '"')"""
 
 
-_ROWS = f"""
-WITH {_PREFIXES}, shown AS (
-    SELECT sentence, position, concat_ws(',', coalesce(next_token::VARCHAR, '""'), {_cell("next_text")},
-           {_cell("substr(whole, begins + 1, stops - begins)")}, {_cell("left(whole, stops)")}) AS prefix
-    FROM prefixes
+CSV_COLUMNS = (
+    *("name", "layer", "memory", "end", "rank", "coefficient", "sentence", "position", "next_token", "next_text"),
+    *("token", "text"),
 )
-SELECT concat('"', NAME, '",', layer, ',', memory, ',"', "end", '",', rank, ',', coefficient::DOUBLE,
-              ',', sentence, ',', position, ',', prefix, chr(10)) AS text
-FROM {{triggers}} JOIN shown USING (sentence, position) WHERE {_PART} ORDER BY layer, memory, "end" DESC, rank
-"""
+_CSV = _Layout(
+    prefix=f"""concat(concat_ws(',', coalesce(next_token::VARCHAR, '""'), {_cell("next_text")},
+        {_cell("substr(whole, begins + 1, stops - begins)")}, {_cell("left(whole, stops)")}), chr(10))""",
+    trigger="""concat('"', NAME, '",', layer, ',', memory, ',"', "end", '",', rank, ',', coefficient::DOUBLE,
+        ',', sentence, ',', position, ',')""",
+)
 
 
 class Sink(Protocol):
@@ -98,11 +110,61 @@ def _parts(index: Index) -> Iterator[list[int]]:
             yield [layers[0], layers[-1], first, first + most]
 
 
-def _texts(index: Index, query: str) -> Iterator[pa.Array]:
-    """The texts of a query in pieces, in the order of the index; NAME in it is that of a memory."""
+def _texts(index: Index, layout: _Layout) -> Iterator[pa.Buffer]:
+    """The text of an export piece by piece, in the order of the index."""
     names = " ".join(f"WHEN {layer} THEN {index.names.sql(layer, 'memory')}" for layer in index.layers)
-    query = query.replace("NAME", f"CASE layer {names} END")
-    return (batch.column(0) for part in _parts(index) for batch in index.batches(query, part) if len(batch))
+    name = f"CASE layer {names} END"
+
+    def read(query: str, piece: str, part: list[int]) -> list[pa.RecordBatch]:
+        return list(index.batches(query.replace("PIECE", piece.replace("NAME", name)), part))
+
+    for part in _parts(index):
+        prefixes, triggers = read(_PREFIXES, layout.prefix, part), read(_TRIGGERS, layout.trigger, part)
+        memories = [] if layout.memory is None else read(_MEMORIES, layout.memory, part)
+        borders = index.batches("SELECT unnest([$1, $2]) AS text", [layout.between, layout.after])
+        pieces = [batch.column("text") for batch in (*triggers, *prefixes, *memories, *borders)]
+        yield from _in_order(pieces, _order(triggers, prefixes, memories))
+
+
+def _order(
+    triggers: list[pa.RecordBatch], prefixes: list[pa.RecordBatch], memories: list[pa.RecordBatch]
+) -> NDArray[np.int64]:
+    """The numbers of all pieces as they are written, where those of triggers come first and `between` is next to last.
+
+    A memory's own pieces go before its top triggers, before its bottom triggers, and before the next memory.
+    """
+    ends, known, own = _column(triggers, "end_of_memory"), _column(prefixes, "prefix"), _column(memories, "memory")
+    sorted_rows = np.lexsort((_column(triggers, "rank"), ends))
+    rows = len(ends) + _places(known, _column(triggers, "prefix")[sorted_rows])
+    pairs = np.column_stack([sorted_rows, rows]).ravel()
+    first = len(ends) + len(known)
+    around = np.empty((len(own), 3), np.int64)
+    around[:, 0] = first + np.arange(len(own))
+    around[:, 1:] = first + len(own) + np.arange(2)
+    places = np.searchsorted(ends[sorted_rows], (own * 2)[:, None] + np.arange(3))
+    return np.insert(pairs, 2 * places.ravel(), around.ravel())
+
+
+def _column(batches: Sequence[pa.RecordBatch], name: str) -> NDArray[np.int64]:
+    """A column of 64-bit numbers, of no row where there is no batch; pyarrow's to_numpy would import pandas."""
+    columns = [batch.column(name) for batch in batches]
+    views = [np.frombuffer(one.buffers()[1], np.int64, len(one), 8 * one.offset) for one in columns]
+    return np.concatenate([np.empty(0, np.int64), *views])
+
+
+def _places(known: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each wanted number its place among the known ones, which are all different."""
+    order = np.argsort(known)
+    return order[np.searchsorted(known[order], wanted)]
+
+
+def _in_order(pieces: Sequence[pa.Array], order: NDArray[np.int64]) -> Iterator[pa.Buffer]:
+    """The bytes of pieces of text one after another, some thousand at a time."""
+    texts = pa.concat_arrays([piece.cast(pa.large_string()) for piece in pieces])  # 2 GB are a limit of the short kind
+    for first in range(0, len(order), _PIECES_AT_ONCE):
+        chosen = order[first : first + _PIECES_AT_ONCE]
+        numbers = pa.Array.from_buffers(pa.int64(), len(chosen), [None, pa.py_buffer(chosen)])  # of numpy's memory
+        yield texts.take(numbers).buffers()[2]
 
 
 def export_jsonl(index: Index, sink: Sink) -> int:
@@ -110,8 +172,7 @@ def export_jsonl(index: Index, sink: Sink) -> int:
     # Every text is of the corpus, so one look at it saves looking at each line.
     query = f"SELECT 1 AS found FROM {{corpus}} WHERE regexp_matches(text, '{_CONTROLS.pattern}') LIMIT 1"
     has_controls = bool(index.sql(query))
-    for piece in _texts(index, _RECORDS):
-        data = piece.buffers()[2]
+    for data in _texts(index, _JSONL):
         sink.write(escaped(data.to_pybytes().decode()).encode() if has_controls else data)
     return sum(map(index.memories, index.layers))
 
@@ -124,11 +185,9 @@ def escaped(line: str) -> str:
 def export_csv(index: Index, sink: Sink) -> int:
     """One row per trigger below a row of column names; the number of triggers comes back."""
     sink.write(",".join(f'"{name}"' for name in CSV_COLUMNS).encode() + b"\n")
-    rows = 0
-    for piece in _texts(index, _ROWS):
-        sink.write(piece.buffers()[2])
-        rows += len(piece)
-    return rows
+    for data in _texts(index, _CSV):
+        sink.write(data)
+    return int(index.sql("SELECT count(*) AS n FROM {triggers}")[0]["n"])
 
 
 # How a file of each format begins: what is told from it is replaced by a new export, all else is somebody's own.
