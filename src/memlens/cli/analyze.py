@@ -27,6 +27,7 @@ from memlens.cli.options import (
     Threads,
     Validation,
     Verbose,
+    refuse_unused_column,
     setting,
     with_settings,
 )
@@ -62,6 +63,7 @@ def analyze(
 ) -> None:
     """Do everything: scan, values, patterns, experiments and report. Interrupted, it continues."""
     screen = Screen(as_json, quiet, verbose)
+    refuse_unused_column(options, [*corpus, *(validation or ())])
     with ScanProgress(screen) as progress:
         try:
             analysis = memlens.analyze(

@@ -11,7 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Validation, Verbose, with_settings
+from memlens.cli.options import (
+    IndexFolder,
+    Json,
+    ModelNow,
+    Quiet,
+    Validation,
+    Verbose,
+    refuse_unused_column,
+    with_settings,
+)
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.settings import CorpusSettings, RunSettings, SampleSettings, option_name
@@ -49,6 +58,8 @@ def experiment(
             raise SettingError(f"{option_name(given)} counts for experiments that are named; name some, or all")
         _list(screen, opened)
         return
+    if validation:
+        refuse_unused_column(options, validation)
     skipped: dict[str, str] = {}
     with ScanProgress(screen) as progress:
         from memlens.experiments.registry import find_experiments

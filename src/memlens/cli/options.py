@@ -1,7 +1,7 @@
 """Options of the command line: those that several verbs share, and those made from the settings of a stage."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import wraps
 from typing import Annotated, Any, get_args, get_type_hints
@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 
 from memlens.errors import SettingError
-from memlens.settings import RUN, RunSettings, option_name
+from memlens.settings import RUN, RunSettings, is_hub_source, option_name
 
 Verb = Callable[..., None]
 
@@ -76,6 +76,17 @@ def refuse_unused(given: Mapping[str, Any], why: str) -> None:
     for option, value in given.items():
         if value is not None and value is not False:
             raise SettingError(f"{option} {why}; leave it out")
+
+
+def refuse_unused_column(options: Mapping[str, Any], sources: Iterable[str]) -> None:
+    """Refuse --column where no source has columns."""
+    from memlens.corpus.files import list_files
+
+    def has_columns(source: str) -> bool:
+        return is_hub_source(source) or any(file.kind != ".txt" for file in list_files(source))
+
+    if options.get("column") and not any(map(has_columns, sources)):
+        refuse_unused({"--column": True}, "names a field of .jsonl, .parquet and hf:, but the text has none of these")
 
 
 def with_settings(*settings: type) -> Callable[[Verb], Verb]:

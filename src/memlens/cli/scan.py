@@ -8,7 +8,19 @@ from rich.table import Table
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import Corpus, Device, Dtype, Json, Model, Out, Quiet, Resume, Verbose, with_settings
+from memlens.cli.options import (
+    Corpus,
+    Device,
+    Dtype,
+    Json,
+    Model,
+    Out,
+    Quiet,
+    Resume,
+    Verbose,
+    refuse_unused_column,
+    with_settings,
+)
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings
 from memlens.text import visible
@@ -32,6 +44,7 @@ def scan(
 ) -> None:
     """Find the exact top triggers of every memory in a corpus, in one pass."""
     screen = Screen(as_json, quiet, verbose)
+    refuse_unused_column(options, corpus)
     with ScanProgress(screen) as progress:
         from memlens.index.staging import can_continue, continued_elsewhere
 
