@@ -18,7 +18,6 @@ if TYPE_CHECKING:
         compare,
         experiment,
         merge,
-        open_index,
         patterns,
         pull,
         push,
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
         values,
     )
     from memlens.errors import MemlensError
-    from memlens.index.reader import Index
+    from memlens.index.reader import Index, open_index
     from memlens.memory import MemoryId, Prefix, Trigger
     from memlens.models.load import load
     from memlens.models.memory_model import MemoryModel
@@ -48,11 +47,11 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "memlens.api": (
-        *("chart", "check", "compare", "experiment", "merge", "open_index", "patterns", "pull", "push", "report"),
+        *("chart", "check", "compare", "experiment", "merge", "patterns", "pull", "push", "report"),
         *("roles", "scan", "site", "values"),
     ),
     "memlens.errors": ("MemlensError",),
-    "memlens.index.reader": ("Index",),
+    "memlens.index.reader": ("Index", "open_index"),
     "memlens.memory": ("MemoryId", "Prefix", "Trigger"),
     "memlens.models.load": ("load",),
     "memlens.models.memory_model": ("MemoryModel",),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, overload
 from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.files import refuse_inside_others
 from memlens.index.layout import REPORT, is_complete, located
-from memlens.index.reader import Index
+from memlens.index.reader import Index, open_index
 from memlens.parallel import Progress, no_progress
 from memlens.settings import (
     CorpusSettings,
@@ -159,11 +159,6 @@ def chart(index: Index | Source, experiment: str) -> Any:
     joined = alt.hconcat(*drawn)
     joined.config = config
     return joined
-
-
-def open_index(folder: Source) -> Index:
-    """An index that a scan has completed."""
-    return Index(Path(folder))
 
 
 def push(index: Index | Source, repo: str, *, private: bool = False, progress: Progress = no_progress) -> Pushed:
@@ -362,10 +357,10 @@ def _threads(run: RunSettings) -> int:
 
 def _opened(index: Index | Source) -> Index:
     """The index as it is now, for one stage."""
-    if not isinstance(index, Index):
-        return Index(Path(index))
-    index.take_up()
-    return index
+    opened = open_index(index)
+    if opened is index:
+        opened.take_up()
+    return opened
 
 
 def _made(folder: Path, plan: Mapping[str, Any]) -> Index:

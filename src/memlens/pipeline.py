@@ -30,7 +30,7 @@ from memlens.experiments.registry import EXPERIMENTS as KNOWN, find_experiments
 from memlens.experiments.run import is_made
 from memlens.experiments.verdicts import APPEARS, VERDICTS
 from memlens.index.layout import EXPERIMENTS, KEYS, NAMES, PATTERNS, ROUTERS, TOKENS, VALUES, Manifest, is_complete
-from memlens.index.reader import Index
+from memlens.index.reader import Index, open_index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
@@ -314,7 +314,7 @@ def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
     """The samples, or those in the folder where they are larger: somebody may have waited for them."""
     if not is_complete(folder):
         return prefixes, edited
-    manifest = api.open_index(folder).manifest
+    manifest = open_index(folder).manifest
     counts = {one.name: manifest.experiment(one.name).sample or 0 for one in find_experiments(["all"])}
     on_prefixes = [counts[one.name] for one in find_experiments(["all"]) if one.on_prefixes]
     return max(prefixes, *on_prefixes), max(edited, counts["local-edits"])
@@ -364,7 +364,7 @@ def repair(
     is done and the error says what to do.
     """
     wrong = api.check(index, progress=progress).to_make_again()
-    opened = api.open_index(index.folder if isinstance(index, Index) else index)
+    opened = open_index(index.folder if isinstance(index, Index) else index)
     noted = opened.manifest
     if {VALUES, KEYS, ROUTERS, TOKENS} & {*wrong}:
         was = noted.values

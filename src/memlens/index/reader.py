@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from itertools import islice
+from os import PathLike
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -53,11 +54,8 @@ def trigger_of(row: dict[str, Any], sentence: dict[str, Any], vocabulary: Sequen
 
 _ROWS_AT_ONCE = 8192
 _MADE_BY = dict.fromkeys(("values", "keys", "routers", "tokens"), "memlens values")
-_MADE_BY |= dict.fromkeys(("patterns", "names"), "memlens patterns") | {
-    "experiments": "memlens experiment",
-    "roles": "memlens roles",
-    "effects": "memlens roles --effects",
-}
+_MADE_BY |= dict.fromkeys(("patterns", "names"), "memlens patterns")
+_MADE_BY |= {"experiments": "memlens experiment", "roles": "memlens roles", "effects": "memlens roles --effects"}
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,8 @@ class Index:
         path = self.folder / f"{table}.parquet"
         if not self.has(table):
             command = _MADE_BY.get(table.split("/")[0])
-            advice = (
-                f"run `{command} {self.folder}` first" if command else "the index is damaged: scan again with --fresh"
-            )
+            damaged = "the index is damaged: scan again with --fresh"
+            advice = f"run `{command} {self.folder}` first" if command else damaged
             raise IndexFolderError(f"{self.folder} has no table '{table}'; {advice}")
         self._verify(path.relative_to(self.folder).as_posix())
         return path
@@ -277,8 +274,7 @@ class Index:
         rows = self.rows_of("memories", [name])[name]
         if not rows:
             raise IndexFolderError(f"{self.folder} has no row for {name}; see what is damaged with `memlens check`")
-        row = rows[0]
-        numbers = {key: row[key] for key in ("max", "min", "mean", "frequency", "dead", "histogram")}
+        numbers = {key: rows[0][key] for key in ("max", "min", "mean", "frequency", "dead", "histogram")}
         return MemoryFacts(name, **numbers)
 
     def triggers(self, memory: str | MemoryId, end: str = "top", limit: int | None = None) -> TriggerList:
@@ -431,6 +427,11 @@ class TableNames(dict[str, str]):
         if verified is not None:
             self.read[table] = verified[1]
         return source
+
+
+def open_index(index: Index | str | PathLike[str]) -> Index:
+    """An index that a scan has completed, by its folder or `hf:OWNER/NAME`; an open one comes back as it is."""
+    return index if isinstance(index, Index) else Index(Path(index))
 
 
 def _why_not_an_index(folder: Path) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memlens.errors import SettingError, UnknownName
-from memlens.index.reader import Index
+from memlens.index.reader import Index, open_index
 from memlens.index.search import SearchQuery, ValueHit, search_values
 from memlens.memory import ExpertId, MemoryId
 from memlens.models.groups import MemoryGroup
@@ -27,7 +27,6 @@ from memlens.tracer.prompt import (
     check_count,
     check_number,
     check_top,
-    open_index,
     open_model,
     read_prompt,
     read_token,

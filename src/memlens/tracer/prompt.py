@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memlens.errors import CorpusError, ModelError, ModelNotFound, SettingError, UnknownName
 from memlens.index.layout import MANIFEST, PARTIAL
-from memlens.index.reader import Index
+from memlens.index.reader import Index, open_index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
 from memlens.settings import HUB
@@ -135,11 +135,6 @@ def open_model(
     if opened is not None:
         check_index(loaded, opened)
     return loaded, own if opened is None else opened
-
-
-def open_index(index: Index | str | os.PathLike[str]) -> Index:
-    """An index as it is, or by its folder."""
-    return index if isinstance(index, Index) else Index(Path(index))
 
 
 def _as_index(model: Any) -> Index | None:
