@@ -1,12 +1,14 @@
-"""`local-edits` and the pass over prefixes with one process and with two workers: the ratio by the clock, equal bytes.
+"""`local-edits` and the pass over prefixes with one process and with two workers: the ratio, and equal bytes.
 
     python benchmarks/edits.py INDEX [--model MODEL] [--workers 2] [--sample 100]      # an index that has values
 
-Every process has one thread. Starting workers (libraries, the model) is in the time, as it is for who waits. On a
-machine that does anything else the ratio says nothing: run it on an idle one.
+Every process has one thread. Starting workers (libraries, the model) is in the time, as it is for who waits. There are
+two ratios: by the clock, which says nothing on a machine that does anything else, and by processor time, of one process
+to the busiest of several. The second is what the first would be on idle cores, if no process waited for another.
 """
 
 import argparse
+import resource
 import shutil
 import time
 from pathlib import Path
@@ -17,15 +19,28 @@ import memlens
 NAMES = {"local-edits": ("local-edits",), "refinement": ("prefixes", "prefix-layers", "refinement")}
 
 
-def run(index: Path, name: str, sample: int, model: str | None, workers: int) -> tuple[float, list[bytes]]:
-    """Seconds by the clock, and the tables."""
+def busy(whose: int) -> float:
+    """Processor seconds so far: of this process, or of children that have ended."""
+    used = resource.getrusage(whose)
+    return used.ru_utime + used.ru_stime
+
+
+def run(
+    index: Path, name: str, sample: int, model: str | None, workers: int
+) -> tuple[float, tuple[float, float], list[bytes]]:
+    """Seconds by the clock, processor seconds of this process and of each other one on average, and the tables."""
     with TemporaryDirectory() as scratch:
         copy = shutil.copytree(index, Path(scratch) / "index")
         shutil.rmtree(copy / "experiments", ignore_errors=True)
-        began = time.monotonic()
+        began, here, there = time.monotonic(), busy(resource.RUSAGE_SELF), busy(resource.RUSAGE_CHILDREN)
         memlens.experiment(copy, name, model=model, sample=sample, threads=1, workers=workers)
-        seconds = time.monotonic() - began
-        return seconds, [(copy / "experiments" / f"{table}.parquet").read_bytes() for table in NAMES[name]]
+        seconds, here = time.monotonic() - began, busy(resource.RUSAGE_SELF) - here
+        there = (busy(resource.RUSAGE_CHILDREN) - there) / max(workers - 1, 1)  # the driver is one of the workers
+        return (
+            seconds,
+            (here, there),
+            [(copy / "experiments" / f"{table}.parquet").read_bytes() for table in NAMES[name]],
+        )
 
 
 def main() -> None:
@@ -38,10 +53,14 @@ def main() -> None:
     for name in NAMES:
         sample = given.sample if name == "local-edits" else 40 * given.sample
         run(given.index, name, 2, given.model, 1)  # libraries are imported, loops compiled
-        one, here = run(given.index, name, sample, given.model, 1)
-        more, there = run(given.index, name, sample, given.model, given.workers)
+        one, alone, here = run(given.index, name, sample, given.model, 1)
+        more, shared, there = run(given.index, name, sample, given.model, given.workers)
         same = "the same bytes" if here == there else "OTHER BYTES"
         print(f"{name}: {one:.1f} s, with {given.workers} workers {more:.1f} s: {one / more:.2f} x (goal 1.7); {same}")
+        print(
+            f"  processor time: {alone[0]:.1f} s; {shared[0]:.1f} s here and {shared[1]:.1f} s in a worker process: "
+            f"{alone[0] / max(shared):.2f} x"
+        )
 
 
 if __name__ == "__main__":

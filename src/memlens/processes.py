@@ -38,6 +38,13 @@ _PROGRAM = (
 )
 
 
+def usable_cores() -> int:
+    """The cores this process may use; the default number of threads."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def leave_signals_to_driver() -> None:
     """Ignore Ctrl-C and the like in this worker: the driver says when to stop."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -180,8 +187,11 @@ class ProcessMap:
 
     A worker gets the `order` and says READY, then gets (number, item) and answers (ANSWER, number, answer). An item
     whose worker died goes to another one, a few times. `most` bounds the sum of the items' sizes as `size_of` tells
-    them, of items that wait and of answers that nobody has taken yet; one item is always let in.
+    them, of items that wait and of answers that nobody has taken yet; one item is always let in. `workers` counts
+    this process, too, where a subclass lets it answer items (`answer_here`, and `here` is 1).
     """
+
+    here = 0  # workers that are this process
 
     def __init__(
         self,
@@ -218,10 +228,23 @@ class ProcessMap:
                 yield self.answers.pop(following)
                 following += 1
             elif self.waiting:
-                listen(self.workers, self.hear, self._remove, LOOK)
+                listen(self.workers, self.hear, self._remove, 0 if self._work_here() else LOOK)
                 self.look()
             else:
                 return
+
+    def _work_here(self) -> bool:
+        """Answer one item that no worker has, where this process does so."""
+        if not self.here or not self.unassigned:
+            return False
+        number = self.unassigned.popleft()
+        self.answers[number] = self.answer_here(self.waiting[number])
+        del self.waiting[number]
+        return True
+
+    def answer_here(self, item: Any) -> Any:
+        """The answer, computed in this process."""
+        raise NotImplementedError
 
     def _supply(self, given: Iterator[tuple[int, Any]]) -> None:
         """Take some items more, start workers for them, and give workers that have too few."""
@@ -232,7 +255,8 @@ class ProcessMap:
             self.waiting[number], self.sizes[number] = item, self.size_of(item)
             self.unassigned.append(number)
         # All begin before the first gets its order, which waits until that has imported what it needs.
-        for worker in [self._start() for _ in range(min(self.size, len(self.waiting)) - len(self.workers))]:
+        lacking = min(self.size, len(self.waiting)) - self.here - len(self.workers)
+        for worker in [self._start() for _ in range(lacking)]:
             with suppress(BrokenPipeError, ConnectionResetError):
                 worker.connection.send_bytes(self.order(worker.number))
         for worker in self.workers:

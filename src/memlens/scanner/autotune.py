@@ -18,6 +18,7 @@ from memlens.corpus.files import list_files
 from memlens.errors import SettingError
 from memlens.models.info import ModelSizes
 from memlens.models.memory_model import MemoryModel
+from memlens.processes import usable_cores
 from memlens.scanner.layer import LayerScan
 from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.state import BatchRange, LayerShape, shapes_of
@@ -47,13 +48,6 @@ class ScanEstimate:
     @property
     def memory_bytes(self) -> int:
         return self.weights_bytes + self.lists_bytes + self.batch_bytes
-
-
-def usable_cores() -> int:
-    """The cores this process may use; the default number of threads."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def estimate_scan(

@@ -2,7 +2,7 @@
 
 The driver sends a worker the model's recipe and its threads, then the work of a map (pickled) and its items. Workers
 stay for the next map and end with `close`. Answers come in the order of the items, so that nobody can tell how many
-workers there were.
+workers there were. The driver is one of the workers: it has the model, so that work begins while others start.
 """
 
 import os
@@ -61,13 +61,19 @@ def _answer_all(connection: Connection, model: MemoryModel) -> None:
 
 
 class LocalMapper(ProcessMap):
-    """The Mapper on processes of this machine; `close` ends them."""
+    """The Mapper on processes of this machine, of which this is one; `close` ends the others.
+
+    The caller has set torch's threads to `threads`, which last bits depend on.
+    """
+
+    here = 1
 
     def __init__(self, model: MemoryModel, workers: int, threads: int) -> None:
         super().__init__(__name__, workers)
         self.model, self.threads = model, threads
         self.recipe = ModelRecipe.of(model, model.fingerprint())
         self.work = b""
+        self.work_here: Callable[[MemoryModel, Any], Any] | None = None
 
     def order(self, number: int) -> bytes:
         return pickle.dumps((os.getpid(), self.recipe, self.threads, number))
@@ -75,8 +81,12 @@ class LocalMapper(ProcessMap):
     def message(self, number: int) -> Any:
         return ITEM, super().message(number)
 
+    def answer_here(self, item: Any) -> Any:
+        assert self.work_here is not None
+        return self.work_here(self.model, item)
+
     def map(self, work: Callable[[MemoryModel, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        self.work = pickle.dumps(work)
+        self.work, self.work_here = pickle.dumps(work), work
         for worker in self.workers:
             worker.send((WORK, self.work))
         try:
