@@ -84,6 +84,17 @@ def test_what_is_compiled_is_kept_in_the_users_folder_where_the_package_cannot_b
         assert list(cache.rglob("*.nbc"))
 
 
+def test_it_can_be_told_whether_a_function_is_kept_as_its_sources_are_now(tmp_path: Path) -> None:
+    module = tmp_path / "part.py"
+    asked = MODULE.replace(
+        'print("ready"', 'from memlens.loop_sources import is_kept\nkept = is_kept(halves)\nprint("ready"'
+    )
+    module.write_text(asked.replace("print(halves(", "print(kept * 10 + halves("))
+    assert [results([start(module)])[0][0] for _ in range(2)] == ["1.5", "11.5"]
+    module.write_text(f"{module.read_text()}\n# changed")
+    assert results([start(module)])[0][:2] == ("1.5", 1)
+
+
 def test_processes_that_begin_together_compile_once(tmp_path: Path) -> None:
     module = tmp_path / "part.py"
     module.write_text(MODULE)

@@ -64,6 +64,26 @@ def test_what_is_left_goes_down_with_the_clock_and_learns_from_stages_that_are_d
     assert left.seconds() == 0
 
 
+def test_two_stages_that_are_worked_on_together_are_over_together() -> None:
+    now = [0.0]
+    left = TimeLeft(AnalysisEstimate({"patterns": 10.0, "experiments": 20.0, "report": 5.0}), lambda: now[0])
+    left.begin("patterns")
+    left.join("experiments")
+    now[0] += 6
+    assert left.seconds() == 24 + 5
+    now[0] += 9
+    left.end()
+    assert left.seconds() == 2.5, "half of what was foreseen for the two"
+    left.begin("experiments")
+    assert left.seconds() == 2.5
+
+
+def test_compiling_is_told_apart_where_it_takes_long() -> None:
+    stages = {"scan": 60.0}
+    assert "compiling" not in AnalysisEstimate(stages, 1.0).in_words()
+    assert AnalysisEstimate(stages, 14.0).in_words().endswith(", and about 14 s more for compiling, this once")
+
+
 def test_the_bar_of_an_analysis_shows_what_is_left_of_all_stages_and_keeps_it_up_to_date() -> None:
     now, screen = [0.0], Screen()
     screen.err = Console(file=io.StringIO(), force_terminal=True, width=160)

@@ -7,8 +7,10 @@ Measured here: the speed of a scan of random tokens, and of a product with the o
     patterns      PATTERN_SECONDS per memory
     experiments   the tokens of edited prefixes, and two products per layer and one more for every sampled prefix
     report        REPORT_SECONDS
+    compiling     what the scan's loops have taken to be made or loaded before, times LOOPS_LEFT
 
-What it takes to read the model and to compile loops on a first run is not in it.
+What it takes to read the model is not in it. Compiling is told where it takes MENTIONED seconds or more, which it does
+where loops are not kept from an earlier run; a folder of kept loops that has those of a scan alone is not noticed.
 """
 
 import math
@@ -20,6 +22,8 @@ import torch
 
 from memlens.index.build import layers_to_scan, longest_sentence
 from memlens.models.memory_model import MemoryModel
+from memlens.parallel import seconds_compiling
+from memlens.scanner.ahead import seconds_ahead
 from memlens.scanner.autotune import estimate_scan, tokens_about
 from memlens.settings import CorpusSettings, ScanSettings, is_hub_source
 from memlens.text import duration
@@ -31,6 +35,9 @@ REPORT_SECONDS = 7.0
 # 100, which share more; but batches are smaller than those of a scan, and slower.
 TRIGGERS, EDITED_TOKENS = 50, 30
 PREFIX_TOKENS = 24  # that are run for a sampled prefix
+# Loops of later stages take so many times as long to compile as a scan's (14 s and 9 s by the compiler's events).
+LOOPS_LEFT = 1.5
+MENTIONED = 2.0  # seconds
 _ROWS, _COLUMNS = 256, 8192  # of the measured product
 
 
@@ -39,10 +46,14 @@ class AnalysisEstimate:
     """About the seconds of every stage, in the order of the stages."""
 
     seconds: Mapping[str, float]
+    compiling: float = 0.0  # seconds, of loops that are not compiled yet, on a first run
 
     def in_words(self) -> str:
         stages = ", ".join(f"{name} {duration(seconds)}" for name, seconds in self.seconds.items())
-        return f"this takes about {duration(sum(self.seconds.values()))} here ({stages})"
+        words = f"this takes about {duration(sum(self.seconds.values()))} here ({stages})"
+        if self.compiling < MENTIONED:
+            return words
+        return f"{words}, and about {duration(self.compiling)} more for compiling, this once"
 
 
 def estimate_analysis(
@@ -64,7 +75,9 @@ def estimate_analysis(
     if settings.max_tokens is None and any(is_hub_source(source) for source in corpus.sources):
         return None
     together = min(max(layer_budget or len(layers), 1), len(layers))
+    before = seconds_compiling()
     rate = estimate_scan(model, replace(settings, max_tokens=None), layers=layers[:together]).tokens_per_second
+    compiling = max(seconds_compiling() - before, seconds_ahead())
     memories = sum(model.layers[layer].memories for layer in layers)
     products = _seconds_of_product(model)
     edits = len(layers) * edited * TRIGGERS * EDITED_TOKENS
@@ -75,7 +88,8 @@ def estimate_analysis(
             "patterns": memories * PATTERN_SECONDS,
             "experiments": (edits + prefixes * PREFIX_TOKENS) / rate + prefixes * (2 * len(layers) + 1) * products,
             "report": REPORT_SECONDS,
-        }
+        },
+        compiling * LOOPS_LEFT,
     )
 
 
@@ -102,6 +116,10 @@ class TimeLeft:
 
     def begin(self, stage: str) -> None:
         self._stage, self._began = stage, self.clock()
+
+    def join(self, stage: str) -> None:
+        """Another stage is worked on together with the one that has begun: both take what was foreseen of the two."""
+        self.expected[self._stage] = self.expected.get(self._stage, 0.0) + self.expected.pop(stage, 0.0)
 
     def end(self, kept: bool = False) -> None:
         """The stage is over; one that was complete already says nothing of the speed."""

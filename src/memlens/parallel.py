@@ -27,7 +27,7 @@ from pickle import UnpicklingError
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
-from memlens.loop_sources import LOOPS, sources_of
+from memlens.loop_sources import LOOPS, stamp_
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -53,16 +53,11 @@ def compiled(function: Callable[..., Any]) -> Any:
     LOOPS.add(function)
     if made is function:  # NUMBA_DISABLE_JIT
         return function
-    file: Any = getattr(made._cache, "_cache_file", None)
-    compile_, is_stamped = made.compile, False
+    compile_ = made.compile
 
     def compile_in_turn(signature: Any) -> Any:
-        nonlocal is_stamped
         with _turn_in(made.stats.cache_path):
-            if not is_stamped:  # now, when also what stands below the function in its file is known
-                is_stamped = True
-                if hasattr(file, "_source_stamp"):  # numba's own, which may have another name some day
-                    file._source_stamp = (file._source_stamp, *sources_of(function))
+            stamp_(made)
             try:
                 return compile_(signature)
             except (AttributeError, ImportError, EOFError, UnpicklingError):
@@ -78,18 +73,27 @@ _turns: list[str] = []  # folders of functions that are being compiled, the oute
 _TURN_SECONDS = 0.05  # between two tries
 _MOST_SECONDS = 120.0  # far longer than any function takes: who holds the lock has been stopped (Ctrl-Z) or hangs
 _given_up = set[str]()  # folders whose lock was not to be had for so long; nobody waits for it a second time
+_spent = 0.0  # seconds by the clock, of the outermost functions
+
+
+def seconds_compiling() -> float:
+    """Seconds that compiled functions of this process have taken so far to be made, or loaded where they are kept."""
+    return _spent
 
 
 @contextmanager
 def _turn_in(folder: str) -> Iterator[None]:
     """Wait until no other process compiles for the same folder, but not for ever."""
+    global _spent
     with _COMPILING:
+        began = time.monotonic()
         descriptor = _lock(folder) if not _turns else None
         _turns.append(folder)
         try:
             yield
         finally:
             _turns.pop()
+            _spent += 0.0 if _turns else time.monotonic() - began
             if descriptor is not None:
                 os.close(descriptor)
 

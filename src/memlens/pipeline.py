@@ -8,6 +8,9 @@ Both can be interrupted anywhere and called again. A stage that is complete for 
     experiments   each one: same seed, sample and validation text, made from the values that are there now, whole
     report        always made again, which takes seconds
 
+With more than one thread patterns are found in a process of their own (they keep one core busy), while experiments
+that do not need them run here.
+
 `demo` is `analyze` of the bundled model over the first READ tokens of its text, with two smaller samples (PREFIXES,
 EDITED), so that nobody waits, and the five findings to begin with. Full samples can be had in the same folder later.
 """
@@ -34,7 +37,8 @@ from memlens.index.reader import Index, open_index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
-from memlens.pattern.table import compute_patterns, patterns_are_made
+from memlens.pattern.beside import finding_patterns
+from memlens.pattern.table import compute_patterns, make_patterns, patterns_are_made
 from memlens.reports.findings import Insight, Material, find
 from memlens.reports.sections import Tables
 from memlens.reports.silencing import most_needed
@@ -86,6 +90,9 @@ class StageWatcher:
     def begins(self, number: int, name: str) -> None:
         """Stage `number` of STAGES, from 0."""
 
+    def beside(self, name: str) -> None:
+        """A later stage is worked on together with the one that has begun."""
+
     def ended(self, stage: Stage) -> None:
         """The stage is complete."""
 
@@ -128,8 +135,8 @@ def analyze(
     if reading is not None:
         loaded.lens.checked_reading(reading)
     asked = {"corpus": corpus, "resume": resume, **scanning, **cutting, **running}
-    work = _Work(loaded, folder, asked, ValueSettings(tokens, reading, vocabulary), drawn, progress)
     watcher = watcher or StageWatcher()
+    work = _Work(loaded, folder, asked, ValueSettings(tokens, reading, vocabulary), drawn, progress, watcher)
 
     def estimate() -> None:
         settings = ScanSettings.with_preset(**scanning | {"threads": running.get("threads") or usable_cores()})
@@ -145,7 +152,7 @@ def analyze(
         watcher.begins(number, name)
         began = time.monotonic()
         stage: Stage = getattr(work, name)()
-        stages.append(replace(stage, seconds=time.monotonic() - began))
+        stages.append(replace(stage, seconds=stage.seconds or time.monotonic() - began))
         watcher.ended(stages[-1])
     return Analysis(work.index, work.page, tuple(stages))
 
@@ -198,7 +205,10 @@ class _Work:
     reading: ValueSettings
     drawn: _Drawn
     progress: Progress
+    watcher: StageWatcher
     at_start: Callable[[], None] | None = None  # called when a scan begins that has refused nothing
+    made: list[str] = field(default_factory=list)  # experiments
+    experimenting: float = 0.0  # seconds, of experiments that were run while patterns were found
     index: Index = field(init=False)
     page: Path = field(init=False)
 
@@ -229,13 +239,31 @@ class _Work:
         settings = PatternSettings(seed=self.drawn.settings.seed)
         if patterns_are_made(self.index, settings):
             return Stage("patterns", KEPT)
-        compute_patterns(self.index, settings, progress=self.progress)
-        return Stage("patterns", MADE)
+        if self.threads == 1 or usable_cores() == 1:
+            compute_patterns(self.index, settings, progress=self.progress)
+            return Stage("patterns", MADE)
+        self.watcher.beside("experiments")
+        with finding_patterns(self.index.folder, settings) as process:
+            began = time.monotonic()
+            self._run_experiments(lambda one: PATTERNS.removesuffix(".parquet") not in one.needs)
+            self.experimenting = time.monotonic() - began
+            tables = process.wait(self.progress)
+        (tables or make_patterns(self.index, settings, self.progress)).write(self.index)
+        return Stage("patterns", MADE, process.seconds)
 
     def experiments(self) -> Stage:
+        began = time.monotonic() - self.experimenting
+        skipped = self._run_experiments(lambda one: True)
+        order = {one.name: place for place, one in enumerate(sorted(KNOWN.values(), key=lambda one: one.on_prefixes))}
+        made = tuple(sorted(self.made, key=lambda name: order[name]))
+        outcome = MADE if made else KEPT
+        return Stage("experiments", outcome, time.monotonic() - began, made=made, skipped=tuple(skipped.items()))
+
+    def _run_experiments(self, is_chosen: Callable[[Experiment], bool]) -> dict[str, str]:
+        """Run what is not made yet, of those that are chosen; the names of those that cannot be come back, and why."""
         skipped: dict[str, str] = {}
         left: dict[tuple[bool, int | None], list[Experiment]] = {}  # those that can be run together
-        for one in find_experiments(["all"]):
+        for one in filter(is_chosen, find_experiments(["all"])):
             text = self.drawn.text if one.on_prefixes else None
             if (reason := one.obstacle(self.index)) is not None:
                 skipped[one.name] = reason
@@ -245,8 +273,8 @@ class _Work:
             chosen = self.drawn.options(group[0]) | (self.drawn.validation() if on_prefixes else {})
             names = [one.name for one in group]
             api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **chosen)
-        made = tuple(one.name for group in left.values() for one in group)
-        return Stage("experiments", MADE if made else KEPT, made=made, skipped=tuple(skipped.items()))
+            self.made += names
+        return skipped
 
     def report(self) -> Stage:
         self.page = api.report(self.index, progress=self.progress)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from cli_helpers import Paths, Run, Stops, checksums, is_refused, outcomes, tables
 
 import memlens
-from memlens import api
+from memlens import api, pipeline
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.pipeline import STAGES, Analysis
 
@@ -73,6 +74,17 @@ def test_interrupted_at_every_stage_it_continues_to_the_same_tables(models, text
     ]
     assert outcomes(memlens.analyze(**job)) == dict.fromkeys(STAGES, "kept") | {"report": "made"}
     assert tables(tmp_path / "index") == tables(analyzed.index.folder)
+
+
+def test_with_two_threads_patterns_are_found_beside_the_experiments(models, text, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(pipeline, "usable_cores", lambda: 2)
+    monkeypatch.setattr(pipeline, "compute_patterns", None)  # which is not called
+    analysis = memlens.analyze(models["gated"], text, out=tmp_path / "index", **OPTIONS | {"threads": 2})
+    assert outcomes(analysis) == dict.fromkeys(STAGES, "made")
+    assert analysis.stages[3].made == tuple(sorted(EXPERIMENTS, key=lambda name: EXPERIMENTS[name].on_prefixes))
+    again = memlens.patterns(shutil.copytree(tmp_path / "index", tmp_path / "again")).folder
+    for name in ("patterns.parquet", "names.parquet"):
+        assert (again / name).read_bytes() == (tmp_path / "index" / name).read_bytes()
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from memlens.models.groups import CoefficientBlock, LinearGroup
-from memlens.scanner.layer import LayerScan, make_candidates
+from memlens.scanner.layer import LayerScan
+from memlens.scanner.lists import make_candidates
 from memlens.settings import ScanSettings
 
 GROUP = LinearGroup(

@@ -65,6 +65,9 @@ def analyze(
     screen = Screen(as_json, quiet, verbose)
     refuse_unused_column(options, [*corpus, *(validation or ())])
     with ScanProgress(screen) as progress:
+        from memlens.scanner.ahead import start_compiling
+
+        start_compiling()
         try:
             analysis = memlens.analyze(
                 model,
@@ -114,6 +117,9 @@ def demo(
         refuse_without_workbench()
     screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
+        from memlens.scanner.ahead import start_compiling
+
+        start_compiling()
         shown = memlens.demo(out=out, resume=resume, progress=progress, watcher=_watcher(screen, progress))
     if as_json:
         screen.json(_demo_json(shown))
@@ -141,6 +147,10 @@ def _watcher(screen: Screen, progress: ScanProgress) -> StageWatcher:
             progress.heading = f"{number + 1}/{len(STAGES)} "
             if progress.left is not None:
                 progress.left.begin(name)
+
+        def beside(self, name: str) -> None:
+            if progress.left is not None:
+                progress.left.join(name)
 
         def ended(self, stage: Stage) -> None:
             left = ""

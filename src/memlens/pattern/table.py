@@ -10,7 +10,7 @@ number of hypotheses it holds for are noted in the manifest. Reading imports no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -62,23 +62,37 @@ NAMES_SCHEMA = pa.schema(
 )
 
 
+@dataclass(frozen=True)
+class PatternTables:
+    """Both tables, in groups of rows as they are written, and what the manifest notes of them."""
+
+    patterns: list[pa.Table]
+    names: list[pa.Table]
+    notes: dict[str, Any]
+
+    def write(self, index: Index) -> None:
+        written = {"patterns": (PATTERNS_SCHEMA, self.patterns), "names": (NAMES_SCHEMA, self.names)}
+        index.write(written, lambda: {"patterns": self.notes})
+
+
 def compute_patterns(
     index: Index, settings: PatternSettings | None = None, *, progress: Progress = no_progress, **options: Any
 ) -> None:
     """Write both tables; `options` are the fields of PatternSettings (top=25, rate=0.01, ...)."""
+    make_patterns(index, settings or PatternSettings(**options), progress).write(index)
+
+
+def make_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternTables:
+    """Both tables, in memory."""
     from memlens.pattern.find import find_patterns, what_follows
 
-    settings = settings or PatternSettings(**options)
     found = find_patterns(index, settings, progress)
     following = what_follows(index, found.triggers, settings.rate)
     rows = _name_rows(found, following, index.vocabulary)
     notes = {"settings": asdict(settings), "from": _sources(index), "top": settings.top, "rate": settings.rate}
     notes |= {"seed": settings.seed, **found.notes}
-    tables = {
-        "patterns": (PATTERNS_SCHEMA, _in_groups(_pattern_rows(found), PATTERNS_SCHEMA)),
-        "names": (NAMES_SCHEMA, _in_groups(rows, NAMES_SCHEMA)),
-    }
-    index.write(tables, lambda: {"patterns": notes})
+    patterns, names = _in_groups(_pattern_rows(found), PATTERNS_SCHEMA), _in_groups(rows, NAMES_SCHEMA)
+    return PatternTables(list(patterns), list(names), notes)
 
 
 def patterns_are_made(index: Index, settings: PatternSettings) -> bool:

@@ -24,7 +24,7 @@ from memlens.memory import MemoryId
 from memlens.models.groups import CoefficientBlock, MemoryGroup
 from memlens.scanner.block import LayerArrays, take_block_
 from memlens.scanner.kernels import TOO_LARGE, Sums, Totals, add_, collect_, worse
-from memlens.scanner.lists import BUCKETS, EDGES, Candidates, FloatArray, IntArray, Lists, merge_, offer_
+from memlens.scanner.lists import BUCKETS, Candidates, FloatArray, IntArray, Lists, make_candidates, merge_, offer_
 from memlens.scanner.positions import PositionCounts
 from memlens.scanner.quadrants import NO_GATES, Gates, Quadrants
 from memlens.scanner.routing import Routing, among_rows
@@ -101,20 +101,6 @@ def _as_triggers(lists: Lists, sign: int) -> TriggerLists:
     return TriggerLists(
         lists.scores() * np.float32(sign), lists.sentences(), lists.positions.copy(), lists.filled.copy()
     )
-
-
-def make_candidates(rows: IntArray, sentences: IntArray, positions: IntArray) -> Candidates:
-    """Rows of a block as the hot path wants them: by sentence, then position."""
-    order = np.lexsort((positions, sentences))
-    rows, sentences, positions = rows[order], np.asarray(sentences)[order], np.asarray(positions)[order]
-    if len(sentences) and not 0 <= int(sentences[0]) <= int(sentences[-1]) < 2**32 - 1:
-        raise SettingError("a scan holds at most 4,294,967,294 sentences; split the corpus into several indexes")
-    starts = np.flatnonzero(np.r_[True, sentences[1:] != sentences[:-1], True]) if len(sentences) else np.zeros(1)
-    buckets = np.searchsorted(EDGES, positions, side="right")
-    return Candidates(
-        rows.astype(np.int64), sentences.astype(np.int64), positions.astype(np.int32), buckets.astype(np.int32),
-        starts.astype(np.int64),
-    )  # fmt: skip
 
 
 _DENSE = 16  # when more than one coefficient in so many reaches a list, sending the whole block is cheaper

@@ -11,6 +11,7 @@ import numpy as np
 from numba import uint64
 from numpy.typing import NDArray
 
+from memlens.errors import SettingError
 from memlens.parallel import compiled, compiled_part
 from memlens.sorting import sort_
 
@@ -33,6 +34,20 @@ class Candidates(NamedTuple):
     positions: IntArray  # [n] int32
     buckets: IntArray  # [n] int32: which of BUCKETS ranges of positions each is in
     starts: IntArray  # [sentences + 1] where each sentence begins in the arrays above
+
+
+def make_candidates(rows: IntArray, sentences: IntArray, positions: IntArray) -> Candidates:
+    """Rows of a block as the hot path wants them: by sentence, then position."""
+    order = np.lexsort((positions, sentences))
+    rows, sentences, positions = rows[order], np.asarray(sentences)[order], np.asarray(positions)[order]
+    if len(sentences) and not 0 <= int(sentences[0]) <= int(sentences[-1]) < 2**32 - 1:
+        raise SettingError("a scan holds at most 4,294,967,294 sentences; split the corpus into several indexes")
+    starts = np.flatnonzero(np.r_[True, sentences[1:] != sentences[:-1], True]) if len(sentences) else np.zeros(1)
+    buckets = np.searchsorted(EDGES, positions, side="right")
+    return Candidates(
+        rows.astype(np.int64), sentences.astype(np.int64), positions.astype(np.int32), buckets.astype(np.int32),
+        starts.astype(np.int64),
+    )  # fmt: skip
 
 
 class Lists(NamedTuple):

@@ -5,14 +5,18 @@ of u is that of the coefficient over that of f(g), so that the gate's sign is al
 coefficient; where that is 0 there is no quadrant. After Gerstner and Schütze, https://arxiv.org/abs/2505.17936.
 """
 
-from typing import Any, NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from memlens.parallel import compiled_part
 from memlens.scanner.lists import Candidates, FloatArray, IntArray, Lists, insert_, make_key, merge_, score_of
+
+if TYPE_CHECKING:
+    import torch  # loops are compiled in a process that has none
 
 KEPT = 5  # prefixes of each quadrant
 _SMALLEST = np.float32(1e-45)  # above 0
@@ -26,9 +30,9 @@ class Gates(NamedTuple):
     start: int  # the column of the first memory's
 
     @classmethod
-    def of(cls, gates: torch.Tensor) -> "Gates":
+    def of(cls, gates: torch.Tensor) -> Gates:
         """Gates [rows, memories], which may be columns of a wider product: those are not copied."""
-        gates = gates.to(torch.float32)
+        gates = gates.float()
         wide, start, storage = gates.stride(0), int(gates.storage_offset()), gates.untyped_storage().nbytes() // 4
         first = start - start % wide if wide else start
         if gates.stride(1) == 1 and wide >= gates.shape[1] and first + len(gates) * wide <= storage:
@@ -48,14 +52,14 @@ class Quadrants(NamedTuple):
     turns: NDArray[np.bool_]  # [memories]: does a shut gate turn the sign of the input, as with SiLU and GELU?
 
     @classmethod
-    def empty(cls, memories: int) -> "Quadrants":
+    def empty(cls, memories: int) -> Quadrants:
         return cls(np.zeros((memories, 4), np.int64), Lists.empty(4 * memories, KEPT), np.zeros(memories, np.bool_))
 
     def order(self) -> IntArray:
         """[memories, 4]: the places of ++, +-, -+ and -- (gate, input)."""
         return np.where(self.turns[:, None], [0, 1, 3, 2], [0, 1, 2, 3])
 
-    def merge(self, other: "Quadrants", one_a_sentence: bool) -> None:
+    def merge(self, other: Quadrants, one_a_sentence: bool) -> None:
         self.counts[:] += other.counts
         self.turns[:] |= other.turns
         merge_(self.lists, other.lists, one_a_sentence)
@@ -69,7 +73,7 @@ class Quadrants(NamedTuple):
         for name, array in self.arrays().items():
             array[:] = saved[name]
 
-    def part(self, memories: slice) -> "Quadrants":
+    def part(self, memories: slice) -> Quadrants:
         """Those of some memories, as views."""
         lists = self.lists.part(slice(4 * memories.start, 4 * memories.stop))
         return Quadrants(self.counts[memories], lists, self.turns[memories])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numba import uint64
 from numpy.typing import NDArray
 
 from memlens.parallel import compiled
 from memlens.scanner.lists import Candidates, FloatArray, IntArray, Lists, insert_, make_key, merge_
 from memlens.scanner.sample import prefix_hash
+
+if TYPE_CHECKING:
+    import torch  # loops are compiled in a process that has none
 
 # Sums are added as whole multiples of this unit: integers add up to the same bits in any order, floats do not.
 UNIT = 2.0**-20
@@ -69,7 +71,7 @@ class Routing:
 
     def update(self, expert: int, weights: torch.Tensor, candidates: Candidates) -> None:
         """Take in the weights [n] of one expert's tokens in one batch."""
-        own = weights.detach().to("cpu", torch.float32).numpy()
+        own = weights.detach().cpu().float().numpy()
         _route_(expert, self.seed + expert, own, candidates, self.chosen, self.weight, self.heaviest, self.drawn)
 
     def merge(self, other: Routing) -> None:

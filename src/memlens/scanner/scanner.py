@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from memlens.corpus.sentences import Batch, cut_batches
 from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
-from memlens.scanner.layer import make_candidates
-from memlens.scanner.lists import Candidates
+from memlens.scanner.lists import Candidates, make_candidates
 from memlens.scanner.state import BatchRange, ScanState
 from memlens.settings import ScanSettings
 
