@@ -8,7 +8,8 @@ innermost of PARTS on it. What belongs to none (threads of libraries) is the mai
 gives every command an empty cache of compiled loops; --kernels prints the seconds of each compiled function, what it
 calls not counted. "arithmetic" is what the definitions need, measured in this process with one thread: a forward pass
 over every token that the scan fed, the product of all values with the output embedding, and for each sampled prefix two
-products with it a layer.
+products with it a layer. Parts and compiled functions are those of the command's own process; what processes that it
+starts take is told in one line.
 """
 
 import argparse
@@ -142,7 +143,13 @@ def run_child(out: Path, arguments: list[str], kernels: bool) -> None:
         code = int(ended.code or 0)
     finally:
         watch.book()
+        from memlens.scanner import ahead
+
+        for process, _ in ahead._started:  # else its time is not that of a child that has ended
+            process.wait()
+        children = os.times().children_user + os.times().children_system
         account = {"code": code, "parts": watch.parts, "kernels": watch.kernels, "whole": time.process_time()}
+        account["children"] = children
         out.write_text(json.dumps(account), encoding="utf-8")
 
 
@@ -192,6 +199,8 @@ def arithmetic(folder: Path) -> dict[str, float]:
 def show(name: str, account: dict[str, Any], needed: dict[str, float]) -> None:
     whole = account["whole"]
     print(f"\n{name}: {whole:.1f} s of processor time" + (f", exit code {account['code']}" * bool(account["code"])))
+    if account["children"] > 0.1:
+        print(f"  and {account['children']:.1f} s in processes that it started (loops compiled ahead, patterns)")
     for part, seconds in sorted(account["parts"].items(), key=lambda item: -item[1]):
         ratio = f"   {seconds / needed[part]:.2f} x its arithmetic ({needed[part]:.2f} s)" if needed.get(part) else ""
         print(f"  {part:<17}{seconds:7.2f} s {seconds / whole:6.1%}{ratio}")
