@@ -1,4 +1,4 @@
-"""Shallow features of prefixes, as 63-bit keys, and how often a random prefix of the corpus has each.
+"""Shallow features of prefixes, as 63-bit keys, and what a person would call them.
 
     FRAME          the last three words with a gap: "was … on", "was …", "was the …"
     ENDING + n     the last n words, n = 1..3
@@ -7,11 +7,7 @@
                    inside a word that the last token is, or a class of the last token (tokens.parquet)
 
 An affix is two to four letters at either end of a word that is longer by at least one. A key holds its kind and up to
-three word numbers, so that it is read back without a table. The loops are compiled: a memory has a thousand keys.
-
-Background: a seeded sample of all prefixes (all of them where they are few) goes through the same code as triggers do.
-The share of an ending or a shape is counted. An n-gram is likelier in a longer prefix: its share among prefixes of L
-words is 1 - exp(-rate L), with the one rate that gives its share over the whole sample.
+three word numbers, so that it is read back without a table.
 """
 
 from __future__ import annotations
@@ -19,23 +15,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.parallel import compiled, compiled_part
 from memlens.pattern.word_lists import describe_class
-from memlens.pattern.words import GROUNDED, WINDOW, PrefixWords, Words
-from memlens.sorting import sort_, sort_with_
-from memlens.stats import upper_share
+from memlens.pattern.words import Words
 
 LONGEST = 3
 FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has one word at least, so that 0 is free for frames
 GAP = 0  # in the words of a frame
-_BITS, _KIND = 20, 60
-_MASK = (1 << _BITS) - 1
-_RATES = np.geomspace(1e-9, 20, 4000)
+BITS, KIND = 20, 60
+_MASK = (1 << BITS) - 1
 _AFFIXES = (2, 3, 4)
 _STEM = 1
 
@@ -169,7 +161,7 @@ class Feature:
 
 
 def read_key(key: int, names: Sequence[str]) -> Feature:
-    kind, body = key >> _KIND, key & ((1 << _KIND) - 1)
+    kind, body = key >> KIND, key & ((1 << KIND) - 1)
     if kind == SHAPE:
         name = names[body - 1]
         for start in (PIECE, CLASS):
@@ -177,251 +169,7 @@ def read_key(key: int, names: Sequence[str]) -> Feature:
                 return Feature(start.strip(), shape=name.removeprefix(start))
         return Feature("shape", shape=name)
     if kind == FRAME:
-        return Feature("frame", tuple((body >> (_BITS * place)) & _MASK for place in (2, 1, 0)))
+        return Feature("frame", tuple((body >> (BITS * place)) & _MASK for place in (2, 1, 0)))
     length = kind - (ANYWHERE if kind > ANYWHERE else ENDING)
-    numbers = tuple((body >> (_BITS * place)) & _MASK for place in reversed(range(length)))
+    numbers = tuple((body >> (BITS * place)) & _MASK for place in reversed(range(length)))
     return Feature("ending" if kind <= ANYWHERE else "n-gram", numbers)
-
-
-class _PrefixArrays(NamedTuple):
-    """Prefixes and the shapes of their last words, for compiled code."""
-
-    words: Any  # the arrays of PrefixWords
-    offsets: Any
-    last: Any
-    opens: Any
-    shapes: Any  # the arrays of SpellingFeatures
-    shape_offsets: Any
-    opening: int
-    tokens: Any
-    classes: Any
-    pieces: Any
-    lengths: Any
-    token_lengths: Any
-
-    @classmethod
-    def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> _PrefixArrays:
-        own = (prefixes.words, prefixes.offsets, prefixes.last, prefixes.opens)
-        of_tokens = (prefixes.tokens, spelled.classes, spelled.pieces, spelled.lengths, spelled.token_lengths)
-        return cls(*own, spelled.numbers, spelled.offsets, spelled.opening, *of_tokens)
-
-
-@compiled_part
-def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
-    """Append the keys of one prefix (an n-gram as often as it occurs); the new count comes back."""
-    words, end = prefixes.words, prefixes.offsets[row + 1]
-    for start in range(prefixes.offsets[row], end):
-        body = np.int64(0)
-        for n in range(1, LONGEST + 1):
-            if start + n > end or words[start + n - 1] == 0:
-                break
-            body = (body << _BITS) | np.int64(words[start + n - 1])
-            keys[count] = (np.int64(ANYWHERE + n) << _KIND) | body
-            count += 1
-            if start + n == end:
-                keys[count] = (np.int64(ENDING + n) << _KIND) | body
-                count += 1
-    last = prefixes.last[row]
-    for place in range(prefixes.shape_offsets[last], prefixes.shape_offsets[last + 1]):
-        keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(prefixes.shapes[place])
-        count += 1
-    if prefixes.opens[row]:
-        keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(prefixes.opening)
-        count += 1
-    token = prefixes.tokens[row]
-    if token >= 0:
-        for grain in range(len(prefixes.classes)):
-            if prefixes.classes[grain, token] > 0:
-                keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(prefixes.classes[grain, token])
-                count += 1
-        if prefixes.pieces[token] > 0 and prefixes.token_lengths[token] < prefixes.lengths[last]:
-            keys[count] = (np.int64(SHAPE) << _KIND) | np.int64(prefixes.pieces[token])
-            count += 1
-    return _add_frames_(words, prefixes.offsets[row], end, keys, count)
-
-
-@compiled_part
-def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int:
-    """Append the frames of the last three words: "one … three", "… two …", "one two …"."""
-    if end - begin < 2:
-        return count
-    first = np.int64(words[end - 3]) if end - begin >= 3 else np.int64(0)
-    second, third = np.int64(words[end - 2]), np.int64(words[end - 1])
-    if second > 0:
-        keys[count] = second << _BITS
-        count += 1
-    if first > 0 and third > 0:
-        keys[count] = (first << (2 * _BITS)) | third
-        count += 1
-    if first > 0 and second > 0:
-        keys[count] = (first << (2 * _BITS)) | (second << _BITS)
-        count += 1
-    return count
-
-
-@compiled_part
-def _room(prefixes: _PrefixArrays, row: int) -> int:
-    """At least as many keys as a prefix has."""
-    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 24
-
-
-@compiled
-def _all_keys(prefixes: _PrefixArrays) -> KeyArray:
-    """Every key of every prefix, once per prefix."""
-    total = 0
-    for row in range(len(prefixes.last)):
-        total += _room(prefixes, row)
-    found = np.empty(total, np.int64)
-    kept = 0
-    for row in range(len(prefixes.last)):
-        keys = np.empty(_room(prefixes, row), np.int64)
-        count = _add_keys_(prefixes, row, keys, 0)
-        sort_(keys, count)
-        for i in range(count):
-            if i == 0 or keys[i] != keys[i - 1]:
-                found[kept] = keys[i]
-                kept += 1
-    return found[:kept]
-
-
-@compiled
-def _shared_keys(rows: Any, least: int, prefixes: _PrefixArrays) -> tuple[Any, Any, Any, Any]:
-    memories, triggers = rows.shape
-    total, largest = 0, 0
-    for m in range(memories):
-        room = 0
-        for i in range(triggers):
-            if rows[m, i] >= 0:
-                room += _room(prefixes, rows[m, i])
-        total += room // least + 1
-        largest = max(largest, room)
-    out_memory, out_key = np.empty(total, np.int32), np.empty(total, np.int64)
-    out_set, out_size = np.empty(total, np.uint64), np.empty(total, np.int64)
-    keys, owners = np.empty(largest, np.int64), np.empty(largest, np.int64)
-    kept = 0
-    for m in range(memories):
-        count = 0
-        for i in range(triggers):
-            if rows[m, i] >= 0:
-                before = count
-                count = _add_keys_(prefixes, rows[m, i], keys, count)
-                for place in range(before, count):
-                    owners[place] = i
-        sort_with_(keys, owners, count)
-        begin = 0
-        while begin < count:
-            key, members, end = keys[begin], np.uint64(0), begin
-            while end < count and keys[end] == key:
-                members |= np.uint64(1) << np.uint64(owners[end])
-                end += 1
-            size = _size(members) if end - begin >= least else 0
-            if size >= least:
-                out_memory[kept], out_key[kept], out_set[kept], out_size[kept] = m, key, members, size
-                kept += 1
-            begin = end
-    return out_memory[:kept], out_key[:kept], out_set[:kept], out_size[:kept]
-
-
-@compiled_part
-def _size(members: Any) -> int:
-    count = 0
-    while members:
-        members &= members - np.uint64(1)
-        count += 1
-    return count
-
-
-def shared_keys(
-    rows: NDArray[np.int64], prefixes: PrefixWords, spelled: SpellingFeatures, least: int
-) -> tuple[NDArray[np.int32], KeyArray, NDArray[np.uint64], NDArray[np.int64]]:
-    """What at least `least` triggers (rows [memories, t]) share: memory, key, set of prefixes as bits, its size."""
-    memory, keys, sets, sizes = _shared_keys(rows, least, _PrefixArrays.of(prefixes, spelled))
-    return memory, keys, sets, sizes
-
-
-@compiled
-def _key_shares(rows: Any, keys: Any, offsets: Any, prefixes: _PrefixArrays) -> Any:
-    shares = np.zeros(len(keys))
-    for m in range(len(rows)):
-        first, last = offsets[m], offsets[m + 1]
-        there = 0
-        for row in rows[m]:
-            if row < 0 or first == last:
-                continue
-            there += 1
-            own = np.empty(_room(prefixes, row), np.int64)
-            count = _add_keys_(prefixes, row, own, 0)
-            for k in range(first, last):
-                for i in range(count):
-                    if own[i] == keys[k]:
-                        shares[k] += 1
-                        break
-        if there:
-            for k in range(first, last):
-                shares[k] /= there
-    return shares
-
-
-def key_shares(
-    rows: NDArray[np.int64],
-    keys: KeyArray,
-    offsets: NDArray[np.int64],
-    prefixes: PrefixWords,
-    spelled: SpellingFeatures,
-) -> NDArray[np.float64]:
-    """The share of a memory's prefixes (rows [memories, t], -1 for none) that have each of its keys, by offsets."""
-    arrays = _PrefixArrays.of(prefixes, spelled)
-    found: NDArray[np.float64] = _key_shares(np.ascontiguousarray(rows), keys, offsets, arrays)
-    return found
-
-
-def is_anywhere(keys: KeyArray) -> NDArray[np.bool_]:
-    """Which keys are of n-grams, that may stand anywhere; the others look at the end."""
-    kinds = keys >> _KIND
-    found: NDArray[np.bool_] = (kinds > ANYWHERE) & (kinds < SHAPE)
-    return found
-
-
-@dataclass(frozen=True, eq=False)
-class Background:
-    """Counts of features among sampled prefixes."""
-
-    keys: KeyArray  # sorted
-    counts: NDArray[np.int64]
-    prefixes: int
-    length_shares: NDArray[np.float64]  # [WINDOW + 1]: share of prefixes of each length
-    hypotheses: tuple[int, int]  # per memory: at the end, anywhere
-
-    @classmethod
-    def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> Background:
-        keys, counts = np.unique(_all_keys(_PrefixArrays.of(prefixes, spelled)), return_counts=True)
-        kept = counts > 1  # what was met once is looked up as met once, without being kept
-        lengths = np.bincount(prefixes.lengths, minlength=WINDOW + 1) / max(len(prefixes), 1)
-        anywhere = is_anywhere(keys[counts >= GROUNDED])
-        hypotheses = (int((~anywhere).sum()), int(anywhere.sum()))
-        return cls(keys[kept], counts[kept], len(prefixes), lengths, hypotheses)
-
-    def count(self, keys: KeyArray) -> NDArray[np.int64]:
-        """How many of the sampled prefixes have each feature; at least 1."""
-        if len(self.keys) == 0:
-            return np.ones(len(keys), np.int64)
-        where = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[where] == keys, self.counts[where], 1)
-
-    def shares(self, keys: KeyArray, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Upper bound of the chance that a random prefix has each feature; lengths [keys, t], -1 where there is none.
-
-        The mean over prefixes as long as those given.
-        """
-        shares = upper_share(self.count(keys), self.prefixes)
-        anywhere = is_anywhere(keys)
-        there = lengths[anywhere] >= 0
-        rates = np.interp(shares[anywhere], self._shares_by_rate(), _RATES)
-        chances = (1 - np.exp(-rates[:, None] * np.maximum(lengths[anywhere], 0))) * there
-        shares[anywhere] = chances.sum(1) / np.maximum(there.sum(1), 1)
-        return np.maximum(shares, 1e-300)
-
-    def _shares_by_rate(self) -> NDArray[np.float64]:
-        chances = 1 - np.exp(-_RATES[:, None] * np.arange(WINDOW + 1)[None, :])
-        by_rate: NDArray[np.float64] = chances @ self.length_shares
-        return by_rate

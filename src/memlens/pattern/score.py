@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.pattern.coherence import LastTokens, swap_prefixes
-from memlens.pattern.features import key_shares
+from memlens.pattern.feature_counts import key_shares
 from memlens.pattern.shallow import Texts
 from memlens.pattern.word_vectors import VectorWords, WordVectors, prefix_vectors
 from memlens.stats import ONE_SIDED, roc_area

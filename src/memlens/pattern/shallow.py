@@ -30,16 +30,8 @@ from numpy.typing import NDArray
 
 from memlens.index.reader import Index
 from memlens.parallel import Progress
-from memlens.pattern.features import (
-    GAP,
-    Background,
-    Feature,
-    SpellingFeatures,
-    TokenFeatures,
-    is_anywhere,
-    read_key,
-    shared_keys,
-)
+from memlens.pattern.feature_counts import Background, is_anywhere, shared_keys
+from memlens.pattern.features import GAP, Feature, SpellingFeatures, TokenFeatures, read_key
 from memlens.pattern.matched import MatchedPlaces, draw_matched
 from memlens.pattern.words import GROUNDED, PrefixWords, TriggerRows, Words, read_prefix_words, sample_prefixes
 from memlens.settings import PatternSettings
