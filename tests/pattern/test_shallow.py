@@ -6,13 +6,14 @@ import pytest
 
 from index_by_hand import pieces, write_index
 from memlens.index.reader import Index
-from memlens.pattern.features import ANYWHERE, ENDING, Feature, read_key, shapes_of
-from memlens.pattern.shallow import Candidate, Cutoffs, choose
+from memlens.pattern.features import ANYWHERE, ENDING, FAMILIES, Feature, read_key, shapes_of
+from memlens.pattern.shallow import Candidate, choose
 from memlens.pattern.table import compute_patterns
 from memlens.pattern.words import Words, read_prefix_words
 from memlens.settings import PatternSettings
 
 FREE, PRESS, THE = 1, 2, 3
+CUTS = (1e-6,) * len(FAMILIES)
 
 
 def ranks(*given: range) -> int:
@@ -30,20 +31,20 @@ def test_a_key_reads_back_as_what_it_was_made_from() -> None:
 def test_the_longer_ending_is_named_if_it_covers_as_much_and_else_the_shorter(covered: int, named: str) -> None:
     short = Candidate(Feature("ending", (PRESS,)), ranks(range(20)), 1e-3, 60, 0.0)
     long = Candidate(Feature("ending", (FREE, PRESS)), ranks(range(covered)), 1e-4, 6, 0.0)
-    assert choose([short, long], 25, [(0, 0, PRESS)] * 25, set(), Cutoffs(1e-6, 1e-6)).patterns == (
+    assert choose([short, long], 25, [(0, 0, PRESS)] * 25, set(), CUTS).patterns == (
         {"long": long, "short": short}[named],
     )
 
 
 def test_one_word_over_and_over_is_no_shape() -> None:
     shape = Candidate(Feature("shape", shape="-ess"), ranks(range(20)), 1e-3, 60, 0.0)
-    assert choose([shape], 25, [(0, 0, PRESS)] * 25, set(), Cutoffs(1e-6, 1e-6)).patterns == ()
-    assert choose([shape], 25, [(0, 0, word) for word in range(1, 26)], set(), Cutoffs(1e-6, 1e-6)).patterns == (shape,)
+    assert choose([shape], 25, [(0, 0, PRESS)] * 25, set(), CUTS).patterns == ()
+    assert choose([shape], 25, [(0, 0, word) for word in range(1, 26)], set(), CUTS).patterns == (shape,)
 
 
 def test_a_content_word_in_few_prefixes_waits_for_the_topics() -> None:
     word = Candidate(Feature("n-gram", (PRESS,)), ranks(range(6)), 1e-3, 60, 0.0)
-    chosen = choose([word], 25, [(0, 0, THE)] * 25, {PRESS}, Cutoffs(1e-6, 1e-6))
+    chosen = choose([word], 25, [(0, 0, THE)] * 25, {PRESS}, CUTS)
     assert chosen.patterns == () and chosen.waiting == (word,)
 
 

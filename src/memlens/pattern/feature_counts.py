@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.parallel import compiled, compiled_part
-from memlens.pattern.features import ANYWHERE, BITS, ENDING, KIND, LONGEST, SHAPE, KeyArray, SpellingFeatures
+from memlens.pattern.features import ANYWHERE, BITS, ENDING, FAMILIES, KIND, LONGEST, SHAPE, KeyArray, SpellingFeatures
 from memlens.pattern.words import GROUNDED, WINDOW, PrefixWords
 from memlens.sorting import sort_, sort_with_
 from memlens.stats import upper_share
@@ -214,11 +214,10 @@ def key_shares(
     return found
 
 
-def is_anywhere(keys: KeyArray) -> NDArray[np.bool_]:
-    """Which keys are of n-grams, that may stand anywhere; the others look at the end."""
+def families_of(keys: KeyArray) -> NDArray[np.int64]:
+    """The place of every key in FAMILIES: as Feature.family, for many at once."""
     kinds = keys >> KIND
-    found: NDArray[np.bool_] = (kinds > ANYWHERE) & (kinds < SHAPE)
-    return found
+    return np.where(kinds == SHAPE, 2, np.where(kinds > ANYWHERE, 1, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,16 +228,15 @@ class Background:
     counts: NDArray[np.int64]
     prefixes: int
     length_shares: NDArray[np.float64]  # [WINDOW + 1]: share of prefixes of each length
-    hypotheses: tuple[int, int]  # per memory: at the end, anywhere
+    hypotheses: tuple[int, ...]  # per memory, by family
 
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> Background:
         keys, counts = np.unique(_all_keys(_PrefixArrays.of(prefixes, spelled)), return_counts=True)
         kept = counts > 1  # what was met once is looked up as met once, without being kept
         lengths = np.bincount(prefixes.lengths, minlength=WINDOW + 1) / max(len(prefixes), 1)
-        anywhere = is_anywhere(keys[counts >= GROUNDED])
-        hypotheses = (int((~anywhere).sum()), int(anywhere.sum()))
-        return cls(keys[kept], counts[kept], len(prefixes), lengths, hypotheses)
+        hypotheses = np.bincount(families_of(keys[counts >= GROUNDED]), minlength=len(FAMILIES))
+        return cls(keys[kept], counts[kept], len(prefixes), lengths, tuple(hypotheses.tolist()))
 
     def count(self, keys: KeyArray) -> NDArray[np.int64]:
         """How many of the sampled prefixes have each feature; at least 1."""
@@ -253,7 +251,7 @@ class Background:
         The mean over prefixes as long as those given.
         """
         shares = upper_share(self.count(keys), self.prefixes)
-        anywhere = is_anywhere(keys)
+        anywhere = families_of(keys) == 1
         there = lengths[anywhere] >= 0
         rates = np.interp(shares[anywhere], self._shares_by_rate(), _RATES)
         chances = (1 - np.exp(-rates[:, None] * np.maximum(lengths[anywhere], 0))) * there

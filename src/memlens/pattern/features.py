@@ -32,6 +32,8 @@ _AFFIXES = (2, 3, 4)
 _STEM = 1
 
 KeyArray = NDArray[np.int64]
+# Families of hypotheses, each with a cut of its own: there are few classes of words and many wordings.
+FAMILIES = ("wordings at the end", "wordings anywhere", "classes of the last word")
 
 # From the special to the general; a word has every shape that it matches.
 _SHAPES = {
@@ -127,6 +129,11 @@ class Feature:
     kind: str  # "ending", "n-gram", "frame", "shape", "piece" or "class"
     words: tuple[int, ...] = ()  # numbers of its words; GAP for any word
     shape: str = ""
+
+    @property
+    def family(self) -> int:
+        """Its place in FAMILIES."""
+        return 1 if self.kind == "n-gram" else 2 if self.kind in ("shape", "piece", "class") else 0
 
     @property
     def places(self) -> frozenset[int]:

@@ -11,8 +11,8 @@
  7. A next token is typical if it follows at least three triggers, more often than its share of the corpus allows: again
     a binomial tail and a cut over all memories and all tokens.
 
-The rate of false discoveries holds in each of the three families of hypotheses. Memory grows with the number of
-triggers, not with the corpus. No model is needed.
+The rate of false discoveries holds in each family of hypotheses: features.FAMILIES, topics, next tokens. Memory grows
+with the number of triggers, not with the corpus. No model is needed.
 """
 
 from collections import Counter
@@ -28,6 +28,7 @@ from memlens.index.memory import token_counts
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.pattern.coherence import LastTokens
+from memlens.pattern.features import FAMILIES
 from memlens.pattern.score import (
     HELD,
     RANDOM,
@@ -46,7 +47,6 @@ from memlens.pattern.words import GROUNDED, TriggerRows, read_trigger_rows
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values, upper_share
 
-FAMILIES = ("wordings at the end", "wordings anywhere", "topics")  # of hypotheses, each with a cut of its own
 PROMOTED = 3  # tokens of a value that are named
 _GENERAL, _SAME_SENSE = 0.7, 0.5  # shares of triggers, and of the smaller of two sets of prefixes
 _LOOKED_AT = 10  # tokens of a value that a typical next token is looked for in
@@ -125,10 +125,9 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
         named += [_semantic_pattern(topic, texts, vectors, scores) for topic, scores in topics.get(m, ())]
         patterns.append(in_senses(named, filled[m]))
     notes: dict[str, Any] = {
-        "families": dict(zip(FAMILIES, (*significant.hypotheses, len(triggers.rows)), strict=True)),
+        "families": {**dict(zip(FAMILIES, significant.hypotheses, strict=True)), "topics": len(triggers.rows)},
         "background": len(texts.sample),
-        "highest_p": significant.cutoffs.at_end,
-        "highest_p_anywhere": significant.cutoffs.anywhere,
+        "highest_p": dict(zip(FAMILIES, significant.cutoffs, strict=True)),
         "word_vectors": len(vectors.vectors),
         "swapped": {str(layer): float(swapped[triggers.layer == layer].mean()) for layer in np.unique(triggers.layer)},
     }

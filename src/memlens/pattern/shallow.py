@@ -5,8 +5,9 @@ Significance, for all memories at once:
  1. A hypothesis is a feature that at least three prefixes of the background have, for one memory.
  2. p = P(X >= k), X ~ Binomial(t, f): k of the memory's t triggers share a feature that a random prefix has with
     chance f. Features that fewer than three triggers share count with p = 1.
- 3. A cut for the whole model at the rate of false discoveries (Benjamini and Hochberg, 1995), one for what stands at
-    the end of a prefix and one for n-grams anywhere, of which there are many more.
+ 3. A cut for the whole model at the rate of false discoveries (Benjamini and Hochberg, 1995), one for each family of
+    features: wordings at the end of a prefix, n-grams anywhere, of which there are many more, and classes and shapes
+    of the last word, of which there are few.
 
 Choice, for one memory, since features overlap ("free press" implies "press", -ess and contains "press"):
 
@@ -22,7 +23,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import log
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from memlens.index.reader import Index
 from memlens.parallel import Progress
-from memlens.pattern.feature_counts import Background, is_anywhere, shared_keys
+from memlens.pattern.feature_counts import Background, families_of, shared_keys
 from memlens.pattern.features import GAP, Feature, SpellingFeatures, TokenFeatures, read_key
 from memlens.pattern.matched import MatchedPlaces, draw_matched
 from memlens.pattern.words import GROUNDED, PrefixWords, TriggerRows, Words, read_prefix_words, sample_prefixes
@@ -50,6 +50,7 @@ _DOMINANT = 0.6  # a content word in so many of the triggers is a pattern whatev
 
 
 Ending = tuple[int, int, int]  # the last three words of a trigger, 0 for none
+Cutoffs = tuple[float, ...]  # the highest p-values of significant features, by family
 
 
 @dataclass(frozen=True)
@@ -69,16 +70,6 @@ class Candidate:
 
     def is_content_word(self, content: Collection[int]) -> bool:
         return self.feature.kind == "n-gram" and len(self.feature.words) == 1 and self.feature.words[0] in content
-
-
-class Cutoffs(NamedTuple):
-    """The highest p-values of significant features."""
-
-    at_end: float
-    anywhere: float
-
-    def of(self, feature: Feature) -> float:
-        return self.anywhere if feature.kind == "n-gram" else self.at_end
 
 
 @dataclass(frozen=True)
@@ -148,7 +139,7 @@ class SignificantFeatures:
     shares: NDArray[np.float64]
     q: NDArray[np.float64]
     cutoffs: Cutoffs
-    hypotheses: tuple[int, int]  # at the end, anywhere
+    hypotheses: tuple[int, ...]  # by family
 
     def candidates(self, texts: Texts, memories: int) -> Iterator[list[Candidate]]:
         """Those of each memory."""
@@ -178,15 +169,16 @@ def find_significant(
     progress("shallow", memories, memories)
     memory, keys, sets, shares, p = (np.concatenate(column) for column in zip(*parts, strict=True))
     memories = int((triggers.filled >= GROUNDED).sum())
-    anywhere, q = is_anywhere(keys), np.ones(len(p))
+    families, q = families_of(keys), np.ones(len(p))
     highest = []
-    for family, hypotheses in zip((~anywhere, anywhere), texts.background.hypotheses, strict=True):
+    for number, hypotheses in enumerate(texts.background.hypotheses):
+        family = families == number
         q[family] = q_values(p[family], max(hypotheses * memories, int(family.sum())))
         highest.append(float(p[family & (q <= settings.rate)].max(initial=0.0)))
     kept = q <= settings.rate
     found = (memory[kept], keys[kept], sets[kept], shares[kept], q[kept])
-    at_end, in_window = texts.background.hypotheses
-    return SignificantFeatures(*found, Cutoffs(*highest), (at_end * memories, in_window * memories))
+    tested = tuple(hypotheses * memories for hypotheses in texts.background.hypotheses)
+    return SignificantFeatures(*found, tuple(highest), tested)
 
 
 def choose(
@@ -248,9 +240,8 @@ def _pick(
         fresh = candidate.members & ~taken
         if fresh.bit_count() < GROUNDED or not _is_varied(candidate.feature, fresh, ends):
             continue
-        if taken and binomial_tail(fresh.bit_count(), triggers - taken.bit_count(), candidate.share) > cutoffs.of(
-            candidate.feature
-        ):
+        chance = binomial_tail(fresh.bit_count(), triggers - taken.bit_count(), candidate.share)
+        if taken and chance > cutoffs[candidate.feature.family]:
             continue
         picked.append(candidate)
     return picked
