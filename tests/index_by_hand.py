@@ -1,7 +1,7 @@
 """An index whose triggers are written down instead of scanned: any text, any memory, no model."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +27,11 @@ def write_index(
     triggers: Mapping[tuple[int, int], Sequence[Place]],
     sources: Sequence[str] | None = None,
     values: Mapping[tuple[int, int], Sequence[int]] | None = None,
+    tokenize: Callable[[str], list[str]] = pieces,
 ) -> Index:
     """`triggers`: (layer, memory) -> prefixes, best first. Layers must be whole: memories 0 to n - 1 of each."""
     folder.mkdir(parents=True)
-    cut = [pieces(text) for text in texts]
+    cut = [tokenize(text) for text in texts]
     vocabulary = {piece: number for number, piece in enumerate(sorted({piece for own in cut for piece in own}))}
     tokens = [[vocabulary[piece] for piece in own] for own in cut]
     corpus = {

@@ -47,7 +47,7 @@ def test_patterns_are_grounded_and_described(planted: tuple[Index, Planted]) -> 
     for row in rows:
         assert len(row["prefixes"]) >= 3 and row["prefixes"] == sorted(set(row["prefixes"]))
         assert 0 < row["confidence"] <= 1 and row["q"] <= 0.01
-        assert row["description"].startswith(("ends with", "ends in", "contains", "about: "))
+        assert row["description"].startswith(("ends with", "ends in", "contains", "sentence begins with", "about: "))
 
 
 def test_every_memory_has_a_name_in_one_line(planted: tuple[Index, Planted]) -> None:

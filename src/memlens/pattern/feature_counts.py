@@ -14,7 +14,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.parallel import compiled, compiled_part
-from memlens.pattern.features import ANYWHERE, BITS, ENDING, FAMILIES, KIND, LONGEST, SHAPE, KeyArray, SpellingFeatures
+from memlens.pattern.features import (
+    ANYWHERE,
+    BITS,
+    EARLY,
+    EARLY_WORDS,
+    ENDING,
+    FAMILIES,
+    FIRST,
+    FIRST_LIST,
+    KIND,
+    LAST,
+    LONGEST,
+    SHAPE,
+    SHORT,
+    SIGN,
+    STOP,
+    KeyArray,
+    SpellingFeatures,
+)
 from memlens.pattern.words import GROUNDED, WINDOW, PrefixWords
 from memlens.sorting import sort_, sort_with_
 from memlens.stats import upper_share
@@ -29,20 +47,25 @@ class _PrefixArrays(NamedTuple):
     offsets: Any
     last: Any
     opens: Any
+    goes_on: Any
     shapes: Any  # the arrays of SpellingFeatures
     shape_offsets: Any
-    opening: int
     tokens: Any
     classes: Any
     pieces: Any
     lengths: Any
     token_lengths: Any
+    marks: Any
+    lists: Any
+    of_whole_words: Any
 
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> _PrefixArrays:
-        own = (prefixes.words, prefixes.offsets, prefixes.last, prefixes.opens)
+        own = (prefixes.words, prefixes.offsets, prefixes.last, prefixes.opens, prefixes.goes_on)
         of_tokens = (prefixes.tokens, spelled.classes, spelled.pieces, spelled.lengths, spelled.token_lengths)
-        return cls(*own, spelled.numbers, spelled.offsets, spelled.opening, *of_tokens)
+        return cls(
+            *own, spelled.numbers, spelled.offsets, *of_tokens, spelled.marks, spelled.lists, spelled.of_whole_words
+        )
 
 
 @compiled_part
@@ -62,10 +85,14 @@ def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
                 count += 1
     last = prefixes.last[row]
     for place in range(prefixes.shape_offsets[last], prefixes.shape_offsets[last + 1]):
-        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(prefixes.shapes[place])
-        count += 1
+        if not (prefixes.goes_on[row] and prefixes.of_whole_words[prefixes.shapes[place]]):
+            keys[count] = (np.int64(SHAPE) << KIND) | np.int64(prefixes.shapes[place])
+            count += 1
     if prefixes.opens[row]:
-        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(prefixes.opening)
+        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(1)  # as numbered by SpellingFeatures
+        count += 1
+    if prefixes.goes_on[row]:
+        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(2)
         count += 1
     token = prefixes.tokens[row]
     if token >= 0:
@@ -75,8 +102,44 @@ def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
                 count += 1
         if prefixes.pieces[token] > 0 and prefixes.token_lengths[token] < prefixes.lengths[last]:
             keys[count] = (np.int64(SHAPE) << KIND) | np.int64(prefixes.pieces[token])
-            count += 1
+            keys[count + 1] = (np.int64(SHAPE) << KIND) | np.int64(3)
+            count += 2
+    count = _add_opening_(prefixes, prefixes.offsets[row], end, keys, count)
     return _add_frames_(words, prefixes.offsets[row], end, keys, count)
+
+
+@compiled_part
+def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
+    """Where the sentence begins that words[begin:end] end in; -1 where that is before them."""
+    start = -1 if end - begin >= WINDOW else begin
+    for place in range(end - 2, begin, -1):
+        if marks[words[place]] == STOP and marks[words[place - 1]] != SHORT:
+            start = place + 1
+            break
+    while 0 <= start < end - 1 and (marks[words[start]] == STOP or marks[words[start]] == SIGN):
+        start += 1
+    return start
+
+
+@compiled_part
+def _add_opening_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, count: int) -> int:
+    """Append the first word of the sentence, unless it is the last as well, its lists, and how early it is."""
+    start = sentence_start(prefixes.words, prefixes.marks, begin, end) if end > begin else -1
+    if start < 0:
+        return count
+    for bound in EARLY_WORDS:
+        if end - start <= bound:
+            keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(EARLY) << (2 * BITS)) | np.int64(bound)
+            count += 1
+    first = np.int64(prefixes.words[start])
+    if end - start > 1 and first > 0:
+        keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(FIRST) << (2 * BITS)) | first
+        count += 1
+        for number in prefixes.lists[first]:
+            if number > 0:
+                keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(FIRST_LIST) << (2 * BITS)) | np.int64(number)
+                count += 1
+    return count
 
 
 @compiled_part
@@ -101,7 +164,7 @@ def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int
 @compiled_part
 def _room(prefixes: _PrefixArrays, row: int) -> int:
     """At least as many keys as a prefix has."""
-    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 24
+    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 48
 
 
 @compiled
@@ -216,8 +279,8 @@ def key_shares(
 
 def families_of(keys: KeyArray) -> NDArray[np.int64]:
     """The place of every key in FAMILIES: as Feature.family, for many at once."""
-    kinds = keys >> KIND
-    return np.where(kinds == SHAPE, 2, np.where(kinds > ANYWHERE, 1, 0))
+    kinds, about = keys >> KIND, (keys >> (2 * BITS)) & ((1 << BITS) - 1)
+    return np.where(kinds == SHAPE, np.where(about == LAST, 2, 3), np.where(kinds > ANYWHERE, 1, 0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,9 @@
     ENDING + n     the last n words, n = 1..3
     ANYWHERE + n   n words in a row, anywhere in the window
     SHAPE          a shape of the last word (a year, a capital, an opening quote) or an affix (-ing, un-), a piece
-                   inside a word that the last token is, or a class of the last token (tokens.parquet)
+                   inside a word that the last token is, a class of the last token (tokens.parquet), a list that the
+                   last word is in (word_lists), whether the word goes on after the prefix, or
+                   the first word of the sentence that the prefix ends in, and how many words of it there are
 
 An affix is two to four letters at either end of a word that is longer by at least one. A key holds its kind and up to
 three word numbers, so that it is read back without a table.
@@ -20,11 +22,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.pattern.word_lists import describe_class
+from memlens.pattern.word_lists import SHOWN, describe_class, lists_of
 from memlens.pattern.words import Words
 
 LONGEST = 3
 FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has one word at least, so that 0 is free for frames
+# What a key of SHAPE is about, above its 40 lowest bits: the last word, the first word of the sentence as it is or by
+# its list, how many words of the sentence there are.
+LAST, FIRST, FIRST_LIST, EARLY = 0, 1, 2, 3
+EARLY_WORDS = (1, 3, 6)  # of a sentence
 GAP = 0  # in the words of a frame
 BITS, KIND = 20, 60
 _MASK = (1 << BITS) - 1
@@ -33,7 +39,9 @@ _STEM = 1
 
 KeyArray = NDArray[np.int64]
 # Families of hypotheses, each with a cut of its own: there are few classes of words and many wordings.
-FAMILIES = ("wordings at the end", "wordings anywhere", "classes of the last word")
+FAMILIES = ("wordings at the end", "wordings anywhere", "classes of the last word", "openings of sentences")
+_FAMILY = {"ending": 0, "frame": 0, "n-gram": 1, "shape": 2, "piece": 2, "class": 2, "list": 2}
+_FAMILY |= {"opening": 3, "early": 3}
 
 # From the special to the general; a word has every shape that it matches.
 _SHAPES = {
@@ -43,8 +51,11 @@ _SHAPES = {
     "number": re.compile(r"[0-9][0-9.,]*"),
     "digit": re.compile(r"[0-9].*[^\W\d_].*|[^\W\d_]+[0-9].*"),
 }
-OPENING_QUOTE = "opening quote"
-PIECE, CLASS = "piece ", "class "  # how the names of these begin
+OPENING_QUOTE, UNFINISHED, LATER_PIECE = "opening quote", "unfinished", "later piece"
+STOP, SIGN, SHORT = 1, 2, 3
+MOST_LISTS = 3  # that a word is in
+PLURAL = "-s"  # not of words in -ss, -us and -is
+PIECE, CLASS, LIST = "piece ", "class ", "list "  # how the names of these begin
 _DESCRIPTIONS = {
     "year": "ends with a year",
     "decade": "ends with a decade",
@@ -54,6 +65,9 @@ _DESCRIPTIONS = {
     "capitals": "ends with a word in capitals",
     "capital": "ends with a capitalised word",
     OPENING_QUOTE: "ends with an opening quote",
+    UNFINISHED: "ends inside a word that goes on",
+    LATER_PIECE: "ends with a later piece of a word",
+    PLURAL: "ends with a plural or another word in -s",
 }
 
 
@@ -67,12 +81,25 @@ def shapes_of(spelling: str) -> list[str]:
         lengths = [size for size in _AFFIXES if len(word) >= size + _STEM]
         found += [f"-{word[-size:]}" for size in lengths]
         found += [f"{word[:size]}-" for size in lengths]
-    return found
+        if len(word) > 3 and word.endswith("s") and word[-2] not in "siu":
+            found.append(PLURAL)
+    return found + [f"{LIST}{name}" for name in lists_of(word)]
+
+
+def _mark(word: str) -> int:
+    if word and not word[0].isalnum():
+        return STOP if word in ".!?" else SIGN
+    return SHORT if len(word) <= 2 else 0
 
 
 def _describe(shape: str) -> str:
     affix = f"ends {'in' if shape.startswith('-') else 'with a word in'} {shape}"
     return _DESCRIPTIONS.get(shape, affix)
+
+
+def _early(words: int) -> str:
+    which = {1: "with the first word", 3: "within the first three words", 6: "within the first six words"}
+    return f"ends {which[words]} of a sentence"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,16 +117,18 @@ class SpellingFeatures:
     names: list[str]
     numbers: NDArray[np.int32]  # [all features of all spellings]
     offsets: NDArray[np.int64]  # [spellings + 1]
-    opening: int  # the number of the opening quote
     classes: NDArray[np.int32]  # [grains, vocabulary]: numbers of a token's classes, 0 for none
     pieces: NDArray[np.int32]  # [vocabulary]: the number of a token as a piece inside a word, 0 for none
     lengths: NDArray[np.int32]  # [spellings]: letters
     token_lengths: NDArray[np.int32]  # [vocabulary]: letters
+    marks: NDArray[np.int8]  # [words]: STOP, another SIGN, SHORT words, after which a stop is no end, or 0
+    lists: NDArray[np.int32]  # [words, MOST_LISTS]: numbers of the lists a word is in, 0 for none
+    of_whole_words: NDArray[np.bool_]  # [names + 1]: is it said of whole words only, not of one that goes on?
 
     @classmethod
     def of(cls, words: Words, used: NDArray[Any], tokens: TokenFeatures) -> SpellingFeatures:
         """The features of the spellings that end a prefix; the others have none."""
-        numbers: dict[str, int] = {OPENING_QUOTE: 1}
+        numbers = {name: number for number, name in enumerate((OPENING_QUOTE, UNFINISHED, LATER_PIECE), 1)}
         wanted = np.zeros(len(words.spellings), np.bool_)
         wanted[used] = True
         flat: list[int] = []
@@ -116,46 +145,69 @@ class SpellingFeatures:
             [0 if own < 0 else numbers.setdefault(f"{CLASS}{grain}.{own}", len(numbers) + 1) for own in classes]
             for grain, classes in enumerate(tokens.classes.tolist())
         ]
-        spelled = (np.array(flat, np.int32), np.array(offsets, np.int64), 1)
-        lengths = (np.array([len(text.strip()) for text in own], np.int32) for own in (words.spellings, tokens.texts))
+        spelled = (np.array(flat, np.int32), np.array(offsets, np.int64))
+        lengths = [np.array([len(text.strip()) for text in own], np.int32) for own in (words.spellings, tokens.texts)]
         classes = np.array(grains, np.int32).reshape(len(grains), len(tokens.texts))
-        return cls(list(numbers), *spelled, classes, np.array(pieces, np.int32), *lengths)
+        marks = np.array([_mark(text) for text in words.texts], np.int8)
+        lists = np.zeros((len(words.texts), MOST_LISTS), np.int32)
+        for number, text in enumerate(words.texts):
+            for place, name in enumerate(lists_of(text)[:MOST_LISTS]):
+                lists[number, place] = numbers.setdefault(f"{LIST}{name}", len(numbers) + 1)
+        whole = np.array([False, *(name == PLURAL or name.startswith(LIST) for name in numbers)])
+        of_pieces = np.array(pieces, np.int32)
+        return cls(list(numbers), *spelled, classes, of_pieces, lengths[0], lengths[1], marks, lists, whole)
 
 
 @dataclass(frozen=True)
 class Feature:
     """A key, read back."""
 
-    kind: str  # "ending", "n-gram", "frame", "shape", "piece" or "class"
+    kind: str  # one of _FAMILY
     words: tuple[int, ...] = ()  # numbers of its words; GAP for any word
     shape: str = ""
 
     @property
     def family(self) -> int:
         """Its place in FAMILIES."""
-        return 1 if self.kind == "n-gram" else 2 if self.kind in ("shape", "piece", "class") else 0
+        return _FAMILY[self.kind]
 
     @property
     def places(self) -> frozenset[int]:
-        """Which of the last words it looks at, 1 for the last; none for an n-gram, which may stand anywhere."""
+        """Which of the last words it looks at, 1 for the last, 0 for the start of its sentence; none for an n-gram."""
         if self.kind == "n-gram":
             return frozenset()
+        if self.kind in ("opening", "early"):
+            return frozenset([0])
         words = reversed(self.words or (1,))
         return frozenset(place for place, word in enumerate(words, 1) if word != GAP)
 
     @property
     def is_of_last_word(self) -> bool:
         """Does it say something of the last word but not which one it is?"""
-        return self.kind in ("shape", "piece", "class") and self.shape != OPENING_QUOTE
+        return self.family == 2 and self.shape != OPENING_QUOTE
+
+    @property
+    def is_broad(self) -> bool:
+        """Does it say of what sort a word is, or where it stands, without a single word or piece of one?"""
+        return self.kind in ("list", "opening", "early") or self.shape in (UNFINISHED, LATER_PIECE, PLURAL)
 
     def text(self, words: Words) -> str:
         texts = ["…" if number == GAP else words.texts[number] for number in self.words]
         return " ".join(texts).removeprefix("… ")
 
     def describe(self, words: Words, examples: Sequence[str] = ()) -> str:
-        """`examples`: last words of the prefixes that have it, the most frequent first; for a class."""
+        """`examples`: words of the prefixes that have it, in the place it is about, the most frequent first."""
         if self.kind == "class":
             return describe_class(examples)
+        if self.kind == "early":
+            return _early(int(self.shape))
+        shown = f": {', '.join(examples[:SHOWN])}" if examples else ""
+        if self.kind == "list":
+            return f"ends with {self.shape}{shown}"
+        if self.kind == "opening":
+            return "sentence begins with " + (self.shape + shown if self.shape else f'"{self.text(words)}"')
+        if self.shape in (UNFINISHED, LATER_PIECE, PLURAL):
+            return _describe(self.shape) + shown
         if self.kind == "piece":
             return f'ends inside a word with "{self.shape}"'
         if self.kind == "shape":
@@ -170,8 +222,15 @@ class Feature:
 def read_key(key: int, names: Sequence[str]) -> Feature:
     kind, body = key >> KIND, key & ((1 << KIND) - 1)
     if kind == SHAPE:
-        name = names[body - 1]
-        for start in (PIECE, CLASS):
+        about, number = body >> (2 * BITS), body & _MASK
+        if about == EARLY:
+            return Feature("early", shape=str(number))
+        if about == FIRST:
+            return Feature("opening", (number,))
+        name = names[number - 1]
+        if about == FIRST_LIST:
+            return Feature("opening", shape=name.removeprefix(LIST))
+        for start in (PIECE, CLASS, LIST):
             if name.startswith(start):
                 return Feature(start.strip(), shape=name.removeprefix(start))
         return Feature("shape", shape=name)

@@ -7,7 +7,8 @@
     (word_vectors, matched, coherence, topics). The share of memories that pass with swapped triggers is noted. Topics
     that held-out triggers do not bear out are dropped (score).
  5. Add content words that no topic accounts for (shallow).
- 6. Score every pattern on triggers that were held out (score); patterns of much the same prefixes make one sense.
+ 6. Score every pattern on triggers that were held out (score) and drop broad ones that these do not have (of a list of
+    words, of the place in the sentence). Patterns of much the same prefixes make one sense.
  7. A next token is typical if it follows at least three triggers, more often than its share of the corpus allows: again
     a binomial tail and a cut over all memories and all tokens.
 
@@ -28,8 +29,10 @@ from memlens.index.memory import token_counts
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.pattern.coherence import LastTokens
-from memlens.pattern.features import FAMILIES
+from memlens.pattern.feature_counts import sentence_start
+from memlens.pattern.features import FAMILIES, Feature
 from memlens.pattern.score import (
+    ENOUGH,
     HELD,
     RANDOM,
     Scores,
@@ -49,6 +52,7 @@ from memlens.stats import binomial_tail, q_values, upper_share
 
 PROMOTED = 3  # tokens of a value that are named
 _GENERAL, _SAME_SENSE = 0.7, 0.5  # shares of triggers, and of the smaller of two sets of prefixes
+_HELD_SURE = 0.05
 _LOOKED_AT = 10  # tokens of a value that a typical next token is looked for in
 
 
@@ -119,9 +123,14 @@ def find_patterns(index: Index, settings: PatternSettings, progress: Progress = 
         kept.append(add_waiting(chosen[m], significant_here, members, filled[m], ends[m], significant.cutoffs))
     wordings = wording_scores(texts, triggers.held, same, [[c.key for c in of_memory] for of_memory in kept])
     patterns = []
+    held = (triggers.held >= 0).sum(1).tolist()
     for m, of_memory in enumerate(kept):
         scored = zip(of_memory, wordings[m], strict=True)
-        named = [_shallow_pattern(candidate, texts, ends[m], scores) for candidate, scores in scored]
+        named = [
+            _shallow_pattern(candidate, texts, triggers.rows[m], ends[m], scores)
+            for candidate, scores in scored
+            if not _is_refuted(candidate, texts, held[m], scores)
+        ]
         named += [_semantic_pattern(topic, texts, vectors, scores) for topic, scores in topics.get(m, ())]
         patterns.append(in_senses(named, filled[m]))
     notes: dict[str, Any] = {
@@ -189,12 +198,42 @@ def _endings(texts: Texts, triggers: TriggerRows) -> list[list[Ending]]:
     return [[(one, two, three) for one, two, three in memory] for memory in own.tolist()]
 
 
-def _shallow_pattern(candidate: Candidate, texts: Texts, ends: list[Ending], scores: Scores) -> Pattern:
+def _shallow_pattern(
+    candidate: Candidate, texts: Texts, rows: NDArray[np.int64], ends: list[Ending], scores: Scores
+) -> Pattern:
     feature, words = candidate.feature, texts.words
-    last = Counter(words.texts[own[-1]] for rank, own in enumerate(ends) if candidate.members >> rank & 1)
-    examples = [word for word, _ in sorted(last.items(), key=lambda pair: (-pair[1], pair[0]))]
+    met = Counter(
+        words.texts[word]
+        for rank, own in enumerate(ends)
+        if candidate.members >> rank & 1
+        for word in _example_words(feature, texts, int(rows[rank]), own)
+    )
+    examples = [word for word, _ in sorted(met.items(), key=lambda pair: (-pair[1], pair[0]))]
     described = (feature.name(words), "shallow", feature.describe(words, examples))
     return Pattern(*described, candidate.members, candidate.share, candidate.q, scores)
+
+
+def _example_words(feature: Feature, texts: Texts, row: int, ends: Ending) -> list[int]:
+    """The words of a trigger in the place that a feature is about."""
+    if feature.kind != "opening":
+        return [ends[-1]]
+    prefixes = texts.prefixes
+    start = sentence_start(
+        prefixes.words, texts.spelled.marks, int(prefixes.offsets[row]), int(prefixes.offsets[row + 1])
+    )
+    return [int(prefixes.words[start])]
+
+
+def _is_refuted(candidate: Candidate, texts: Texts, held: int, scores: Scores) -> bool:
+    """Do held-out triggers have a broad feature no more often than random prefixes, by a binomial test at 5%?
+
+    Wordings that stand there word for word are not asked: of a rare one there may be no more triggers in the corpus.
+    """
+    if not candidate.feature.is_broad or scores[0] is None or held < ENOUGH:
+        return False
+    random = candidate.count / max(texts.background.prefixes, 1)
+    met = round((2 * scores[0] - 1 + random) * held)
+    return bool(binomial_tail(met, held, candidate.share) > _HELD_SURE)
 
 
 def _semantic_pattern(topic: SemanticTopic, texts: Texts, vectors: WordVectors, scores: Scores) -> Pattern:

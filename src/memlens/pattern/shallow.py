@@ -334,7 +334,7 @@ def _length(feature: Feature) -> int:
 def _implies(longer: Feature, shorter: Feature) -> bool:
     if longer.kind != shorter.kind:
         return False
-    if longer.kind in ("piece", "class"):
+    if longer.kind in ("piece", "class", "list", "opening", "early"):
         return False
     if longer.kind == "shape":  # of affixes: -ing implies -ng, under- implies und-
         one, other = longer.shape, shorter.shape

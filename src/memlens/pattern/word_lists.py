@@ -1,7 +1,8 @@
 """Names that a person would give to a class of last words: "a month" for May, June and July.
 
 A class comes from the model's embeddings and has no name. Where three quarters of its words are in one of the lists
-below, it is called that; else its most frequent words stand for it. The lists are of English.
+below, it is called that; else its most frequent words stand for it. A list is a class of its own as well: people say "a
+preposition" of words that the model need not take for alike. The lists are of English.
 """
 
 from collections.abc import Sequence
@@ -55,6 +56,11 @@ _LISTS = {
     "a mark": ". , ; : ! ? - – — ( ) / & % $",
 }
 _WORDS = {name: frozenset(words.split()) for name, words in _LISTS.items()}
+
+
+def lists_of(word: str) -> list[str]:
+    """The lists that a word without capitals is in: "a month" and "a modal verb" for may."""
+    return [name for name, words in _WORDS.items() if word in words]
 
 
 def describe_class(examples: Sequence[str]) -> str:

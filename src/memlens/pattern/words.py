@@ -128,15 +128,18 @@ WORD = (
 )
 _OPENING = r"(?:^|[\s(\[])[\x{22}\x{27}\x{60}\x{2018}\x{201C}\x{201E}\x{AB}]$"
 
+_INSIDE = rf"(?:{_LETTER}){{2}}"
+
 _QUERY = f"""
 WITH cut AS (
     SELECT p.row, right(left(c.text, c.ends[p.position + 1]), {_CHARACTERS}) AS text,
-           coalesce(c.tokens[p.position + 1], -1) AS token, hash(c.source) // 2 AS document
+           coalesce(c.tokens[p.position + 1], -1) AS token, hash(c.source) // 2 AS document,
+           substr(c.text, c.ends[p.position + 1], 2) AS edge
     FROM prefixes p JOIN {{corpus}} c ON p.sentence = c.sentence
     WHERE c.sentence BETWEEN $first AND $last
 )
 SELECT row, regexp_extract_all(text, $word)[-{WINDOW}:] AS words, regexp_matches(rtrim(text), $opening) AS opens,
-       token, document::BIGINT AS document
+       regexp_full_match(edge, $inside) AS goes_on, token, document::BIGINT AS document
 FROM cut ORDER BY row
 """
 
@@ -185,6 +188,7 @@ class PrefixWords:
     last: NDArray[np.int32]  # [prefixes]: the last word's spelling
     opens: NDArray[np.bool_]  # [prefixes]: ends with an opening quotation mark
     tokens: NDArray[np.int32]  # [prefixes]: the last token; -1 for BOS alone
+    goes_on: NDArray[np.bool_]  # [prefixes]: the next letter of the text belongs to the last word
     documents: NDArray[np.int64]  # [prefixes]: equal for sentences of one paragraph (.txt) or record
 
     @property
@@ -197,7 +201,7 @@ class PrefixWords:
     def join(self, other: PrefixWords) -> PrefixWords:
         """Those of `other` after one's own."""
         offsets = np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]])
-        names = ("last", "opens", "tokens", "documents")
+        names = ("last", "opens", "tokens", "goes_on", "documents")
         each = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in names)
         return PrefixWords(np.concatenate([self.words, other.words]), offsets, *each)
 
@@ -221,8 +225,8 @@ def read_prefix_words(
 def _read_sorted(
     index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
 ) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Lengths, words, last spellings, quotes, tokens and documents of sorted prefixes, chunk by chunk."""
-    yield tuple(np.zeros(0, kind) for kind in (np.int64, np.int32, np.int32, np.bool_, np.int32, np.int64))
+    """Lengths, words, and the other columns of PrefixWords in their order, of sorted prefixes, chunk by chunk."""
+    yield tuple(np.zeros(0, kind) for kind in (np.int64, np.int32, np.int32, np.bool_, np.int32, np.bool_, np.int64))
     query = _QUERY.format(corpus=reader_of(index.path("corpus")))
     with closing(open_database(os.cpu_count() or 1)) as database:
         for first in range(0, len(sentences), _ROWS_AT_ONCE):
@@ -235,6 +239,7 @@ def _read_sorted(
                 "last": int(sentences[own][-1]),
                 "word": WORD,
                 "opening": _OPENING,
+                "inside": _INSIDE,
             }
             found = database.sql(query, params=parameters).to_arrow_table().combine_chunks()
             yield _number_words(found, words)
@@ -249,5 +254,6 @@ def _number_words(found: pa.Table, words: Words) -> tuple[NDArray[Any], ...]:
     last = np.zeros(len(lengths), np.int32)
     last[lengths > 0] = spelling[ends[lengths > 0] - 1]
     opens = found.column("opens").fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
-    places = (found.column(name).to_numpy() for name in ("token", "document"))
-    return lengths, np.asarray(words.plain, np.int32)[spelling], last, opens, *places
+    goes_on = found.column("goes_on").fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    tokens, documents = (found.column(name).to_numpy() for name in ("token", "document"))
+    return lengths, np.asarray(words.plain, np.int32)[spelling], last, opens, tokens, goes_on, documents
