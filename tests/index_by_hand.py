@@ -28,8 +28,12 @@ def write_index(
     sources: Sequence[str] | None = None,
     values: Mapping[tuple[int, int], Sequence[int]] | None = None,
     tokenize: Callable[[str], list[str]] = pieces,
+    lower: Mapping[tuple[int, int], Sequence[Place]] | None = None,
 ) -> Index:
-    """`triggers`: (layer, memory) -> prefixes, best first. Layers must be whole: memories 0 to n - 1 of each."""
+    """`triggers`: (layer, memory) -> prefixes, best first. Layers must be whole: memories 0 to n - 1 of each.
+
+    `lower`: the most negative ones, twice as large in size.
+    """
     folder.mkdir(parents=True)
     cut = [tokenize(text) for text in texts]
     vocabulary = {piece: number for number, piece in enumerate(sorted({piece for own in cut for piece in own}))}
@@ -43,13 +47,15 @@ def write_index(
         "cut": [0] * len(texts),
     }
     rows = [
-        {"layer": layer, "memory": memory, "end": "top", "rank": rank, "coefficient": 100.0 - rank, "sentence": s,
-         "position": p, "next_token": tokens[s][p + 1] if p + 1 < len(tokens[s]) else None}
-        for (layer, memory), places in sorted(triggers.items())
-        for rank, (s, p) in enumerate(places)
+        {"layer": layer, "memory": memory, "end": end, "rank": rank, "coefficient": scale * (100.0 - rank),
+         "sentence": s, "position": p, "next_token": tokens[s][p + 1] if p + 1 < len(tokens[s]) else None}
+        for (layer, memory) in sorted(triggers)
+        for end, scale, own in (("top", 1, triggers), ("bottom", -2, lower or {}))
+        for rank, (s, p) in enumerate(own.get((layer, memory), ()))
     ]  # fmt: skip
     facts = [
-        {"layer": layer, "memory": memory, "max": 100.0, "min": 0.0, "mean": 0.1, "frequency": 0.1,
+        {"layer": layer, "memory": memory, "max": 100.0,
+         "min": -200.0 if (layer, memory) in (lower or {}) else 0.0, "mean": 0.1, "frequency": 0.1,
          "dead": not places, "histogram": [1]}
         for (layer, memory), places in sorted(triggers.items())
     ]  # fmt: skip

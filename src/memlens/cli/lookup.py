@@ -14,6 +14,7 @@ from memlens.cli.tables import (
     match_table,
     pattern_letters,
     print_expert,
+    print_lower_patterns,
     print_patterns,
     print_related,
     print_value,
@@ -82,6 +83,7 @@ def show(
     _print_header(screen, record)
     if not bottom:
         print_patterns(screen, record)
+    print_lower_patterns(screen, record)
     if record.value is None:
         screen.note(f"what its value promotes is not known yet; run `memlens values {folder}`")
     else:

@@ -127,7 +127,7 @@ def patterns(
 
 def _summarize(screen: Screen, index: "memlens.Index") -> None:
     from memlens.experiments.patterns import KINDS, compute
-    from memlens.pattern.table import say_chance
+    from memlens.pattern.table import say_chance, say_ends
 
     rows = compute(index)
     notes = index.manifest.patterns
@@ -143,7 +143,7 @@ def _summarize(screen: Screen, index: "memlens.Index") -> None:
         for row in rows
     ]
     screen.table(["layer", "memories", "with a pattern", "shallow", "semantic", "both", "not covered"], table)
-    for sentence in say_chance(notes):
+    for sentence in (*say_chance(notes), *say_ends(notes)):
         screen.note(sentence)
 
 

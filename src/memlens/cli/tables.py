@@ -19,7 +19,7 @@ from memlens.text import cut_left, cut_right, letter, number, percent, plain_tab
 
 if TYPE_CHECKING:
     from memlens.index.expert import ExpertRecord
-    from memlens.index.memory import MemoryRecord, MemoryValue, TokenNumber
+    from memlens.index.memory import MemoryPattern, MemoryRecord, MemoryValue, TokenNumber
 
 _NEXT_WIDTH = 16
 _LEAST_WIDTH = 20  # of a prefix, on the narrowest terminal
@@ -155,6 +155,20 @@ def print_patterns(screen: Screen, record: MemoryRecord) -> None:
     screen.result(Text(visible(summary.name), "bold"))
     words = f"{len(patterns)} {'pattern' if len(patterns) == 1 else 'patterns'}"
     screen.result(Text(f"{words}, {summary.covered} of {summary.triggers} triggers covered", "dim"))
+    _print_pattern_table(screen, patterns)
+
+
+def print_lower_patterns(screen: Screen, record: MemoryRecord) -> None:
+    """What the most negative triggers have in common, where these are kept."""
+    if record.lower_patterns is not None:
+        screen.result()
+        count = len(record.lower_patterns)
+        said = f"{count} {'pattern' if count == 1 else 'patterns'} of the most negative triggers"
+        screen.result(Text(said, "dim"))
+        _print_pattern_table(screen, record.lower_patterns)
+
+
+def _print_pattern_table(screen: Screen, patterns: Sequence[MemoryPattern]) -> None:
     rows = [
         [
             Text(letter(place), "magenta"),

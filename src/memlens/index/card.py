@@ -20,6 +20,7 @@ _ABOUT = {
     "values": "the tokens that every value promotes and demotes",
     "keys": "the tokens that every key matches on its own",
     "patterns": "what the triggers of a memory have in common",
+    "lower_patterns": "what the prefixes with the most negative coefficients of a memory have in common",
     "names": "each memory in one line",
     "roles": "what every memory is for, with the numbers behind it",
     "effects": "what silencing the memories of a role changed, beside random groups",

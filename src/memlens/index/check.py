@@ -27,6 +27,7 @@ from memlens.index.layout import (
     EFFECTS,
     EXPERIMENTS,
     KEYS,
+    LOWER_PATTERNS,
     MANIFEST,
     MEMORIES,
     NAMES,
@@ -223,7 +224,7 @@ def _made_from(index: Index, name: str) -> dict[str, Any]:
     folder, _, table = name.removesuffix(".parquet").rpartition("/")
     if name in (VALUES, KEYS, ROUTERS, TOKENS):
         return dict(manifest.values.made_from)
-    if name in (PATTERNS, NAMES):
+    if name in (PATTERNS, NAMES, LOWER_PATTERNS):
         return dict(manifest.patterns.made_from) if manifest.patterns else {}
     if name == ROLES:
         noted = manifest.content.get("roles", {})

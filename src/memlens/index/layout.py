@@ -16,6 +16,7 @@
     tokens.parquet         tokens: trained? classes     (`memlens values`)
     patterns.parquet       what triggers have in common (`memlens patterns`)
     names.parquet          one line per memory          (`memlens patterns`)
+    lower_patterns.parquet   the same of the most negative triggers (`memlens patterns`, gated blocks only)
     roles.parquet          what each memory is for      (`memlens roles`)
     experiments/           one table per experiment     (`memlens experiment`)
     annotations.sqlite     people's labels; never rewritten
@@ -69,6 +70,7 @@ KEYS = "keys.parquet"
 TOKENS = "tokens.parquet"
 PATTERNS = "patterns.parquet"
 NAMES = "names.parquet"
+LOWER_PATTERNS = "lower_patterns.parquet"
 ROLES = "roles.parquet"
 EFFECTS = "effects.parquet"
 EXPERIMENTS = "experiments"
@@ -78,7 +80,7 @@ COUNTS = "counts.parquet"
 QUADRANTS = "quadrants.parquet"
 EXPERTS = "experts.parquet"
 ROUTING = "routing.parquet"
-DERIVED_TABLES = (VALUES, KEYS, ROUTERS, TOKENS, PATTERNS, NAMES, ROLES, EFFECTS)
+DERIVED_TABLES = (VALUES, KEYS, ROUTERS, TOKENS, PATTERNS, NAMES, LOWER_PATTERNS, ROLES, EFFECTS)
 SCAN_TABLES = (CORPUS, VOCABULARY, TRIGGERS, MEMORIES, ORDINARY)
 # Of a scan, too, where the model has gates or experts; older indexes have no counts and no quadrants.
 OPTIONAL_TABLES = (COUNTS, QUADRANTS, EXPERTS, ROUTING)

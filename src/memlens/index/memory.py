@@ -131,10 +131,15 @@ class MemoryRecord:
     seen: int  # prefixes that reached it: all, or of an expert those that its router sent there
     roles: MemoryRoles | None
     quadrants: tuple[MemoryQuadrant, ...] | None  # None without a gate, and in an older index
+    lower_patterns: tuple[MemoryPattern, ...] | None  # of the most negative triggers; None where these are not kept
 
-    def patterns_of(self, rank: int) -> list[int]:
-        """Places of the patterns that the top trigger of a rank contains."""
-        return [place for place, pattern in enumerate(self.patterns or ()) if rank in pattern.prefixes]
+    def patterns_at(self, end: str) -> tuple[MemoryPattern, ...]:
+        """Those of the strongest triggers, or of the most negative ones."""
+        return (self.patterns if end == "top" else self.lower_patterns) or ()
+
+    def patterns_of(self, rank: int, end: str = "top") -> list[int]:
+        """Places of the patterns that the trigger of a rank at an end contains."""
+        return [place for place, pattern in enumerate(self.patterns_at(end)) if rank in pattern.prefixes]
 
 
 def read_memory(
@@ -163,6 +168,7 @@ def read_memory(
         _seen(index, name),
         read_roles(index, name),
         read_quadrants(index, name),
+        read_patterns(index, name, "lower_patterns"),
     )
 
 
@@ -226,12 +232,12 @@ def read_summary(index: Index, memory: str | MemoryId) -> MemorySummary | None:
     return None if row is None else MemorySummary(**_without_name(row))
 
 
-def read_patterns(index: Index, memory: str | MemoryId) -> tuple[MemoryPattern, ...] | None:
-    """The surest first; None where the index has no patterns yet."""
+def read_patterns(index: Index, memory: str | MemoryId, table: str = "patterns") -> tuple[MemoryPattern, ...] | None:
+    """The surest first; None where the index has no patterns yet, or none of the lower end ("lower_patterns")."""
     name = index.check(memory)
-    if not (index.has("patterns") and index.has("names")):
+    if not (index.has(table) and index.has("names")):
         return None
-    rows = index.rows_of("patterns", [name], order="confidence DESC, pattern")[name]
+    rows = index.rows_of(table, [name], order="confidence DESC, pattern")[name]
     return tuple(MemoryPattern(**_without_name(row)) for row in rows)
 
 

@@ -54,7 +54,7 @@ def trigger_of(row: dict[str, Any], sentence: dict[str, Any], vocabulary: Sequen
 
 _ROWS_AT_ONCE = 8192
 _MADE_BY = dict.fromkeys(("values", "keys", "routers", "tokens"), "memlens values")
-_MADE_BY |= dict.fromkeys(("patterns", "names"), "memlens patterns")
+_MADE_BY |= dict.fromkeys(("patterns", "names", "lower_patterns"), "memlens patterns")
 _MADE_BY |= {"experiments": "memlens experiment", "roles": "memlens roles", "effects": "memlens roles --effects"}
 
 

@@ -93,9 +93,23 @@ class PatternResult:
     patterns: list[list[Pattern]]
     notes: dict[str, Any]
 
+    def coverage(self) -> NDArray[np.int64]:
+        """By row: patterns, triggers with at least one, triggers. [memories, 3]"""
+        covered = []
+        for patterns in self.patterns:
+            members = 0
+            for pattern in patterns:
+                members |= pattern.members
+            covered.append((len(patterns), members.bit_count()))
+        both = np.array(covered, np.int64).reshape(-1, 2)
+        return np.concatenate([both, self.triggers.filled[: len(both), None]], 1)
 
-def find_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternResult:
-    triggers = read_trigger_rows(index, settings.top, HELD)
+
+def find_patterns(
+    index: Index, settings: PatternSettings, progress: Progress = no_progress, end: str = "top"
+) -> PatternResult:
+    """`end`: of the largest coefficients, or of the most negative ones ("bottom"), which gated blocks have as well."""
+    triggers = read_trigger_rows(index, settings.top, HELD, end)
     if len(triggers.rows) == 0:
         return PatternResult(triggers, [], {})
     progress("words", 0, None)

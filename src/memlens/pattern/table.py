@@ -2,7 +2,10 @@
 
     patterns   one row per pattern: layer, memory, pattern, kind, description, prefixes (trigger ranks), confidence, ...
     names      one row per memory with triggers: name, confidence, coverage, tokens that follow, tokens it promotes
+    lower_patterns   the same as patterns for the most negative coefficients, where these are kept (gated blocks)
 
+Patterns and names are of the largest coefficients, as in the paper. How many memories have patterns at the other end,
+and at the end where their coefficients are larger in size, is noted in the manifest beside the share at the top.
 `pattern` is equal for equal patterns of different memories ("ending:press"). The rate of false discoveries and the
 number of hypotheses it holds for are noted in the manifest. Reading imports no compiled code; computing does (find).
 """
@@ -13,7 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from memlens.index.layout import PatternsNote
 from memlens.index.reader import Index
@@ -64,35 +69,63 @@ NAMES_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class PatternTables:
-    """Both tables, in groups of rows as they are written, and what the manifest notes of them."""
+    """The tables by name, in groups of rows as they are written, and what the manifest notes of them."""
 
-    patterns: list[pa.Table]
-    names: list[pa.Table]
+    tables: dict[str, list[pa.Table]]
     notes: dict[str, Any]
 
     def write(self, index: Index) -> None:
-        written = {"patterns": (PATTERNS_SCHEMA, self.patterns), "names": (NAMES_SCHEMA, self.names)}
+        schemas = {name: NAMES_SCHEMA if name == "names" else PATTERNS_SCHEMA for name in self.tables}
+        written = {name: (schemas[name], groups) for name, groups in self.tables.items()}
         index.write(written, lambda: {"patterns": self.notes})
 
 
 def compute_patterns(
     index: Index, settings: PatternSettings | None = None, *, progress: Progress = no_progress, **options: Any
 ) -> None:
-    """Write both tables; `options` are the fields of PatternSettings (top=25, rate=0.01, ...)."""
+    """Write the tables; `options` are the fields of PatternSettings (top=25, rate=0.01, ...)."""
     make_patterns(index, settings or PatternSettings(**options), progress).write(index)
 
 
 def make_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternTables:
-    """Both tables, in memory."""
+    """The tables, in memory."""
     from memlens.pattern.find import find_patterns, what_follows
 
     found = find_patterns(index, settings, progress)
+    lower = find_patterns(index, settings, progress, "bottom")
     following = what_follows(index, found.triggers, settings.rate)
     rows = _name_rows(found, following, index.vocabulary)
     notes = {"settings": asdict(settings), "from": _sources(index), "top": settings.top, "rate": settings.rate}
     notes |= {"seed": settings.seed, **found.notes}
-    patterns, names = _in_groups(_pattern_rows(found), PATTERNS_SCHEMA), _in_groups(rows, NAMES_SCHEMA)
-    return PatternTables(list(patterns), list(names), notes)
+    tables = {"patterns": _in_groups(_pattern_rows(found), PATTERNS_SCHEMA), "names": _in_groups(rows, NAMES_SCHEMA)}
+    if lower.patterns:
+        notes |= {"ends": _ends(index, found, lower), "lower_families": lower.notes["families"]}
+        tables["lower_patterns"] = _in_groups(_pattern_rows(lower), PATTERNS_SCHEMA)
+    return PatternTables({name: list(groups) for name, groups in tables.items()}, notes)
+
+
+def _ends(index: Index, upper: PatternResult, lower: PatternResult) -> dict[str, dict[str, float]]:
+    """By end, and at the stronger end of each memory: memories, the share with a pattern, patterns each, covered."""
+    facts = index.arrays("SELECT layer, memory, max, min FROM {memories}")
+    of_lower = {
+        (int(layer), int(memory))
+        for layer, memory, most, least in zip(*(facts[name] for name in ("layer", "memory", "max", "min")), strict=True)
+        if -least > most
+    }
+    parts = []
+    for found, is_lower in ((upper, False), (lower, True)):
+        names = zip(found.triggers.layer.tolist(), found.triggers.memory.tolist(), strict=True)
+        parts.append((found.coverage(), np.array([(name in of_lower) == is_lower for name in names], np.bool_)))
+    stronger = np.concatenate([counts[own] for counts, own in parts])
+    counted = {"top": parts[0][0], "bottom": parts[1][0], "stronger": stronger}
+    return {end: _shares(counts) for end, counts in counted.items()}
+
+
+def _shares(counts: NDArray[np.int64]) -> dict[str, float]:
+    """counts: of PatternResult.coverage."""
+    memories, (patterns, covered, triggers) = max(len(counts), 1), counts.sum(0).tolist()
+    shares = {"patterned": int((counts[:, 0] > 0).sum()) / memories, "patterns": patterns / memories}
+    return {"memories": len(counts), **shares, "covered": covered / max(triggers, 1)}
 
 
 def patterns_are_made(index: Index, settings: PatternSettings) -> bool:
@@ -112,6 +145,20 @@ def say_chance(noted: PatternsNote) -> list[str]:
         share = percent(sum(swapped) / len(swapped))
         said.append(f"With every trigger swapped for a prefix with its last token, {share} of memories have a topic.")
     return said
+
+
+def say_ends(noted: PatternsNote) -> list[str]:
+    """A sentence on the patterns of the other end of gated memories; none where it is not kept."""
+    ends = noted.content.get("ends")
+    if not ends:
+        return []
+    words = {"top": "largest coefficients", "bottom": "most negative ones", "stronger": "the larger of both in size"}
+    parts = [
+        f"{words[end]} {percent(own['patterned'])} of memories with a pattern, {own['patterns']:.2f} each, "
+        f"{percent(own['covered'])} of triggers covered"
+        for end, own in ends.items()
+    ]
+    return [f"By end: {'; '.join(parts)}. The table above is of the largest coefficients."]
 
 
 def _sources(index: Index) -> dict[str, str]:

@@ -62,10 +62,10 @@ def one_per_document(rows: NDArray[np.int64], documents: NDArray[np.int64]) -> N
     return found
 
 
-def read_trigger_rows(index: Index, top: int, held: int = 0) -> TriggerRows:
-    """The first `top` triggers of every memory that has some, and `held` more."""
+def read_trigger_rows(index: Index, top: int, held: int = 0, end: str = "top") -> TriggerRows:
+    """The first `top` triggers of every memory that has some at an end, and `held` more."""
     columns = ["layer", "memory", "rank", "sentence", "position", "next_token"]
-    filters = [("end", "=", "top"), ("rank", "<", top + held)]
+    filters = [("end", "=", end), ("rank", "<", top + held)]
     table = index.table("triggers", columns, filters)
     layer, memory, rank, sentence, position = (table.column(name).to_numpy() for name in columns[:-1])
     following = pc.fill_null(table.column("next_token"), -1).to_numpy()
