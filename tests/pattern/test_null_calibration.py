@@ -68,6 +68,11 @@ def test_at_most_one_fake_memory_in_fifty_gets_a_topic(index: Index) -> None:
     assert max(shares.values()) <= 0.02, shares
 
 
+def test_at_most_one_set_of_random_prefixes_in_fifty_gets_a_pattern_of_any_kind(index: Index) -> None:
+    rows = index.sql("SELECT DISTINCT memory FROM {patterns} WHERE layer = $1", [KINDS.index("random")])
+    assert len(rows) <= 0.02 * FAKE
+
+
 def test_every_seed_that_is_allowed_gives_places_a_noise_of_their_own() -> None:
     places = np.arange(1000)
     made = [_noise(places, places % 7, seed) for seed in (0, 1, 1 << 23, MOST_SEED)]

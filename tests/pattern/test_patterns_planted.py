@@ -41,7 +41,7 @@ def test_random_triggers_get_at_most_one_pattern_in_twenty(planted: tuple[Index,
 
 def test_patterns_are_grounded_and_described(planted: tuple[Index, Planted]) -> None:
     notes = planted[0].manifest.content["patterns"]
-    assert notes["rate"] == 0.01 and notes["top"] == 25 and notes["families"]["wordings at the end"] > 1000 * MEMORIES
+    assert notes["rate"] == 0.01 and notes["top"] == 25 and notes["families"]["two words at the end"] > 1000 * MEMORIES
     rows = planted[0].table("patterns").to_pylist()
     assert rows
     for row in rows:

@@ -82,3 +82,18 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
         compute_patterns(index, PatternSettings(background=1000))
         made.append([Index(tmp_path / name).path(table).read_bytes() for table in ("patterns", "names")])
     assert made[0] == made[1]
+
+
+def test_the_family_of_a_key_is_that_of_its_feature() -> None:
+    import numpy as np
+
+    from memlens.pattern.feature_counts import families_of
+    from memlens.pattern.features import BITS, EARLY, FIRST, FIRST_LIST, FRAME, KIND, SHAPE
+
+    keys = [(kind + n) << KIND | sum(7 << BITS * place for place in range(n)) for kind in (ENDING, ANYWHERE)
+            for n in (1, 2, 3)]  # fmt: skip
+    keys += [FRAME << KIND | 7 << 2 * BITS | 7]
+    keys += [SHAPE << KIND | about << 2 * BITS | 1 for about in (0, FIRST, FIRST_LIST, EARLY)]
+    features = [read_key(key, ["list a month"]) for key in keys]
+    assert families_of(np.array(keys)).tolist() == [feature.family for feature in features]
+    assert {feature.family for feature in features} == set(range(len(FAMILIES)))

@@ -23,9 +23,13 @@ from memlens.pattern.features import (
     FAMILIES,
     FIRST,
     FIRST_LIST,
+    GAPS,
     KIND,
     LAST,
     LONGEST,
+    OF_ANYWHERE,
+    OF_LAST_WORDS,
+    OF_OPENINGS,
     SHAPE,
     SHORT,
     SIGN,
@@ -280,7 +284,8 @@ def key_shares(
 def families_of(keys: KeyArray) -> NDArray[np.int64]:
     """The place of every key in FAMILIES: as Feature.family, for many at once."""
     kinds, about = keys >> KIND, (keys >> (2 * BITS)) & ((1 << BITS) - 1)
-    return np.where(kinds == SHAPE, np.where(about == LAST, 2, 3), np.where(kinds > ANYWHERE, 1, 0))
+    of_wordings = np.array([GAPS, *range(LONGEST), *range(OF_ANYWHERE, OF_ANYWHERE + LONGEST)])[kinds % SHAPE]
+    return np.where(kinds == SHAPE, np.where(about == LAST, OF_LAST_WORDS, OF_OPENINGS), of_wordings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,7 +319,7 @@ class Background:
         The mean over prefixes as long as those given.
         """
         shares = upper_share(self.count(keys), self.prefixes)
-        anywhere = families_of(keys) == 1
+        anywhere = (families_of(keys) >= OF_ANYWHERE) & (families_of(keys) < OF_ANYWHERE + LONGEST)
         there = lengths[anywhere] >= 0
         rates = np.interp(shares[anywhere], self._shares_by_rate(), _RATES)
         chances = (1 - np.exp(-rates[:, None] * np.maximum(lengths[anywhere], 0))) * there

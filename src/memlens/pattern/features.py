@@ -38,10 +38,13 @@ _AFFIXES = (2, 3, 4)
 _STEM = 1
 
 KeyArray = NDArray[np.int64]
-# Families of hypotheses, each with a cut of its own: there are few classes of words and many wordings.
-FAMILIES = ("wordings at the end", "wordings anywhere", "classes of the last word", "openings of sentences")
-_FAMILY = {"ending": 0, "frame": 0, "n-gram": 1, "shape": 2, "piece": 2, "class": 2, "list": 2}
-_FAMILY |= {"opening": 3, "early": 3}
+# Families of hypotheses, each with a cut of its own: there are few sorts of words, more words and many wordings.
+_WORDINGS = ("one word at the end", "two words at the end", "three words at the end", "words with a gap at the end")
+_ANYWHERE = ("one word anywhere", "two words anywhere", "three words anywhere")
+FAMILIES = (*_WORDINGS, *_ANYWHERE, "sorts of last words", "openings of sentences")
+GAPS, OF_ANYWHERE, OF_LAST_WORDS, OF_OPENINGS = 3, 4, 7, 8  # places in FAMILIES; GAPS after endings of 1 to 3 words
+_FAMILY = {"frame": GAPS, **dict.fromkeys(("shape", "piece", "class", "list"), OF_LAST_WORDS)}
+_FAMILY |= {"opening": OF_OPENINGS, "early": OF_OPENINGS}
 
 # From the special to the general; a word has every shape that it matches.
 _SHAPES = {
@@ -66,7 +69,7 @@ _DESCRIPTIONS = {
     "capital": "ends with a capitalised word",
     OPENING_QUOTE: "ends with an opening quote",
     UNFINISHED: "ends inside a word that goes on",
-    LATER_PIECE: "ends with a later piece of a word",
+    LATER_PIECE: "ends with a word of several tokens",
     PLURAL: "ends with a plural or another word in -s",
 }
 
@@ -162,13 +165,15 @@ class SpellingFeatures:
 class Feature:
     """A key, read back."""
 
-    kind: str  # one of _FAMILY
+    kind: str  # "ending", "n-gram" or one of _FAMILY
     words: tuple[int, ...] = ()  # numbers of its words; GAP for any word
     shape: str = ""
 
     @property
     def family(self) -> int:
         """Its place in FAMILIES."""
+        if self.kind in ("ending", "n-gram"):
+            return min(len(self.words), LONGEST) - 1 + (OF_ANYWHERE if self.kind == "n-gram" else 0)
         return _FAMILY[self.kind]
 
     @property
@@ -184,7 +189,7 @@ class Feature:
     @property
     def is_of_last_word(self) -> bool:
         """Does it say something of the last word but not which one it is?"""
-        return self.family == 2 and self.shape != OPENING_QUOTE
+        return self.family == OF_LAST_WORDS and self.shape != OPENING_QUOTE
 
     @property
     def is_broad(self) -> bool:

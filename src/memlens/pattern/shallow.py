@@ -6,8 +6,7 @@ Significance, for all memories at once:
  2. p = P(X >= k), X ~ Binomial(t, f): k of the memory's t triggers share a feature that a random prefix has with
     chance f. Features that fewer than three triggers share count with p = 1.
  3. A cut for the whole model at the rate of false discoveries (Benjamini and Hochberg, 1995), one for each family of
-    features: wordings at the end of a prefix, n-grams anywhere, of which there are many more, and classes and shapes
-    of the last word, of which there are few.
+    features: sorts of last words are few, words are more, wordings of three words many.
 
 Choice, for one memory, since features overlap ("free press" implies "press", -ess and contains "press"):
 
