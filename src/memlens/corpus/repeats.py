@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +69,7 @@ class _SortedPart:
 
 
 def find_repeats(
-    group: SentenceGroup, folder: Path, dedup: Literal["prefix", "sentence"], look: Callable[[], None] = lambda: None
+    group: SentenceGroup, folder: Path, dedup: str, look: Callable[[], None] = lambda: None
 ) -> Iterator[NDArray[np.int32]]:
     """How many tokens of each sentence an earlier one (of lower id) has in common with it, by id, from 0 on.
 

@@ -255,7 +255,7 @@ def _write_fresh(folder: Path, counts: dict[str, Any], dedup: str, look: Callabl
                 yield np.zeros(min(WINDOW, count - first), np.int32)
             return
         group = SentenceGroup(count, int(counts["tokens"]), lambda: _stored(folder, count))
-        for piece in find_repeats(group, folder, "prefix" if dedup == "prefix" else "sentence", look):
+        for piece in find_repeats(group, folder, dedup, look):
             left_out += int(piece.sum(dtype=np.int64))
             yield piece
 
