@@ -33,7 +33,7 @@ def roles(
     if effects:
         others = {option_name(name): value for name, value in options.items() if name != "seed"}
         refuse_unused(others, "is for finding roles, not for --effects")
-        _show_effects(screen, opened, model, options.get("seed", 0))
+        _show_effects(screen, opened, model, RoleSettings(**options).seed)
         return
     with ScanProgress(screen) as progress:
         memlens.roles(opened, model=model, progress=progress, **options)

@@ -152,17 +152,18 @@ def silence(model: MemoryModel, group: Group) -> Iterator[None]:
 
 
 def _looked(model: MemoryModel, prefixes: OwnTokens, look: Any) -> NDArray[np.float64]:
-    """[prefixes]: a measure of the output after each of them."""
+    """[prefixes]: a measure of the output after each of them; those of similar length are run together."""
     bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
-    parts = []
-    for first in range(0, len(prefixes.tokens), _BATCH):
-        own = [[*bos, *tokens] for tokens in prefixes.tokens[first : first + _BATCH]]
+    found = np.empty(len(prefixes.tokens))
+    order = np.argsort([len(tokens) for tokens in prefixes.tokens], kind="stable")
+    for places in np.split(order, range(_BATCH, len(order), _BATCH)):
+        own = [[*bos, *prefixes.tokens[place]] for place in places]
         longest = max(map(len, own))
         states = model.run_body(torch.tensor([ids + [ids[0]] * (longest - len(ids)) for ids in own]))
         last = states[torch.arange(len(own)), torch.tensor([len(ids) - 1 for ids in own])]
         logs = torch.log_softmax(model.lens.capped(model.lens.state_logits(last)).double(), dim=-1)
-        parts.append(look(logs, torch.from_numpy(prefixes.own[first : first + _BATCH]).to(logs.device)))
-    return torch.cat(parts).cpu().numpy()
+        found[places] = look(logs, torch.from_numpy(prefixes.own[places]).to(logs.device)).cpu().numpy()
+    return found
 
 
 def _entropy(logs: Tensor, _own: Tensor) -> Tensor:
