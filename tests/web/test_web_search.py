@@ -44,6 +44,7 @@ def both_ways(index: Index, arrays: TriggerText | None, query: SearchQuery) -> S
         *[("the", {}), ("The", {}), ("THE", {"ignore_case": True}), ("the", {"ends": True}), ("the", {"in": "values"})],
         ("e", {"in": "values", "substring": True}),
         ("the", {"in": "values", "bottom": True}),
+        (["the", "iv"], {"in": "values"}),
         ("ends wi", {"in": "patterns"}),
         ("nd", {"in": "patterns", "substring": True}),
         ("L1N3", {"in": "name"}),
@@ -55,12 +56,12 @@ def test_the_command_line_and_the_workbench_give_the_same_answer(
     client: TestClient,
     index: Index,
     capsys: pytest.CaptureFixture[str],
-    q: str,
+    q: str | list[str],
     options: dict[str, object],
     filters: dict[str, str],
 ) -> None:
     asked = {**options, **filters, "limit": 30}
-    arguments = [q] if q else []
+    arguments = [q] if isinstance(q, str) and q else list(q)
     for name, value in asked.items():
         arguments += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     assert main(["search", str(index.folder), *arguments, "--json"]) == 0

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from pydantic import StringConstraints
 
 from memlens.errors import MemlensError, SettingError, UnknownName
 from memlens.index.expert import find_expert
@@ -38,7 +39,10 @@ _WORDS = {"max": "strongest", "frequency": "fires on", "mean": "mean", "max_p": 
 
 
 def read_asked(
-    q: Annotated[str, Query(max_length=1000, description="The text, token, words or name to look for.")] = "",
+    q: Annotated[
+        tuple[Annotated[str, StringConstraints(max_length=1000)], ...],
+        Query(max_length=100, description="The text, words or name to look for; in values, one token or several."),
+    ] = (),
     place: Annotated[Place | Literal["fires"], Query(alias="in", description="Where to look.")] = "triggers",
     layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
     kind: Annotated[
@@ -59,7 +63,10 @@ def read_asked(
     bottom: Annotated[bool, Query(description="In values: memories that push the token down.")] = False,
     by: Annotated[FiringOrder, Query(description="Of memories that fire on a text.")] = "relative",
 ) -> dict[str, Any]:
-    return locals()
+    asked = dict(locals())
+    texts = tuple(text for text in q if text)
+    further = (*texts[1:], *([""] if texts and place == "values" else []))  # fields of the form, the last one empty
+    return {**asked, "texts": texts, "q": " ".join(texts), "further": further}
 
 
 Asked = Annotated[dict[str, Any], Depends(read_asked)]
@@ -69,7 +76,7 @@ def _query(asked: dict[str, Any]) -> SearchQuery:
     """The request as a query; refused where its layers cannot be read."""
     layers = asked["layers"].strip()
     return SearchQuery(
-        (asked["q"],) if asked["q"] else (),
+        asked["texts"],
         asked["place"],
         parse_layers(layers) if layers else None,
         asked["kind"] or None,

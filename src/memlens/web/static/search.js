@@ -7,9 +7,9 @@ let latest = 0;
 let shown = address("/search/results"); // what the list on the page is the answer to
 
 function address(path) {
-  const given = new URLSearchParams(new FormData(form));
-  for (const [name, value] of [...given]) if (!value || (name === "in" && value === "triggers") || (name === "order" && value === "max") || (name === "by" && value === "relative")) given.delete(name);
-  const query = given.toString();
+  const usual = { in: "triggers", order: "max", by: "relative" };
+  const given = [...new FormData(form)].filter(([name, value]) => value && value !== usual[name]);
+  const query = new URLSearchParams(given).toString();
   return query ? `${path}?${query}` : path;
 }
 
@@ -38,7 +38,7 @@ form.addEventListener("change", show);
 
 document.addEventListener("keydown", (event) => {
   if (!["ArrowDown", "ArrowUp"].includes(event.key) || event.target.closest("select, [type=radio]")) return;
-  const stops = [form.elements.q, ...results.querySelectorAll(".results a")];
+  const stops = [document.getElementById("q"), ...results.querySelectorAll(".results a")];
   const at = stops.indexOf(document.activeElement);
   const next = stops[at + (event.key === "ArrowDown" ? 1 : -1)];
   if (at < 0 || !next) return;
