@@ -429,9 +429,9 @@ class TableNames(dict[str, str]):
         return source
 
 
-def open_index(index: Index | str | PathLike[str]) -> Index:
+def open_index(folder: Index | str | PathLike[str]) -> Index:
     """An index that a scan has completed, by its folder or `hf:OWNER/NAME`; an open one comes back as it is."""
-    return index if isinstance(index, Index) else Index(Path(index))
+    return folder if isinstance(folder, Index) else Index(Path(folder))
 
 
 def _why_not_an_index(folder: Path) -> str:
