@@ -1,4 +1,4 @@
-"""How often prefixes have features: the keys of every prefix, and the shares of random prefixes that have each.
+"""Counts of features: the keys of every prefix, in compiled loops, and the share of random prefixes that have each.
 
 Background: a seeded sample of all prefixes (all of them where they are few) goes through the same code as triggers do.
 The share of an ending or a shape is counted. An n-gram is likelier in a longer prefix: its share among prefixes of L
