@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from pydantic import TypeAdapter
 
 from memlens.errors import SettingError
-from memlens.files import explain_os_errors, prepare_output_folder
+from memlens.files import explain_os_errors, prepare_output_folder, replacing
 from memlens.index.memory import MemoryRecord, read_memory, read_summaries
 from memlens.index.search import MemoryHit, SearchQuery, SearchResult, search
 from memlens.memory import ExpertId, MemoryId
@@ -320,7 +320,8 @@ class _Site:
         page = re.sub(r'<script type="module" src="[^"]*"></script>\n', "", page)
         page = page.replace("</head>", '<script src="static/site.js"></script>\n</head>', 1) if kind else page
         page = page.replace("<html ", f'<html data-site="{kind}" ', 1)
-        (self.out / name).write_text(page, encoding="utf-8", errors="replace")
+        with replacing(self.out / name) as beside:
+            beside.write_text(page, encoding="utf-8", errors="replace")
 
 
 # Where a host shows this page for an address it does not know, one of the workbench leads to the site's own.
