@@ -59,7 +59,7 @@ class _Layout:
     after: str = ""  # all triggers of a memory
 
 
-# Most sentences hold nothing that JSON escapes, and are quoted by themselves in two thirds of the time.
+# Most sentences hold nothing that JSON escapes, and are quoted by themselves in about three quarters of the time.
 _JSONL = _Layout(
     prefix="""CASE WHEN is_plain THEN concat('"prefix":{{"sentence":', sentence, ',"position":', position,
         '}},"before":"', left(whole, begins), '","token":"', substr(whole, begins + 1, stops - begins),
