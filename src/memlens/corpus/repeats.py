@@ -10,6 +10,7 @@ Tokens are compared as bytes. That is not the order of their numbers, but one in
 neighbours, which is all that is needed.
 """
 
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
@@ -197,16 +198,25 @@ class _Shelves:
 
 @dataclass(frozen=True)
 class _Unpacked:
-    """The sentences of one shelf."""
+    """The sentences of one shelf, many at a time: there are some of each chunk that was divided."""
 
     shelves: _Shelves
     shelf: int
 
     def __call__(self) -> Iterator[StoredSentences]:
+        numbers: list[Ints] = []
+        tokens: list[bytes] = []
+        size = 0
         for packed in self.shelves.take(self.shelf):
-            count = int(np.frombuffer(packed, np.int64, 1)[0])
-            ids, lengths = np.frombuffer(packed, np.int64, 2 * count, 8).reshape(2, count)
-            yield StoredSentences(ids, lengths, packed[8 + 16 * count :])
+            count = int.from_bytes(packed[:8], sys.byteorder)
+            numbers.append(np.frombuffer(packed, np.int64, 2 * count, 8).reshape(2, count))
+            tokens.append(packed[8 + 16 * count :])
+            size += len(tokens[-1]) + _OBJECTS * count
+            if size >= _CHUNK:
+                yield StoredSentences(*np.concatenate(numbers, axis=1), b"".join(tokens))
+                numbers, tokens, size = [], [], 0
+        if numbers:
+            yield StoredSentences(*np.concatenate(numbers, axis=1), b"".join(tokens))
 
 
 def _sorted(group: SentenceGroup) -> _SortedPart:
