@@ -213,10 +213,15 @@ class _Unpacked:
             tokens.append(packed[8 + 16 * count :])
             size += len(tokens[-1]) + _OBJECTS * count
             if size >= _CHUNK:
-                yield StoredSentences(*np.concatenate(numbers, axis=1), b"".join(tokens))
+                yield _joined(numbers, tokens)
                 numbers, tokens, size = [], [], 0
         if numbers:
-            yield StoredSentences(*np.concatenate(numbers, axis=1), b"".join(tokens))
+            yield _joined(numbers, tokens)
+
+
+def _joined(numbers: Sequence[Ints], tokens: Sequence[bytes]) -> StoredSentences:
+    ids, lengths = np.concatenate(numbers, axis=1)
+    return StoredSentences(ids, lengths, b"".join(tokens))
 
 
 def _sorted(group: SentenceGroup) -> _SortedPart:
