@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from memlens.index.reader import Index
 from memlens.parallel import Progress
 from memlens.pattern.feature_counts import Background, families_of, shared_keys
-from memlens.pattern.features import GAP, Feature, SpellingFeatures, TokenFeatures, read_key
+from memlens.pattern.features import GAP, OF_OPENINGS, Feature, SpellingFeatures, TokenFeatures, read_key
 from memlens.pattern.matched import MatchedPlaces, draw_matched
 from memlens.pattern.words import GROUNDED, PrefixWords, TriggerRows, Words, read_prefix_words, sample_prefixes
 from memlens.settings import PatternSettings
@@ -232,8 +232,8 @@ def _pick(
         taken = 0
         at_end = sum(1 << rank for rank, words in enumerate(ends) if words[-1] in candidate.feature.words)
         for other in picked:
-            if _same_words(candidate.feature, other.feature):
-                taken |= other.members
+            if candidate.feature.family == OF_OPENINGS or _same_words(candidate.feature, other.feature):
+                taken |= other.members  # a place in the sentence is no pattern of prefixes with one wording
             elif other.feature.is_of_last_word:
                 taken |= other.members & at_end
         fresh = candidate.members & ~taken
