@@ -13,7 +13,7 @@ PUBLISHED = {
     "dead": "more than 70% in some lower layers of OPT-66B (Voita et al. 2023)",
     "token": "many in the lower half of OPT (Voita et al. 2023)",
     "n-gram": "in the lower half of OPT (Voita et al. 2023)",
-    "positional": "indicators of ranges of positions in small OPT models, less explicit in large ones (Voita et al. 2023)",
+    "positional": "indicators of position ranges in small OPT models, less explicit in large ones (Voita et al. 2023)",
     "entropy": "a few, in the last layers (Stolfo et al. 2024)",
     "token-frequency": "a few, in the last layers (Stolfo et al. 2024)",
     "prediction": "from the middle of GPT-2 on (Gurnee et al. 2024)",
