@@ -4,7 +4,7 @@ Measured here: the speed of a scan of random tokens, and of a product with the o
 
     scan          the tokens of the corpus, from the sizes of its files
     values        one product of every value with the output embedding, and VALUE_SECONDS per memory
-    patterns      PATTERN_SECONDS per memory
+    patterns      PATTERN_SECONDS per memory and end of it that is kept
     experiments   the tokens of edited prefixes, and two products per layer and one more for every sampled prefix
     report        REPORT_SECONDS
     compiling     what the scan's loops have taken to be made or loaded before, times LOOPS_LEFT
@@ -25,11 +25,12 @@ from memlens.models.memory_model import MemoryModel
 from memlens.parallel import seconds_compiling
 from memlens.scanner.ahead import seconds_ahead
 from memlens.scanner.autotune import estimate_scan, tokens_about
+from memlens.scanner.state import shapes_of
 from memlens.settings import CorpusSettings, ScanSettings, is_hub_source
 from memlens.text import duration
 
 # Seen with the bundled model on two busy cores; machines differ by a factor of two or so.
-VALUE_SECONDS, PATTERN_SECONDS = 0.0005, 0.002  # per memory
+VALUE_SECONDS, PATTERN_SECONDS = 0.0005, 0.002  # per memory, and per end of one
 REPORT_SECONDS = 7.0
 # Triggers per memory, and tokens that are run for each, all edits together. Seen: 28 for 8 memories per layer, 14 for
 # 100, which share more; but batches are smaller than those of a scan, and slower.
@@ -78,14 +79,16 @@ def estimate_analysis(
     before = seconds_compiling()
     rate = estimate_scan(model, replace(settings, max_tokens=None), layers=layers[:together]).tokens_per_second
     compiling = max(seconds_compiling() - before, seconds_ahead())
-    memories = sum(model.layers[layer].memories for layer in layers)
+    shapes = shapes_of(model, layers, settings).values()
+    memories = sum(shape.memories for shape in shapes)
+    ends = sum(shape.memories * (2 if shape.bottom else 1) for shape in shapes)
     products = _seconds_of_product(model)
     edits = len(layers) * edited * TRIGGERS * EDITED_TOKENS
     return AnalysisEstimate(
         {
             "scan": tokens_about(corpus, settings.max_tokens) / rate * math.ceil(len(layers) / together),
             "values": memories * (products + VALUE_SECONDS),
-            "patterns": memories * PATTERN_SECONDS,
+            "patterns": ends * PATTERN_SECONDS,
             "experiments": (edits + prefixes * PREFIX_TOKENS) / rate + prefixes * (2 * len(layers) + 1) * products,
             "report": REPORT_SECONDS,
         },
