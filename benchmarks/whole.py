@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -39,6 +40,8 @@ PARTS = (  # name, then what a file on the stack ends with, and the function the
     ("prefixes", ("memlens/experiments/prefix_pass.py", "")),
     ("experiments", ("memlens/experiments/run.py", "")),
     ("report", ("memlens/reports/report.py", "")),
+    ("findings", ("memlens/reports/findings.py", ""), ("memlens/reports/silencing.py", "")),
+    ("waiting for patterns", ("memlens/pattern/beside.py", "")),
     ("trace", ("memlens/tracer/trace.py", "")),
 )
 ANYWHERE = 3  # so many of these count wherever they are on a stack
@@ -55,9 +58,10 @@ COMMANDS = {
 def part_of(frame: FrameType | None) -> str | None:
     """Compiling, loading compiled code or importing, if the stack passes through it; else the innermost of PARTS."""
     stack = []
-    while frame is not None:
-        stack.append((frame.f_code.co_filename, frame.f_code.co_name))
-        frame = frame.f_back
+    with suppress(AttributeError):  # the thread goes on meanwhile: a frame that has just ended is none any more
+        while frame is not None:
+            stack.append((frame.f_code.co_filename, frame.f_code.co_name))
+            frame = frame.f_back
     matched = [name for place in stack if (name := _part_at(*place))]
     return next((name for name, *_ in PARTS[:ANYWHERE] if name in matched), matched[0] if matched else None)
 
@@ -220,6 +224,7 @@ def main() -> None:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)
+    given.work = given.work.resolve()
     if given.child:
         arguments = [word.format(work=given.work) for word in COMMANDS[given.child]]
         run_child(given.work / f"{given.child}.json", arguments, given.kernels)

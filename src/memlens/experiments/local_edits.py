@@ -4,14 +4,13 @@ For each sampled memory and each of its top 50 triggers the prefix without one t
 at its new last position; the change is (m' - m) / m, averaged over the prefixes of a memory, then over memories.
 m is the index's own, from the scan, so that whole prefixes are not run again; from a new run it would differ by the
 rounding of another batch shape, as m' does. BOS is never removed and stays in front; a prefix of one token has nothing
-left and is left out (counted). An edited prefix is run once, whichever memories want it, not at all where it is the
-beginning of another one, and only up to the deepest layer that wants it. `beside_last` (how much less a token matters
-than the last one) is taken memory by memory, since the memories are the same.
+left and is left out (counted). `beside_last` (how much less a token matters than the last one) is taken memory by
+memory, since the memories are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments.edited_prefixes import EditedPasses, EditedPrefixes
 from memlens.index.reader import Index
 from memlens.parallel import Mapper, Progress, SerialMapper, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, mean_estimate
 from memlens.text import percent
 
 if TYPE_CHECKING:
-    from memlens.corpus.sentences import Batch
-    from memlens.models.groups import CoefficientBlock
     from memlens.models.memory_model import MemoryModel
 
 TRIGGERS = 50
@@ -38,126 +36,6 @@ SCHEMA = ex.schema(
     "memories:int64 prefixes:int64 left_out:int64",  # left out: prefixes of one token
     "beside_last beside_last_low beside_last_high",  # change less that of the edit "last", over the same memories
 )
-
-
-class EditedPrefixes:
-    """A growing set of prefixes."""
-
-    def __init__(self) -> None:
-        self._ids: dict[bytes, int] = {}  # tokens, eight bytes each
-        self._prefixes: list[NDArray[np.int64]] = []
-
-    def __len__(self) -> int:
-        return len(self._prefixes)
-
-    def add(self, tokens: NDArray[np.int64]) -> int:
-        """The prefix's id; an equal one keeps the id it has."""
-        number = self._ids.setdefault(tokens.tobytes(), len(self._prefixes))
-        if number == len(self._prefixes):
-            self._prefixes.append(tokens)
-        return number
-
-    def coefficients(
-        self,
-        where: Mapper,
-        wanted: Mapping[int, tuple[NDArray[np.int64], NDArray[np.int64]]],  # layer -> memories [n], prefix [n] for each
-        *,
-        bos: int | None,
-        batch_tokens: int,
-        progress: Progress = no_progress,
-    ) -> dict[int, NDArray[np.float64]]:
-        """For each layer the coefficients [n] that are wanted, in their order."""
-        hosts = self._hosts()
-        deepest = np.full(len(self), -1, np.int64)
-        for layer, (_, prefixes) in wanted.items():
-            np.maximum.at(deepest, hosts[prefixes], layer)
-        batches = self._cut(deepest, batch_tokens, bos)
-        lengths = np.array([len(prefix) for prefix in self._prefixes], np.int64)
-        places = _Places([batch for _, batch in batches], hosts, lengths, bos)
-        found = {layer: np.zeros(len(memories), np.float64) for layer, (memories, _) in wanted.items()}
-        by_batch = {layer: places.by_batch(prefixes, len(batches)) for layer, (_, prefixes) in wanted.items()}
-
-        def item(number: int) -> EditedBatch:
-            chosen = {layer: own[number] for layer, own in by_batch.items() if len(own[number])}
-            asked = {layer: [column[rows] for column in wanted[layer]] for layer, rows in chosen.items()}
-            cells = {layer: (places.row[own], places.last[own], memories) for layer, (memories, own) in asked.items()}
-            return EditedBatch(batches[number][0], batches[number][1].tokens, cells)
-
-        done, total = 0, int((deepest >= 0).sum())
-        progress("local-edits", 0, total)
-        for number, answer in enumerate(where.map(run_edited, map(item, range(len(batches))))):
-            for layer, coefficients in answer.items():
-                found[layer][by_batch[layer][number]] = coefficients
-            done += len(batches[number][1].sentences)
-            progress("local-edits", done, total)
-        return found
-
-    def _hosts(self) -> NDArray[np.int64]:
-        """For each prefix the one that is run for it: itself, or the longest that begins with it."""
-        hosts = np.arange(len(self))
-        ordered = sorted(self._ids)
-        for tokens, longer in zip(ordered[-2::-1], ordered[:0:-1], strict=True):
-            if longer.startswith(tokens):  # whatever begins with these tokens comes right after them
-                hosts[self._ids[tokens]] = hosts[self._ids[longer]]
-        return hosts
-
-    def _cut(self, deepest: NDArray[np.int64], batch_tokens: int, bos: int | None) -> list[tuple[int, Batch]]:
-        """Batches of prefixes with the same deepest layer, which is -1 where another prefix is run instead."""
-        from memlens.corpus.sentences import cut_batches
-
-        found = []
-        for layer in np.unique(deepest[deepest >= 0]).tolist():
-            prefixes = [(number, self._prefixes[number]) for number in np.flatnonzero(deepest == layer).tolist()]
-            found += [(layer, batch) for batch in cut_batches(prefixes, batch_tokens, bos)]
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class EditedBatch:
-    """A batch of edited prefixes, to be run on any worker that has the model."""
-
-    deepest: int  # layer
-    tokens: NDArray[np.int64]  # [batch, pos]
-    cells: Mapping[int, tuple[NDArray[np.int64], ...]]  # layer -> rows, positions and memories [n] to be read
-
-
-def run_edited(model: MemoryModel, batch: EditedBatch) -> dict[int, NDArray[np.float64]]:
-    """layer -> the coefficients [n] of a batch's cells."""
-    import torch
-
-    found = {layer: np.zeros(len(cells[0]), np.float64) for layer, cells in batch.cells.items()}
-
-    def take(layer: int, block: CoefficientBlock) -> None:
-        rows, positions, memories = batch.cells[layer]
-        own = memories - block.group.start
-        inside = np.flatnonzero((own >= 0) & (own < block.group.size))
-        if len(inside):
-            cells = tuple(torch.from_numpy(index[inside]) for index in (rows, positions, own))
-            found[layer][inside] = block.everywhere()[cells].double().cpu().numpy()
-
-    with torch.inference_mode(), model.watch(take, sorted(batch.cells)):
-        model.run_to(batch.deepest, torch.from_numpy(batch.tokens))
-    return found
-
-
-class _Places:
-    """Where each prefix lies in its batch."""
-
-    def __init__(
-        self, batches: Sequence[Batch], hosts: NDArray[np.int64], lengths: NDArray[np.int64], bos: int | None
-    ) -> None:
-        self.batch, self.row = np.zeros(len(hosts), np.int64), np.zeros(len(hosts), np.int64)
-        for number, batch in enumerate(batches):
-            self.batch[batch.sentences] = number
-            self.row[batch.sentences] = np.arange(len(batch.sentences))
-        self.batch, self.row = self.batch[hosts], self.row[hosts]
-        self.last = lengths - (1 if bos is None else 0)
-
-    def by_batch(self, prefixes: NDArray[np.int64], batches: int) -> list[NDArray[Any]]:
-        """For each batch which of the wanted prefixes [n] are in it."""
-        order = np.argsort(self.batch[prefixes], kind="stable")
-        edges = np.searchsorted(self.batch[prefixes][order], np.arange(batches + 1))
-        return [order[edges[number] : edges[number + 1]] for number in range(batches)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,13 +58,16 @@ def compute(
     where: Mapper | None = None,
 ) -> list[ex.Row]:
     """Three rows per layer; `sample` memories of each (all that have triggers for None)."""
-    edited = EditedPrefixes()
+    import torch
+
+    edited, batch_tokens = EditedPrefixes(), index.manifest.settings.batch_tokens
     wanted = {layer: _edit_triggers(index, layer, seed, sample, edited) for layer in index.layers}
     found = edited.coefficients(
         SerialMapper(model) if where is None else where,
         {layer: (np.repeat(want.memory, len(EDITS)), want.prefixes.reshape(-1)) for layer, want in wanted.items()},
+        EditedPasses.plan(model, batch_tokens, torch.get_num_threads()),
         bos=index.manifest.model.bos,
-        batch_tokens=index.manifest.settings.batch_tokens,
+        batch_tokens=batch_tokens,
         progress=progress,
     )
     rows = []

@@ -3,7 +3,7 @@
 Coefficients are read after the down projection ran, from the input it really got; edits are made before it runs. So a
 watcher sees the coefficients that were used, in whichever order watching and editing were entered. Experts behind a
 router are watched in the function that runs them (experts.py).
-One model serves one thread at a time: a hook sees every pass through its model.
+One model serves one thread at a time: a hook sees every pass through its model. MemoryModel.sharing_weights makes more.
 """
 
 from __future__ import annotations

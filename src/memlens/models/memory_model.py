@@ -4,6 +4,8 @@ The memories of a layer are its MemoryLayer (groups.py); a subclass runs the net
 """
 
 import hashlib
+import io
+import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -150,6 +152,18 @@ class MemoryModel(ABC):
         """Let go of what finding the memories left for the proof, where there is to be none now."""
         self._latest_probe = None
 
+    def sharing_weights(self) -> "MemoryModel":
+        """Another model like this one with the very same tensors, for another thread: it has hooks of its own.
+
+        What cannot be pickled raises.
+        """
+        file = io.BytesIO()
+        pickler = _StructurePickler(file)
+        pickler.dump(self)
+        file.seek(0)
+        other: MemoryModel = _StructureUnpickler(file, pickler.tensors).load()
+        return other
+
     def running(self) -> AbstractContextManager[None]:
         """Around whatever runs the network or a part of it, so that all passes are run alike."""
         return nullcontext()
@@ -257,6 +271,29 @@ class MemoryModel(ABC):
         }
         rows = "".join(f"<tr><th>{name}</th><td>{escape(fact)}</td></tr>" for name, fact in facts.items())
         return f"<table><caption>MemoryModel {escape(self.name)}</caption>{rows}</table>"
+
+
+class _StructurePickler(pickle.Pickler):
+    """Pickles all of an object but its tensors, which stay where they are."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, part: Any) -> int | None:
+        if not isinstance(part, Tensor):
+            return None
+        self.tensors.append(part)
+        return len(self.tensors) - 1
+
+
+class _StructureUnpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
+        super().__init__(file)
+        self.tensors = tensors
+
+    def persistent_load(self, number: int) -> Tensor:
+        return self.tensors[number]
 
 
 def _keep_state(store: dict[int, Tensor], layer: int, states: Tensor) -> None:
