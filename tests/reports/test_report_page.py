@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import altair
 import pytest
 from report_tables import EVIL, like_the_paper, write_rows
 
@@ -27,7 +28,7 @@ from memlens.reports.galleries import (
     same_values,
 )
 from memlens.reports.report import make_report, vega_bundle
-from memlens.reports.sections import Tables
+from memlens.reports.sections import Tables, make_sections
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -110,6 +111,14 @@ def test_the_same_index_gives_the_same_bytes(full: memlens.Index, full_page: Pat
     again = make_report(full, tmp_path / "again.html").read_bytes()
     assert again == full_page.read_bytes()  # of the same tables in another folder
     assert str(tmp_path).encode() not in again
+
+
+def test_every_chart_is_valid_vega_lite(full: memlens.Index) -> None:
+    charts = [chart for section in make_sections(Tables(full)) for chart in section.charts]
+    assert len(charts) > 10
+    for chart in charts:
+        own = {name: part for name, part in chart.spec.items() if name != "config"}  # which has settings of Vega's own
+        altair.Chart.from_dict(own)  # raises on what the schema of Vega-Lite does not know
 
 
 def test_names_that_count_over_a_process_count_from_one_in_every_chart() -> None:

@@ -89,7 +89,8 @@ def page_config() -> Spec:
 
 def page_spec(chart: Any) -> Spec:
     """A chart (Altair's, or a specification) for the page: as wide as its column, in the page's colours."""
-    spec = _steady(chart if isinstance(chart, Mapping) else chart.to_dict())
+    # Altair made the chart of checked parts; checking the whole against its schema again takes half of the drawing.
+    spec = _steady(chart if isinstance(chart, Mapping) else chart.to_dict(validate=False))
     spec["config"] = {**spec.get("config", {}), **page_config()}
     if not {"hconcat", "vconcat", "concat", "facet", "repeat"} & spec.keys():
         spec["width"] = "container"

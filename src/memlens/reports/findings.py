@@ -20,7 +20,7 @@ from memlens.experiments.verdicts import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.reports.galleries import dead_memories, same_triggers
-from memlens.reports.sections import Section, Tables, make_sections
+from memlens.reports.sections import Tables
 from memlens.text import curve, percent, tail, visible
 
 _KINDS = ("shallow", "semantic", "both")
@@ -47,10 +47,6 @@ class Material:
     def __init__(self, index: Index) -> None:
         self.index = index
         self.tables = Tables(index)
-
-    @cached_property
-    def sections(self) -> dict[str, Section]:
-        return {section.name: section for section in make_sections(self.tables) if section.is_present}
 
     @cached_property
     def claims(self) -> dict[str, JudgedClaim]:
@@ -93,7 +89,7 @@ class Material:
 
     def command_of(self, name: str) -> str:
         """The command that makes and prints the table of an experiment, with the sample it was made with."""
-        words = shlex.split(self.sections[name].command)  # memlens VERB INDEX ..., as the page has it
+        words = shlex.split(self.tables.command(name))  # memlens VERB INDEX ..., as the page has it
         return self.command(words[1], *words[3:])
 
 

@@ -54,6 +54,11 @@ class Tables:
         owner = self._known[name][0].name if name in self._known else ""
         return dict(self.index.manifest.experiment(owner).content)
 
+    def command(self, name: str) -> str:
+        """The command that makes a table; of one that is there, with the sample, seed and text it was made with."""
+        options = [] if self.rows(name) is None else _options(self.notes(name))
+        return " ".join([self._known[name][1].command or f"memlens experiment INDEX {name}", *options])
+
     def origin(self, name: str) -> str:
         """Where the prefixes of a table of section 5 come from, in words; empty for other tables."""
         return origin(self.index, EXPERIMENTS[name]) if name in EXPERIMENTS else ""
@@ -125,7 +130,7 @@ def make_sections(tables: Tables) -> list[Section]:
 def _section(experiment: Experiment, table: ResultTable, tables: Tables) -> Section:
     noted, rows = tables.notes(table.name), tables.rows(table.name)
     words = (table.name, experiment.part, experiment.figure_of(table), table.question, table.lead, table.how)
-    command = table.command or f"memlens experiment INDEX {table.name}"
+    command = tables.command(table.name)
     if rows is None:
         return Section(*words, command, is_present=False)
     columns, theirs = tables.columns(table.name), table.published()
@@ -136,7 +141,7 @@ def _section(experiment: Experiment, table: ResultTable, tables: Tables) -> Sect
     facts = _counts(rows, columns) + _sample(experiment, noted, tables.origin(table.name))
     return Section(
         *words,
-        " ".join([command, *_options(noted)]),
+        command,
         is_present=True,
         charts=table.draw(rows, tables.shape) if table.draw and rows else [],
         tables=shown,
