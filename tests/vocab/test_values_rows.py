@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from memlens.vocab.kernels import LANES, find_ends, read_softmax
+from memlens.vocab.kernels import MOST_LANES, find_ends, read_softmax
 
 
 def some_scores(vocabulary: int, kind: str) -> np.ndarray:
@@ -17,10 +17,10 @@ def some_scores(vocabulary: int, kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["distinct", "tied"])
-@pytest.mark.parametrize("vocabulary", [1, 97, LANES, LANES + 1, 3 * LANES + 700])
+@pytest.mark.parametrize("vocabulary", [1, 97, MOST_LANES, MOST_LANES + 1, 3 * MOST_LANES + 700])
 def test_both_ends_are_what_a_stable_sort_gives(vocabulary, kind):
     scores = some_scores(vocabulary, kind)
-    for k in {1, min(50, vocabulary), min(LANES + 5, vocabulary)}:
+    for k in {1, min(50, vocabulary), min(200, vocabulary), min(MOST_LANES + 5, vocabulary)}:
         ends = find_ends(scores, k)
         top = np.argsort(-scores, axis=1, kind="stable")[:, :k]
         bottom = np.argsort(scores, axis=1, kind="stable")[:, :k]
@@ -53,7 +53,7 @@ def test_scores_far_below_the_best_add_nothing():
 
 
 def test_several_threads_give_the_same_bits():
-    scores = some_scores(3 * LANES, "distinct")
+    scores = some_scores(3 * MOST_LANES, "distinct")
     targets = np.arange(9)
     alone = find_ends(scores, 40)
     with ThreadPoolExecutor(4) as pool:

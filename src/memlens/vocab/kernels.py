@@ -3,7 +3,7 @@
 A block is row-major [rows, vocabulary], one row per value; no matrix [memories, vocabulary] ever exists. Each row is
 read twice while it is in the cache:
 
-1. The extremes of lanes (tokens that lie LANES apart) are found without branches. The k-th best lane bounds the k-th
+1. The extremes of lanes (tokens that lie so many apart) are found without branches. The k-th best lane bounds the k-th
    best token, so only the few lanes that reach this bar are read again and little more than k scores are sorted.
 2. The softmax, its entropy and the rank of the target.
 
@@ -29,7 +29,9 @@ FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
 KeyArray = NDArray[np.uint64]
 
-LANES = 1024  # while a list is no longer than this it has a bar; the extremes of all lanes fit the first-level cache
+# Lanes for each place of a list: few sort quickly, many tell the bar well. While a list is no longer than MOST_LANES it
+# has a bar; the extremes of so many fit the first-level cache.
+_LANES_PER_PLACE, _LEAST_LANES, MOST_LANES = 2, 128, 1024
 _BLOCK_BYTES = 104 << 20  # large enough for the product to run at full speed; the same memory serves every block
 _LEAST_ROWS = 128  # with fewer, reading the whole embedding costs more than multiplying with it
 SCORE_BINS = 40
@@ -176,7 +178,8 @@ def _find_end_(
 
 @compiled
 def _find_ends_(scores: FloatArray, first: int, last: int, ends: Ends) -> None:
-    lanes = min(LANES, scores.shape[1])
+    wanted = max(_LEAST_LANES, _LANES_PER_PLACE * ends.top.shape[1])
+    lanes = min(wanted, MOST_LANES, scores.shape[1])
     high, low, ordered = np.empty(lanes, np.float32), np.empty(lanes, np.float32), np.empty(lanes, np.float32)
     found = np.empty(scores.shape[1], np.uint64)
     for r in range(first, last):
