@@ -27,6 +27,7 @@ from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings, is_h
 _LENGTH = 32  # tokens of a probe sentence, about an ordinary sentence's
 _BYTES_A_TRIGGER = 24  # its key and position, and once more while they are saved, merged or written
 _ENOUGH = 512  # tokens of which matrix products are about as fast as they get
+_LARGEST = 2048  # tokens of a probe's batch: larger ones take longer and are hardly faster
 _SETTLED = 0.05  # two batches whose speeds differ by less than this share tell the speed
 
 
@@ -108,7 +109,7 @@ def _probe_scan(worker: Worker, seconds: float) -> tuple[float, int]:
     length = min(_LENGTH, (model.context or _LENGTH + 1) - 1) or 1
     used = min(model.vocabulary, model.tokenizer.size) if model.has_tokenizer else model.vocabulary
     tokens = np.random.default_rng(settings.seed).integers(0, used, length)
-    most = max(1, settings.batch_tokens // (length + 1))
+    most = max(1, min(settings.batch_tokens, _LARGEST) // (length + 1))
     _scan_all(worker, 0, [ScanSentence(0, tokens)])  # loads the compiled pass
     rows, number, sentence = 1, 1, 1
     rate, best_rate, goes_on = 0.0, 0.0, True
