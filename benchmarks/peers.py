@@ -1,6 +1,6 @@
 """The top triggers of every memory by memlens and by other tools, on one model and text: speed, memory, equal lists.
 
-    python benchmarks/peers.py WORK [--model gpt2|bundled|FOLDER] [--tokens 20000] [--python PYTHON]
+    python benchmarks/peers.py WORK [--model gpt2|bundled|FOLDER|FILE.gguf] [--tokens 20000] [--python PYTHON]
 
 The other tools are installed into WORK/venv, unless --python names an environment that has them. Every program runs in
 a process of its own with one thread, is fed the same batches, and keeps the 50 highest coefficients of every memory:
@@ -17,6 +17,7 @@ Models are GPT-2 or Llama shapes, whose down projections are known by name. "gpt
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import resource
 import subprocess
@@ -194,6 +195,7 @@ def run_one(name: str, folder: str, sentences: Path, out: Path) -> None:
     texts = list(enumerate(np.split(saved["tokens"], saved["edges"])))
     with torch.inference_mode():
         PROGRAMS[name](folder, Lists())(cut_batches(texts[:8], BATCH_TOKENS, None)[0])  # whatever is done once
+        gc.collect()  # hooks refer to networks and networks to hooks: the first one would be held beside the second
         if name == "prefixes":
             texts = texts[: int(np.searchsorted(saved["edges"], FEW))]
         lists = Lists()
@@ -226,6 +228,9 @@ def prepare(model: str, work: Path, tokens: int) -> tuple[str, Path]:
 
         loaded = memlens.load(model)
         folder = Path(loaded.source if model != "bundled" else ROOT / "src" / "memlens" / "bundled" / "model")
+        if folder.suffix == ".gguf":  # as weights that every tool can read
+            folder = work / folder.stem
+            loaded.network.save_pretrained(folder)
         units = [unit.text for unit in read_units(CorpusSettings(("bundled:prose",)))]
         texts = [np.array(one.ids[:120]) for one in loaded.tokenizer.encode(units) if one.ids]
     ends = np.cumsum([len(own) for own in texts])

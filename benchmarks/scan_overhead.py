@@ -1,11 +1,12 @@
 """What finding the top triggers costs beside the bare forward pass over the same batches.
 
-    python benchmarks/scan_overhead.py [--shape gpt2|llama] [--memory]
+    python benchmarks/scan_overhead.py [--shape gpt2|llama|llama15m|bundled] [--tokens 60000] [--memory]
 
 One thread, processor time, the programs take turns on every batch, so that a noisy machine hurts all alike; what other
 programs do to caches and memory still shows, hence the median and quartiles over the batches beside the sum.
 The programs:
-the bare body; memlens' scan; and for comparison a hook that concatenates and calls torch.topk, as most tools do.
+the bare body; memlens' scan; the body's matrix products alone, without norms, attention, activations and Python; and
+for comparison a hook that concatenates and calls torch.topk, as most tools do.
 `--memory` instead prints the peak memory of scanning 100k and 1M tokens into an index.
 """
 
@@ -40,12 +41,19 @@ SHAPES = {
         "llama",
         {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1376, "num_attention_heads": 8},
     ),
+    "llama15m": (
+        "llama",
+        {"num_hidden_layers": 6, "hidden_size": 288, "intermediate_size": 768, "num_attention_heads": 6},
+    ),
 }
+BUNDLED = "bundled"
 TOP = 50
 USUAL_EVERY = 3  # the usual way is slow and known: every third batch is enough
 
 
 def build(shape: str) -> MemoryModel:
+    if shape == BUNDLED:
+        return memlens.load(BUNDLED)
     family, settings = SHAPES[shape]
     torch.manual_seed(0)
     network = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **settings))
@@ -89,6 +97,21 @@ class ConcatenateAndTopk:
             self.model.run_body(tokens)
 
 
+class Products:
+    """The body's products with its matrices, and nothing else: what no scan can do without."""
+
+    def __init__(self, model: MemoryModel) -> None:
+        layers = [layer.block for layer in model.layers]
+        self.matrices = [matrix.detach() for block in layers for matrix in block.parameters() if matrix.dim() == 2]
+        # transformers' GPT-2 keeps its matrices [in, out], everybody else [out, in]
+        self.is_transposed = any(type(module).__name__ == "Conv1D" for block in layers for module in block.modules())
+
+    def __call__(self, batch: Batch) -> None:
+        for matrix in self.matrices:
+            matrix = matrix if self.is_transposed else matrix.T
+            torch.ones(batch.tokens.size, matrix.shape[0]) @ matrix
+
+
 def timed(program: Callable[[Batch], None], batch: Batch) -> float:
     began = time.process_time()
     program(batch)
@@ -97,7 +120,7 @@ def timed(program: Callable[[Batch], None], batch: Batch) -> float:
 
 def compare(model: MemoryModel, warm_tokens: int, tokens: int, label: str) -> None:
     """Ratios over `tokens` tokens after the scan has seen `warm_tokens`."""
-    settings = ScanSettings(top=TOP, batch_tokens=2048)
+    settings = ScanSettings(top=TOP, batch_tokens=2048, bos="no")
     worker = Worker(model, settings, range(len(model.layers)))
     usual = ConcatenateAndTopk(model)
     vocabulary = min(model.vocabulary, 30000)
@@ -117,7 +140,7 @@ def compare(model: MemoryModel, warm_tokens: int, tokens: int, label: str) -> No
     def bare(batch: Batch) -> None:
         model.run_body(torch.from_numpy(batch.tokens))
 
-    programs = {"bare": bare, "scan": scan, "usual": usual}
+    programs = {"bare": bare, "scan": scan, "products": Products(model), "usual": usual}
     seconds: list[dict[str, float]] = []  # one entry a batch
     with torch.inference_mode():
         bare(batches[0])
@@ -126,19 +149,20 @@ def compare(model: MemoryModel, warm_tokens: int, tokens: int, label: str) -> No
             if worker.state.tokens < warm_tokens:
                 scan(batch)
                 continue
-            order = list(programs) if number % USUAL_EVERY == 0 else ["bare", "scan"]
+            order = list(programs) if number % USUAL_EVERY == 0 else ["bare", "scan", "products"]
             random.Random(number).shuffle(order)
             seconds.append({name: timed(programs[name], batch) for name in order})
             measured += int(batch.lengths.sum())
             if measured >= tokens:
                 break
     print(f"{label}: {measured:,} tokens, bare {measured / sum(s['bare'] for s in seconds):,.0f} tokens/s", flush=True)
-    for name, words in (("scan", "scan"), ("usual", "cat + topk")):
-        both = [(s[name], s["bare"]) for s in seconds if name in s]
-        low, median, high = np.percentile([ours / bare for ours, bare in both], [25, 50, 75])
-        ratio = sum(ours for ours, _ in both) / sum(bare for _, bare in both)
+    pairs = (("scan", "scan", "bare"), ("usual", "cat + topk", "bare"), ("scan", "scan", "products"))
+    for name, words, other in (*pairs, ("bare", "bare", "products")):
+        both = [(s[name], s[other]) for s in seconds if name in s]
+        low, median, high = np.percentile([ours / theirs for ours, theirs in both], [25, 50, 75])
+        ratio = sum(ours for ours, _ in both) / sum(theirs for _, theirs in both)
         print(
-            f"    {words}: {ratio:.3f} x bare in all; "
+            f"    {words}: {ratio:.3f} x {other} in all; "
             f"median of {len(both)} batches {median:.3f} (quartiles {low:.3f} and {high:.3f})",
             flush=True,
         )
@@ -185,7 +209,8 @@ def compare_memory() -> None:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    arguments.add_argument("--shape", choices=[*SHAPES, "all"], default="all")
+    arguments.add_argument("--shape", choices=[*SHAPES, BUNDLED, "all"], default="all")
+    arguments.add_argument("--tokens", type=int, default=60_000, help="tokens that are measured, after 100k others")
     arguments.add_argument("--memory", action="store_true")
     chosen = arguments.parse_args()
     if chosen.memory:
@@ -193,10 +218,10 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     warm_compiled_code()
-    for shape in SHAPES if chosen.shape == "all" else [chosen.shape]:
+    for shape in (*SHAPES, BUNDLED) if chosen.shape == "all" else [chosen.shape]:
         model = build(shape)
         compare(model, 0, 5_000, f"{shape}, first 5k tokens")
-        compare(model, 100_000, 60_000, f"{shape}, after 100k tokens")
+        compare(model, 100_000, chosen.tokens, f"{shape}, after 100k tokens")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024:,} MB")
 
 
