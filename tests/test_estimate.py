@@ -19,13 +19,15 @@ from memlens.settings import CorpusSettings, ScanSettings
 def test_an_estimate_has_every_stage_in_order_and_no_text_of_unknown_length(tiny_gpt2: Path, tiny_text: Path) -> None:
     model = memlens.load(tiny_gpt2, prove=False)
     settings, corpus = ScanSettings(threads=1), CorpusSettings((str(tiny_text),))
-    found = estimate_analysis(model, settings, corpus, prefixes=10, edited=2)
+    found = estimate_analysis(model, settings, corpus, prefixes=10, tokens_per_layer=3000)
     assert found is not None and tuple(found.seconds) == STAGES
     assert all(seconds > 0 for seconds in found.seconds.values())
     assert found.in_words().startswith("this takes about ") and "experiments" in found.in_words()
     far = CorpusSettings(("hf:some/texts",))
-    assert estimate_analysis(model, settings, far, prefixes=10, edited=2) is None
-    assert estimate_analysis(model, replace(settings, max_tokens=99), far, prefixes=10, edited=2) is not None
+    assert estimate_analysis(model, settings, far, prefixes=10, tokens_per_layer=3000) is None
+    assert (
+        estimate_analysis(model, replace(settings, max_tokens=99), far, prefixes=10, tokens_per_layer=3000) is not None
+    )
 
 
 def test_the_estimate_refuses_what_the_scan_refuses_and_nothing_else(
@@ -33,15 +35,17 @@ def test_the_estimate_refuses_what_the_scan_refuses_and_nothing_else(
 ) -> None:
     model, corpus = memlens.load(tiny_gpt2, prove=False), CorpusSettings((str(tiny_text),))
     with pytest.raises(UnknownName, match="layer 99 does not exist"):
-        estimate_analysis(model, ScanSettings(threads=1, layers=(99,)), corpus, prefixes=1, edited=1)
+        estimate_analysis(model, ScanSettings(threads=1, layers=(99,)), corpus, prefixes=1, tokens_per_layer=1500)
     settings = ScanSettings(threads=1, top=1000)
     one_layer = max(block.memories for block in model.layers) * 1000 * autotune._BYTES_A_TRIGGER
     monkeypatch.setattr(autotune, "free_memory", lambda: 3 * one_layer)  # enough for one of several layers
     assert len(model.layers) > 1
     with pytest.raises(SettingError, match="fewer --layers or --layer-budget"):
-        estimate_analysis(model, settings, corpus, prefixes=1, edited=1)
-    assert estimate_analysis(model, settings, corpus, prefixes=1, edited=1, layer_budget=1) is not None
-    assert estimate_analysis(model, replace(settings, layers=(1,)), corpus, prefixes=1, edited=1) is not None
+        estimate_analysis(model, settings, corpus, prefixes=1, tokens_per_layer=1500)
+    assert estimate_analysis(model, settings, corpus, prefixes=1, tokens_per_layer=1500, layer_budget=1) is not None
+    assert (
+        estimate_analysis(model, replace(settings, layers=(1,)), corpus, prefixes=1, tokens_per_layer=1500) is not None
+    )
 
 
 def test_what_is_left_goes_down_with_the_clock_and_learns_from_stages_that_are_done() -> None:

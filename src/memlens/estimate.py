@@ -5,7 +5,7 @@ Measured here: the speed of a scan of random tokens, and of a product with the o
     scan          the tokens of the corpus, from the sizes of its files
     values        one product of every value with the output embedding, and VALUE_SECONDS per memory
     patterns      PATTERN_SECONDS per memory and end of it that is kept
-    experiments   the tokens of edited prefixes, and two products per layer and one more for every sampled prefix
+    experiments   tokens of passes of their own, and two products per layer and one more for every sampled prefix
     report        REPORT_SECONDS
     compiling     what the scan's loops have taken to be made or loaded before, times LOOPS_LEFT
 
@@ -32,9 +32,6 @@ from memlens.text import duration
 # Seen with the bundled model on two busy cores; machines differ by a factor of two or so.
 VALUE_SECONDS, PATTERN_SECONDS = 0.0005, 0.002  # per memory, and per end of one
 REPORT_SECONDS = 7.0
-# Triggers per memory, and tokens that are run for each, all edits together. Seen: 28 for 8 memories per layer, 14 for
-# 100, which share more; but batches are smaller than those of a scan, and slower.
-TRIGGERS, EDITED_TOKENS = 50, 30
 PREFIX_TOKENS = 24  # that are run for a sampled prefix
 # Loops of later stages take so many times as long to compile as a scan's (14 s and 9 s by the compiler's events).
 LOOPS_LEFT = 1.5
@@ -63,13 +60,13 @@ def estimate_analysis(
     corpus: CorpusSettings,
     *,
     prefixes: int,
-    edited: int,
+    tokens_per_layer: int,
     layer_budget: int | None = None,
 ) -> AnalysisEstimate | None:
     """About how long all stages take from the start; None where nobody knows how long the corpus is.
 
-    `prefixes` are those of section 5, `edited` the memories per layer whose triggers are edited. No more layers are
-    held at once than the scan will hold, and what the scan will refuse is refused here in the same words.
+    `prefixes` are those of section 5, `tokens_per_layer` those that experiments run in passes of their own. No more
+    layers are held at once than the scan will hold, and what the scan will refuse is refused here in the same words.
     """
     longest_sentence(model, settings)
     layers = layers_to_scan(model, settings)
@@ -83,13 +80,13 @@ def estimate_analysis(
     memories = sum(shape.memories for shape in shapes)
     ends = sum(shape.memories * (2 if shape.bottom else 1) for shape in shapes)
     products = _seconds_of_product(model)
-    edits = len(layers) * edited * TRIGGERS * EDITED_TOKENS
+    again = len(layers) * tokens_per_layer + prefixes * PREFIX_TOKENS
     return AnalysisEstimate(
         {
             "scan": tokens_about(corpus, settings.max_tokens) / rate * math.ceil(len(layers) / together),
             "values": memories * (products + VALUE_SECONDS),
             "patterns": ends * PATTERN_SECONDS,
-            "experiments": (edits + prefixes * PREFIX_TOKENS) / rate + prefixes * (2 * len(layers) + 1) * products,
+            "experiments": again / rate + prefixes * (2 * len(layers) + 1) * products,
             "report": REPORT_SECONDS,
         },
         compiling * LOOPS_LEFT,

@@ -185,9 +185,13 @@ class _Drawn:
         return chosen
 
     def sizes(self) -> dict[str, int]:
-        """Prefixes of section 5, and memories per layer whose triggers are edited; all of them are as many as usual."""
-        sizes = {one: self.sample_of(KNOWN[one]) or KNOWN[one].sample or 0 for one in ("refinement", "local-edits")}
-        return {"prefixes": sizes["refinement"], "edited": sizes["local-edits"]}
+        """Prefixes of section 5, and tokens per layer that experiments run by themselves; all are as many as usual."""
+        known = find_experiments(["all"])
+        samples = {one.name: self.sample_of(one) or one.sample or 0 for one in known}
+        return {
+            "prefixes": max(samples[one.name] for one in known if one.on_prefixes),
+            "tokens_per_layer": sum(samples[one.name] * one.tokens_run for one in known),
+        }
 
     def validation(self) -> dict[str, Any]:
         if self.text is None:
@@ -287,7 +291,7 @@ TRENDS = ("depth", "settling", "claim-agreement", "composition", "claim-last-tok
 INSTEAD = ("dead", "rarest", "wanted")
 HELD_OUT = f"{BUNDLED}:held-out"  # where prefixes of section 5 come from: not trained on, as in the paper
 READ = 200_000  # tokens of the bundled text
-PREFIXES, EDITED = 1000, 8  # prefixes of section 5; memories per layer whose triggers are edited
+PREFIXES, EDITED = 1000, 8  # prefixes of section 5; memories per layer that are run again (local edits)
 
 
 @dataclass(frozen=True)
@@ -329,7 +333,7 @@ def demo(
         raise SettingError(f"a demo has no {min(taken)}; say prefixes= and edited=")
     if options.get("resume", True):
         prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
-    samples = {"local-edits": edited}
+    samples = {one.name: edited for one in find_experiments(["all"]) if one.tokens_run}
     if corpus == BUNDLED:
         options = {"validation": HELD_OUT, "max_tokens": READ, **options}
     loaded = _load(model)
@@ -342,10 +346,11 @@ def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
     """The samples, or those in the folder where they are larger: somebody may have waited for them."""
     if not is_complete(folder):
         return prefixes, edited
-    manifest = open_index(folder).manifest
-    counts = {one.name: manifest.experiment(one.name).sample or 0 for one in find_experiments(["all"])}
-    on_prefixes = [counts[one.name] for one in find_experiments(["all"]) if one.on_prefixes]
-    return max(prefixes, *on_prefixes), max(edited, counts["local-edits"])
+    manifest, known = open_index(folder).manifest, find_experiments(["all"])
+    counts = {one.name: manifest.experiment(one.name).sample or 0 for one in known}
+    on_prefixes = [counts[one.name] for one in known if one.on_prefixes]
+    run_again = [counts[one.name] for one in known if one.tokens_run]
+    return max(prefixes, *on_prefixes), max(edited, *run_again)
 
 
 def _load(model: Any) -> MemoryModel:

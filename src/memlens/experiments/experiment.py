@@ -144,6 +144,7 @@ class Experiment:
     needs: tuple[str, ...] = ()  # tables that must be in the index
     uses_model: bool = False
     maps: bool = False  # takes `where`, a Mapper or None: the model runs on workers
+    tokens_run: int = 0  # about so many, in passes of its own, for each of the sample in a layer
     last_layer: bool = False  # must the model's last layer have been scanned?
     people: str = ""  # which history of people's work it reads (see annotations.store)
     claims: tuple[Claim, ...] = ()

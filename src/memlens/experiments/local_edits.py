@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 TRIGGERS = 50
+# Tokens that are run for a trigger, all edits together. Seen: 28 for 8 memories per layer, 14 for 100, which share
+# more; but batches are smaller than those of a scan, and slower.
+EDITED_TOKENS = 30
 EDITS = ("first", "last", "random")
 
 SCHEMA = ex.schema(
@@ -239,6 +242,7 @@ EXPERIMENT = ex.Experiment(
     sample=100,
     uses_model=True,
     maps=True,
+    tokens_run=TRIGGERS * EDITED_TOKENS,
     claims=(
         vd.Claim(
             "last-token",
