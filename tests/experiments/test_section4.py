@@ -222,7 +222,7 @@ def test_small_batches_are_run_beside_each_other_and_large_ones_with_all_threads
     model = fresh[1]
     widest = max(group.size for layer in model.layers for group in layer.groups)
     for room, threads, expected in ((16, 4, (4, 1)), (2, 8, (2, 4)), (3, 8, (3, 2)), (0.5, 8, (1, 8)), (9, 1, (1, 1))):
-        tokens = int(ROOM / (4 * widest * 4) / room)  # float32, four copies of a batch's coefficients
+        tokens = int(ROOM / (8 * widest * 4) / room)  # float32, eight copies of a batch's coefficients
         planned = EditedPasses.plan(model, tokens, threads)
         assert (planned.at_once, planned.threads) == expected
 

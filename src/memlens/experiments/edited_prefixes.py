@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from memlens.models.groups import CoefficientBlock
     from memlens.models.memory_model import MemoryModel
 
-ROOM = 1 << 30  # bytes that passes beside each other may take
-_COPIES = 4  # of a layer's coefficients that a pass holds: before and after the activation, a gate, what is read
+ROOM = 1 << 29  # bytes that passes beside each other may take
+_COPIES = 8  # of a layer's coefficients that a pass holds, with what the heap keeps of freed ones
 _ROUNDS = 4  # batches that a worker gets at a time, for each pass that it runs at once
 
 
