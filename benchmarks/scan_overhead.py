@@ -5,8 +5,8 @@
 One thread, processor time, the programs take turns on every batch, so that a noisy machine hurts all alike; what other
 programs do to caches and memory still shows, hence the median and quartiles over the batches beside the sum.
 The programs:
-the bare body; memlens' scan; the body's matrix products alone, without norms, attention, activations and Python; and
-for comparison a hook that concatenates and calls torch.topk, as most tools do.
+the bare body, as transformers runs it; memlens' scan; the body's matrix products alone, without norms, attention,
+activations and Python; and for comparison a hook that concatenates and calls torch.topk, as most tools do.
 `--memory` instead prints the peak memory of scanning 100k and 1M tokens into an index.
 """
 
@@ -138,7 +138,7 @@ def compare(model: MemoryModel, warm_tokens: int, tokens: int, label: str) -> No
         worker._scan_batch(batch, None)
 
     def bare(batch: Batch) -> None:
-        model.run_body(torch.from_numpy(batch.tokens))
+        model.network.base_model(input_ids=torch.from_numpy(batch.tokens), use_cache=False)
 
     programs = {"bare": bare, "scan": scan, "products": Products(model), "usual": usual}
     seconds: list[dict[str, float]] = []  # one entry a batch

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
+from memlens.models.activations import in_blocks, stepwise
 from memlens.models.blocks import Probe, find_blocks, note_runs, outside, probe_tokens
 from memlens.models.discover import discover_layers
 from memlens.models.experts import is_experts, own_experts
@@ -118,9 +120,13 @@ class HuggingFaceModel(MemoryModel):
 
     def _run_body(self, tokens: Tensor) -> Tensor:
         last: list[Tensor] = []
-        with self.running(), hooks.on_output(self.layers[-1].block, last.append):
+        with self.running(), in_blocks(self._stepwise), hooks.on_output(self.layers[-1].block, last.append):
             self._body(tokens)
         return last[-1]
+
+    @cached_property
+    def _stepwise(self) -> list[nn.Module]:
+        return stepwise(self.network)
 
     def _body(self, tokens: Tensor) -> None:
         # by name: images come first in some models of text and images
