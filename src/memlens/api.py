@@ -118,9 +118,9 @@ def scan(
     )
     if shard is not None:
         return open_shard(folder)
-    made = _made(folder, plan)
-    made.model = loaded if loaded is model else None  # at hand already
-    return made
+    index = _open_built(folder, plan)
+    index.model = loaded if loaded is model else None  # at hand already
+    return index
 
 
 def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress: Progress = no_progress) -> Index:
@@ -130,7 +130,7 @@ def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress
     if not parts:
         raise SettingError("no shards were given; name the folders that `memlens scan --shard` has made")
     folder = folder_of(out)
-    return _made(folder, merge_shards([Path(part) for part in parts], folder, resume=resume, progress=progress))
+    return _open_built(folder, merge_shards([Path(part) for part in parts], folder, resume=resume, progress=progress))
 
 
 def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
@@ -154,8 +154,8 @@ def chart(index: Index | Source, experiment: str) -> Any:
     if len(drawn) == 1:
         return drawn[0]
     config = drawn[0].config
-    for one in drawn:
-        one.config = alt.Undefined  # a chart of several has one, at its top
+    for panel in drawn:
+        panel.config = alt.Undefined  # a chart of several has one, at its top
     joined = alt.hconcat(*drawn)
     joined.config = config
     return joined
@@ -225,7 +225,7 @@ def roles(
     progress: Progress = no_progress,
     **options: Any,
 ) -> Index:
-    """What every memory is for, by stated rules over its triggers, value and weights, as a table of the index.
+    """Assign roles to every memory, by stated rules over its triggers, value and weights, as a table of the index.
 
     `options` are the fields of RoleSettings (rate, seed). `model` is the one that was scanned, or where it is now.
     """
@@ -321,7 +321,7 @@ def compare(
     top: int = 20,
     alike: bool | None = None,
 ) -> IndexComparison:
-    """Which memories changed most, or least, from one index to another, by triggers, values, patterns or roles.
+    """List the memories that changed most, or least, between two indexes, by triggers, values, patterns or roles.
 
     `layers` ("3:5", or a pair) matches each memory of a's layer with its best counterpart in b's; without it memories
     of the same name are compared. `top`: how many to list; `alike`: those that changed least first,
@@ -333,7 +333,7 @@ def compare(
 
 
 def folder_of(out: Source) -> Path:
-    """Where to write an index: not inside another one or a model; an empty name would be where one stands."""
+    """The folder to write an index to; refused inside another index or a model, and where the name is empty."""
     if not os.fspath(out):
         raise SettingError("-o is empty; name a folder for the index")
     refuse_inside_others(Path(out))
@@ -363,7 +363,7 @@ def _opened(index: Index | Source) -> Index:
     return opened
 
 
-def _made(folder: Path, plan: Mapping[str, Any]) -> Index:
+def _open_built(folder: Path, plan: Mapping[str, Any]) -> Index:
     """The index that was just made, not one that somebody has put in its place."""
     index = Index(folder)
     if index.manifest.content["plan"] != plan:

@@ -389,16 +389,16 @@ def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterab
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; name a folder")
     old = [folder / name for name in replaced if (folder / name).is_symlink() or (folder / name).exists()]
-    if (old and not (folder / FOLDER_MARK).is_file()) or any(one.is_symlink() for one in old):
+    if (old and not (folder / FOLDER_MARK).is_file()) or any(entry.is_symlink() for entry in old):
         raise OutputError(f"{old[0]} would be replaced and was not made by memlens; name another folder")
     entries = list(_entries(folder))
     if entries and not (folder / FOLDER_MARK).is_file() and not force:
         raise OutputError(f"{folder} holds files that memlens did not make; name another folder, or say --force")
-    for one in entries:  # what is written to a link ends up elsewhere
-        _refuse_kind(one, "move it away, or name another folder")
+    for entry in entries:  # what is written to a link ends up elsewhere
+        _refuse_kind(entry, "move it away, or name another folder")
     try:
-        for one in old:
-            shutil.rmtree(one)
+        for entry in old:
+            shutil.rmtree(entry)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FOLDER_MARK).write_text("memlens made the files in this folder and will replace them.\n")
     except OSError as error:

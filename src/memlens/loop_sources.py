@@ -68,7 +68,7 @@ def _is_part(value: Any) -> bool:
 
 
 def _used_by(part: Any) -> Iterator[tuple[str, Any]]:
-    """What names of a function's module it uses, and what it and a class of tuples say of types."""
+    """Yield what a function uses of its module, by name, and the types annotated in it or in a named tuple."""
     known = vars(sys.modules[part.__module__])
     names = part.__code__.co_names if isinstance(part, FunctionType) else ()
     for name in names:

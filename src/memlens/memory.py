@@ -41,7 +41,7 @@ ROLES = tuple(ROLE_NUMBERS)
 
 
 class _Named:
-    """What is written as its name, in JSON and in answers of the workbench."""
+    """A record that is written as its name, in JSON and in answers of the workbench."""
 
     def to_json(self) -> str:
         return str(self)
@@ -74,7 +74,7 @@ class ExpertId(_Named):
 
     @property
     def beginning(self) -> str:
-        """How the names of its memories begin: `L3N`, `L3E5N`."""
+        """The prefix that the names of its memories share: `L3N`, `L3E5N`."""
         return f"{self}N"
 
     @property

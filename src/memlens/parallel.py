@@ -47,25 +47,25 @@ def compiled(function: Callable[..., Any]) -> Any:
 
     options = {"nogil": True, "no_cfunc_wrapper": True}
     try:
-        made = njit(cache=True, **options)(function)
+        compiled = njit(cache=True, **options)(function)
     except RuntimeError:  # neither the package's folder nor the home folder can be written to
         return njit(**options)(function)
     LOOPS.add(function)
-    if made is function:  # NUMBA_DISABLE_JIT
+    if compiled is function:  # NUMBA_DISABLE_JIT
         return function
-    compile_ = made.compile
+    compile_ = compiled.compile
 
     def compile_in_turn(signature: Any) -> Any:
-        with _turn_in(made.stats.cache_path):
-            stamp_(made)
+        with _turn_in(compiled.stats.cache_path):
+            stamp_(compiled)
             try:
                 return compile_(signature)
             except (AttributeError, ImportError, EOFError, UnpicklingError):
-                made._cache.flush()  # what is kept is of another version, with classes that are no more, or cut short
+                compiled._cache.flush()  # what is kept is of another version, or cut short
                 return compile_(signature)
 
-    made.compile = compile_in_turn
-    return made
+    compiled.compile = compile_in_turn
+    return compiled
 
 
 _COMPILING = threading.RLock()

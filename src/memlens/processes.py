@@ -78,7 +78,7 @@ def worker_error(what: str, *details: str) -> Exception:
 
 
 def received(connection: Connection) -> Iterator[Any]:
-    """What the driver sends, until it is gone.
+    """Yield the messages of the driver until it is gone.
 
     A thread reads, so that the driver can always send, also while a large answer waits to be read by it.
     """
@@ -216,7 +216,7 @@ class ProcessMap:
         raise NotImplementedError
 
     def message(self, number: int) -> Any:
-        """What is sent to have an item answered."""
+        """The message that asks a worker for the answer to an item."""
         return number, self.waiting[number]
 
     def in_order(self, items: Iterable[Any]) -> Iterator[Any]:

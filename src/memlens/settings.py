@@ -48,8 +48,8 @@ def option_name(name: str) -> str:
 
 def check_limits(settings: Any) -> None:
     """Refuse a field that is outside its limits or choices, by the name of its option."""
-    for one in fields(settings):
-        value, limits, name = getattr(settings, one.name), one.metadata, option_name(one.name)
+    for known in fields(settings):
+        value, limits, name = getattr(settings, known.name), known.metadata, option_name(known.name)
         if value is None or not limits:
             continue
         if limits["choices"] and value not in limits["choices"]:
@@ -71,7 +71,7 @@ def divide(verb: str, given: Mapping[str, Any], *settings: type) -> list[dict[st
 
     None means not given.
     """
-    known = [{one.name for one in fields(kind) if one.default is not MISSING} for kind in settings]
+    known = [{field.name for field in fields(kind) if field.default is not MISSING} for kind in settings]
     names = set[str]().union(*known)
     unknown = sorted(given.keys() - names)
     if unknown:
@@ -81,7 +81,7 @@ def divide(verb: str, given: Mapping[str, Any], *settings: type) -> list[dict[st
 
 @dataclass(frozen=True)
 class RunSettings:
-    """Where a stage is computed; only the number of threads changes the result, in its last bits."""
+    """Threads and workers of a stage; only the number of threads changes the result, in its last bits."""
 
     threads: int | None = option(
         None, "Threads to compute with.", metavar="N", panel=RUN, otherwise="all usable cores", least=1, most=512
@@ -115,7 +115,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class ScanRunSettings(RunSettings):
-    """Where a scan is computed, and how it is divided."""
+    """Run settings of a scan, and its division into shards, passes and devices."""
 
     shard: str | None = option(
         None, "Do shard I of N only, from 1; `memlens merge` joins them.", metavar="I/N", panel=SCALE
@@ -139,7 +139,7 @@ class ScanRunSettings(RunSettings):
 
 @dataclass(frozen=True)
 class ValueSettings:
-    """Which tokens of each value are listed; `reading` None is the model's own, but raw with a preset of the paper."""
+    """The tokens listed for each value; `reading` None is the model's own, but raw with a preset of the paper."""
 
     top: int = option(50, "Tokens to list at each end of a value.", metavar="N", least=1, most=MOST_TOKENS)
     reading: str | None = option(
@@ -158,7 +158,7 @@ class ValueSettings:
 
 @dataclass(frozen=True)
 class PatternSettings:
-    """Which triggers are searched for patterns, and against what chance."""
+    """The triggers to search for patterns, and the chance to compare them with."""
 
     top: int = option(25, "Triggers of a memory to look at, 3 to 64.", metavar="N")
     rate: float = option(0.01, "Expected share of chance among all patterns that are reported.", metavar="SHARE")
@@ -178,7 +178,7 @@ class PatternSettings:
 
 @dataclass(frozen=True)
 class RoleSettings:
-    """How sure a role must be."""
+    """The rate of false discoveries among roles, and the seed of the random directions."""
 
     rate: float = option(0.01, "Expected share of chance among the memories that have a role.", metavar="SHARE")
     seed: int = option(0, "Seed of the random directions to compare values with.", metavar="N", least=0, most=MOST_SEED)
@@ -190,7 +190,7 @@ class RoleSettings:
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """Which sample the experiments look at; None is each experiment's own."""
+    """The sample that experiments look at; None is each experiment's own."""
 
     seed: int = option(0, "Of everything that is drawn at random.", metavar="N", least=0, most=MOST_SEED)
     sample: int | None = option(
@@ -211,7 +211,7 @@ class SampleSettings:
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """How much of a workbench's model one request may have, and how many may wait for it: it serves one at a time."""
+    """Limits of a request to a workbench's model, and of the queue before it, which is served one by one."""
 
     waiting: int = option(
         4, "Live requests that may wait while one is computed; others are told so.", metavar="N", least=0, most=1000
@@ -225,7 +225,7 @@ class LiveSettings:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How labelled texts are read, and which probes are fitted to them."""
+    """The columns of labelled texts, the positions to read, and the probes to fit."""
 
     column: str = option("text", "The column that holds the text.", metavar="NAME")
     label: str = option("label", "The column that holds the label.", metavar="NAME")
@@ -294,7 +294,7 @@ def is_hub_source(source: str) -> bool:
 
 @dataclass(frozen=True)
 class CorpusSettings:
-    """Where the text is and into which units it is cut.
+    """The sources of the text, and the units into which it is cut.
 
     sources   files or folders of .txt, .jsonl, .parquet (each also .gz, .zst), `hf:NAME[:CONFIG[:SPLIT]]`, or a bundled
               text: `bundled:train` (also `bundled`), `bundled:held-out`, `bundled:prose`

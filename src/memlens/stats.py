@@ -164,7 +164,7 @@ def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interva
 
 
 def _distances(drawn: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
-    """How many of its own standard errors the mean of each resample [resamples, n] lies from the true one."""
+    """The distance of each resample's mean [resamples, n] from the true mean, in its own standard errors."""
     errors = drawn.std(1, ddof=1) / sqrt(drawn.shape[1])
     kept = errors > 0
     distances: NDArray[np.float64] = (drawn.mean(1)[kept] - mean) / errors[kept]
@@ -234,9 +234,9 @@ def median_interval(numbers: NDArray[Any]) -> Interval:
 def contrast(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimate:
     """The sum of independent estimates times their weights, with the interval that theirs imply."""
     value, below, above = 0.0, 0.0, 0.0
-    for weight, one in zip(weights, estimates, strict=True):
-        down, up = weight * (one.value - one.low), weight * (one.high - one.value)
-        value += weight * one.value
+    for weight, estimate in zip(weights, estimates, strict=True):
+        down, up = weight * (estimate.value - estimate.low), weight * (estimate.high - estimate.value)
+        value += weight * estimate.value
         below += (down if weight > 0 else up) ** 2
         above += (up if weight > 0 else down) ** 2
     return Estimate(value, value - sqrt(below), value + sqrt(above))
@@ -256,7 +256,7 @@ def roc_area(ones: NDArray[Any], others: NDArray[Any]) -> float | None:
 
 
 def roc_estimate(ones: NDArray[Any], others: NDArray[Any]) -> Estimate:
-    """That area with the interval of DeLong et al., symmetric in its logit; everything where one side is empty."""
+    """The area under the ROC curve with DeLong's interval, symmetric in its logit; 0 to 1 where one side is empty."""
     if not (len(ones) and len(others)):
         return Estimate(0.5, 0.0, 1.0)
     above, below = _placements(ones, others), 1 - _placements(others, ones)

@@ -129,7 +129,7 @@ def _check_format(format: str) -> None:
 
 
 def _origin(notes: Annotations, task: str) -> dict[str, str | None]:
-    """The model makes the changes of its last layer; which prefix a trigger rank means is the corpus' business, too."""
+    """The model that annotations belong to, and of labels and notes the corpus: a rank names a prefix of it."""
     manifest = notes.index.manifest
     model: dict[str, str | None] = {"model": manifest.model.fingerprint}
     return model if task == VERDICTS else {**model, "corpus": manifest.sha256("corpus")}

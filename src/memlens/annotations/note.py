@@ -15,7 +15,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class Note:
-    """What somebody keeps of a memory: a star, a name, a note, and the lists that it is in. All empty takes it back."""
+    """A memory that somebody keeps: a star, a name, a note, and the lists that it is in. All empty removes it."""
 
     task: ClassVar[str] = NOTES
     kind: ClassVar[str] = "note"

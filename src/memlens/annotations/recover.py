@@ -33,7 +33,7 @@ class LostEvent:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What became of a file's events; where nothing was damaged, nothing was done but hashing what had no hash."""
+    """The result of a recovery. An undamaged file is left as it is, but events without a hash are given one."""
 
     kept: int
     lost: tuple[LostEvent, ...]
@@ -110,7 +110,7 @@ def _about(rows: Sequence[_Row]) -> str:
 
 
 def _rows(content: bytes) -> Iterator[_Row]:
-    """Whatever looks like an event's row, from the beginning of the file to its end."""
+    """Yield everything that looks like a row of events, from the beginning of the file to its end."""
     size = int.from_bytes(content[16:18], "big")
     page = size if size in (512, 1024, 2048, 4096, 8192, 16384, 32768) else _PAGE_BYTES
     end = content.find(_TWO_HASHES)
@@ -181,7 +181,7 @@ def _noted_end(path: Path) -> tuple[int, str]:
 
 
 def _unhashed_events(path: Path) -> tuple[list[Event], list[LostEvent]]:
-    """What SQLite can read of a file of an older memlens, as far as it makes sense."""
+    """Read a file of an older memlens by SQLite: the events that are valid, and those that are not."""
     found: dict[str, Event] = {}
     lost = []
     try:

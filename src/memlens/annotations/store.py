@@ -183,7 +183,7 @@ class Annotations:
 
     @contextmanager
     def _writing(self) -> Iterator[Callable[[Event], None]]:
-        """One transaction on the labels of the scan that was opened: `scan --fresh` leaves no moment between."""
+        """One transaction on the annotations of the scan that was opened, under its lock against `scan --fresh`."""
         self.index.refuse_replaced()  # before a file is made
         with self._history.writing() as append:
             self.index.refuse_replaced()
@@ -200,7 +200,7 @@ class Annotations:
             append(_event(LABELS, "sample", "", content=sample.content))
 
     def save(self, *answers: Answer) -> None:
-        """All of them or none; each takes the place of what its person said on the subject before."""
+        """Save all answers or none; each replaces its person's earlier answer on the subject."""
         for answer in answers:
             check_annotator(answer.annotator)
             self.check(answer)
@@ -282,7 +282,7 @@ class Annotations:
         return sorted(everyone & done if finished else everyone - done)
 
     def labels(self, viewer: str | None = None) -> list[Label]:
-        """What holds now. A viewer who has not finished sees only their own; without one, those of the finished."""
+        """Current labels. A viewer who has not finished sees only their own; without one, all finished people's."""
         finished = self.annotators(finished=True)
         if viewer is not None and viewer not in finished:
             return self.labels_of(viewer)
@@ -294,14 +294,14 @@ class Annotations:
         return sorted((label for label in labels if isinstance(label, Label)), key=lambda label: label.memory)
 
     def verdicts(self, annotator: str | None = None) -> list[Verdict]:
-        """What holds now, of everybody or of one person: by person, then by the example's name."""
+        """Current verdicts, of everybody or of one person, ordered by person, then by the example's name."""
         people = self.annotators(VERDICTS) if annotator is None else [annotator]
         standing = [sorted(self._standing(VERDICTS, person).items()) for person in people]
         found = [self._answer(VERDICTS, events[-1]) for by_name in standing for _, events in by_name]
         return [verdict for verdict in found if isinstance(verdict, Verdict)]
 
     def notes(self) -> dict[MemoryId, Note]:
-        """What holds now of each memory, by memory: the last note that anybody wrote and did not take back."""
+        """The current note of each memory: the last that anybody wrote and did not take back."""
         own = [event.as_dict() for event in self._history.events() if event.task == NOTES]
         undone = {str(event["content"].get("undoes")) for event in own if event["kind"] == "undo"}
         found: dict[MemoryId, Note] = {}
@@ -313,7 +313,7 @@ class Annotations:
         return {memory: found[memory] for memory in sorted(found) if not found[memory].is_empty}
 
     def check(self, answer: Answer) -> None:
-        """Refuse a verdict that is none, patterns that are none, or a memory that is not there."""
+        """Refuse an unknown verdict, an invalid pattern, or a memory that the index does not have."""
         if isinstance(answer, Verdict):
             if answer.verdict not in CHOICES:
                 raise SettingError(f"'{answer.verdict}' is not a verdict; choose {' or '.join(CHOICES)}")
@@ -394,7 +394,7 @@ def _check_pattern(memory: MemoryId, pattern: LabelledPattern, shown: int) -> No
 
 
 def read_notes(index: Index) -> dict[MemoryId, Note]:
-    """What anybody keeps of memories; makes no file where there is none."""
+    """The current note of each memory that anybody keeps; creates no file where there is none."""
     if not has_annotations(index):
         return {}
     with Annotations(index) as annotations:

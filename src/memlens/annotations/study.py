@@ -30,7 +30,7 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """How many memories somebody has labelled, without the labels themselves."""
+    """The number of memories that a person has labelled, without the labels themselves."""
 
     annotator: str
     labelled: int
@@ -60,7 +60,7 @@ class PersonalStudy:
 
 @dataclass(frozen=True)
 class PairAgreement:
-    """How far two people agree."""
+    """The agreement of two people."""
 
     one: str
     other: str
@@ -162,8 +162,8 @@ def cohens_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
     """Agreement beyond chance, 1 for perfect; None where there is nothing or chance alone would be perfect."""
     if not pairs:
         return None
-    observed = sum(one == other for one, other in pairs) / len(pairs)
-    left, right = Counter(one for one, _ in pairs), Counter(other for _, other in pairs)
+    observed = sum(mine == other for mine, other in pairs) / len(pairs)
+    left, right = Counter(mine for mine, _ in pairs), Counter(other for _, other in pairs)
     expected = sum(left[kind] * right[kind] for kind in left) / len(pairs) ** 2
     return None if expected == 1 else (observed - expected) / (1 - expected)
 
@@ -201,7 +201,7 @@ def _pair(one: str, other: str, left: Mapping[MemoryId, Coverage], right: Mappin
 
 
 def _mean_jaccard(pairs: Sequence[tuple[frozenset[int], frozenset[int]]]) -> float | None:
-    known = [len(one & other) / len(one | other) for one, other in pairs if one | other]
+    known = [len(mine & other) / len(mine | other) for mine, other in pairs if mine | other]
     return _share(sum(known), len(known))
 
 

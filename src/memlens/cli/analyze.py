@@ -225,9 +225,9 @@ def _demo_json(shown: Demo) -> dict[str, Any]:
     return {
         "index": str(shown.index.folder),
         "report": str(shown.report),
-        "stages": [{"name": one.name, "outcome": one.outcome, "seconds": one.seconds} for one in shown.stages],
-        "findings": [asdict(told) for told in shown.findings],
-        "smaller_samples": [asdict(one) for one in shown.smaller],
+        "stages": [{"name": stage.name, "outcome": stage.outcome, "seconds": stage.seconds} for stage in shown.stages],
+        "findings": [asdict(finding) for finding in shown.findings],
+        "smaller_samples": [asdict(sample) for sample in shown.smaller],
         "verdicts": shown.verdicts,
     }
 
@@ -236,11 +236,11 @@ def _print_demo(screen: Screen, shown: Demo) -> None:
     """The findings with their commands, what was made smaller, and where to go from here."""
 
     folder = shlex.quote(str(shown.index.folder))
-    for number, told in enumerate(shown.findings, 1):
-        screen.result(Text.assemble((f"{number}. ", "dim"), (visible(told.title), "bold")))
-        for line in told.lines:
+    for number, finding in enumerate(shown.findings, 1):
+        screen.result(Text.assemble((f"{number}. ", "dim"), (visible(finding.title), "bold")))
+        for line in finding.lines:
             screen.result(Text(f"   {visible(line)}"))
-        screen.result(Text.assemble(("   $ ", "dim"), (visible(told.command), "cyan")))
+        screen.result(Text.assemble(("   $ ", "dim"), (visible(finding.command), "cyan")))
         screen.result()
     for words in _smaller(shown.smaller):
         screen.note(words)
@@ -256,10 +256,10 @@ def _print_demo(screen: Screen, shown: Demo) -> None:
 
 
 def _smaller(samples: tuple[SmallerSample, ...]) -> list[str]:
-    """Which experiments looked at less than usual; those with the same sample in one line."""
+    """Say which experiments took a smaller sample than usual, one line per size of sample."""
     alike: dict[tuple[str, int, int], list[str]] = {}
-    for one in samples:
-        alike.setdefault((one.counts, one.here, one.default), []).append(one.experiment)
+    for sample in samples:
+        alike.setdefault((sample.counts, sample.here, sample.default), []).append(sample.experiment)
     return [
         f"to be quick, {', '.join(names)} looked at {here:,} {counts}; the default is {default:,}"
         for (counts, here, default), names in alike.items()

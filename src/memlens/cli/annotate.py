@@ -161,6 +161,11 @@ def annotate(
             _label(screen, notes, _require(annotator, "--annotator"), _require(memory, "--memory"), pattern or [])
 
 
+def _as_option(parameter: str) -> str:
+    """The option of the command line that a parameter stands for."""
+    return option_name(parameter.rstrip("_"))
+
+
 def _refuse_others(context: typer.Context, action: str, doing: str) -> None:
     """Refuse options that were given and belong to other actions."""
     is_verdicts = action == "verdicts"
@@ -171,9 +176,8 @@ def _refuse_others(context: typer.Context, action: str, doing: str) -> None:
         if option not in known and source is not None and source.name == "COMMANDLINE":
             if option == "what":
                 raise SettingError(f"'{context.params[option]}' says nothing to `annotate INDEX {name}`; leave it out")
-            told = option_name(option.rstrip("_"))
-            uses = ", ".join(sorted(option_name(one.rstrip("_")) for one in known - _ALWAYS - {"what"})) or "no options"
-            raise SettingError(f"{told} is not an option of `annotate INDEX {name}`, which takes {uses}")
+            uses = ", ".join(sorted(map(_as_option, known - _ALWAYS - {"what"}))) or "no options"
+            raise SettingError(f"{_as_option(option)} is not an option of `annotate INDEX {name}`, which takes {uses}")
 
 
 def _report(screen: Screen, index: memlens.Index, task: str, doing: str, annotator: str | None) -> None:
@@ -275,7 +279,7 @@ def _listing(screen: Screen, index: memlens.Index, annotator: str | None) -> lis
 
 
 def _verdict_progress(index: memlens.Index) -> list[dict[str, Any]]:
-    """How many changes everybody has judged, without the verdicts themselves."""
+    """The number of changes that each person has judged, without the verdicts themselves."""
     from memlens.annotations.store import Annotations, has_annotations
     from memlens.index.history import VERDICTS
 
@@ -283,7 +287,9 @@ def _verdict_progress(index: memlens.Index) -> list[dict[str, Any]]:
         return []
     wanted = set(_changes(index)) if index.has(_CHANGES) else set()
     with Annotations(index) as notes:
-        judged = {person: {one.subject for one in notes.verdicts(person)} for person in notes.annotators(VERDICTS)}
+        judged = {
+            person: {verdict.subject for verdict in notes.verdicts(person)} for person in notes.annotators(VERDICTS)
+        }
     return [
         {"annotator": person, "judged": len(names & wanted), "examples": len(wanted), "all": len(names)}
         for person, names in judged.items()

@@ -77,14 +77,14 @@ def guarded(verb: Callable[..., None]) -> Callable[..., int]:
 
 
 def _refuse_endless(name: str, value: Any) -> None:
-    """A number of twenty digits is beyond what any part computes with; what makes sense each part knows itself."""
-    for one in value if isinstance(value, (list, tuple)) else [value]:
-        if isinstance(one, int) and abs(one) > _LARGEST:
-            raise SettingError(f"{option_name(name)} is {one}; it must be between -{_LARGEST:,} and {_LARGEST:,}")
+    """Refuse a number of twenty digits, with which no part computes; narrower limits are each part's own."""
+    for word in value if isinstance(value, (list, tuple)) else [value]:
+        if isinstance(word, int) and abs(word) > _LARGEST:
+            raise SettingError(f"{option_name(name)} is {word}; it must be between -{_LARGEST:,} and {_LARGEST:,}")
 
 
 def _about_file(error: OSError) -> str:
-    """What the system says about a path, for the cases that no part of memlens explains better."""
+    """The system's message about a path, for errors that no other part of memlens explains."""
     where = str(error.filename or "a file")
     shown = where if len(where) < 200 else where[:100] + "..."
     return f"{shown}: {error.strerror or error}; check the path, its permissions and the space on the disk"
@@ -140,14 +140,14 @@ class _Coercion:
     slow: Callable[[], Any]  # typer's own
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """What is not given and what is text stay as they are, and whole numbers are read; the rest is typer's."""
+        """Pass missing values and text through, parse whole numbers, and leave everything else to typer."""
         kind, is_ranged = param.type_descriptor.annotation, param.type_descriptor.is_ranged
         several = param.multiple or param.nargs != 1
         if value is None:
             return () if several else None
         if kind in (str, int, float) and type(value) is kind and not several:
             return value
-        if kind == list[str] and several and type(value) in (list, tuple) and all(type(one) is str for one in value):
+        if kind == list[str] and several and type(value) in (list, tuple) and all(type(word) is str for word in value):
             return list(value)
         if kind is int and type(value) is str and not (several or is_ranged) and _WHOLE.fullmatch(value):
             return int(value)
@@ -160,13 +160,13 @@ class _PlainParameters:
 
     def get_params(self, context: Any) -> list[Any]:
         parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
-        for one in parameters:
-            if hasattr(one, "get_runtime_param"):
-                one.get_runtime_param = partial(_Coercion, one.get_runtime_param)
-            if one.param_type_name == "argument" or getattr(one, "is_flag", False):
-                one.display_type_rich = lambda ctx: None
-            elif one.metavar is None:
-                one.display_type_rich = lambda ctx: "VALUE"
+        for parameter in parameters:
+            if hasattr(parameter, "get_runtime_param"):
+                parameter.get_runtime_param = partial(_Coercion, parameter.get_runtime_param)
+            if parameter.param_type_name == "argument" or getattr(parameter, "is_flag", False):
+                parameter.display_type_rich = lambda ctx: None
+            elif parameter.metavar is None:
+                parameter.display_type_rich = lambda ctx: "VALUE"
         return parameters
 
 

@@ -70,14 +70,13 @@ def collect(
     elif given and known is not None:
         with Annotations(opened) as notes:
             notes.change_note(known, "me" if person is None else person, given)
-    kept = read_notes(opened)
-    shown = [one for key, one in kept.items() if known in (None, key)]
+    shown = [note for key, note in read_notes(opened).items() if known in (None, key)]
     if as_json:
-        screen.json([plain(one) for one in shown])
+        screen.json([plain(note) for note in shown])
     elif shown:
         rows = [
-            ["★" if one.star else "", str(one.memory), *map(visible, (one.name, "; ".join(one.lists), one.note))]
-            for one in shown
+            ["★" if note.star else "", str(note.memory), *map(visible, (note.name, "; ".join(note.lists), note.note))]
+            for note in shown
         ]
         screen.table(["", "memory", "name", "lists", "note"], rows)
     else:

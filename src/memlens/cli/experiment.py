@@ -65,7 +65,7 @@ def experiment(
         from memlens.experiments.registry import find_experiments
 
         chosen = find_experiments(names)
-        made = memlens.experiment(
+        tables = memlens.experiment(
             opened,
             names,
             validation=validation or None,
@@ -74,57 +74,59 @@ def experiment(
             skipped=skipped.__setitem__,
             **options,
         )
-    run = [one for one in chosen if one.name not in skipped]
+    run = [experiment for experiment in chosen if experiment.name not in skipped]
     if as_json:
-        screen.json(_as_json(opened, run, made, skipped))
+        screen.json(_as_json(opened, run, tables, skipped))
     else:
-        for number, one in enumerate(run):
+        for number, experiment in enumerate(run):
             if number:
                 screen.result()
-            print_experiment(screen, opened, one, {name: made[name].to_pylist() for name in one.table_names})
-            _print_claims(screen, opened, one, made)
+            print_experiment(
+                screen, opened, experiment, {name: tables[name].to_pylist() for name in experiment.table_names}
+            )
+            _print_claims(screen, opened, experiment, tables)
     for name, reason in skipped.items():
         screen.note(f"{name} was left out: {visible(reason)}")
     screen.note(f"tables are in {visible(str(opened.folder / 'experiments'))}; next: memlens report {visible(index)}")
 
 
 def _as_json(
-    index: memlens.Index, run: list[Experiment], made: dict[str, pa.Table], skipped: dict[str, str]
+    index: memlens.Index, run: list[Experiment], tables: dict[str, pa.Table], skipped: dict[str, str]
 ) -> dict[str, Any]:
     from memlens.experiments.run import origin
 
     noted = index.manifest.experiments
     return {
         "index": str(index.folder),
-        "prefixes": next((words for one in run if (words := origin(index, one))), None),
+        "prefixes": next((words for experiment in run if (words := origin(index, experiment))), None),
         "experiments": [
             {
-                "name": one.name,
-                "figure": one.figure,
-                "title": one.title,
-                "seed": noted[one.name].seed,
-                "sample": noted[one.name].sample,
-                "sample_of": one.sample_of,
-                "prefixes": origin(index, one) or None,
-                "tables": {name: made[name].to_pylist() for name in one.table_names},
-                "claims": [judged.record for judged in one.judge(index, _rows_of(made))],
+                "name": experiment.name,
+                "figure": experiment.figure,
+                "title": experiment.title,
+                "seed": noted[experiment.name].seed,
+                "sample": noted[experiment.name].sample,
+                "sample_of": experiment.sample_of,
+                "prefixes": origin(index, experiment) or None,
+                "tables": {name: tables[name].to_pylist() for name in experiment.table_names},
+                "claims": [judged.record for judged in experiment.judge(index, _rows_of(tables))],
             }
-            for one in run
+            for experiment in run
         ],
         "skipped": [{"name": name, "reason": reason} for name, reason in skipped.items()],
     }
 
 
-def _rows_of(made: dict[str, pa.Table]) -> Callable[[str], list[Row] | None]:
-    return lambda name: made[name].to_pylist()
+def _rows_of(tables: dict[str, pa.Table]) -> Callable[[str], list[Row] | None]:
+    return lambda name: tables[name].to_pylist()
 
 
-def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, made: dict[str, pa.Table]) -> None:
+def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, tables: dict[str, pa.Table]) -> None:
     """Each claim with its verdict, and the reason below."""
     from rich.padding import Padding
     from rich.text import Text
 
-    for judged in experiment.judge(index, _rows_of(made)):
+    for judged in experiment.judge(index, _rows_of(tables)):
         found = judged.judgement
         assert found is not None  # its table has just been made
         screen.result(Padding(Text.assemble((found.verdict, "bold"), ": ", judged.claim.text), 0))
@@ -135,11 +137,16 @@ def _list(screen: Screen, index: memlens.Index) -> None:
     """Every experiment in a line, and whether this index has it."""
     from memlens.experiments.registry import EXPERIMENTS
 
-    states = {name: _state(index, one) for name, one in EXPERIMENTS.items()}
+    states = {name: _state(index, experiment) for name, experiment in EXPERIMENTS.items()}
     if screen.as_json:
         listed = [
-            {"name": one.name, "figure": one.figure, "title": one.title, "state": states[one.name]}
-            for one in EXPERIMENTS.values()
+            {
+                "name": experiment.name,
+                "figure": experiment.figure,
+                "title": experiment.title,
+                "state": states[experiment.name],
+            }
+            for experiment in EXPERIMENTS.values()
         ]
         screen.json({"index": str(index.folder), "experiments": listed})
         return
@@ -147,13 +154,13 @@ def _list(screen: Screen, index: memlens.Index) -> None:
     table = plain_table(["experiment", "paper", "made", "what it shows"], last_wraps=True)
     styles = {"made": "green", "outdated": "yellow"}
     words = {"made": "yes", "not made": "no"}
-    for one in EXPERIMENTS.values():
-        state = states[one.name]
+    for experiment in EXPERIMENTS.values():
+        state = states[experiment.name]
         table.add_row(
-            Text(one.name, "bold"),
-            _short(one.figure),
+            Text(experiment.name, "bold"),
+            _short(experiment.figure),
             Text(words.get(state, state), styles.get(state, "dim")),
-            one.title,
+            experiment.title,
         )
     screen.result(table)
     screen.note(f"run some by name, or all: memlens experiment {visible(str(index.folder))} all")
@@ -202,7 +209,7 @@ def print_experiment(screen: Screen, index: memlens.Index, experiment: Experimen
 
 
 def _took_part(index: memlens.Index, picture: Picture, rows: list[Row]) -> str:
-    """How many memories and prefixes took part, and what was left out."""
+    """Say how many memories and prefixes took part, and what was left out."""
     parts = [f"{sum(row.get('memories') or 0 for row in rows):,} memories"]
     if any("prefixes" in row for row in rows):
         parts.append(f"{sum(row['prefixes'] for row in rows):,} prefixes")

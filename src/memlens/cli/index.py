@@ -168,9 +168,9 @@ def report(
     if as_json:
         from memlens.reports.sections import Tables
 
-        told = {"index": str(opened.folder), "report": str(page), "bytes": page.stat().st_size}
+        record = {"index": str(opened.folder), "report": str(page), "bytes": page.stat().st_size}
         claims = [judged.record for judged in Tables(opened).judge() if judged.judgement]
-        screen.json(told | {"assets": assets, "missing_experiments": missing, "claims": claims})
+        screen.json(record | {"assets": assets, "missing_experiments": missing, "claims": claims})
         return
     screen.result(visible(str(page)))
     screen.note(f"{size(page.stat().st_size)}, self-contained: open it in a browser, or send it to somebody")
@@ -212,7 +212,7 @@ def refuse_without_workbench() -> None:
 
 
 def _own_model(screen: Screen, index: str) -> str | None:
-    """Where the index was scanned from, if the model is still there; else it is said how to get it."""
+    """The model that the index was scanned from, if it is still there; else None, and a note how to get it."""
     from memlens.models.load import is_here
 
     source = memlens.Index(index).manifest.model.source

@@ -122,7 +122,10 @@ def _show_nearest(screen: Screen, index: memlens.Index, memory: str, count: int,
         screen.json(found)
         return
     for side, near in found.items():
-        rows = [[str(one.name), f"{one.cosine:.3f}", Text(visible(one.summary or ""), "cyan")] for one in near]
+        rows = [
+            [str(neighbour.name), f"{neighbour.cosine:.3f}", Text(visible(neighbour.summary or ""), "cyan")]
+            for neighbour in near
+        ]
         screen.result(f"nearest {side}s")
         screen.result(plain_table(["memory", ">cosine", "summary"], rows, screen.out.is_terminal))
         screen.result()
@@ -180,15 +183,15 @@ def _print_triggers(screen: Screen, record: MemoryRecord, end: str, count: int) 
 
 
 def _print_quadrants(screen: Screen, record: MemoryRecord) -> None:
-    for own in record.quadrants or ():
+    for quadrant in record.quadrants or ():
         signs = " and ".join(
             f"{what} {'above' if sign == '+' else 'below'} 0"
-            for what, sign in zip(("gate", "input"), own.quadrant, strict=True)
+            for what, sign in zip(("gate", "input"), quadrant.quadrant, strict=True)
         )
         screen.result()
-        screen.result(f"{own.quadrant}  {signs}: {percent(own.share)} of prefixes")
-        if own.triggers:
-            screen.result(trigger_table(screen, own.triggers, None))
+        screen.result(f"{quadrant.quadrant}  {signs}: {percent(quadrant.share)} of prefixes")
+        if quadrant.triggers:
+            screen.result(trigger_table(screen, quadrant.triggers, None))
 
 
 _PLACES = ("triggers", "values", "patterns", "name", "fires")
@@ -402,8 +405,8 @@ def _table(screen: Screen, query: SearchQuery, found: Any) -> Any:
         numbers = [[number(hit.number)] if not query.texts else [] for hit in found]
         heads = ["memory", *([f">{query.order}"] if not query.texts else []), "summary"]
         rows = [
-            [str(hit.name), *own, Text(visible(hit.summary or ""), "cyan")]
-            for hit, own in zip(found, numbers, strict=True)
+            [str(hit.name), *cells, Text(visible(hit.summary or ""), "cyan")]
+            for hit, cells in zip(found, numbers, strict=True)
         ]
         return plain_table(heads, rows, wraps)
     if query.place == "patterns":

@@ -16,7 +16,7 @@ Verb = Callable[..., None]
 
 def setting(settings: type, name: str, option: str | None = None) -> Any:
     """The option of a field of settings; by another name where the verb has its own use for this one."""
-    (field,) = [one for one in fields(settings) if one.name == name]
+    (field,) = [known for known in fields(settings) if known.name == name]
     known = field.metadata
     otherwise = known["otherwise"] or (str(field.default) if field.default is not None else "")
     return typer.Option(
@@ -97,8 +97,9 @@ def with_settings(*settings: type) -> Callable[[Verb], Verb]:
     """
 
     def decorate(verb: Verb) -> Verb:
-        own = [one for one in inspect.signature(verb, eval_str=True).parameters.values() if one.kind != one.VAR_KEYWORD]
-        made = {
+        known = inspect.signature(verb, eval_str=True).parameters.values()
+        parameters = [parameter for parameter in known if parameter.kind != parameter.VAR_KEYWORD]
+        options = {
             field.name: inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
@@ -112,12 +113,14 @@ def with_settings(*settings: type) -> Callable[[Verb], Verb]:
 
         @wraps(verb)
         def run(**given: Any) -> None:
-            verb(**{name: value for name, value in given.items() if name not in made or value is not None})
+            verb(**{name: value for name, value in given.items() if name not in options or value is not None})
 
-        required = [one for one in own if one.default is one.empty]
-        others = [one for one in own if one.default is not one.empty]
-        in_order = [*required, *made.values(), *others]
-        signature = inspect.Signature([one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in in_order])
+        required = [parameter for parameter in parameters if parameter.default is parameter.empty]
+        others = [parameter for parameter in parameters if parameter.default is not parameter.empty]
+        in_order = [*required, *options.values(), *others]
+        signature = inspect.Signature(
+            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in in_order]
+        )
         vars(run)["__signature__"] = signature
         return run
 

@@ -149,7 +149,10 @@ def _show_predictions(screen: Screen, predictions: Sequence[Prediction]) -> None
     if screen.as_json:
         screen.json(predictions)
         return
-    rows = [[one.label, None if one.p is None else max(one.p.values()), tail(one.text, _SHOWN)] for one in predictions]
+    rows = [
+        [prediction.label, None if prediction.p is None else max(prediction.p.values()), tail(prediction.text, _SHOWN)]
+        for prediction in predictions
+    ]
     screen.table(["label", "p", "text"], rows)
 
 
@@ -168,8 +171,8 @@ def _show(screen: Screen, result: ProbeResult) -> None:
         )
     screen.result()
     screen.result(_score_table(result))
-    words = next(one for one in result.scores if one.input == "words")
-    residual = max((one for one in result.scores if one.input == "residual"), key=lambda one: one.held)
+    words = next(score for score in result.scores if score.input == "words")
+    residual = max((score for score in result.scores if score.input == "residual"), key=lambda score: score.held)
     screen.result()
     best, probe = result.best.score, result.best
     lines = {
@@ -195,35 +198,35 @@ def _with_interval(score: float, low: float, high: float) -> str:
 
 def _score_table(result: ProbeResult) -> Table:
     by_layer: dict[int, dict[int | None, ProbeScore]] = {}
-    for one in result.scores:
-        if one.layer is not None:
-            by_layer.setdefault(one.layer, {})[one.k] = one
-    ks = sorted({k for own in by_layer.values() for k in own if k is not None})
+    for score in result.scores:
+        if score.layer is not None:
+            by_layer.setdefault(score.layer, {})[score.k] = score
+    ks = sorted({k for scores in by_layer.values() for k in scores if k is not None})
     best = result.best.layer, len(result.best.memories)
     table = plain_table([">layer", *(f">k={k}" for k in ks), ">residual"])
-    for layer, own in sorted(by_layer.items()):
-        cells = [own.get(k) for k in (*ks, None)]
-        is_best = [one is not None and (layer, one.k) == best for one in cells]
+    for layer, scores in sorted(by_layer.items()):
+        cells = [scores.get(k) for k in (*ks, None)]
+        is_best = [cell is not None and (layer, cell.k) == best for cell in cells]
         table.add_row(
             str(layer),
-            *(Text("–" if one is None else f"{one.score:.3f}", "bold green" if is_it else "")
-              for one, is_it in zip(cells, is_best, strict=True)),
+            *(Text("–" if cell is None else f"{cell.score:.3f}", "bold green" if is_it else "")
+              for cell, is_it in zip(cells, is_best, strict=True)),
         )  # fmt: skip
     return table
 
 
 def _show_memories(screen: Screen, result: ProbeResult) -> None:
-    has_index = any(one.trigger is not None for one in result.memories)
+    has_index = any(memory.trigger is not None for memory in result.memories)
     apart = "correlation" if result.kind == "number" else "difference"
     table = plain_table(["memory", apart, "alone", "promotes", *(["known as", "top trigger"] if has_index else [])])
-    for one in result.memories:
-        trigger = "" if one.trigger is None else tail(one.trigger.text, _SHOWN)
+    for memory in result.memories:
+        trigger = "" if memory.trigger is None else tail(memory.trigger.text, _SHOWN)
         table.add_row(
-            Text(str(one.memory), "bold"),
-            f"{one.difference:+.2f}",
-            f"{one.alone:.3f}",
-            Text(" ".join(quoted(token, 12) for token in one.promotes[:3]), "cyan"),
-            *([Text(visible(one.summary or "")), Text(visible(trigger), "dim")] if has_index else []),
+            Text(str(memory.memory), "bold"),
+            f"{memory.difference:+.2f}",
+            f"{memory.alone:.3f}",
+            Text(" ".join(quoted(token, 12) for token in memory.promotes[:3]), "cyan"),
+            *([Text(visible(memory.summary or "")), Text(visible(trigger), "dim")] if has_index else []),
         )
     screen.result(table)
     if has_index:

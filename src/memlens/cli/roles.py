@@ -43,8 +43,10 @@ def roles(
     if as_json:
         screen.json({"index": str(opened.folder), **opened.manifest.content["roles"], "layers": layers})
     elif not quiet:
-        met = [role for role in ROLES if any(one.roles[role] for one in layers)]
-        rows = [[one.layer, one.memories, *(one.roles[role] or "" for role in met), one.none] for one in layers]
+        met = [role for role in ROLES if any(layer.roles[role] for layer in layers)]
+        rows = [
+            [layer.layer, layer.memories, *(layer.roles[role] or "" for role in met), layer.none] for layer in layers
+        ]
         screen.table(["layer", "memories", *met, "none"], rows)
         if not opened.has("counts"):
             screen.note(
@@ -69,22 +71,24 @@ def _show_effects(screen: Screen, index: "memlens.Index", model: str | None, see
         return
     rows = [
         [
-            one.role,
-            one.memories,
-            one.measure,
-            *("" if value is None else number(value) for value in (one.change, max(one.random, default=None))),
-            _more(one),
-            "" if one.norm is None or one.random_norm is None else f"{number(one.norm)} : {number(one.random_norm)}",
-            one.verdict,
+            effect.role,
+            effect.memories,
+            effect.measure,
+            *("" if value is None else number(value) for value in (effect.change, max(effect.random, default=None))),
+            _more(effect),
+            ""
+            if effect.norm is None or effect.random_norm is None
+            else f"{number(effect.norm)} : {number(effect.random_norm)}",
+            effect.verdict,
         ]
-        for one in found
+        for effect in found
     ]
     compared = ["random groups at most", "more than random", "norm : theirs"]
     screen.table(["silenced", "memories", "changes", "by (nats)", *compared, "effect"], rows)
 
 
-def _more(one: "RoleEffect") -> str:
-    if one.difference is None:
+def _more(effect: "RoleEffect") -> str:
+    if effect.difference is None:
         return ""
-    interval = "" if one.low is None else f" ({one.low:+.3g} to {one.high:+.3g})"
-    return f"{one.difference:+.3g}{interval}"
+    interval = "" if effect.low is None else f" ({effect.low:+.3g} to {effect.high:+.3g})"
+    return f"{effect.difference:+.3g}{interval}"

@@ -48,7 +48,7 @@ class _Stdout:
 def open_output(
     file: str | None, option: str, is_ours: Callable[[bytes], bool], *, force: bool
 ) -> Iterator[BinaryIO | _Stdout]:
-    """Where an export goes: a new file or one of ours in whole, or stdout if none is named."""
+    """Open the output of an export: a new file, a file of memlens to replace in whole, or stdout if none is named."""
     if file is None:
         if getattr(sys.stdout, "name", None) == 1:  # put in the place of a closed one, see cli/__init__.py
             raise SettingError(f"stdout is closed, so the export would go nowhere; name a file with {option}")

@@ -48,11 +48,11 @@ def trigger_table(
         [
             rank,
             coefficient,
-            *([Text(own, "magenta")] if marks else []),
+            *([Text(letter, "magenta")] if marks else []),
             marked_prefix(trigger, room, screen.styled),
             _next_token(trigger),
         ]
-        for rank, coefficient, own, trigger in zip(ranks, coefficients, letters, triggers, strict=True)
+        for rank, coefficient, letter, trigger in zip(ranks, coefficients, letters, triggers, strict=True)
     ]
     prefix = ">prefix" if screen.out.is_terminal else "prefix"
     return plain_table([">#", f">{head}", *(["has"] if marks else []), prefix, "next"], rows)
@@ -107,17 +107,17 @@ def print_value(screen: Screen, value: MemoryValue, count: int) -> None:
         spread = Text.assemble(("scores ", "dim"), f"{low:.2f} ", sparkline(value.histogram), f" {high:+.2f}")
         screen.result(spread)
 
-    def cells(one: TokenNumber, style: str) -> list[Any]:
-        return [Text(quoted(one.text, _TOKEN_WIDTH) + ("" if one.trained else _RARE), style), number(one.number)]
+    def cells(token: TokenNumber, style: str) -> list[Any]:
+        return [Text(quoted(token.text, _TOKEN_WIDTH) + ("" if token.trained else _RARE), style), number(token.number)]
 
     ends = zip(value.promotes[:count], value.demotes[:count], strict=True)
     rows = [cells(up, "green") + cells(down, "red") for up, down in ends]
     screen.result(plain_table(["promotes", ">p", "demotes", ">p"], rows))
-    if any(not one.trained for one in (*value.promotes[:count], *value.demotes[:count])):
+    if any(not token.trained for token in (*value.promotes[:count], *value.demotes[:count])):
         words = "hardly met in training; without such tokens: memlens values INDEX --vocabulary trained"
         screen.result(Text(f"{_RARE.strip()} {words}", "dim"))
     if value.key:
-        tokens = [quoted(one.text, _TOKEN_WIDTH) for one in value.key[:_KEY_TOKENS]]
+        tokens = [quoted(token.text, _TOKEN_WIDTH) for token in value.key[:_KEY_TOKENS]]
         screen.result(Text.assemble(("its key alone matches  ", "dim"), _fitting(tokens, screen.out.width - 23)))
 
 
@@ -132,7 +132,7 @@ def _agreement(value: MemoryValue) -> Text:
 
 
 def _fitting(tokens: list[str], room: int) -> str:
-    """As many as fit one line."""
+    """Join as many tokens as fit one line."""
     line = tokens[0]
     for token in tokens[1:]:
         if cell_len(line) + 1 + cell_len(token) > room:
@@ -159,12 +159,12 @@ def print_patterns(screen: Screen, record: MemoryRecord) -> None:
 
 
 def print_lower_patterns(screen: Screen, record: MemoryRecord) -> None:
-    """What the most negative triggers have in common, where these are kept."""
+    """Print what the most negative triggers have in common, if the index keeps them."""
     if record.lower_patterns is not None:
         screen.result()
         count = len(record.lower_patterns)
-        said = f"{count} {'pattern' if count == 1 else 'patterns'} of the most negative triggers"
-        screen.result(Text(said, "dim"))
+        words = f"{count} {'pattern' if count == 1 else 'patterns'} of the most negative triggers"
+        screen.result(Text(words, "dim"))
         _print_pattern_table(screen, record.lower_patterns)
 
 
@@ -220,16 +220,19 @@ def print_expert(screen: Screen, expert: ExpertRecord) -> None:
     if expert.tokens:
         screen.result()
         screen.result(f"last tokens of {expert.drawn:,} random prefixes that are sent to it")
-        screen.result(Text("  ".join(f"{quoted(one.text)} {percent(one.number)}" for one in expert.tokens)))
+        screen.result(Text("  ".join(f"{quoted(token.text)} {percent(token.number)}" for token in expert.tokens)))
     if expert.router:
         screen.result()
         screen.result("tokens that its router's row matches, the embedding alone")
-        screen.result(Text("  ".join(quoted(one.text) for one in expert.router)))
+        screen.result(Text("  ".join(quoted(token.text) for token in expert.router)))
     if expert.heaviest:
         screen.result()
         screen.result("prefixes with the largest weights")
         screen.result(trigger_table(screen, expert.heaviest, head="weight"))
     screen.result()
     screen.result("memories with the largest coefficients")
-    rows = [[str(one.name), number(one.max), percent(one.frequency), one.summary or "–"] for one in expert.strongest]
+    rows = [
+        [str(memory.name), number(memory.max), percent(memory.frequency), memory.summary or "–"]
+        for memory in expert.strongest
+    ]
     screen.result(plain_table(["memory", ">max", ">fires on", "summary"], rows, last_wraps=True))

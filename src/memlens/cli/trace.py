@@ -128,7 +128,7 @@ def _layer_table(screen: Screen, trace: Trace, top: int) -> Table:
                 _share(layer.ffn[0], room.token),
                 Text("  ").join(_share(share, room.token) for share in layer.output[: room.tokens]),
                 _case(layer),
-                Text("  ".join(f"{one.memory}{one.effect:+.2f}" for one in layer.by_effect[: room.memories])),
+                Text("  ".join(f"{memory.memory}{memory.effect:+.2f}" for memory in layer.by_effect[: room.memories])),
             ]
             for layer in trace.layers
         ]
@@ -140,17 +140,17 @@ def _memory_table(screen: Screen, memories: Sequence[TracedMemory], top: int) ->
     def rows(room: Room) -> list[list[Text]]:
         return [
             [
-                Text(str(one.memory), "bold"),
-                Text(number(one.coefficient)),
-                Text(f"{one.effect:+.3f}"),
-                _tokens(one.promotes[: room.tokens], room.token),
-                _tokens(one.demotes[: room.tokens], room.token),
-                *([Text(cut_left(visible(_known(one)), room.known), "dim")] if is_known else []),
+                Text(str(memory.memory), "bold"),
+                Text(number(memory.coefficient)),
+                Text(f"{memory.effect:+.3f}"),
+                _tokens(memory.promotes[: room.tokens], room.token),
+                _tokens(memory.demotes[: room.tokens], room.token),
+                *([Text(cut_left(visible(_known(memory)), room.known), "dim")] if is_known else []),
             ]
-            for one in memories
+            for memory in memories
         ]
 
-    is_known = any(_known(one) for one in memories)
+    is_known = any(_known(memory) for memory in memories)
     heads = ("memory", "m", "effect", "promotes", "demotes", *(["known as"] if is_known else []))
     return _table(screen, heads, rows, top)
 

@@ -164,7 +164,7 @@ def _queries(a: Index, b: Index, by: str) -> dict[str, ListQuery]:
             index.path(by)  # says which command makes the table, if it is not there
     if a.has("values") and b.has("values"):
         noted = [index.manifest.values for index in (a, b)]
-        readings = [f"{one.reading} over {one.vocabulary} tokens" for one in noted]
+        readings = [f"{note.reading} over {note.vocabulary} tokens" for note in noted]
         depth = min(index.manifest.values.top for index in (a, b))
         if readings[0] == readings[1]:
             queries["values"] = ListQuery("tokens" if _same_file(a, b, VOCABULARY) else "texts", depth)

@@ -95,11 +95,11 @@ _OF_ANOTHER_KIND = vd.Judgement(
 @only_for_relu
 def few_memories_are_active(evidence: vd.Evidence) -> vd.Judgement:
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
-    medians = {row["layer"]: one.widened(len(rows)) for row in rows if (one := vd.estimate_of(row, "median"))}
+    medians = {row["layer"]: median.widened(len(rows)) for row in rows if (median := vd.estimate_of(row, "median"))}
     if not medians:
         return vd.NOT_MEASURED
-    outside = [layer for layer, one in medians.items() if one.high < 0.1 or one.low > 0.5]
-    values = [one.value for one in medians.values()]
+    outside = [layer for layer, median in medians.items() if median.high < 0.1 or median.low > 0.5]
+    values = [median.value for median in medians.values()]
     share = len(outside) / len(medians)
     verdict = vd.APPEARS if share <= 0.1 else vd.ABSENT if share > 0.5 else vd.PARTLY
     where = f" (layers {', '.join(map(str, outside))})" if outside else ""
@@ -114,7 +114,7 @@ def few_memories_are_active(evidence: vd.Evidence) -> vd.Judgement:
 
 @only_for_relu
 def active_drops_towards_the_middle(evidence: vd.Evidence) -> vd.Judgement:
-    yours, theirs = (_middle_less_lower(one) for one in (evidence, evidence.theirs))
+    yours, theirs = (_middle_less_lower(source) for source in (evidence, evidence.theirs))
     first = percent(evidence.first("median"), 0)
     return vd.judge_trend(yours, theirs, -1, vd.as_points, first, where="from the lower to the middle third")
 

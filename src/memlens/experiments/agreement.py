@@ -49,7 +49,7 @@ class Targets:
         return agrees
 
     def among(self, memories: range) -> "Targets":
-        """Those of some memories of the layer; how many have no target is not told."""
+        """The targets of some memories of the layer; the number without a target is left at 0."""
         own = (self.memories >= memories.start) & (self.memories < memories.stop)
         columns = ("memories", "max_p", "argmax", "target", "rank", "shuffled_rank")
         return replace(self, **{name: getattr(self, name)[own] for name in columns}, no_trigger=0, no_next=0)
@@ -92,7 +92,7 @@ def compute(
                 "shuffled": shuffled_rate(targets),
                 "no_trigger": targets.no_trigger,
                 "no_next": targets.no_next,
-                **{name: value for one in told_apart for name, value in one.items()},
+                **{name: value for columns in told_apart for name, value in columns.items()},
             }
         )
     return rows

@@ -62,7 +62,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 def residual_is_left(evidence: vd.Evidence) -> vd.Judgement:
     share, published = (
-        _share(one.rows, "kept", ("residual", "agreement"), CASES) for one in (evidence, evidence.theirs)
+        _share(source.rows, "kept", ("residual", "agreement"), CASES) for source in (evidence, evidence.theirs)
     )
     if share is None or published is None:
         return vd.NOT_MEASURED
@@ -79,7 +79,7 @@ def changes_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
     changes = sum(row[case] for row in evidence.rows for case in _CHANGES)
     if evidence.rows and not changes:
         return vd.Judgement("no prefix changes its prediction", "", vd.UNCLEAR, "There is no change to look at.")
-    both = (_share(one.rows, "compromises", _CHANGES[:1], _CHANGES) for one in (evidence, evidence.theirs))
+    both = (_share(source.rows, "compromises", _CHANGES[:1], _CHANGES) for source in (evidence, evidence.theirs))
     share, published = both
     if share is None or published is None:
         return vd.NOT_MEASURED

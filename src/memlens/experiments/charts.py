@@ -101,7 +101,7 @@ def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str
 
 
 def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, layers: int) -> Any:
-    """Shares that add up to one, a bar a layer as wide as the layer's part of the stack; rows have `from` and `to`."""
+    """Shares that add up to one: a bar per layer, as wide as its part of the stack; rows have `from` and `to`."""
     scale = alt.Scale(domain=list(hues), range=[colour(hue) for hue in hues.values()])
     legend = alt.Legend(columns=3, symbolType="square")
     y = alt.Y("from:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=5))
@@ -114,7 +114,7 @@ def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, la
 
 
 def bars(rows: list[Row], title: str, form: str, layers: int) -> Any:
-    """One bar a layer; rows have `value`."""
+    """One bar per layer; rows have `value`."""
     shown = [("layer", ","), ("value", form), ("dead", ","), ("memories", ",")]
     return _rectangles([{**row, "zero": 0} for row in rows], title, layers).encode(
         y=_y("value", form, None), y2="zero:Q", color=alt.value(colour("yours")), tooltip=_tooltip(shown, rows)

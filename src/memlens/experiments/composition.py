@@ -71,7 +71,7 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
 
 
 def _excess(name: str, holds: NDArray[np.bool_], times: NDArray[np.float64], seed: int) -> ex.Row:
-    """How much more often something holds where a memory agrees, in any layer, than among all prefixes [n]."""
+    """The share of prefixes [n] that hold where a memory agrees, over all layers, and its excess over that of all."""
     whole = float(times.sum())
     if not whole:
         return {f"{name}_pooled": None} | ex.estimate_columns(f"{name}_excess", None)
@@ -112,8 +112,8 @@ def outputs_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
     shares = {
         row["layer"]: Estimate(row["zero"] / row["prefixes"], *wilson(row["zero"], row["prefixes"], z)) for row in rows
     }
-    below = [layer for layer, one in shares.items() if one.high < bar]
-    reach = [layer for layer, one in shares.items() if one.low > 0.5]
+    below = [layer for layer, share in shares.items() if share.high < bar]
+    reach = [layer for layer, share in shares.items() if share.low > 0.5]
     least = min(shares, key=lambda layer: shares[layer].value)
     verdict = vd.ABSENT if below else vd.APPEARS if len(reach) == len(shares) else vd.UNCLEAR
     where = f"{len(below)} of {len(shares)} layers" if below else "no layer"

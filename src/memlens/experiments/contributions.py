@@ -66,7 +66,7 @@ def _share(part: float, whole: float) -> float | None:
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """What attention, memories and the strongest ten of them gave, by layer."""
+    """Plot the contributions of attention, of memories and of the strongest ten of them, by layer."""
     from memlens.experiments import charts
 
     names = {"ffn": "feed-forward", "attention": "attention", "top10": "its ten strongest memories"}

@@ -36,7 +36,7 @@ QUARTILES = ("q1", "median", "q3")
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a chart needs to know of the model."""
+    """The sizes of the model and the names of its memories, for a chart."""
 
     layers: int
     vocabulary: int
@@ -110,7 +110,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn on a terminal of an experiment that has a row per layer."""
+    """A terminal picture of an experiment that has a row per layer."""
 
     columns: tuple[Column, ...]
     curves: Mapping[str, str]  # column -> label
@@ -169,7 +169,7 @@ class Experiment:
         return LAYERS if self.on_prefixes else KEYS
 
     def figure_of(self, table: ResultTable) -> str:
-        """Where the paper shows a table; empty where memlens adds the experiment."""
+        """The figure or table of the paper that shows a table; empty where memlens adds the experiment."""
         return table.figure or (self.figure if self.figure.startswith(("Figure", "Section")) else "")
 
     @property
@@ -183,10 +183,12 @@ class Experiment:
         at_zero = not model.gated and (model.activation or "relu").startswith("relu")
         judged = []
         for claim in self.claims:
-            table = next(one for one in self.tables if one.name == (claim.table or self.name))
-            own = rows(table.name)
-            evidence = Evidence(own or [], len(model.memories), memories, table.published(), PAPER_LAYERS, at_zero)
-            judgement = None if own is None else claim.judge(evidence)
+            table = next(known for known in self.tables if known.name == (claim.table or self.name))
+            table_rows = rows(table.name)
+            evidence = Evidence(
+                table_rows or [], len(model.memories), memories, table.published(), PAPER_LAYERS, at_zero
+            )
+            judgement = None if table_rows is None else claim.judge(evidence)
             judged.append(JudgedClaim(claim, self.name, self.figure_of(table), judgement))
         return judged
 

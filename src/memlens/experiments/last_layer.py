@@ -53,7 +53,7 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
     shuffled = [cosine for cosine in columns["cosine_shuffled"] if cosine is not None]
     bar = float(np.quantile(shuffled, _RELATED)) if shuffled else None
     places = seen.prefixes.select(["prefix", "sentence", "position", "text"]).to_pylist()
-    said = _verdicts(seen.index)
+    verdicts = _verdicts(seen.index)
     rows = []
     for row in draw_sample(compositions, EXAMPLES, generator(seed, "last-layer")).tolist():
         before, after = int(columns["residual_token"][row]), int(columns["output_token"][row])
@@ -73,12 +73,12 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
             "bar": bar,
             "compositions": len(compositions),
         }
-        rows.append(words | numbers | {"example": name} | {choice: said[name, choice] for choice in CHOICES})
+        rows.append(words | numbers | {"example": name} | {choice: verdicts[name, choice] for choice in CHOICES})
     return rows
 
 
 def _verdicts(index: Index) -> Counter[tuple[str, str]]:
-    """How many people say what about an example."""
+    """Count the people who gave each verdict on each example."""
     if not has_annotations(index):
         return Counter()
     with Annotations(index) as notes:
@@ -87,7 +87,7 @@ def _verdicts(index: Index) -> Counter[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class VerdictSummary:
-    """How people judge the examples of a table, by majority, beside the mean cosine of each group."""
+    """The majority verdicts on the examples of a table, beside the mean cosine of each group."""
 
     examples: int
     related: int
@@ -117,7 +117,7 @@ def summarize_verdicts(rows: Sequence[Mapping[str, Any]]) -> VerdictSummary | No
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """How alike the two words are, as a histogram."""
+    """Plot a histogram of the cosine of the two words."""
     import altair as alt
 
     from memlens.experiments import charts
@@ -134,7 +134,7 @@ def verdict_note(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
 
 
 def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
-    """How alike the words are, what people say, and the first few changes."""
+    """Print the cosines of the words, people's verdicts, and the first few changes."""
     from rich.text import Text
 
     rows = tables["last-layer"]
@@ -151,13 +151,13 @@ def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tup
     room = max(min(width, 160) - _TEXT_TAKEN - (_VERDICTS_TAKEN if summary else 0), 16)
     table = plain_table([">prefix", "before", "after", ">cosine", *(["verdicts"] if summary else []), "pushed by"])
     for row in rows[:_SHOWN]:
-        said = ", ".join(f"{row[choice]} {choice}" for choice in CHOICES if row[choice])
+        counts = ", ".join(f"{row[choice]} {choice}" for choice in CHOICES if row[choice])
         table.add_row(
             cut_left(visible(row["text"] or "–"), room),
             quoted(row["residual_text"], 12),
             Text(quoted(row["output_text"], 12), "cyan"),
             f"{row['cosine']:.2f}",
-            *([said or "–"] if summary else []),
+            *([counts or "–"] if summary else []),
             Text(" ".join(str(index.names.name(row["layer"], memory)) for memory in row["memories"][:2]), "bold"),
         )
     return words, [*shown, table]

@@ -101,14 +101,14 @@ def find_top_of_sum_(
 
 
 class Likelihood(NamedTuple):
-    """How a given token stands in the distribution of each state."""
+    """The probability and the rank of a given token in the distribution of each state."""
 
     p: NDArray[np.float64]  # [n]
     rank: IntArray  # [n]; 1 + tokens with a strictly higher score
 
 
 class ValueReading(NamedTuple):
-    """How the values of an index were read, and so y is."""
+    """The reading with which the values of an index were made; y is read in the same way."""
 
     reading: str | None = None  # None: the model's own
     kept: NDArray[np.int64] | None = None  # the tokens they were read over, in order; None for all
@@ -124,7 +124,7 @@ class LayerTops(NamedTuple):
 
 
 def rows_at_once(lens: Lens) -> int:
-    """How many states make one block."""
+    """The number of states in one block."""
     return min(max(_BLOCK_BYTES // (4 * lens.vocabulary), _LEAST_ROWS), _MOST_ROWS)
 
 
@@ -284,7 +284,7 @@ class LayerLook:
             self.promotes[layer][tokens] = True
 
     def look(self, positions: PositionStates) -> tuple[Columns, dict[int, Columns]]:
-        """What holds for each prefix, and for each prefix in each layer."""
+        """Columns with one row per prefix, and for each layer columns with one row per prefix."""
         final = self.unembedding.top(positions.o[self.last])
         tokens = self._tensor(final)
         account = self.accounting.logit_parts(positions, tokens)
@@ -344,7 +344,7 @@ class LayerLook:
         }
 
     def _added(self, layer: int, used: LayerUse, direction: Tensor) -> Columns:
-        """What memories added to the final token: by kind, and the 1, 10 and 100 that added most.
+        """The sum that memories added to the final token's logit: by kind, and by the 1, 10 and 100 that added most.
 
         Fewer where fewer added at all.
         """
@@ -359,16 +359,16 @@ class LayerLook:
         columns: Columns = {name: [None] * len(added) for name in kind_columns("active", "given")}
         groups = self.model.layers[layer].groups
         for kind in {group.kind for group in groups} if self.is_mixture else ():
-            own = [place for place, group in enumerate(groups) if group.kind == kind]
-            span = slice(groups[own[0]].start, groups[own[-1]].columns.stop)
-            sizes = torch.tensor([groups[place].size for place in own], device=added.device)
-            reached = ((used.weights[:, own] != 0) * sizes).sum(1).clamp_min(1)
+            places = [place for place, group in enumerate(groups) if group.kind == kind]
+            span = slice(groups[places[0]].start, groups[places[-1]].columns.stop)
+            sizes = torch.tensor([groups[place].size for place in places], device=added.device)
+            reached = ((used.weights[:, places] != 0) * sizes).sum(1).clamp_min(1)
             columns[f"{kind}_active"] = _numbers((used.coefficients[:, span] > 0).sum(1) / reached)
             columns[f"{kind}_given"] = _numbers(added[:, span].double().sum(1))
         return columns
 
     def _name_memories(self, layer: int, positions: PositionStates, columns: Columns) -> Columns:
-        """Where residual, layer and output have three tokens: who vetoed, and in the last layer who pushed.
+        """Name the memories that veto where r, layer and o have three tokens, and in the last layer those that push.
 
         A veto is what a memory took from the residual's token, beside the mean of all tokens; a push what it gave to
         the output's token over the residual's. Both at the scale of the final norm for this layer's output.
@@ -403,9 +403,9 @@ def _list_(named: Columns, names: tuple[str, str], rows: NDArray[np.int64], adde
     """Put the strongest memories of one sign, and what they added, where they belong."""
     amounts, memories = (added * sign).topk(min(LISTED, added.shape[1]), dim=1)
     for row, amount, memory in zip(rows, amounts.tolist(), memories.tolist(), strict=True):
-        kept = [(i, sign * x) for i, x in zip(memory, amount, strict=True) if x > 0]
-        named[names[0]][row] = [i for i, _ in kept]
-        named[names[1]][row] = [x for _, x in kept]
+        pushes = [(i, sign * x) for i, x in zip(memory, amount, strict=True) if x > 0]
+        named[names[0]][row] = [i for i, _ in pushes]
+        named[names[1]][row] = [x for _, x in pushes]
 
 
 def _numbers(tensor: Tensor) -> NDArray[np.float64]:

@@ -63,15 +63,15 @@ def compute(
             if row["memory"] in listed:
                 listed[row["memory"]].append((row["kind"], row["prefixes"]))
                 found.append(row)
-        summary = _summary([(filled[m], own) for m, own in listed.items()], random)
+        summary = _summary([(filled[m], patterns) for m, patterns in listed.items()], random)
         rows.append({"layer": layer, **summary, **_scores(found)})
         for kind, span in kind_spans(index.names, layer).items():
-            rows[-1] |= of_kind(kind, _patterned([own for memory, own in listed.items() if memory in span]))
+            rows[-1] |= of_kind(kind, _patterned([patterns for memory, patterns in listed.items() if memory in span]))
     return rows
 
 
 def _patterned(memories: Sequence[Sequence[Listed]]) -> ex.Row:
-    """How many memories have a pattern at all."""
+    """Count the memories that have a pattern, with their share and its interval."""
     count, found = len(memories), sum(bool(listed) for listed in memories)
     low, high = share_interval(found, count)
     share = found / count if count else None
@@ -79,7 +79,7 @@ def _patterned(memories: Sequence[Sequence[Listed]]) -> ex.Row:
 
 
 def _scores(patterns: Sequence[ex.Row]) -> ex.Row:
-    """Senses a memory that has patterns, and mean scores on held-out triggers; tables of older versions have none."""
+    """Senses per memory that has patterns, and mean scores on held-out triggers; tables of older versions have none."""
     senses = {(row["memory"], row.get("sense")) for row in patterns}
     memories = {memory for memory, _ in senses}
     means: ex.Row = {"senses": len(senses) / len(memories) if memories else None}
@@ -92,7 +92,7 @@ def _scores(patterns: Sequence[ex.Row]) -> ex.Row:
 def compute_people(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
-    """People's patterns: one row a person who has finished and layer; empty where nobody has."""
+    """People's patterns: one row per layer and person who has finished; empty where nobody has."""
     if not has_annotations(index):
         return []
     with Annotations(index) as notes:
@@ -139,9 +139,10 @@ def _summary(memories: list[tuple[int, list[Listed]]], random: np.random.Generat
 
 
 def _kinds(filled: int, listed: list[Listed]) -> list[int]:
-    """How many of a memory's prefixes are of each kind, in the order of KINDS."""
-    has = {kind: {rank for own, ranks in listed if own == kind for rank in ranks} for kind in ("shallow", "semantic")}
-    shallow, semantic = has["shallow"], has["semantic"]
+    """Count a memory's prefixes of each kind, in the order of KINDS."""
+    shallow, semantic = (
+        {rank for kind, ranks in listed if kind == which for rank in ranks} for which in ("shallow", "semantic")
+    )
     covered = [len(shallow - semantic), len(semantic - shallow), len(shallow & semantic)]
     return [*covered, filled - sum(covered)]
 
@@ -149,7 +150,7 @@ def _kinds(filled: int, listed: list[Listed]) -> list[int]:
 def _intervals(counts: NDArray[np.int64], random: np.random.Generator) -> tuple[list[Any], list[Any]]:
     """95% intervals of the shares; counts [memories, kinds]."""
     found = [ratio_estimate(column, counts.sum(1), random) for column in counts.T]
-    return [one and max(one.low, 0.0) for one in found], [one and min(one.high, 1.0) for one in found]
+    return [share and max(share.low, 0.0) for share in found], [share and min(share.high, 1.0) for share in found]
 
 
 def published() -> list[ex.Row]:
@@ -173,7 +174,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def draw_people(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """One panel a person."""
+    """Plot one panel per person."""
     people = list(dict.fromkeys(row["annotator"] for row in rows))
     return [
         _panel(
@@ -205,7 +206,7 @@ _CELLS = (
 
 
 def print_people(tables: ex.Rows) -> list[Any]:
-    """What people who have finished saw."""
+    """Print the labels of people who have finished."""
     from rich.text import Text
 
     people = by_layer(tables.get("patterns-people", ()))
@@ -229,8 +230,8 @@ def rate_of_chance(index: Index) -> str:
 
 
 def shallow_below_semantic_above(evidence: vd.Evidence) -> vd.Judgement:
-    yours, theirs = (one.trend("lead", "lead_low", "lead_high") for one in (evidence, evidence.theirs))
-    above = [one for row in evidence.third("upper") if (one := vd.estimate_of(row, "lead", "lead_low", "lead_high"))]
+    yours, theirs = (lead.trend("lead", "lead_low", "lead_high") for lead in (evidence, evidence.theirs))
+    above = [lead for row in evidence.third("upper") if (lead := vd.estimate_of(row, "lead", "lead_low", "lead_high"))]
     if not above:
         return vd.NOT_MEASURED
     top = vd.mean_of(above)
@@ -249,7 +250,7 @@ def every_key_has_one(evidence: vd.Evidence) -> vd.Judgement:
 
 
 def patterns_a_key(evidence: vd.Evidence) -> vd.Judgement:
-    known = [one for row in evidence.rows if (one := ex.prefix_estimate([row], "each"))]
+    known = [estimate for row in evidence.rows if (estimate := ex.prefix_estimate([row], "each"))]
     mean = vd.mean_of(known) if known else None
     return vd.judge_size(mean, ex.paper_statement("patterns_a_key"), lambda size: f"{size:.2f}", "a key")
 
@@ -257,7 +258,7 @@ def patterns_a_key(evidence: vd.Evidence) -> vd.Judgement:
 def triggers_are_covered(evidence: vd.Evidence) -> vd.Judgement:
     shares = [ex.part_shares(row, KINDS) for row in evidence.rows]
     bare = [vd.estimate_of(row, "not_covered", "not_covered_low", "not_covered_high") for row in shares]
-    covered = [Estimate(1 - one.value, 1 - one.high, 1 - one.low) for one in bare if one]
+    covered = [Estimate(1 - estimate.value, 1 - estimate.high, 1 - estimate.low) for estimate in bare if estimate]
     if not covered:
         return vd.NOT_MEASURED
     mean, least, most = vd.mean_of(covered), *(ex.paper_statement(f"covered_{end}") for end in ("least", "most"))

@@ -80,7 +80,7 @@ def _precisions(index: Index, layer: int) -> pa.Table:
 
 
 def _shares(next_tokens: NDArray[Any], argmax: NDArray[Any]) -> NDArray[np.float64]:
-    """How much of what follows the layer's triggers is each memory's top token; next tokens [memories, triggers]."""
+    """The share of each memory's top token among all next tokens [memories, triggers] of the layer."""
     pool = next_tokens[next_tokens >= 0].astype(np.int64)
     times = np.bincount(pool, minlength=int(argmax.max(initial=-1)) + 1)
     shares: NDArray[np.float64] = times[argmax] / max(len(pool), 1)
@@ -130,14 +130,14 @@ def published_bins() -> list[ex.Row]:
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """Where the most confident values sit."""
+    """Plot the most confident values by layer."""
     from memlens.experiments import charts
 
     where = Counter(row["layer"] for row in rows)
-    own = [{"layer": layer, "value": times} for layer, times in sorted(where.items())]
+    points = [{"layer": layer, "value": times} for layer, times in sorted(where.items())]
     title = f"of the {len(rows)} most confident values"
-    chart = charts.bars(charts.with_depth(own, model.layers), title, ",", model.layers)
-    return [charts.panel("predictive-values", chart, "Number of the most confident values, by depth", own, "value")]
+    chart = charts.bars(charts.with_depth(points, model.layers), title, ",", model.layers)
+    return [charts.panel("predictive-values", chart, "Number of the most confident values, by depth", points, "value")]
 
 
 def draw_bins(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
@@ -164,7 +164,7 @@ def draw_bins(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tuple[str, list[Any]]:
-    """Where the values sit, agreement by confidence, and the first few."""
+    """Print the values by layer, agreement by confidence, and the first few values."""
     from rich.table import Table
     from rich.text import Text
 
@@ -247,7 +247,7 @@ def confidence_brings_agreement(evidence: vd.Evidence) -> vd.Judgement:
 
 def _slope(bins: list[ex.Row]) -> Estimate | None:
     """The slope of agreement over the number of the bin, bins weighed by their memories (unknown for the paper's)."""
-    known = {place: one for place, row in enumerate(bins) if (one := vd.estimate_of(row, "rate"))}
+    known = {place: estimate for place, row in enumerate(bins) if (estimate := vd.estimate_of(row, "rate"))}
     if len(known) < 2:
         return None
     sizes = [bins[place].get("memories", 1) for place in known]

@@ -55,7 +55,7 @@ def compute(
         for place, (memory, other) in enumerate(zip(chosen.tolist(), others.tolist(), strict=True)):
             scores = model.lens.value_scores(values[place : place + 1], layer, reading)[0].cpu().numpy()
             scores = scores if kept is None else scores[kept]
-            own, shuffled = (_standings(scores, following[one]) for one in (memory, other))
+            own, shuffled = (_standings(scores, following[memories]) for memories in (memory, other))
             of_layer.append(
                 {
                     "layer": layer,
@@ -96,19 +96,19 @@ def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
     """Means over the memories of a layer, and how many promote what follows."""
     found = []
     for layer in sorted({row["layer"] for row in rows}):
-        own = [row for row in rows if row["layer"] == layer]
-        beside = _beside(own)
+        layer_rows = [row for row in rows if row["layer"] == layer]
+        beside = _beside(layer_rows)
         promote, suppress = int((beside > 0).sum()), int((beside < 0).sum())
         edges = share_interval(promote, promote + suppress)
-        triggers = sum(row["triggers"] for row in own)
+        triggers = sum(row["triggers"] for row in layer_rows)
         found.append(
-            {"layer": layer, "memories": len(own), "standing": own[0]["layer_standing"]}
-            | {"low": own[0]["layer_standing_low"], "high": own[0]["layer_standing_high"]}
-            | {"shuffled": own[0]["layer_standing"] - float(beside.mean()) if len(beside) else None}
-            | {f"beside{edge}": own[0][f"layer_beside{edge}"] for edge in ("", "_low", "_high")}
+            {"layer": layer, "memories": len(layer_rows), "standing": layer_rows[0]["layer_standing"]}
+            | {"low": layer_rows[0]["layer_standing_low"], "high": layer_rows[0]["layer_standing_high"]}
+            | {"shuffled": layer_rows[0]["layer_standing"] - float(beside.mean()) if len(beside) else None}
+            | {f"beside{edge}": layer_rows[0][f"layer_beside{edge}"] for edge in ("", "_low", "_high")}
             | {"promote": promote / (promote + suppress) if promote + suppress else None}
             | {"promote_low": edges[0], "promote_high": edges[1]}
-            | {end: sum(row[end] for row in own) / triggers for end in ("top", "bottom")}
+            | {end: sum(row[end] for row in layer_rows) / triggers for end in ("top", "bottom")}
         )
     return found
 
@@ -120,7 +120,9 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     from memlens.experiments import charts
 
     layers = by_layer(rows)
-    own = charts.with_depth([{"whose": charts.YOURS, "value": row["standing"], **row} for row in layers], model.layers)
+    points = charts.with_depth(
+        [{"whose": charts.YOURS, "value": row["standing"], **row} for row in layers], model.layers
+    )
     chance = [
         {"baseline": "other memories’ tokens", "layer": row["layer"], "value": row["shuffled"]}
         for row in layers
@@ -129,19 +131,23 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     baselines = charts.with_depth(chance, model.layers)
     scale = alt.Scale(zero=False)
     chart = charts.curves(
-        own, "standing of what follows (1 = top)", ".2f", model.layers, scale=scale, baselines=baselines
+        points, "standing of what follows (1 = top)", ".2f", model.layers, scale=scale, baselines=baselines
     )
     text = "Mean standing of the tokens after a memory's triggers under its value, by depth"
     return [charts.panel("promotion", chart, text, layers, "standing")]
 
 
 def say_where(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
-    """In which layers values surely promote what follows, and in which they suppress it."""
+    """Say in which layers values surely promote what follows, and in which they suppress it."""
     layers = [row for row in by_layer(rows) if row["beside"] is not None]
     if not layers:
         return None
-    sure = {row["layer"]: one.widened(len(layers)) for row in layers if (one := ex.prefix_estimate([row], "beside"))}
-    ups, downs = ([n for n, one in sure.items() if above(one)] for above in (_is_above, _is_below))
+    sure = {
+        row["layer"]: estimate.widened(len(layers))
+        for row in layers
+        if (estimate := ex.prefix_estimate([row], "beside"))
+    }
+    ups, downs = ([n for n, estimate in sure.items() if above(estimate)] for above in (_is_above, _is_below))
     where = f" (layers {', '.join(map(str, downs))})" if downs else ""
     return (
         "direction",
@@ -150,12 +156,12 @@ def say_where(index: Index, rows: list[ex.Row]) -> tuple[str, str] | None:
     )
 
 
-def _is_above(one: Estimate) -> bool:
-    return one.low > 0
+def _is_above(estimate: Estimate) -> bool:
+    return estimate.low > 0
 
 
-def _is_below(one: Estimate) -> bool:
-    return one.high < 0
+def _is_below(estimate: Estimate) -> bool:
+    return estimate.high < 0
 
 
 EXPERIMENT = ex.Experiment(

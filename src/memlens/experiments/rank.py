@@ -42,8 +42,8 @@ def compute(
         places = ex.quartiles(targets.rank) if len(targets.rank) else {}
         chance = float(np.median(shuffled)) if len(shuffled) else None
         rows.append({"layer": layer, "low": low, "high": high, "shuffled": chance} | places | counts)
-        for kind, own in kind_spans(index.names, layer).items():
-            rows[-1] |= of_kind(kind, _median(targets.among(own).rank))
+        for kind, span in kind_spans(index.names, layer).items():
+            rows[-1] |= of_kind(kind, _median(targets.among(span).rank))
     return rows
 
 
@@ -57,7 +57,7 @@ def published() -> list[ex.Row]:
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """As shares of the vocabulary: a rank of 5,000 is one thing among 50,000 tokens and another among 250,000."""
+    """Plot ranks as shares of the vocabulary: 5,000 is one thing among 50,000 tokens and another among 250,000."""
     import altair as alt
 
     from memlens.experiments import charts
@@ -105,9 +105,10 @@ def rank_improves(evidence: vd.Evidence) -> vd.Judgement:
     if any(not row.get("vocabulary") for row in known):
         return vd.NOT_MEASURED
     relative = [
-        replace(one, rows=_relative(rows)) for one, rows in ((evidence, known), (evidence.theirs, evidence.published))
+        replace(source, rows=_relative(rows))
+        for source, rows in ((evidence, known), (evidence.theirs, evidence.published))
     ]
-    yours, theirs = (one.trend("median") for one in relative)
+    yours, theirs = (source.trend("median") for source in relative)
     first = relative[0].first("median")
     judged = vd.judge_trend(yours, theirs, -1, vd.as_points, f"median rank {percent(first)} of the vocabulary")
     last = [row for row in known if row.get("shuffled") is not None][-1:]

@@ -74,10 +74,10 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 def predictions_settle(evidence: vd.Evidence) -> vd.Judgement:
     evidence = _enough(evidence)
-    steps = [one for row in evidence.rows if (one := vd.estimate_of(row, "step", "step_low", "step_high"))]
+    steps = [step for row in evidence.rows if (step := vd.estimate_of(row, "step", "step_low", "step_high"))]
     if not steps:
         return vd.NOT_MEASURED
-    falls = sum(one.high < 0 for one in steps)
+    falls = sum(step.high < 0 for step in steps)
     words = f"{falls} of {len(steps)} steps from layer to layer surely go down"
     first = percent(evidence.first("rate"))
     yours, theirs = evidence.trend("rate"), evidence.theirs.trend("rate")
@@ -89,7 +89,7 @@ def _enough(evidence: vd.Evidence) -> vd.Evidence:
 
 
 def last_residual_knows_the_token(evidence: vd.Evidence) -> vd.Judgement:
-    share, published = (_share_of(one, one.layers - 1) for one in (evidence, evidence.theirs))
+    share, published = (_share_of(source, source.layers - 1) for source in (evidence, evidence.theirs))
     yours = "" if share is None else percent(share.value)
     return vd.judge_share(share, 0.5, "one half", published.value if published else None, yours)
 
@@ -105,7 +105,7 @@ def _share_of(evidence: vd.Evidence, layer: int) -> Estimate | None:
 
 
 def upper_layers_settle_faster(evidence: vd.Evidence) -> vd.Judgement:
-    yours, theirs = (_pace(one) for one in (evidence, evidence.theirs))
+    yours, theirs = (_pace(source) for source in (evidence, evidence.theirs))
     if yours is None or theirs is None:
         return vd.NOT_MEASURED
     verdict = vd.direction(yours, theirs.value)

@@ -61,7 +61,7 @@ def run(
     is_used = model is not None or any(experiment.uses_model for experiment in chosen)
     loaded = checked_model(index, model) if is_used else None
     where = None if mapper is None or loaded is None else mapper(loaded)
-    made: dict[str, pa.Table] = {}
+    computed: dict[str, pa.Table] = {}
     for experiment in chosen:
         takes_sample = experiment.on_prefixes or experiment.name in asked
         size = sample if sample is not None and takes_sample else experiment.sample
@@ -76,8 +76,8 @@ def run(
         seen = index.manifest.prefix_pass.content if experiment.on_prefixes else {}
         passed = {name: seen[name] for name in PREFIX_OPTIONS if name in experiment.options}
         origin = {name: seen[name] for name in _ORIGIN if name in seen}
-        made |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed}, origin)
-    return made
+        computed |= _keep(index, experiment, tables, {"seed": seed, "sample": size, **passed}, origin)
+    return computed
 
 
 def _compute(
@@ -137,7 +137,7 @@ def is_outdated(index: Index, experiment: Experiment) -> bool:
 
 
 def origin(index: Index, experiment: Experiment) -> str:
-    """Where the prefixes of an experiment's tables come from, in words; empty for one that is not on prefixes."""
+    """The corpus of the prefixes of an experiment's tables, in words; empty for one that is not on prefixes."""
     noted = index.manifest.experiment(experiment.name)
     if not experiment.on_prefixes or noted.seed is None:
         return ""
@@ -192,7 +192,7 @@ def _keep(
 
 
 def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the manifest notes of an experiment; checksums of what it was made from tell when it is outdated."""
+    """The manifest's note of an experiment; the checksums of its sources tell when it is outdated."""
     return {**settings, **(_READING_OF_Y if experiment.on_prefixes else {}), "from": _sources(index, experiment)}
 
 

@@ -122,7 +122,7 @@ def notebook_chart(spec: Spec) -> Any:
 
 
 def _count_names_on_y(spec: Spec) -> int:
-    """How many rows a chart of names has; 0 for one of numbers. (A height by steps does not go with a fitted width.)"""
+    """The number of rows of a chart of names; 0 for one of numbers. (Vega fits no width to a height by steps.)"""
     y = spec.get("encoding", {}).get("y", {})
     if y.get("type") not in ("nominal", "ordinal"):
         return 0

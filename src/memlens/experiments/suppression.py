@@ -46,7 +46,7 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
-    """How often the final token is pushed down, and the mean push."""
+    """Plot how often the final token is pushed down, and the mean push."""
     import altair as alt
 
     from memlens.experiments import charts

@@ -28,7 +28,7 @@ def depth(layer: int, layers: int) -> float:
 
 
 def third(layer: int, layers: int) -> str:
-    """In which third of the stack the middle of the layer lies."""
+    """The third of the stack in which the middle of the layer lies."""
     return THIRDS[min(int(3 * (layer + 0.5) / layers), 2)]
 
 
@@ -71,7 +71,9 @@ class Evidence:
         As the rows note it where layers were seen on the same prefixes, else from numbers of different memories.
         """
         known = {
-            row["layer"]: one for row in self.rows if row["layer"] and (one := estimate_of(row, column, low, high))
+            row["layer"]: estimate
+            for row in self.rows
+            if row["layer"] and (estimate := estimate_of(row, column, low, high))
         }
         if len(known) < 2 or max(known) - min(known) <= (self.layers - 2) / 2:
             return None
@@ -88,7 +90,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a table says about a claim."""
+    """The verdict of a table on a claim."""
 
     yours: str
     interval: str  # empty where the table has none

@@ -33,7 +33,7 @@ _ABOUT = {
 
 def write_card(index: Index, repo: str) -> str:
     """README.md of the repository: everything in it comes from the manifest and the table of memories."""
-    manifest, told = index.manifest, summarize(index)
+    manifest, summary = index.manifest, summarize(index)
     model, counts = manifest.model, manifest.counts
     facts = {
         "model": model.name,
@@ -41,15 +41,17 @@ def write_card(index: Index, repo: str) -> str:
         "activation": f"{model.activation}{', gated' if model.gated else ''}",
         "numbers": model.dtype,
         "layers": f"{len(index.layers)} of {len(model.memories)}",
-        "memories": f"{told['memories']:,}",
-        "memories that never fire": f"{sum(told['dead'].values()):,}",
+        "memories": f"{summary['memories']:,}",
+        "memories that never fire": f"{sum(summary['dead'].values()):,}",
         "sentences": f"{counts.sentences:,}",
         "tokens": f"{counts.tokens:,}",
         "prefixes": f"{counts.prefixes:,}",
         "experiments": ", ".join(sorted(manifest.experiments)) or "none",
     }
-    options = [f"{option_name(name)} {value}" for name, value in sorted(told["settings"].items()) if value is not None]
-    made = sorted({(one["memlens"], one["torch"], one["processor"]) for one in _makers(index)})
+    options = [
+        f"{option_name(name)} {value}" for name, value in sorted(summary["settings"].items()) if value is not None
+    ]
+    made = sorted({(maker["memlens"], maker["torch"], maker["processor"]) for maker in _makers(index)})
     rows = [
         f"| `{name}` | {_about(name)} | {size(entry.bytes)} | `{entry.sha256[:16]}` |"
         for name, entry in sorted(manifest.files.items())
@@ -91,7 +93,7 @@ def write_card(index: Index, repo: str) -> str:
 
 
 def _front_matter(index: Index) -> list[str]:
-    """What the Hub reads: tags, and the tables that its viewer can show."""
+    """The metadata that the Hub reads: tags, and the tables that its viewer can show."""
     tables = [name for name in (*SCAN_TABLES, *OPTIONAL_TABLES, *DERIVED_TABLES) if name in index.manifest.files]
     lines = ["---", f"pretty_name: {json.dumps('Memories of ' + visible(index.manifest.model.name))}"]
     lines += ["tags:", "- memlens", "- interpretability", "- feed-forward", "configs:"]
@@ -106,6 +108,6 @@ def _about(name: str) -> str:
 
 
 def _makers(index: Index) -> list[dict[str, str]]:
-    """What each file was made with, as far as it is noted."""
+    """The versions and processors with which files were made, as far as the manifest notes them."""
     noted = [entry.get("made_with") for entry in index.manifest.content["files"].values()]
-    return [{"memlens": "?", "torch": "?", "processor": "?"} | one for one in noted if isinstance(one, dict)]
+    return [{"memlens": "?", "torch": "?", "processor": "?"} | maker for maker in noted if isinstance(maker, dict)]

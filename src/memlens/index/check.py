@@ -48,7 +48,7 @@ _PREFIX_TABLES = ("triggers", "ordinary", "quadrants")
 
 
 def wrong_references(index: Index, table: str, with_corpus: bool = True) -> str:
-    """What a row of the table speaks of that does not exist, in words; empty if all is there."""
+    """A sentence about a row that refers to something that does not exist; empty if there is none."""
     columns = set(index.schema_names(table))
     if {"layer", "memory"} <= columns:
         problem = _wrong_memories(index, table)
@@ -98,7 +98,7 @@ WHOLE, DAMAGED, UNREADABLE, OUTDATED, NOT_NOTED = "whole", "damaged", "unreadabl
 
 @dataclass(frozen=True)
 class Finding:
-    """What is to be said about one file."""
+    """The state of one file."""
 
     file: str
     state: str
@@ -219,7 +219,7 @@ def _expected_rows(index: Index, name: str) -> int | None:
 
 
 def _made_from(index: Index, name: str) -> dict[str, Any]:
-    """Which tables a derived one was made from, with their checksums then, as far as the manifest notes it."""
+    """The tables that a derived one was made from, with their checksums then, as far as the manifest notes them."""
     manifest = index.manifest
     folder, _, table = name.removesuffix(".parquet").rpartition("/")
     if name in (VALUES, KEYS, ROUTERS, TOKENS):
@@ -241,7 +241,7 @@ def _made_from(index: Index, name: str) -> dict[str, Any]:
 
 
 def _others(index: Index) -> Iterator[Finding]:
-    """What lies beside the files that the manifest notes."""
+    """Findings about files that the manifest does not note."""
     noted = {*index.manifest.files, *SCAN_TABLES}
     for path in sorted([*index.folder.glob("*.parquet"), *index.folder.glob(f"{EXPERIMENTS}/*.parquet")]):
         name = path.relative_to(index.folder).as_posix()

@@ -124,8 +124,8 @@ def shade_triggers(
     triggers = index.triggers(name, end, limit)
     sentences = index.sentences(sorted({trigger.prefix.sentence for trigger in triggers}))
     places = [(trigger.prefix.sentence, trigger.prefix.position + 2) for trigger in triggers]
-    sentence = np.array([one for one, _ in places], np.int64)
-    stop = np.array([min(reach, len(sentences[one]["tokens"])) for one, reach in places], np.int64)
+    sentence = np.array([number for number, _ in places], np.int64)
+    stop = np.array([min(reach, len(sentences[number]["tokens"])) for number, reach in places], np.int64)
     zeros = np.zeros_like(stop)
     wanted = Excerpts(zeros + name.layer, zeros + index.names.number(name), sentence, zeros, stop)
     found = read_coefficients(index, model, wanted).tolist()

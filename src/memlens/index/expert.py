@@ -47,7 +47,7 @@ class ExpertRecord:
 
 @dataclass(frozen=True)
 class LayerRouting:
-    """How the router of one layer shares out the prefixes of the corpus.
+    """The use of one layer's experts: how evenly its router sends the prefixes of the corpus to them.
 
     A memory that no prefix reached is not dead: nothing was computed there.
     """
@@ -75,7 +75,7 @@ def read_routing(index: Index) -> list[LayerRouting]:
         never = tuple(expert for expert, share in experts if share == 0)
         rarely = tuple(expert for expert, share in experts if 0 < share < RARELY * top_k / len(experts))
         unreached = sum(len(index.names.span(expert)) for expert in never)
-        busiest = max(experts, key=lambda one: one[1])
+        busiest = max(experts, key=lambda item: item[1])
         found.append(LayerRouting(layer, len(experts), top_k, unreached, never, rarely, *busiest))
     return found
 
@@ -143,7 +143,7 @@ def _last_tokens(index: Index, expert: ExpertId) -> tuple[int, tuple[TokenNumber
                WHERE r.layer = $1 AND r.expert = $2 AND r."list" = 'drawn'"""
     rows = index.sql(query, [expert.layer, expert.expert]) if expert.kind == "routed" else []
     counts = Counter(row["token"] for row in rows if row["token"] is not None)
-    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return len(rows), tuple(TokenNumber(token, index.vocabulary[token], n / len(rows)) for token, n in ordered)
 
 

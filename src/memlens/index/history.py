@@ -141,7 +141,7 @@ class _Verified:
 
 
 class _VerifiedFiles:
-    """What this process has verified, by path, of the latest few files."""
+    """Events that this process has verified, by path, for the latest few files."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[str, _Verified] = OrderedDict()

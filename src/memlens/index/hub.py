@@ -85,7 +85,7 @@ class Repository:
 
 @dataclass(frozen=True)
 class Pushed:
-    """What a push has left on the Hub."""
+    """The result of a push: repository, commit, address, files and bytes."""
 
     repository: str
     commit: str
@@ -112,14 +112,17 @@ def push(index: Index, repo: str, *, private: bool = False, progress: Progress =
     with _hub(where) as api:
         api.create_repo(where.name, repo_type=_KIND, private=private, exist_ok=True)
         before = api.dataset_info(where.name, revision=where.revision, timeout=_SILENCE)
-        there = {one.rfilename for one in before.siblings or []}
+        there = {file.rfilename for file in before.siblings or []}
         if MANIFEST not in there and there - _OWN:
             raise HubError(f"{where.name} holds '{min(there - _OWN)}', which is no index; name another repository")
         old = [name for name in sorted(there) if name not in sent and (_TABLE.fullmatch(name) or name == REPORT)]
         done = api.create_commit(
             where.name,
             [
-                *(CommitOperationAdd(name, one if isinstance(one, bytes) else str(one)) for name, one in sent.items()),
+                *(
+                    CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
+                    for name, content in sent.items()
+                ),
                 *(CommitOperationDelete(name) for name in old),
             ],
             commit_message=f"Index of {index.manifest.model.name}, by memlens {__version__}",

@@ -150,7 +150,7 @@ Note = TypeVar("Note")
 
 
 def made_with() -> dict[str, str]:
-    """What last bits depend on: the versions and the kind of processor that a table is made with."""
+    """The versions and the kind of processor that a table is made with: its last bits depend on them."""
     capability = os.environ.get("ATEN_CPU_CAPABILITY") or _vector_unit()
     return {
         "memlens": __version__,
@@ -193,7 +193,7 @@ class ScannedModel:
 
 @dataclass(frozen=True)
 class CorpusCounts:
-    """How much text was scanned."""
+    """The amount of text that was scanned."""
 
     sentences: int
     tokens: int
@@ -206,7 +206,7 @@ class CorpusCounts:
 
 @dataclass(frozen=True)
 class ValuesNote:
-    """How values.parquet and keys.parquet were made."""
+    """The manifest's note of how values.parquet and keys.parquet were made."""
 
     top: int = 0
     reading: str = ""
@@ -218,7 +218,7 @@ class ValuesNote:
 
 @dataclass(frozen=True)
 class PatternsNote:
-    """How patterns.parquet and names.parquet were made; `content` is all that was noted."""
+    """The manifest's note of how patterns.parquet and names.parquet were made; `content` is all of it."""
 
     top: int
     rate: float
@@ -230,7 +230,7 @@ class PatternsNote:
 
 @dataclass(frozen=True)
 class ExperimentNote:
-    """How the tables of one experiment, or of the pass over prefixes, were made; `content` is all that was noted."""
+    """The note of how tables of one experiment, or of the pass over prefixes, were made; `content` is all of it."""
 
     seed: int | None = None
     sample: int | None = None
@@ -334,7 +334,7 @@ class Manifest:
 
     @property
     def value_tokens(self) -> int:
-        """How many tokens values are read over: what a rank in them is out of, and p is one of."""
+        """The number of tokens that values are read over: the largest rank a token can have."""
         return self.values.tokens or self.model.vocabulary
 
     @cached_property
@@ -347,12 +347,12 @@ class Manifest:
         return {name: _experiment(noted) for name, noted in self.content.get("experiments", {}).items()}
 
     def experiment(self, name: str) -> ExperimentNote:
-        """How the tables of one experiment were made; empty where it was not run."""
+        """The note of one experiment; empty where it was not run."""
         return self.experiments.get(name, ExperimentNote())
 
     @cached_property
     def prefix_pass(self) -> ExperimentNote:
-        """How the latest pass over prefixes was made, which several experiments read; empty where there was none."""
+        """The note of the latest pass over prefixes, which several experiments read; empty where there was none."""
         return _experiment(self.content.get("aggregate", {}))
 
 
@@ -363,7 +363,7 @@ def recorded_plan(folder: Path) -> Any:
 
 def _known(kind: type[Note], noted: Mapping[str, Any], **more: Any) -> Note:
     """A record of the fields that it has; what else a manifest holds is of another version."""
-    names = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{**{name: value for name, value in noted.items() if name in names}, **more})
 
 

@@ -36,7 +36,7 @@ class TokenNumber:
 
 @dataclass(frozen=True)
 class MemoryValue:
-    """What one value promotes and pushes down, and which tokens its key matches on its own."""
+    """The tokens that one value promotes and pushes down, and the tokens that its key alone matches."""
 
     reading: str
     vocabulary: str  # that it was read over: all tokens, or those that were trained
@@ -55,7 +55,7 @@ class MemoryValue:
 
 @dataclass(frozen=True)
 class MemoryPattern:
-    """What some of the triggers have in common; a row of patterns.parquet."""
+    """A regularity that some of the triggers share; a row of patterns.parquet."""
 
     pattern: str
     kind: str
@@ -86,7 +86,7 @@ class MemorySummary:
 
 @dataclass(frozen=True)
 class MemoryRoles:
-    """What a memory is for, and the numbers behind it; a row of roles.parquet."""
+    """The roles of a memory, and the numbers that decide them; a row of roles.parquet."""
 
     roles: tuple[str, ...]  # empty where no rule holds
     numbers: dict[str, float]
@@ -209,20 +209,20 @@ def read_roles(index: Index, memory: str | MemoryId) -> MemoryRoles | None:
     row = _row(index, "roles", memory)
     if row is None:
         return None
-    return MemoryRoles(tuple(row["roles"]), {name: one for name, one in row.items() if isinstance(one, float)})
+    return MemoryRoles(tuple(row["roles"]), {name: number for name, number in row.items() if isinstance(number, float)})
 
 
 def read_quadrants(index: Index, memory: str | MemoryId) -> tuple[MemoryQuadrant, ...] | None:
     """None for a memory without a gate, and in an index of a scan that did not keep them."""
-    row = _row(index, "counts", memory)
-    if row is None or row["quadrants"] is None or not index.has("quadrants"):
+    counted = _row(index, "counts", memory)
+    if counted is None or counted["quadrants"] is None or not index.has("quadrants"):
         return None
-    name, seen = index.check(memory), max(sum(row["prefixes"]), 1)
+    name, seen = index.check(memory), max(sum(counted["prefixes"]), 1)
     rows = index.rows_of("quadrants", [name], order="quadrant, rank")[name]
     triggers = list(zip(rows, index.with_text(rows), strict=True))
     return tuple(
-        MemoryQuadrant(signs, count, count / seen, tuple(one for own, one in triggers if own["quadrant"] == signs))
-        for signs, count in zip(QUADRANT_SIGNS, row["quadrants"], strict=True)
+        MemoryQuadrant(signs, count, count / seen, tuple(text for row, text in triggers if row["quadrant"] == signs))
+        for signs, count in zip(QUADRANT_SIGNS, counted["quadrants"], strict=True)
     )
 
 
@@ -288,8 +288,10 @@ def _scored_tokens(
     index: Index, tokens: Sequence[int], p: Sequence[float], rare: frozenset[int]
 ) -> tuple[TokenNumber, ...]:
     size = index.manifest.value_tokens
-    scores = [math.log(one * size) if one > 0 else -math.inf for one in p]
-    return tuple(replace(one, score=score) for one, score in zip(_tokens(index, tokens, p, rare), scores, strict=True))
+    scores = [math.log(share * size) if share > 0 else -math.inf for share in p]
+    return tuple(
+        replace(token, score=score) for token, score in zip(_tokens(index, tokens, p, rare), scores, strict=True)
+    )
 
 
 def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
@@ -330,7 +332,7 @@ def summarize_values(index: Index, count: int = 10) -> dict[str, Any]:
 
 
 def _undertrained_on_top(index: Index) -> int | None:
-    """How many values have a token on top that the model hardly met; None where the index has no table of tokens."""
+    """Count values whose top token the model hardly met in training; None where the index has no table of tokens."""
     if not index.has("tokens"):
         return None
     query = "SELECT count(*) AS n FROM {values} v JOIN {tokens} t ON v.argmax = t.token WHERE NOT t.trained"
@@ -338,7 +340,7 @@ def _undertrained_on_top(index: Index) -> int | None:
 
 
 def token_counts(index: Index) -> NDArray[Any]:
-    """How often each token is in the corpus. [vocabulary]"""
+    """Occurrences of each token in the corpus. [vocabulary]"""
     import numpy as np
 
     query = "SELECT token, count(*) AS times FROM (SELECT unnest(tokens) AS token FROM {corpus}) GROUP BY token"

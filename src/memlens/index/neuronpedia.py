@@ -98,7 +98,7 @@ class _Export:
 
     @cached_property
     def edges(self) -> NDArray[np.int64]:
-        """Where the triggers of each memory of the scanned layers begin, counted through, and where the last end."""
+        """The offset of each memory's first trigger among those of all scanned layers, and at the end their number."""
         firsts = np.cumsum([0, *map(self.index.memories, self.index.layers)])
         place = firsts[np.searchsorted(self.index.layers, self.triggers["layer"])] + self.triggers["memory"]
         return np.searchsorted(place, np.arange(firsts[-1] + 1))
@@ -143,23 +143,23 @@ class _Export:
 
     def id_of(self, *what: object) -> str:
         """The same for the same thing of the same scan, and for nothing else."""
-        told = json.dumps([self.index.manifest.generation, *map(str, what)])
-        return "c" + hashlib.sha256(told.encode()).hexdigest()[:24]
+        key = json.dumps([self.index.manifest.generation, *map(str, what)])
+        return "c" + hashlib.sha256(key.encode()).hexdigest()[:24]
 
     def records(self, layer: int) -> dict[str, dict[str, Any]]:
-        """What Neuronpedia asks of a model, a release, a set of sources and a source."""
+        """The records that Neuronpedia wants of a model, a release, a set of sources and a source."""
         scanned, counts = self.index.manifest.model, self.index.manifest.counts
         release, title = f"{SET}-{self.model_id}", f"Feed-forward memories of {scanned.name}"
-        made = {"creatorId": _CREATOR, "visibility": "PUBLIC"}
+        common = {"creatorId": _CREATOR, "visibility": "PUBLIC"}
         model = {"displayName": scanned.name, "displayNameShort": self.model_id, "instruct": False}
         model |= {"layers": len(scanned.memories), "neuronsPerLayer": max(scanned.memories.values())}
         whole = {"description": title, "creatorName": SET}
         return {
-            "model": {"id": self.model_id, **made, **model, "dimension": scanned.width, "inferenceEnabled": False},
-            "release": {"name": release, **made, **whole, "descriptionShort": title, "creatorNameShort": SET},
-            "sourceset": {"modelId": self.model_id, "name": SET, **made, **whole, "releaseName": release},
+            "model": {"id": self.model_id, **common, **model, "dimension": scanned.width, "inferenceEnabled": False},
+            "release": {"name": release, **common, **whole, "descriptionShort": title, "creatorNameShort": SET},
+            "sourceset": {"modelId": self.model_id, "name": SET, **common, **whole, "releaseName": release},
             "source": {
-                **{"id": self.source_id(layer), "modelId": self.model_id, "setName": SET, **made},
+                **{"id": self.source_id(layer), "modelId": self.model_id, "setName": SET, **common},
                 **{"hasDashboards": True, "inferenceEnabled": False, "num_prompts": counts.sentences},
                 "notes": f"coefficients of layer {layer}, {counts.tokens:,} tokens, by memlens {__version__}",
             },
@@ -186,7 +186,7 @@ class _Export:
             return [vocabulary[token] for token in tokens[:_TOKENS]]
 
         def logits(p: list[float]) -> list[float]:
-            return [math.log(max(one, _LEAST_P) * self.index.manifest.value_tokens) for one in p[:_TOKENS]]
+            return [math.log(max(share, _LEAST_P) * self.index.manifest.value_tokens) for share in p[:_TOKENS]]
 
         top, bottom = (row["tokens"], row["p"]), (row["bottom_tokens"], row["bottom_p"])
         return {

@@ -26,21 +26,25 @@ class ShownMemory(MemoryRecord):
     shading: tuple[TriggerCoefficients, ...] = ()
 
     def _repr_html_(self) -> str:
-        found = {one.rank: one for one in self.shading}
-        strongest = max((abs(m) for one in self.shading for m in one.coefficients), default=0.0)
+        found = {shading.rank: shading for shading in self.shading}
+        strongest = max((abs(m) for shading in self.shading for m in shading.coefficients), default=0.0)
         rows = "".join(
-            f'<tr><td>{one.coefficient:.4g}</td><td style="{_TEXT}">'
-            + (_shaded(found[one.rank], strongest) if one.rank in found else _marked(one.before, one.token))
-            + f'<span style="opacity:.6">{escape(head(one.after, _AFTER))}</span></td></tr>'
-            for one in self.triggers["top"]
+            f'<tr><td>{trigger.coefficient:.4g}</td><td style="{_TEXT}">'
+            + (
+                _shaded(found[trigger.rank], strongest)
+                if trigger.rank in found
+                else _marked(trigger.before, trigger.token)
+            )
+            + f'<span style="opacity:.6">{escape(head(trigger.after, _AFTER))}</span></td></tr>'
+            for trigger in self.triggers["top"]
         )
         name = f": {visible(self.summary.name)}" if self.summary else ""
         fires = (
             "never fires" if self.dead else f"fires on {percent(self.frequency)} of prefixes, m up to {self.max:.4g}"
         )
         patterns = "".join(
-            f"<li>{escape(visible(one.description))} ({len(one.prefixes)} triggers)</li>"
-            for one in (self.patterns or ())[:_PATTERNS]
+            f"<li>{escape(visible(pattern.description))} ({len(pattern.prefixes)} triggers)</li>"
+            for pattern in (self.patterns or ())[:_PATTERNS]
         )
         note = "" if self.shading else "<div>tokens are shaded with a model: index.model = index.load_model()</div>"
         return (
@@ -81,6 +85,6 @@ def _marked(before: str, token: str) -> str:
 
 def _tokens(tokens: Sequence[TokenNumber]) -> str:
     return " ".join(
-        f'<code title="p {one.number:.3g}" style="white-space:pre">{escape(visible(one.text))}</code>'
-        for one in tokens[:_TOKENS]
+        f'<code title="p {token.number:.3g}" style="white-space:pre">{escape(visible(token.text))}</code>'
+        for token in tokens[:_TOKENS]
     )

@@ -92,7 +92,7 @@ class Index:
         return self.manifest.layers
 
     def memories(self, layer: int) -> int:
-        """How many memories a scanned layer has."""
+        """The number of memories of a scanned layer."""
         if layer not in self.layers:
             raise UnknownName(f"layer {layer} is not in this index; it has {_ranges(self.layers)}")
         return self.manifest.model.memories[layer]
@@ -253,7 +253,7 @@ class Index:
         return open_database()
 
     def _source_of(self, table: str) -> str:
-        """What a query reads a table from, as SQL."""
+        """The SQL expression from which a query reads a table."""
         return reader_of(self.path(table))
 
     @contextmanager

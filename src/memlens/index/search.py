@@ -43,7 +43,7 @@ _MOST_TOKENS = 200  # that contain a text; more of them say nothing
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """What to look for, where, and among which memories."""
+    """A search: the text, the place to look for it, and the memories to look among."""
 
     texts: tuple[str, ...] = ()  # in values several, else one; none lists memories by `order`
     place: Place = "triggers"
@@ -274,7 +274,7 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
     rows = index.sql(sql, [list(tokens), counted, query.limit])
 
     def hit(row: dict[str, Any], name: MemoryId, summary: str | None) -> ValueHit:
-        listed = tuple(ListedToken(text=index.vocabulary[one["token"]], **one) for one in row["found"])
+        listed = tuple(ListedToken(text=index.vocabulary[token["token"]], **token) for token in row["found"])
         return ValueHit(name, summary, row["sum_p"], row["best"], listed)
 
     return _result(index, query, rows, hit, note)

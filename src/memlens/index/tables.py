@@ -105,12 +105,12 @@ class JoinedParts:
 
     @property
     def tokens(self) -> int:
-        """Fed so far, on the average of the layers."""
+        """Tokens fed so far, the mean over layers."""
         return sum(int(counts[1]) for counts in self._counts.values()) // len(self._counts)
 
     @property
     def layers(self) -> Iterator[LayerScan]:
-        """In order, each made when it is asked for."""
+        """The layers in order, each made when it is asked for."""
         for layer in sorted(self.shapes):
             yield self._layer(layer)
 
@@ -147,9 +147,9 @@ def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) ->
         written[QUADRANTS] = write_table(folder / QUADRANTS, QUADRANTS_SCHEMA, _quadrants(scanned.layers, store))
     if scanned.is_mixture:
         routed = [(scan.layer, scan.routing) for scan in scanned.layers if scan.routing is not None]
-        experts = (_experts(*one, scanned.prefixes) for one in routed)
+        experts = (_experts(*layer, scanned.prefixes) for layer in routed)
         written[EXPERTS] = write_table(folder / EXPERTS, EXPERTS_SCHEMA, experts)
-        written[ROUTING] = write_table(folder / ROUTING, ROUTING_SCHEMA, (_routing(*one, store) for one in routed))
+        written[ROUTING] = write_table(folder / ROUTING, ROUTING_SCHEMA, (_routing(*layer, store) for layer in routed))
     return written
 
 
@@ -167,7 +167,7 @@ def is_dead(scan: LayerScan) -> NDArray[np.bool_]:
 
 
 def prefixes_seen(scan: LayerScan, prefixes: int) -> NDArray[np.int64]:
-    """How many of all prefixes reached each memory: those of an expert see what its router sends there. [memories]"""
+    """The number of prefixes that reached each memory: an expert's see only those that its router sends. [memories]"""
     seen = np.full(len(scan.totals.total), prefixes, np.int64)
     if scan.routing is not None:
         routed = np.repeat(scan.routing.chosen, scan.size)

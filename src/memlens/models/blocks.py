@@ -41,14 +41,14 @@ class ModuleCall:
     returned: Any  # all that it returned, as it was
 
     def again(self, given: Tensor) -> Tensor:
-        """What the module puts out for another first tensor."""
+        """Run the module with another first tensor; returns its output."""
         arguments, named = with_first_input(self.arguments, self.named, given.clone())
         with torch.no_grad(), errors_of_the_network():
             output: Tensor = first_output(self.module(*arguments, **named))
         return output.detach().clone()
 
     def returning(self, output: Tensor) -> Any:
-        """What the module returned, with another first tensor."""
+        """The module's recorded return value with its first tensor replaced."""
         if not isinstance(self.returned, tuple | list):
             return output
         place = next(number for number, value in enumerate(self.returned) if isinstance(value, Tensor))
@@ -69,7 +69,7 @@ class BlockCall:
         self._finer = replace(call, arguments=_finer(call.arguments), named=_finer(call.named))
 
     def run(self, states: Tensor | None = None) -> Tensor:
-        """What the block puts out for `states`, or for its probe."""
+        """Run the block on `states`, or on its probe; returns its output."""
         return self._finer.again(self.states if states is None else states)
 
     def traced(self) -> BlockTrace:
@@ -89,7 +89,7 @@ class BlockCall:
 
 @dataclass(frozen=True, eq=False)
 class BlockTrace:
-    """What a block did on its probe."""
+    """The output of a block on its probe, and the calls and products inside it."""
 
     output: Tensor
     calls: list[ModuleCall]  # of all modules inside that ran once, in the order in which they ended
@@ -138,9 +138,9 @@ def _finer(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().float() if value.is_floating_point() and value.dtype.itemsize < 4 else value.detach()
     if type(value) in (tuple, list):
-        return type(value)(_finer(one) for one in value)
+        return type(value)(_finer(part) for part in value)
     if type(value) is dict:
-        return {key: _finer(one) for key, one in value.items()}
+        return {key: _finer(part) for key, part in value.items()}
     return value
 
 

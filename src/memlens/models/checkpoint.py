@@ -83,7 +83,7 @@ def unsupported_gguf(name: str, reason: str) -> UnsupportedModel:
 
 
 def _settings(place: str, name: str) -> Any:
-    """What config.json itself says; None where there is none, as beside a .gguf file."""
+    """The settings in config.json; None where there is no such file, as beside a .gguf file."""
     path = _file_of(place, "config.json")
     try:
         return json.loads(read_limited(path, _CONFIG_LIMIT)) if path else None

@@ -28,7 +28,7 @@ from memlens.models.memory_model import MemoryModel
 
 
 class LayerUse(NamedTuple):
-    """How much of each memory and group of one layer was used at n positions."""
+    """The coefficients of the memories of one layer, and the weights of its groups, at n positions."""
 
     coefficients: Tensor  # [n, memories]
     weights: Tensor  # [n, groups]: what m and the biases of a group were multiplied by; 0 where it was not used

@@ -60,7 +60,7 @@ class _Discovery:
         self.call, self.number, self.activations = call, number, activations
         self.block = call.block
         self.o, self.calls = call.trace.output, call.trace.calls
-        self.by_module = {one.module: one for one in self.calls}
+        self.by_module = {call.module: call for call in self.calls}
 
     def layer(self) -> MemoryLayer:
         groups = [*self._linear_groups(), *self._expert_groups()]

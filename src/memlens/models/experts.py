@@ -118,7 +118,7 @@ def expert_groups(experts: Any, router: nn.Module | None = None, **facts: Any) -
 
 @dataclass(eq=False)
 class _Taps:
-    """Who watches and edits the experts of one module, by the group of each expert."""
+    """The observers and the edits of the experts of one module, by the group of each expert."""
 
     edits: list[tuple[dict[int, ExpertGroup], BatchShape, Change]] = field(default_factory=list)
     watchers: list[tuple[dict[int, ExpertGroup], BatchShape, Callable[[CoefficientBlock], None]]] = field(
@@ -224,7 +224,7 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
 
 
 def _inner(experts: Any, expert: int, states: Tensor) -> Tensor:
-    """What the keys of one expert give, or its gates and ups together, [n, size or 2 size]."""
+    """The products of states with the keys of one expert, or with its gates and ups, [n, size or 2 size]."""
     name = "gate_up_proj" if experts.has_gate else "up_proj"
     return _affine(experts, getattr(experts, name)[expert], _bias_of(experts, name, expert), states)
 

@@ -31,26 +31,26 @@ def far_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCall]
         return None
     generator = torch.Generator().manual_seed(_SEED)
     tokens = torch.randint(0, model.vocabulary, (1, length), generator=generator).to(model.device)
-    made: list[ModuleCall] = []
+    longer: list[ModuleCall] = []
 
     def forward(call: BlockCall) -> Callable[..., Any]:
         def pass_over(*arguments: Any, **named: Any) -> Any:
             given = first_input(arguments, named).detach()
-            made.append(ModuleCall(call.block, arguments, named, given, given, None))
+            longer.append(ModuleCall(call.block, arguments, named, given, given, None))
             return _longer(call, given)
 
         return pass_over
 
     with replaced({call.block: forward(call) for call in calls}):
         model.run_body(tokens)
-    far = [BlockCall(call) for call in made]
+    far = [BlockCall(call) for call in longer]
     for call, near in zip(far, calls, strict=True):
         call.states = _states(call.states, generator) * near.states.square().mean().sqrt() * _STREAM
     return far
 
 
 def _longer(call: BlockCall, states: Tensor) -> Any:
-    """What a block returned, with these states; what else it returned by position is repeated up to their length."""
+    """The block's return value with these states; other tensors by position in it are repeated up to their length."""
     places = torch.arange(states.shape[1]) % call.shape[1]
 
     def longer(value: Any) -> Any:
@@ -145,7 +145,7 @@ class _Recorded(LinearGroup):
 
 def as_recorded(layer: MemoryLayer, call: BlockCall) -> MemoryLayer:
     """The layer with the products of torch's own linear maps as they were made in the run that is proven."""
-    calls = {one.module: one for one in call.trace.calls}
+    calls = {part.module: part for part in call.trace.calls}
 
     def recorded(group: MemoryGroup) -> MemoryGroup:
         parts = projections(group)
@@ -154,7 +154,7 @@ def as_recorded(layer: MemoryLayer, call: BlockCall) -> MemoryLayer:
             return group
         if not all(is_plain(part) and part in calls for part in parts):
             return group
-        return _Recorded(**{one.name: getattr(group, one.name) for one in fields(group)}, calls=calls)
+        return _Recorded(**{field.name: getattr(group, field.name) for field in fields(group)}, calls=calls)
 
     return replace(layer, groups=tuple(map(recorded, layer.groups)))
 
@@ -170,7 +170,7 @@ def stood_in(layer: MemoryLayer, call: BlockCall) -> Iterator[MemoryLayer]:
         if parts and all(part in maps for part in parts):
             maps |= {part: _Map(maps[part].outputs, _LARGEST, _LARGEST) for part in parts}
             maps[parts[-1]] = _Map(maps[parts[-1]].outputs, 3 * size, 1.0)
-            known = {one.name: getattr(group, one.name) for one in fields(group)}
+            known = {field.name: getattr(group, field.name) for field in fields(group)}
             groups.append(_StandIn(**known, maps=maps))
         else:
             for part in parts:

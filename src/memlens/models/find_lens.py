@@ -34,13 +34,13 @@ class FoundLens:
 def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: Sequence[float]) -> FoundLens:
     """`run`: gives the logits of the probe; `soft_caps`: numbers of the configuration that may be one."""
     states, around = probe.calls[-1].states, probe.around
-    made: list[ModuleCall] = []
+    calls: list[ModuleCall] = []
     with in_float32(*around, deep=False):
-        with passed_over(probe.calls, states), record_calls(around, made.append), errors_of_the_network():
+        with passed_over(probe.calls, states), record_calls(around, calls.append), errors_of_the_network():
             logits = run()
-        head = _head(network, made, logits)
+        head = _head(network, calls, logits)
         final_norm, normed = None, states
-        for call in made:
+        for call in calls:
             if call.given.shape == states.shape and torch.equal(call.given, states):
                 final_norm = recognised_norm(call)
                 if final_norm is not None:
@@ -52,9 +52,9 @@ def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: 
     return FoundLens(head.module, final_norm, state_scale, *_scale_and_cap(logits, head.output, soft_caps), logits)
 
 
-def _head(network: Any, made: Sequence[ModuleCall], logits: Tensor) -> ModuleCall:
+def _head(network: Any, calls: Sequence[ModuleCall], logits: Tensor) -> ModuleCall:
     known = network.get_output_embeddings()
-    for call in reversed(made):
+    for call in reversed(calls):
         if (known is None or call.module is known) and call.output.shape == logits.shape:
             return call
     raise UnsupportedModel("its logits do not come from one output embedding")
@@ -70,7 +70,7 @@ def _scale_and_cap(logits: Tensor, scores: Tensor, soft_caps: Sequence[float]) -
         within = torch.where(clear, torch.atanh((logits / cap).clamp(-0.9, 0.9)) * cap, 0)
         if (scale := ratio(within, torch.where(clear, scores, 0))) is not None:
             found.append((deviation(torch.tanh(scores * scale / cap) * cap, logits), scale, cap))
-    found = [one for one in found if one[0] < NEAR]
+    found = [candidate for candidate in found if candidate[0] < NEAR]
     if not found:
         raise UnsupportedModel("its logits are neither its output embedding's scores nor these scaled or soft-capped")
-    return min(found, key=lambda one: one[0])[1:]
+    return min(found, key=lambda candidate: candidate[0])[1:]

@@ -24,7 +24,7 @@ _LAYERS, _ADDS_BOS = ".block_count", "tokenizer.ggml.add_bos_token"
 
 @dataclass
 class GgufHead:
-    """What stands in front of the numbers of a .gguf file."""
+    """The head of a .gguf file: all that stands in front of the numbers."""
 
     settings: dict[str, int | float | bool] = field(default_factory=dict)  # texts and lists are left out
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # shapes only
@@ -43,10 +43,10 @@ def read_head(path: Path) -> GgufHead:
             head = _Walk(file, path.stat().st_size).head()
     except (OSError, ValueError, struct.error) as error:
         raise ModelError(f"{path} is not a readable .gguf file ({error}); get it again") from error
-    said = [count for name, count in head.settings.items() if name.endswith(_LAYERS)]
+    counts = [count for name, count in head.settings.items() if name.endswith(_LAYERS)]
     there = len({name.split(".")[1] for name in head.tensors if name.startswith("blk.")})
-    if said and said[0] != there:  # transformers would pass over the others, or make lists of any length
-        raise ModelError(f"{path} says that it has {said[0]:,} layers, but holds weights of {there:,}; get it again")
+    if counts and counts[0] != there:  # transformers would pass over the others, or make lists of any length
+        raise ModelError(f"{path} says that it has {counts[0]:,} layers, but holds weights of {there:,}; get it again")
     return head
 
 

@@ -93,7 +93,7 @@ class MemoryGroup(ABC):
 
     @property
     def columns(self) -> slice:
-        """Where its memories lie among those of the layer."""
+        """The slice of its memories among those of the layer."""
         return slice(self.start, self.start + self.size)
 
     @cached_property
@@ -244,7 +244,7 @@ class MemoryLayer:
     def of(cls, *, groups: Iterable[MemoryGroup], **parts: Any) -> MemoryLayer:
         """A layer whose groups are put in order and counted through."""
         ordered, start = [], 0
-        for group in sorted(groups, key=lambda one: (KINDS.index(one.kind), one.expert)):
+        for group in sorted(groups, key=lambda known: (KINDS.index(known.kind), known.expert)):
             ordered.append(replace(group, start=start))
             start += group.size
         return cls(groups=tuple(ordered), **parts)

@@ -120,7 +120,7 @@ def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
 
 
 def _from_gguf(path: Path) -> ModelSizes:
-    """As the model will be when it is unpacked; each tensor is float32 on its way there."""
+    """The sizes of the model after it is unpacked; each tensor is float32 while that happens."""
     head = read_head(path)
     sizes = _from_configuration(str(path.resolve().parent), gguf_file=path.name)
     return replace(sizes, unpacked=4 * sum(tensor.numel() for tensor in head.tensors.values()))
@@ -136,7 +136,7 @@ def _from_configuration(place: str, **options: str) -> ModelSizes:
     text = network.get_decoder()  # beside it may lie larger networks, of images or sound
     lists = [module for module in (text or network).modules() if isinstance(module, nn.ModuleList)]
     blocks: Any = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()), default=[])
-    found = [[one for module in block.modules() for one in _memories_in(module, width)] for block in blocks]
+    found = [[size for module in block.modules() for size in _memories_in(module, width)] for block in blocks]
     return ModelSizes(
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         memories=tuple(sum(count * size for count, size, _ in parts) for parts in found) if any(found) else (),

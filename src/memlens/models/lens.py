@@ -228,7 +228,7 @@ class Lens:
 
 
 def split_cases(r: Any, y: Any, o: Any) -> dict[str, Any]:
-    """Which case holds for the top tokens of r, y and o: single tokens, or arrays of them. Exactly one always does."""
+    """The case that holds for the top tokens of r, y and o: tokens, or arrays of them. Exactly one always does."""
     return {
         "residual": (o == r) & (o != y),
         "ffn": (o == y) & (o != r),

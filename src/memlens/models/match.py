@@ -72,7 +72,7 @@ def recognised_norm(call: ModuleCall) -> Norm | None:
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """Where the keys of a down projection lie and what turns them into coefficients."""
+    """The keys of a down projection, and the activation that turns their products into coefficients."""
 
     key_projection: nn.Module
     up_projection: nn.Module | None

@@ -142,11 +142,11 @@ class MemoryModel(ABC):
         """One pass over a few random tokens, for the proof."""
         used = min(self.vocabulary, self.tokenizer.size) if self.has_tokenizer else self.vocabulary
         tokens = probe_tokens(used, self.context)
-        made: list[ModuleCall] = []
+        calls: list[ModuleCall] = []
         blocks = [layer.block for layer in self.layers]
-        with record_calls(blocks, made.append), note_runs(self.network) as ran:
+        with record_calls(blocks, calls.append), note_runs(self.network) as ran:
             self.logits(tokens)
-        return Probe(tokens, [BlockCall(call) for call in made], outside(ran, blocks))
+        return Probe(tokens, [BlockCall(call) for call in calls], outside(ran, blocks))
 
     def forget_probe(self) -> None:
         """Let go of what finding the memories left for the proof, where there is to be none now."""

@@ -61,8 +61,8 @@ class ProductMode(TorchFunctionMode):
                 self._made[id(output)] = (next(filter(None, names)), output)
             return output
         pairs = list(zip(tensors, names, strict=True))
-        given = next((one for one, name in pairs if not name and self._keeps(one)), None)
-        matrix = next((name for one, name in pairs if name and sum(size > 1 for size in one.shape) > 1), None)
+        given = next((tensor for tensor, name in pairs if not name and self._keeps(tensor)), None)
+        matrix = next((name for tensor, name in pairs if name and sum(size > 1 for size in tensor.shape) > 1), None)
         if given is None or matrix is None:
             return func(*args, **named)
         return self._product(matrix, given.detach().clone(), lambda: func(*args, **named))

@@ -131,7 +131,7 @@ class _LayerProof:
     def __init__(self, layer: MemoryLayer, call: BlockCall, worst: _Worst) -> None:
         self.layer, self.call, self.worst = layer, call, worst
         self.where = f"layer {layer.number}"
-        self.calls = {one.module: one for one in call.trace.calls}
+        self.calls = {part.module: part for part in call.trace.calls}
         self.blocks: list[CoefficientBlock] = []
 
     def prove(self) -> None:
@@ -173,7 +173,7 @@ class _LayerProof:
         self.worst.compare("addition", self.where, silent, expected, scale[early])
 
     def _at_rest(self) -> dict[nn.Module, Callable[..., Tensor]]:
-        """What torch's own linear maps put out where all coefficients are set to zero, without a product.
+        """Outputs of torch's own linear maps where all coefficients are set to zero, computed without a product.
 
         Keys are given the same at early positions as they were before, and values nothing but zeros.
         """

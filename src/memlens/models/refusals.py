@@ -78,7 +78,7 @@ def refuse_kind(config: Config, name: str) -> None:
 
 
 def refused_because(config: Config, name: str, reason: UnsupportedModel) -> UnsupportedModel:
-    """What discovery found wrong as one line about this model."""
+    """The reason that discovery gives, as one line about this model."""
     return UnsupportedModel(
         f"{name} ({config.model_type}) cannot be read as memories: {reason}; docs/your-model.md says what can be done"
     )
@@ -104,7 +104,7 @@ def _reason_against_kind(config: Config) -> str | None:
 
 
 def quantization(config: Config) -> str | None:
-    """How the weights of a checkpoint are quantized, as its configuration names it."""
+    """The quantization of a checkpoint's weights, as its configuration names it."""
     settings = getattr(config, "quantization_config", None)
     if not settings:
         return None

@@ -30,7 +30,7 @@ from memlens.models.memory_model import MemoryModel
 
 @dataclass
 class SaeMetadata:
-    """Where in a model the coefficients come from; sae-lens keeps these apart from the sizes."""
+    """The place in a model that the coefficients come from; sae-lens keeps it apart from the sizes."""
 
     model_name: str
     hook_name: str  # sae-lens' name of x where it has one, else module_in
@@ -117,7 +117,7 @@ class LayerAsSae(nn.Module):
         return coefficients * self.lengths
 
     def decode(self, coefficients: Tensor) -> Tensor:
-        """What the block puts out for these coefficients, [..., d_in]."""
+        """The output of the block for these coefficients, [..., d_in]."""
         return coefficients @ self.W_dec + self.b_dec
 
     def forward(self, x: Tensor) -> Tensor:

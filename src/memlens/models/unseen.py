@@ -27,7 +27,7 @@ def unseen_part(
     products: Sequence[Product],
     o: Tensor,
 ) -> str | None:
-    """What is wrong with a part of a block, none of its memories, that adds what it makes of each position by itself.
+    """Say which part of a block works on each position by itself and is none of its memories; None if none does.
 
     `calls`, `products`: those made when the block was run on its probe and put out `o` [batch * pos, d].
     """
@@ -37,7 +37,8 @@ def unseen_part(
     known = {module for part in layer.outputs for module in part.modules()}
     own = {id(parameter) for module in known for parameter in module.parameters(False)}
     seen = {name for name, parameter in layer.block.named_parameters() if id(parameter) in own}
-    held = _Held(block, [one for one in products if one.parameter not in seen], [calls[part] for part in layer.outputs])
+    others = [product for product in products if product.parameter not in seen]
+    held = _Held(block, others, [calls[part] for part in layer.outputs])
     alone, mixing = held.ways()
     modules = {name: calls[module] for name, module in layer.block.named_modules() if module in calls.keys() - known}
     for name, call in modules.items():  # the outer before the inner
@@ -73,9 +74,9 @@ def _works_alone(call: ModuleCall, shape: torch.Size) -> bool:
 
 
 class _Held:
-    """A block whose products and memories put out what they did, but for some that put out something else at first.
+    """A block run again with its recorded products and memories, some of them changed at the first position.
 
-    "At first": at the first position. Where that is seen, it went through no other product.
+    Where a change is seen in the output, it went through no other product.
     """
 
     def __init__(self, block: BlockCall, products: Sequence[Product], memories: Sequence[ModuleCall]) -> None:
@@ -105,8 +106,8 @@ class _Held:
 
     def _run(self, changed: Sequence[Product]) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
         outputs = {
-            one.key: _first_position_turned(one.output, self.shape) if one in changed else one.output
-            for one in self.products
+            product.key: _first_position_turned(product.output, self.shape) if product in changed else product.output
+            for product in self.products
         }
         memories = {call.module: partial(_again, call) for call in self.memories}
         with replaced(memories), ProductMode(self.block.block, self.shape, outputs) as mode:

@@ -32,7 +32,7 @@ def encode_texts(
     before = int(model.tokenizer.adds_bos)
     limits = [limit for limit in (model.context and model.context - before, max_length) if limit is not None]
     longest = min(limits) if limits else None
-    encoded = [one.ids for one in model.tokenizer.encode(texts)]
+    encoded = [text.ids for text in model.tokenizer.encode(texts)]
     for place, ids in enumerate(encoded):
         if not ids:
             raise SettingError(f"text {place} ({texts[place][:40]!r}) has no tokens; give it at least one word")

@@ -195,7 +195,7 @@ def _model(kind: str, strength: float) -> Any:
 
 
 def _likelihood(model: Any, x: Any, y: NDArray[Any]) -> float:
-    """How likely labels are to a fitted model, in the mean of their logs; of numbers less the mean squared error.
+    """The mean log-likelihood of labels under a fitted model; of numbers, minus the mean squared error.
 
     It tells fits apart that all get the few held-out texts right, as a score does not.
     """
@@ -211,7 +211,7 @@ def _outputs(model: Any, x: Any, kind: str) -> NDArray[Any]:
 
 
 def score(kind: str, y: NDArray[Any], outputs: NDArray[Any]) -> Estimate:
-    """How well the outputs of a probe tell the labels, with its interval."""
+    """The score of a probe's outputs against the labels, with its interval."""
     if kind == "binary":
         return roc_estimate(outputs[y == 1], outputs[y == 0])
     if kind == "number":

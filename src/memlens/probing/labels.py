@@ -77,14 +77,14 @@ def read_labels(
     texts, labels = _different(texts, labels, place)
     if len(texts) < FEWEST:
         raise SettingError(f"{place}: {len(texts)} different labelled texts; a probe needs {FEWEST} or more")
-    numbers = [_number(one) for one in labels]
+    numbers = [_number(label) for label in labels]
     if kind == "auto":
         are_many = None not in numbers and len(set(numbers)) > _FEW_VALUES
         kind = "number" if are_many else "classes"
     if kind == "number":
         found = _of_numbers(texts, labels, numbers, place)
     else:
-        found = _of_classes(texts, [_class_name(one) for one in labels], place)
+        found = _of_classes(texts, [_class_name(label) for label in labels], place)
     return replace(found, repeats=given - len(texts))
 
 
@@ -162,7 +162,7 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
     """The columns of every record, the first of them a text."""
     name = path.name.lower()
     compression = next((ending for ending in COMPRESSIONS if name.endswith(ending)), "")
-    kind = next((one for one in (".csv", ".jsonl") if name.removesuffix(compression).endswith(one)), None)
+    kind = next((ending for ending in (".csv", ".jsonl") if name.removesuffix(compression).endswith(ending)), None)
     if kind is None:
         raise CorpusError(f"'{printable(str(path))}' is of an unknown kind; give .csv or .jsonl, also .gz or .zst")
     file = SourceFile(path, printable(path.name), kind, compression)

@@ -90,7 +90,7 @@ def probe(
     progress: Progress = no_progress,
     **options: Any,
 ) -> ProbeResult:
-    """Which memories know what the labels say: k-sparse probes of every layer.
+    """Find the memories that know what the labels say: k-sparse probes of every layer.
 
         memlens.probe("gpt2-index", "labels.csv").best.save("probe.json")
 
@@ -169,7 +169,7 @@ class _Run:
         model = self.model
         return SparseProbe(
             model.name, model.fingerprint(), str(model.dtype).removeprefix("torch."), self.settings.at,
-            self.settings.max_length, layer, tuple(str(model.names.name(layer, int(one))) for one in own), classes,
+            self.settings.max_length, layer, tuple(str(model.names.name(layer, int(i))) for i in own), classes,
             _floats(columns.mean[own]), _floats(columns.scale[own]), tuple(map(_floats, fit.weights)),
             _floats(fit.intercepts), tuple(map(_floats, typical)), 0.0 if classes else float(y.mean()),
             MEASURES[division.kind], fit.score,
@@ -180,7 +180,7 @@ class _Run:
     ) -> tuple[ProbedMemory, ...]:
         division, own = self.division, fit.columns[: self.settings.top]
         apart = differences(columns.standardized(division.train, own), division.y, len(division.labels.classes))
-        names = [self.model.names.name(layer, int(one)) for one in own]
+        names = [self.model.names.name(layer, int(number)) for number in own]
         known = index if index is not None and layer in index.layers else None
         summaries = {} if known is None else read_summaries(known, names)
         triggers = {} if known is None else known.triggers_of(names, limit=1)
@@ -197,7 +197,7 @@ class _Run:
         return [tuple(self.model.tokenizer.token_text(token) for token in row) for row in best]
 
     def _alone(self, m: Any) -> float:
-        """How well the memory alone tells the labels; of several classes, the one that it tells best."""
+        """The score of the memory alone; of several classes, that of the one that it tells best."""
         labels, test = self.division.labels, self.division.test
         if not labels.classes:
             return score("number", labels.y[test], m[test]).value

@@ -29,7 +29,7 @@ _BEGINNING = re.compile(rb'\{\n "at": "(last|mean|max)",\n "centre": [-+.0-9e]+,
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a probe says of one text."""
+    """A probe's prediction for one text."""
 
     text: str
     label: str | float  # the likeliest class, or the number
@@ -66,7 +66,7 @@ class SparseProbe:
             )
 
     def apply(self, model: MemoryModel, texts: Sequence[str]) -> list[Prediction]:
-        """What the probe says of each text; the model must be the one that it was fitted on."""
+        """Predict the label of each text; the model must be the one that the probe was fitted on."""
         from memlens.probing.activations import encode_texts, read_activations
 
         self.check(model)
@@ -118,7 +118,7 @@ class SparseProbe:
             content = read_json(Path(path), advice)
         except FilesError as error:
             raise SettingError(str(error)) from error
-        names = {one.name for one in fields(cls)}
+        names = {field.name for field in fields(cls)}
         if content.get("kind") != KIND or content.get("schema") != SCHEMA or not names <= content.keys():
             raise SettingError(f"{path} is not a probe of this version of memlens; {advice}")
         if not has_seal(content) or not is_sealed(content):
@@ -145,7 +145,7 @@ class SparseProbe:
             numbers = np.array(getattr(self, name))
             if numbers.shape != shape or numbers.dtype.kind not in "if" or not np.isfinite(numbers).all():
                 return False
-        are_texts = all(isinstance(one, str) for one in (self.model, self.dtype, *self.classes, *self.memories))
+        are_texts = all(isinstance(part, str) for part in (self.model, self.dtype, *self.classes, *self.memories))
         if not are_texts or any(MemoryId.parse(name).layer != self.layer for name in self.memories):
             return False
         is_length = self.max_length is None or (type(self.max_length) is int and self.max_length > 0)
@@ -153,7 +153,7 @@ class SparseProbe:
 
 
 def _frozen(content: Any) -> Any:
-    return tuple(_frozen(one) for one in content) if isinstance(content, list) else content
+    return tuple(_frozen(part) for part in content) if isinstance(content, list) else content
 
 
 def is_probe(head: bytes) -> bool:

@@ -166,7 +166,7 @@ def _curves(material: Material, name: str) -> Iterable[str]:
 
 
 def settling(material: Material) -> Insight | None:
-    """Where predictions settle."""
+    """The share of predictions that are made before a layer, and the first layer with more than half of them."""
 
     def when(material: Material) -> Iterable[str]:
         rows = [row for row in material.rows("refinement") if row["prefixes"]]
@@ -185,7 +185,7 @@ def settling(material: Material) -> Insight | None:
 
 
 def depth(material: Material) -> Insight | None:
-    """How shallow and semantic patterns change with depth."""
+    """The change of shallow and semantic patterns with depth."""
 
     def by_third(material: Material) -> Iterable[str]:
         for which in ("lower", "middle", "upper"):
@@ -200,7 +200,7 @@ def depth(material: Material) -> Insight | None:
 
 
 def composition(material: Material) -> Insight | None:
-    """How often a layer says what none of its memories says."""
+    """The share of predictions of a layer that none of its memories predicts."""
     rows = [row for row in material.rows("composition") if row["prefixes"]]
     if not rows:
         return None
@@ -286,8 +286,8 @@ def memory(material: Material) -> Insight | None:
     triggers = [trigger for trigger in listed if trigger.rank in ranks]
     looked_at = min(len(listed), index.manifest.patterns.top) if index.manifest.patterns else len(listed)
     what = f"{len(ranks)} of its {looked_at} strongest triggers have that in common:"
-    said = ", ".join(_quoted(index.vocabulary[token]) for token in row["said"])
-    also = [f"of its first {_PROMOTED} tokens, these are words of those sentences: {said}"] if said else []
+    tokens = ", ".join(_quoted(index.vocabulary[token]) for token in row["said"])
+    also = [f"of its first {_PROMOTED} tokens, these are words of those sentences: {tokens}"] if tokens else []
     lines = (what, *_trigger_lines(triggers), _promotes(index, row["tokens"]), *also, _fires(row["frequency"]))
     kind = "a subject" if row["is_subject"] else "a wording"
     title = f"{name} knows {kind}: {visible(row['description']).removeprefix('about: ')}"
@@ -396,7 +396,7 @@ def twins(material: Material) -> Insight | None:
     others = card.count - 1
     title = f"{card.memories[0]} and {others:,} other{'s' * (others > 1)} fire on mostly the same texts"
     lines = (
-        *(f"  {tail(one.before + one.token, _ROOM)}" for one in card.examples),
+        *(f"  {tail(example.before + example.token, _ROOM)}" for example in card.examples),
         f"the largest of {gallery.groups:,} such groups, {gallery.memories:,} memories in all; the Jaccard index of "
         f"its triggers with those of {card.memories[0]} is {card.least:.2f} or more",
     )

@@ -209,7 +209,7 @@ def _chosen_patterns(index: Index) -> list[Row]:
     )
     chosen: dict[tuple[int, str], Row] = {}
     for row in candidates:
-        used = {(own["pattern"], own["kind"]) for own in chosen.values()}
+        used = {(other["pattern"], other["kind"]) for other in chosen.values()}
         if (row["place"], row["kind"]) not in chosen and (row["pattern"], row["kind"]) not in used:
             chosen[row["place"], row["kind"]] = row
     return sorted(chosen.values(), key=lambda row: (row["place"], KINDS.index(row["kind"])))

@@ -59,7 +59,7 @@ VERDICTS = {
 
 @dataclass(frozen=True)
 class Addresses:
-    """Where links of a report lead: the first page of a workbench, and the beginning of a memory's address."""
+    """The targets of a report's links: the first page of a workbench, and the beginning of a memory's address."""
 
     home: str
     memory: str
@@ -240,7 +240,7 @@ def _settings(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _hash(script: str) -> str:
-    """How a Content-Security-Policy names a script."""
+    """The hash by which a Content-Security-Policy allows a script."""
     return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 

@@ -51,17 +51,19 @@ def role_section(index: Index) -> RoleSection | None:
         return None
     layers = roles_by_layer(index)
     depth = len(index.manifest.model.memories)
-    groups = [[one for one in layers if third(one.layer, depth) == which] for which in THIRDS]
+    groups = [[layer for layer in layers if third(layer.layer, depth) == which] for which in THIRDS]
     not_asked = _not_asked(index)
     rows = []
     for role in ROLES:
-        counts = [(sum(one.roles[role] for one in some), sum(one.memories for one in some)) for some in groups]
+        counts = [(sum(layer.roles[role] for layer in some), sum(layer.memories for layer in some)) for some in groups]
         count, total = (sum(column) for column in zip(*counts, strict=True))
         if role not in not_asked:
             shares = tuple(found / of if of else None for found, of in counts)
             rows.append(RoleShare(role, count, shares, count / total, PUBLISHED.get(role, "")))
-    none = sum(one.none for one in layers) / sum(one.memories for one in layers)
-    counted = [{"layer": one.layer, "memories": one.memories, **one.roles, "none": one.none} for one in layers]
+    none = sum(layer.none for layer in layers) / sum(layer.memories for layer in layers)
+    counted = [
+        {"layer": layer.layer, "memories": layer.memories, **layer.roles, "none": layer.none} for layer in layers
+    ]
     return RoleSection(rows, counted, none, not_asked, read_effects(index))
 
 

@@ -50,7 +50,7 @@ class Tables:
         return [] if table is None else list(table.column_names)
 
     def notes(self, name: str) -> dict[str, Any]:
-        """What the manifest says about how a table was made; empty where it says nothing."""
+        """The manifest's note of how a table was made; empty where there is none."""
         owner = self._known[name][0].name if name in self._known else ""
         return dict(self.index.manifest.experiment(owner).content)
 
@@ -60,7 +60,7 @@ class Tables:
         return " ".join([self._known[name][1].command or f"memlens experiment INDEX {name}", *options])
 
     def origin(self, name: str) -> str:
-        """Where the prefixes of a table of section 5 come from, in words; empty for other tables."""
+        """The corpus of the prefixes of a table of section 5, in words; empty for other tables."""
         return origin(self.index, EXPERIMENTS[name]) if name in EXPERIMENTS else ""
 
     def passes(self) -> list[tuple[str, list[str]]]:
@@ -191,7 +191,7 @@ def _counts(rows: list[Row], columns: list[str]) -> list[tuple[str, str]]:
 
 
 def _sample(experiment: Experiment, noted: dict[str, Any], prefixes: str) -> list[tuple[str, str]]:
-    """What was drawn, and by which seed."""
+    """Describe the sample, and the seed by which it was drawn."""
     facts = []
     if prefixes:
         facts.append(("sample", prefixes))
@@ -207,7 +207,7 @@ def _file_facts(name: str, index: Index) -> list[tuple[str, str]]:
 
 
 def _options(noted: dict[str, Any]) -> list[str]:
-    """What a person types behind the command to make the same table."""
+    """The options of the command that makes the same table."""
     options = [f"--{name} {noted[name]}" for name in ("sample", "seed") if noted.get(name) is not None]
     options += _validation(noted.get("validation_corpus")) if noted.get("validation") else []
     return options + (

@@ -41,10 +41,10 @@ class Silenced:
 def most_needed(material: Material, model: MemoryModel) -> Insight | None:
     """The memory without which its token loses most."""
     tried = [_silence(material, model, row) for row in _candidates(material)]
-    likely = [one for one in tried if one is not None and one.p >= _LIKELY]
+    likely = [trial for trial in tried if trial is not None and trial.p >= _LIKELY]
     if not likely:
         return None
-    best = max(likely, key=lambda one: one.factor)
+    best = max(likely, key=lambda trial: trial.factor)
     token = f"'{visible(best.token)}'"
     lines = (
         f"  {visible(best.prompt)}",

@@ -23,7 +23,7 @@ EFFECTS_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class RoleEffect:
-    """What silencing the memories of a role does, beside random groups."""
+    """The effect of silencing the memories of a role, beside that of random groups."""
 
     role: str
     measure: str
@@ -47,7 +47,7 @@ class RoleEffect:
 
 def write_effects(index: Index, effects: Sequence[RoleEffect], seed: int) -> None:
     """Into the index, bound to the roles and values that they are of."""
-    rows = pa.Table.from_pylist([asdict(one) for one in effects], EFFECTS_SCHEMA)
+    rows = pa.Table.from_pylist([asdict(effect) for effect in effects], EFFECTS_SCHEMA)
     made_from = {name: index.manifest.sha256(name) for name in ("roles", "values")}
     index.write({"effects": (EFFECTS_SCHEMA, [rows])}, lambda: {"effects": {"seed": seed, "from": made_from}})
 

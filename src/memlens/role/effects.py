@@ -77,7 +77,7 @@ def _effect(
     groups = [compared, *(others.random_group(compared, random) for _ in range(CONTROLS))]
     signed = role == "token"  # silencing it must raise its token, not just move it
     if signed:
-        prefixes = prefixes.where([one in compared for one in group])
+        prefixes = prefixes.where([memory in compared for memory in group])
     before = _looked(model, prefixes, look)
     changes = []
     for silenced in groups:
@@ -89,7 +89,7 @@ def _effect(
     low, high = mean_interval(apart, generator(seed, f"role-{role}", 1))
     means = tuple(chance.mean(1).tolist())
     appears = bool(low is not None and low > 0 and own.mean() > max(means))
-    norm, *norms = (others.norm(one) for one in groups)
+    norm, *norms = map(others.norm, groups)
     return RoleEffect(
         role, measure, len(compared), len(own), norm, float(np.mean(norms)), float(own.mean()), means,
         float(apart.mean()), low, high, appears,
@@ -119,7 +119,7 @@ class Others:
 
     def random_group(self, group: Group, random: np.random.Generator) -> Group:
         """For each memory of a comparable group another one of its layer, drawn among the unused of nearest norm."""
-        left = {layer: np.array([self.norms[layer, one] for one in free]) for layer, free in self.free.items()}
+        left = {layer: np.array([self.norms[layer, memory] for memory in free]) for layer, free in self.free.items()}
         found = list(group)
         for place in random.permutation(len(group)):  # else the same ones would have the first choice in every group
             layer, memory = group[place]
@@ -131,7 +131,7 @@ class Others:
         return found
 
     def norm(self, group: Group) -> float:
-        return float(np.mean([self.norms[one] for one in group]))
+        return float(np.mean([self.norms[memory] for memory in group]))
 
 
 @contextmanager
@@ -188,8 +188,8 @@ def _drawn_prefixes(index: Index, sample: int, random: np.random.Generator) -> O
     count = index.manifest.counts.sentences
     chosen = np.sort(random.choice(count, min(sample, count), replace=False)).tolist()
     sentences = [row["tokens"] for _, row in sorted(index.sentences(chosen).items()) if row["tokens"]]
-    tokens = [own[: int(random.integers(len(own))) + 1] for own in sentences]
-    return OwnTokens(tokens, np.array([own[-1] for own in tokens], np.int64))
+    tokens = [sentence[: int(random.integers(len(sentence))) + 1] for sentence in sentences]
+    return OwnTokens(tokens, np.array([prefix[-1] for prefix in tokens], np.int64))
 
 
 def _removing(index: Index, random: np.random.Generator) -> tuple[Group, OwnTokens]:

@@ -96,7 +96,7 @@ def p_of_endings(numbers: Numbers, tokens: int, prefixes: int) -> tuple[NDArray[
 def assign(
     numbers: Numbers, p: Numbers, decoys: Numbers, rate: float
 ) -> tuple[dict[str, NDArray[np.bool_]], dict[str, NDArray[Any]]]:
-    """Which memories [n] have which role, and the q of each hypothesis.
+    """Decide which of n memories have each role; returns one mask per role, and the q of each hypothesis.
 
     `numbers` and `p` are columns over memories, `decoys` numbers of the same name of values in random directions.
     """

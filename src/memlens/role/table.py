@@ -71,7 +71,7 @@ def _measure(
     from memlens.role.weights import ValueReader, cosines_of
 
     ends = {layer: count_endings(*trigger_ends(index, layer), index.memories(layer)) for layer in index.layers}
-    corpus = CorpusEndings(index, np.concatenate([own["pair"] for own in ends.values()]).astype(np.int64))
+    corpus = CorpusEndings(index, np.concatenate([numbers["pair"] for numbers in ends.values()]).astype(np.int64))
     counts = corpus.frequency[: model.vocabulary]
     dead = index.arrays("SELECT dead FROM {memories} ORDER BY layer, memory")["dead"]
     decoys = max(DECOYS / len(dead), 1)  # for each memory
@@ -79,22 +79,22 @@ def _measure(
     for done, layer in enumerate(index.layers):
         progress("roles", done, len(index.layers))
         memories = model.layers[layer]
-        own: dict[str, Any] = {**ends[layer], **cosines_of(memories)}
+        numbers: dict[str, Any] = {**ends[layer], **cosines_of(memories)}
         lens = ValueReader(model, layer, reading, counts)
-        own |= lens.moments(memories.values)
+        numbers |= lens.moments(memories.values)
         drawn.append(lens.random_kurtosis(math.ceil(memories.memories * decoys), seed))
-        own["weak"] = lens.part_in_weak(memories.values)
-        own["along_frequency"] = lens.along_frequency(memories.values)
-        own["is_long"] = own["norm"] >= np.quantile(own["norm"], LONGEST)
-        own |= {"layer": np.full(memories.memories, layer), "memory": np.arange(memories.memories)}
+        numbers["weak"] = lens.part_in_weak(memories.values)
+        numbers["along_frequency"] = lens.along_frequency(memories.values)
+        numbers["is_long"] = numbers["norm"] >= np.quantile(numbers["norm"], LONGEST)
+        numbers |= {"layer": np.full(memories.memories, layer), "memory": np.arange(memories.memories)}
         at = position_numbers(index, layer)
-        own |= {name: at[name] for name in ("position", "position_from")}
-        parts.append(own)
+        numbers |= {name: at[name] for name in ("position", "position_from")}
+        parts.append(numbers)
         ps.append({
-            "weak": p_of_part(own["weak"], lens.directions, lens.rank),
-            "frequency": p_of_cosine(own["along_frequency"], model.width),
-            "variance": p_of_spread(own["variance"], lens.eigenvalues),
-            "along": p_of_cosine(own["cos_in_out"], model.width),
+            "weak": p_of_part(numbers["weak"], lens.directions, lens.rank),
+            "frequency": p_of_cosine(numbers["along_frequency"], model.width),
+            "variance": p_of_spread(numbers["variance"], lens.eigenvalues),
+            "along": p_of_cosine(numbers["cos_in_out"], model.width),
             "position": at["p"],
         })  # fmt: skip
     progress("roles", len(index.layers), len(index.layers))
@@ -116,7 +116,7 @@ def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> 
         roles = [[role for role in ROLES if has[role][row]] for row in range(first, first + len(own["memory"]))]
         table = {name: own[name] for name in ("layer", "memory", *_NUMBERS)}
         table |= {f"q_{name.replace('-', '_')}": q[name][part] for name in _HYPOTHESES}
-        table["role"] = pa.array([one[0] if one else None for one in roles], pa.string())
+        table["role"] = pa.array([names[0] if names else None for names in roles], pa.string())
         table["roles"] = pa.array(roles, pa.list_(pa.string()))
         table["token"] = pa.array(own["token"], pa.int32(), mask=own["triggers"] == 0)
         table["position"] = pa.array(own["position"], pa.float64(), mask=np.isnan(own["position"]))
@@ -127,7 +127,7 @@ def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> 
 
 @dataclass(frozen=True)
 class LayerRoles:
-    """How many memories of a layer have each role; one with several counts for each of them."""
+    """Counts of a layer's memories by role; a memory with several roles counts for each of them."""
 
     layer: int
     memories: int

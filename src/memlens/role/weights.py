@@ -20,7 +20,7 @@ Arrays = dict[str, NDArray[np.float64]]
 
 
 class ValueReader:
-    """What the lens reads of a layer's values over tokens of the corpus: moments, weak directions, frequent tokens.
+    """Reads a layer's values through the lens over tokens of the corpus: moments, weak directions, frequent tokens.
 
     Tokens that do not occur are left out: those that were hardly trained lie together, apart from all others, and would
     give every direction heavy tails.

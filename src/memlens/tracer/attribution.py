@@ -61,7 +61,7 @@ class Attribution:
 
     def strongest(self, count: int = 10) -> list[tuple[MemoryId, float]]:
         """The memories that change the answer most, of either sign."""
-        return sorted(self.effects.items(), key=lambda one: (-abs(one[1]), one[0]))[:count]
+        return sorted(self.effects.items(), key=lambda item: (-abs(item[1]), item[0]))[:count]
 
     def to_json(self) -> dict[str, Any]:
         effects = {str(memory): effect for memory, effect in self.strongest(len(self.effects))}
@@ -96,7 +96,7 @@ class Question:
         chosen = None if token is None else read_token(model, token)
         fed = read.fed(place)
         at = [] if positions is None else list(positions)
-        places = range(fed.shape[1]) if positions is None else [read.place(one) + read.shift for one in at]
+        places = range(fed.shape[1]) if positions is None else [read.place(position) + read.shift for position in at]
         rows = torch.tensor([row for row in places if row < fed.shape[1]], device=model.device, dtype=torch.int64)
         if not len(rows):
             where = "no positions are given" if not at else f"positions {at} all lie behind position {place}"
@@ -185,7 +185,7 @@ def _each_by_itself(memories: list[MemoryId], rows: Tensor) -> dict[int, Change]
     """Silence memory i in line i of the batch."""
 
     def change(m: Tensor, group: MemoryGroup, layer: int) -> Tensor:  # [batch, pos, size]
-        lines = [line for line, one in enumerate(memories) if one.layer == layer and group.holds(one)]
+        lines = [line for line, memory in enumerate(memories) if memory.layer == layer and group.holds(memory)]
         if not lines:
             return m
         m = m.clone()
@@ -304,11 +304,11 @@ def in_common(
             if effect > 0 and effect >= bar:
                 counts[memory] = counts.get(memory, 0) + 1
     common = [
-        CommonMemory(memory, count, sum(one.effects.get(memory, 0.0) for one in several) / len(several))
+        CommonMemory(memory, count, sum(attribution.effects.get(memory, 0.0) for attribution in several) / len(several))
         for memory, count in counts.items()
         if count / len(several) >= share  # as a product 0.28 * 25 would be a little more than 7
     ]
-    return sorted(common, key=lambda one: (-one.prompts, -one.effect, one.memory))
+    return sorted(common, key=lambda memory: (-memory.prompts, -memory.effect, memory.memory))
 
 
 def _differences(attributions: list[Attribution]) -> Iterator[str]:

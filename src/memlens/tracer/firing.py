@@ -78,7 +78,7 @@ def firing_of(run: TracedPrompt, index: Index, order: str, layers: Sequence[int]
     ranges = _ranges(index)
     final, direction = _predicted(run)
     columns = [_of_layer(run, layer, ranges[layer], direction) for layer in layers or index.layers]
-    table = {name: np.concatenate([own[name] for own in columns]) for name in columns[0]}
+    table = {name: np.concatenate([part[name] for part in columns]) for name in columns[0]}
     fires = np.flatnonzero(table["relative"] > 0)
     strength = table["relative"] if order == "relative" else np.abs(table["effect"])
     best = fires[np.lexsort((table["number"][fires], table["layer"][fires], -strength[fires]))[:limit]]

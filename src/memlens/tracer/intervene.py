@@ -75,8 +75,8 @@ def apply_edits(model: MemoryModel, intervention: Intervention, prompt: Prompt) 
         if not own:
             return m
         m = m.clone()
-        for one in own:
-            one.apply_(m)
+        for edit in own:
+            edit.apply_(m)
         return m
 
     return model.edit({layer: partial(change, layer=layer) for layer in {owner.layer for owner in edits}})
@@ -90,7 +90,7 @@ def _by_group(edit: Edit, model: MemoryModel) -> list[tuple[ExpertId, list[int] 
         return [(ExpertId(edit.layer, group.kind, group.expert), None) for group in groups]
     owners = sorted({memory.owner for memory in edit.memories})
     # a memory named twice is still edited once: it is scaled once
-    return [(owner, sorted({one.memory for one in edit.memories if one.owner == owner})) for owner in owners]
+    return [(owner, sorted({memory.memory for memory in edit.memories if memory.owner == owner})) for owner in owners]
 
 
 def _refuse_too_large(model: MemoryModel, edit: Edit) -> None:
@@ -121,7 +121,7 @@ def intervene(
     loaded, opened = open_model(model, index)
     read = read_prompt(loaded, prompt)
     place = read.place(position)
-    chosen, other = (None if one is None else read_token(loaded, one) for one in (token, against))
+    chosen, other = (None if word is None else read_token(loaded, word) for word in (token, against))
     edits = apply_edits(loaded, intervention, read)  # refuses what cannot be, before anything runs
     without = TracedPrompt.run(loaded, read, place)
     with edits:
@@ -277,7 +277,7 @@ def promoting(
     if within > listed:
         advice = "lower `within` or make the values again"
         raise SettingError(f"{opened.folder} lists {listed} tokens per value, not {within}; {advice}")
-    memories = tuple(one.name for one in found if one.rank < within)[:limit]
+    memories = tuple(memory.name for memory in found if memory.rank < within)[:limit]
     if not memories:
         raise UnknownName(f"no memory has {tokens!r} among the {within} first tokens of its value; raise `within`")
     return memories

@@ -66,7 +66,11 @@ class Edit:
             "layer": None if self.layer is None else int(self.layer),
             "coefficient": None if self.coefficient is None else float(self.coefficient),
             "factor": None if self.factor is None else float(self.factor),
-            "positions": None if at is None else (int(at),) if is_whole(at) else tuple(int(one) for one in at),
+            "positions": None
+            if at is None
+            else (int(at),)
+            if is_whole(at)
+            else tuple(int(position) for position in at),
             "expert": _expert_of(self.expert),
         }
         for name, value in given.items():
@@ -100,7 +104,7 @@ class Edit:
         return ", ".join(str(memory) for memory in self.memories[:3]) + more
 
     def __str__(self) -> str:
-        """As `parse` takes it, where it names one memory or a layer, everywhere."""
+        """The text that `parse` takes, for an edit of one memory or layer at all positions."""
         amount = f"x{_digits(self.factor)}" if self.factor is not None else _digits(self.coefficient or 0.0)
         at = "" if self.positions is None else f" at {', '.join(map(str, self.positions))}"
         return f"{self.target}={amount}{at}"
@@ -396,7 +400,7 @@ def _as_float(number: float) -> float:
 
 
 def _digits(number: float) -> str:
-    """As few digits as people write, unless more are needed to read the same number again."""
+    """Format a number with as few digits as people write, or with all that are needed to read the same number again."""
     return f"{number:g}" if float(f"{number:g}") == number else repr(number)
 
 

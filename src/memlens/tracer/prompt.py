@@ -40,7 +40,7 @@ class Prompt:
 
     @property
     def shift(self) -> int:
-        """Where the prompt's own position 0 lies in what is fed."""
+        """The index of the prompt's own position 0 among the tokens that are fed."""
         return 0 if self.bos is None else 1
 
     def fed(self, position: int | None = None) -> Tensor:

@@ -295,7 +295,7 @@ class Trace:
     def memories(self) -> tuple[TracedMemory, ...]:
         """The memories of all layers that did most to the traced token's logit, largest |effect| first."""
         listed = [memory for layer in self.layers for memory in layer.by_effect]
-        return tuple(sorted(listed, key=lambda one: (-abs(one.effect), one.memory)))
+        return tuple(sorted(listed, key=lambda memory: (-abs(memory.effect), memory.memory)))
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, for json.dumps."""
@@ -386,7 +386,8 @@ def _head(*names: str) -> str:
 
 def _layer(layer: LayerTrace, settles: bool) -> str:
     memories = " ".join(
-        f'<span title="{_hover(one)}">{one.memory}&nbsp;{one.effect:+.2f}</span>' for one in layer.by_effect[:_MEMORIES]
+        f'<span title="{_hover(memory)}">{memory.memory}&nbsp;{memory.effect:+.2f}</span>'
+        for memory in layer.by_effect[:_MEMORIES]
     )
     states = "".join(f"<td>{_shares(shares)}</td>" for shares in (layer.residual, layer.ffn, layer.output))
     name = f"<b>{layer.layer}</b>" if settles else str(layer.layer)
@@ -394,13 +395,13 @@ def _layer(layer: LayerTrace, settles: bool) -> str:
 
 
 def _memories(memories: Sequence[TracedMemory], logit_name: str) -> str:
-    is_known = any(_known(one) for one in memories)
+    is_known = any(_known(memory) for memory in memories)
     head = _head("memory", "m", "effect", "promotes", "demotes", *(["known as"] if is_known else []))
     rows = "".join(
-        f"<tr><td>{one.memory}</td><td>{one.coefficient:.3g}</td><td>{one.effect:+.3f}</td>"
-        f"<td>{_tokens(one.promotes)}</td><td>{_tokens(one.demotes)}</td>"
-        + (f"<td>{escape(_known(one))}</td></tr>" if is_known else "</tr>")
-        for one in memories
+        f"<tr><td>{memory.memory}</td><td>{memory.coefficient:.3g}</td><td>{memory.effect:+.3f}</td>"
+        f"<td>{_tokens(memory.promotes)}</td><td>{_tokens(memory.demotes)}</td>"
+        + (f"<td>{escape(_known(memory))}</td></tr>" if is_known else "</tr>")
+        for memory in memories
     )
     return _TABLE.format(f"memories by their effect on the {logit_name}", head, rows)
 
@@ -417,11 +418,11 @@ def _share(share: TokenShare) -> str:
     return f'<span title="p {share.p:.4g}">{_code(share.text)}&nbsp;{share.p:.2f}</span>'
 
 
-def _hover(one: TracedMemory) -> str:
-    """What a memory did, shown where the pointer rests on its name."""
-    known = f"{_known(one)}; " if _known(one) else ""
-    words = ", ".join(repr(visible(token.text)) for token in one.promotes[:_TOKENS])
-    return escape(f"{known}m {one.coefficient:.3g}; promotes {words}")
+def _hover(memory: TracedMemory) -> str:
+    """The tooltip of a memory's name: what it did."""
+    known = f"{_known(memory)}; " if _known(memory) else ""
+    words = ", ".join(repr(visible(token.text)) for token in memory.promotes[:_TOKENS])
+    return escape(f"{known}m {memory.coefficient:.3g}; promotes {words}")
 
 
 def _tokens(tokens: Iterable[Token]) -> str:

@@ -45,7 +45,7 @@ class Readings:
     def shares(self, row: int, token: Callable[[int], Token]) -> tuple[TokenShare, ...]:
         p = self._p(row, self.ends.top_scores[row])
         ids = self.ends.top[row].tolist()
-        return tuple(TokenShare(one, token(one).text, float(share)) for one, share in zip(ids, p, strict=True))
+        return tuple(TokenShare(number, token(number).text, float(share)) for number, share in zip(ids, p, strict=True))
 
     def p(self, row: int, token: int) -> float:
         return float(self._p(row, self.scores[row, token : token + 1])[0])
@@ -116,7 +116,7 @@ def trace(
     check_top(top)
     loaded, opened = open_model(model, index)
     read = read_prompt(loaded, prompt)
-    chosen, other = (None if one is None else read_token(loaded, one) for one in (token, against))
+    chosen, other = (None if word is None else read_token(loaded, word) for word in (token, against))
     place = read.place(position)
     return TracedPrompt.run(loaded, read, place).trace(place, chosen, other, top, opened)[0]
 
@@ -203,7 +203,7 @@ class _Tracer:
             away, off = self._direction(against)
             direction, constant = direction - away, constant - off
         picked = [self._pick(layer, direction) for layer in range(self.count)]
-        shown = sorted({one.memory for layer in picked for one in (*layer.by_effect, *layer.by_size)})
+        shown = sorted({traced.memory for layer in picked for traced in (*layer.by_effect, *layer.by_size)})
         names = name_memories(self.model, shown, self.top, index)
         layers = tuple(self._layer(layer, chosen, direction, picked[layer], names) for layer in range(self.count))
         embedding = _dot(self.positions.embedding, direction)
@@ -274,8 +274,8 @@ class _Tracer:
     ) -> LayerTrace:
         residual, ffn, output = range(3 * layer, 3 * layer + 3)
         top, shares = self.readings.top, self.readings.shares
-        shown = {one.memory: one for one in (*picked.by_effect, *picked.by_size)}
-        named = {memory: self._with_names(one, names[memory]) for memory, one in shown.items()}
+        shown = {traced.memory: traced for traced in (*picked.by_effect, *picked.by_size)}
+        named = {memory: self._with_names(traced, names[memory]) for memory, traced in shown.items()}
         return LayerTrace(
             layer=layer,
             residual=shares(residual, self.token),
@@ -283,17 +283,17 @@ class _Tracer:
             output=shares(output, self.token),
             p=self.readings.p(output, token),
             case=case_of(top(residual), top(ffn), top(output)),
-            by_effect=tuple(named[one.memory] for one in picked.by_effect),
-            by_size=tuple(named[one.memory] for one in picked.by_size),
+            by_effect=tuple(named[traced.memory] for traced in picked.by_effect),
+            by_size=tuple(named[traced.memory] for traced in picked.by_size),
             attention=_dot(self.positions.attention(layer), direction),
             memories=picked.total,
             bias=float(self.accounting.block_bias(layer, self.positions.used(layer), direction)[0]),
         )
 
-    def _with_names(self, one: TracedMemory, names: Names) -> TracedMemory:
-        own = names.for_sign(one.coefficient)
+    def _with_names(self, memory: TracedMemory, names: Names) -> TracedMemory:
+        own = names.for_sign(memory.coefficient)
         return replace(
-            one,
+            memory,
             promotes=tuple(map(self.token, own.top)),
             demotes=tuple(map(self.token, own.bottom)),
             trigger=own.triggers.get("top"),

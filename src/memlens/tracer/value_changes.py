@@ -95,7 +95,7 @@ def trying(model: MemoryModel, changes: ValueChange | Iterable[ValueChange]) -> 
     if not isinstance(model, MemoryModel):
         raise SettingError(f"{short(model)} is not loaded, so nothing can be tried on it; use memlens.load() first")
     several = _checked_changes(model, changes)
-    originals = {one.memory: _own_value(model, one.memory).clone() for one in several}
+    originals = {change.memory: _own_value(model, change.memory).clone() for change in several}
     try:
         for change in several:
             _write_(model, change.memory, change.value)
@@ -141,7 +141,7 @@ def side_effects(
         with trying(loaded, several):
             after = _all_positions(loaded, prompt)
         effects.append(_side_effect(loaded, prompt, before, after))
-    return sorted(effects, key=lambda one: (-one.kl, one.prompt))
+    return sorted(effects, key=lambda effect: (-effect.kl, effect.prompt))
 
 
 def save_changed(model: Source, changes: ValueChange | Iterable[ValueChange], folder: str | os.PathLike[str]) -> Path:

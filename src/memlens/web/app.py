@@ -111,7 +111,7 @@ def serve(workbench: Workbench, host: str, port: int, opened: Callable[[str, Acc
 
 
 def server_config(app: FastAPI, log: str) -> uvicorn.Config:
-    """How the application is served: to those who ask in time, and saying nothing of those who ask oddly."""
+    """The settings of uvicorn: requests have time limits, and malformed ones leave no lines on the terminal."""
     config = uvicorn.Config(
         app,
         http=PunctualProtocol,
@@ -127,7 +127,7 @@ def server_config(app: FastAPI, log: str) -> uvicorn.Config:
 
 
 def _is_no_odd_request(record: logging.LogRecord) -> bool:
-    """Whatever uvicorn warns of is what others have sent; it is of interest to those who look for it."""
+    """Drop uvicorn's warnings of malformed requests, unless details are asked for."""
     return record.levelno != logging.WARNING or logging.getLogger("uvicorn.error").isEnabledFor(logging.DEBUG)
 
 

@@ -43,7 +43,7 @@ class KeptPrompts:
         return self._runs[key]
 
     def answer(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives, made once for a key that says everything it depends on."""
+        """The result of `make`, computed once for a key that says everything it depends on."""
         if key not in self._answers:
             self._answers[key] = make()
         self._answers.move_to_end(key)

@@ -105,13 +105,15 @@ class MemoryMap(BaseModel):
 
 
 def measures(statistics: Statistics) -> list[Measure]:
-    """What the tables of this index allow."""
-    return [one for one in MEASURES if one.name in statistics.numbers or one.name in statistics.categories]
+    """The measures that the tables of this index allow."""
+    return [
+        measure for measure in MEASURES if measure.name in statistics.numbers or measure.name in statistics.categories
+    ]
 
 
 def sorts(statistics: Statistics) -> list[Sort]:
-    """What the tables of this index allow."""
-    return [one for one in SORTS if not one.needs or one.needs in statistics.categories]
+    """The sort orders that the tables of this index allow."""
+    return [sort for sort in SORTS if not sort.needs or sort.needs in statistics.categories]
 
 
 Orders = dict[int, NDArray[np.int64]]  # layer -> its memories in a row
@@ -121,12 +123,12 @@ def draw_map(
     statistics: Statistics, by: str, room: int, sort: str = "place", alike: Callable[[], Orders] = dict
 ) -> MemoryMap:
     """At most `room` cells per layer; `alike` is asked for where memories are sorted by likeness."""
-    measure = next((one for one in measures(statistics) if one.name == by), None)
+    measure = next((known for known in measures(statistics) if known.name == by), None)
     if measure is None:
-        known = ", ".join(one.name for one in measures(statistics))
+        known = ", ".join(known.name for known in measures(statistics))
         raise UnknownName(f"the map cannot be coloured by '{by}'; it can by: {known}")
-    if all(one.name != sort for one in sorts(statistics)):
-        known = ", ".join(one.name for one in sorts(statistics))
+    if all(known.name != sort for known in sorts(statistics)):
+        known = ", ".join(known.name for known in sorts(statistics))
         raise UnknownName(f"the map cannot be sorted by '{sort}'; it can by: {known}")
     levels, low, high = _levels_of(statistics, measure)
     rows, cells, memories = [], [], []

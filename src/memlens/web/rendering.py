@@ -176,7 +176,7 @@ async def _until_gone(request: Request) -> None:
 
 
 class Problem(BaseModel):
-    """What is wrong, in one line."""
+    """An error, in one line."""
 
     error: str
 

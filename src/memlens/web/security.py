@@ -62,7 +62,7 @@ def is_local(host: str) -> bool:
 
 @dataclass(frozen=True)
 class Access:
-    """Who may come in. `token` None: everybody on this machine."""
+    """The host that is bound to, and the token that a request must bring. None: all of this machine may come in."""
 
     host: str = "127.0.0.1"
     token: str | None = None
@@ -185,7 +185,7 @@ def cookie_name(name: str, headers: Headers) -> str:
 
 
 def read_cookies(headers: Headers) -> dict[str, str]:
-    """What other programs on this machine have set comes along and may be anything; it must not hide ours."""
+    """Read cookies. Those of other programs on this machine come along, may be malformed, and must not hide ours."""
     return cookie_parser(headers.get("cookie", ""))
 
 

@@ -75,11 +75,11 @@ class ServedIndex(Index):
             self._in_memory[table] = stamp
 
     def stamp(self, table: str) -> FileStamp | None:
-        """What a new file of a table is known by; None where there is none."""
+        """The stamp by which a new file of a table is noticed; None where there is no file."""
         return file_stamp(self.folder / f"{table}.parquet") if self.has(table) else None
 
     def remember(self, tables: Sequence[str], key: tuple[Any, ...], make: Callable[[], T], mark: str = "") -> T:
-        """What `make` gives, made once for a key and these tables as they are now; the latest few are kept.
+        """The result of `make`, computed once for a key and these tables as they are now; the latest few are kept.
 
         `mark` stands for what else it is made from: with another one it is made again, and takes the place of the old.
         """

@@ -105,8 +105,8 @@ class SiteIndex(ServedIndex):
         return {asked[0]: self._rows[key][asked[0]]}
 
     def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
-        if all(one in self._texts for one in ids):
-            return {one: self._texts[one] for one in ids}
+        if all(number in self._texts for number in ids):
+            return {number: self._texts[number] for number in ids}
         return super().sentences(ids)
 
 
@@ -219,15 +219,15 @@ class _Site:
                 if sentence not in self.words:
                     text = trigger.text + trigger.after
                     matches = [(match[0].lower(), match.end()) for match in _WORD.finditer(text)]
-                    self.words[sentence] = [one[0] for one in matches], [one[1] for one in matches]
+                    self.words[sentence] = [match[0] for match in matches], [match[1] for match in matches]
                 words, ends = self.words[sentence]
                 found.update(words[: bisect_right(ends, len(trigger.text))])
         for word in found:
             self.triggers[word].append(row)
         for word in {word for pattern in record.patterns or () for word in _WORD.findall(pattern.description.lower())}:
             self.patterns[word].append(row)
-        for place, one in enumerate(record.value.promotes[:TOKENS_SHOWN] if record.value else ()):
-            self.values[one.text].append((row, place, float(f"{one.number:.4g}")))
+        for place, token in enumerate(record.value.promotes[:TOKENS_SHOWN] if record.value else ()):
+            self.values[token.text].append((row, place, float(f"{token.number:.4g}")))
 
     def write_words(self) -> None:
         for place, lists in (("triggers", self.triggers), ("patterns", self.patterns)):
@@ -244,7 +244,7 @@ class _Site:
             self.data(f"values/{number}", content)
 
     def write_whole(self) -> None:
-        """What is about all memories: names, statistics, maps, charts."""
+        """Write the files about all memories: names, statistics, maps, charts."""
         statistics = read_statistics(self.index)
         self.data(
             "site",

@@ -60,7 +60,7 @@ class Turns:
         self._taken = 0  # computed or waiting
 
     async def take(self, compute: Callable[[], Awaitable[T]], until_gone: Callable[[], Awaitable[Any]]) -> T:
-        """What `compute` gives once it is its turn; `until_gone` comes back when nobody waits for it any longer."""
+        """The result of `compute`, which waits for its turn; `until_gone` returns when the client has gone."""
         if self._taken > self._settings.waiting:
             raise BusyError(f"the model is busy, and {self._taken - 1} requests wait already; try again in a moment")
         self._taken += 1
@@ -83,7 +83,7 @@ class Turns:
             first.cancel()
 
     async def step(self, compute: Callable[[], Awaitable[T]]) -> T:
-        """What `compute` gives, a part of an answer that is being sent: it waits for its turn, but is never refused."""
+        """The result of `compute`, a part of an answer that is being sent: it waits its turn, but is never refused."""
         async with self._model:
             turn = Turn(self._settings.seconds)
             _TURN.set(turn)

@@ -109,7 +109,9 @@ def _save(index: Index, annotator: str, memory: str, patterns: Sequence[Labelled
     with _open_study(index) as notes:
         if any(len(pattern.description) > _MOST_CHARACTERS for pattern in patterns):
             raise SettingError(f"a description has more than {_MOST_CHARACTERS} characters; write less")
-        named = tuple(LabelledPattern(one.description.strip(), one.kind, one.prefixes) for one in patterns)
+        named = tuple(
+            LabelledPattern(pattern.description.strip(), pattern.kind, pattern.prefixes) for pattern in patterns
+        )
         notes.save(Label(annotator, index.check(memory), named))
 
 
@@ -269,7 +271,7 @@ def _overview(request: Request, bench: Workbench, person: PersonalStudy) -> Resp
             pairs = agreement(bench.index)
         except MemlensError as error:
             note = str(error)
-    by_memory = {name: [one for one in person.labels if one.memory == name] for name in study.memories}
+    by_memory = {name: [label for label in person.labels if label.memory == name] for name in study.memories}
     return page(request, "annotate_done.html", study=study, person=person, pairs=pairs, note=note, by_memory=by_memory)
 
 

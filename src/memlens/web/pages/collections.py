@@ -19,7 +19,7 @@ router = APIRouter(tags=["collections"], route_class=IndexRoute)
 
 
 class KeptMemory(BaseModel):
-    """What to keep of a memory; all empty takes it back."""
+    """Star, name, note and lists of a memory to keep; all empty removes it."""
 
     star: bool = False
     name: str = Field(default="", max_length=200)
@@ -28,7 +28,7 @@ class KeptMemory(BaseModel):
 
 
 def kept_notes(index: ServedIndex) -> dict[MemoryId, Note]:
-    """What people keep, read again only after somebody has written. Never makes the file."""
+    """The notes of all people, read again only after somebody has written. Never creates the file."""
     mark = history_mark(index, NOTES)
     return {} if mark is None else index.remember((), ("notes",), lambda: read_notes(index), mark)
 
@@ -78,5 +78,5 @@ def _parts(kept: KeptMemory) -> dict[str, Any]:
     given: dict[str, Any] = {name: getattr(kept, name) for name in kept.model_fields_set}
     given |= {name: given[name].strip() for name in ("name", "note") if name in given}
     if "lists" in given:
-        given["lists"] = tuple(dict.fromkeys(one.strip() for one in given["lists"] if one.strip()))
+        given["lists"] = tuple(dict.fromkeys(name.strip() for name in given["lists"] if name.strip()))
     return given

@@ -32,7 +32,7 @@ def expert_page(request: Request, bench: Bench, name: Name) -> Response:
 
 @router.get("/api/experts", responses=PROBLEMS)
 def read_all_routing(bench: Bench) -> list[LayerRouting]:
-    """How the router of each layer shares out the prefixes of the corpus; empty for a model without experts."""
+    """The use of each layer's experts by its router; empty for a model without experts."""
     return read_routing(bench.index)
 
 
@@ -46,5 +46,7 @@ def _neighbours(index: ServedIndex, expert: ExpertId) -> list[ExpertId]:
     """The experts of its kind before and after it in its layer."""
     count = sum(group.count for group in index.names.layers[expert.layer] if group.kind == expert.kind)
     return [
-        ExpertId(expert.layer, expert.kind, one) for one in (expert.expert - 1, expert.expert + 1) if 0 <= one < count
+        ExpertId(expert.layer, expert.kind, number)
+        for number in (expert.expert - 1, expert.expert + 1)
+        if 0 <= number < count
     ]

@@ -69,7 +69,7 @@ End = Literal["top", "bottom"]
 
 
 class CoefficientChange(BaseModel):
-    """What to do to the memory, and after which text to look."""
+    """The coefficient to set, and the text after which to predict."""
 
     prompt: str = Field(min_length=1, max_length=4000)
     change: str = Field(default="0", max_length=30, description="0 silences, 3.5 sets, x2 scales.")
@@ -122,7 +122,7 @@ def memory_page(
     content = memory_content(bench.index, view, end)
     content |= {"kept": kept_notes(bench.index).get(memory), "expert": None if memory.kind == "dense" else memory.owner}
     opened = [trigger for trigger in view.triggers[end] if trigger.rank == context]
-    content["contexts"] = {one.rank: read_context(bench.index, one.prefix.sentence) for one in opened}
+    content["contexts"] = {trigger.rank: read_context(bench.index, trigger.prefix.sentence) for trigger in opened}
     return page(request, "memory.html", related=found, **content)
 
 
@@ -199,7 +199,7 @@ def read_coefficients_on(
 
 @live.post("/api/memories/{name}/silence", responses=LIVE_PROBLEMS)
 def silence_memory(bench: Bench, name: Name, change: CoefficientChange) -> InterventionEffect:
-    """What the model predicts after a prompt with and without the memory. Needs the model; changes nothing."""
+    """The model's predictions after a prompt with and without the memory. Needs the model; changes nothing."""
     memory = bench.index.check(name)
     with bench.model() as model:
         refuse_long_prompt(model, change.prompt, bench.live.prompt_tokens)
@@ -278,13 +278,15 @@ class ScoreAxis:
     bars: tuple[Bar, ...]  # of the histogram; none where the index has none
 
     def share(self, score: float) -> float:
-        """Where a score lies, from 0 to 100."""
+        """The place of a score on the axis, from 0 to 100."""
         return 100 * (min(max(score, self.low), self.high) - self.low) / (self.high - self.low)
 
 
 def score_axis(value: MemoryValue) -> ScoreAxis | None:
     """None where all tokens have one score. Heights are square roots: the few tokens at the ends are what counts."""
-    scores = [one.score for one in (*value.promotes, *value.demotes) if one.score is not None and isfinite(one.score)]
+    scores = [
+        token.score for token in (*value.promotes, *value.demotes) if token.score is not None and isfinite(token.score)
+    ]
     axis = ScoreAxis(min([0.0, *scores]), max([0.0, *scores]), ())
     if not scores or axis.low == axis.high:
         return None

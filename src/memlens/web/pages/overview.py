@@ -142,13 +142,13 @@ def read_worth_reading(bench: Bench) -> list[Brief]:
 
 @router.get("/api/status")
 def read_status(bench: Bench) -> Status:
-    """Whether the model is loaded, and the same in words."""
+    """The state of the model's loading, also in words."""
     return Status.model_validate({"status": bench.status, "text": bench.status_text})
 
 
 @router.get("/api/counts")
 def read_counts(bench: Bench) -> Counts:
-    """What was scanned."""
+    """The index in a few numbers: model, memories, sentences, tokens, prefixes."""
     model, counts = bench.index.manifest.model, bench.index.manifest.counts
     layers = read_layers(bench.index)
     return Counts(
@@ -234,7 +234,7 @@ def worth_reading(index: ServedIndex, count: int = 6) -> list[Brief]:
 
 
 def _missing(index: ServedIndex) -> list[tuple[str, str]]:
-    """What would make these pages fuller, and how to get it."""
+    """Tables that the index lacks, each with the command that makes it."""
     stages = (("values", "what every memory promotes"), ("patterns", "what triggers have in common"))
     missing = [(f"memlens {table} INDEX", what) for table, what in stages if not index.has(table)]
     if not experiment_tables(index):

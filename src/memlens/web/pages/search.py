@@ -156,7 +156,7 @@ def _answer(request: Request, bench: Workbench, asked: dict[str, Any], template:
 
 
 def _as_list(asked: dict[str, Any]) -> dict[str, Any]:
-    """What is searched where nothing is written yet, whatever place is chosen."""
+    """The place to list memories from where nothing is written yet: no memory fires on an empty text."""
     return {"place": "triggers"} if asked["place"] == "fires" else {}
 
 

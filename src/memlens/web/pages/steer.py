@@ -57,7 +57,7 @@ def continue_text(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
 ) -> StreamingResponse:
-    """How the model goes on, with edits or without: a line of JSON per token, then the whole. Needs the model."""
+    """Continue a text with edits or without: a line of JSON per token, then the whole. Needs the model."""
     from memlens.tracer.intervene import Generation
 
     if bench.texts >= MOST_TEXTS:

@@ -100,7 +100,7 @@ def _answer(bench: Workbench, model: MemoryModel, address: TraceAddress) -> Trac
     prompt = read_prompt(model, address.prompt)
     place = prompt.place(address.at)
     token, against = (
-        read_token(model, one.replace("␣", " ")) if one else None for one in (address.token, address.against)
+        read_token(model, word.replace("␣", " ")) if word else None for word in (address.token, address.against)
     )
     edits = tuple(last_of_each(address.sets))
     if not edits:
@@ -114,7 +114,7 @@ def open_cell(bench: Workbench, address: TraceAddress) -> Trace | InterventionEf
     found = read_answer(bench, address)
     if isinstance(found, Trace):
         return _layer_and_last(found, address.layer)
-    before, after = (_layer_and_last(one, address.layer) for one in (found.before, found.after))
+    before, after = (_layer_and_last(trace, address.layer) for trace in (found.before, found.after))
     return replace(found, before=before, after=after)
 
 
@@ -187,7 +187,7 @@ class TraceAddress:
 
     def without(self, edit: str | None = None) -> str:
         """The same with one edit less, or with none."""
-        return self.link(sets=[] if edit is None else [one for one in self.sets if one != edit])
+        return self.link(sets=[] if edit is None else [known for known in self.sets if known != edit])
 
 
 def _without_bad_edits(bench: Workbench, address: TraceAddress) -> tuple[TraceAddress, str, int]:
@@ -283,7 +283,7 @@ def cell_part(
 
 @router.get("/api/trace", responses=LIVE_PROBLEMS)
 def read_trace_grid(bench: Bench, prompt: Given, sets: Sets = []) -> Grid:  # noqa: B006
-    """What every layer predicts after every token of a prompt. Needs the model."""
+    """The prediction of every layer after every token of a prompt. Needs the model."""
     with bench.model() as model:
         refuse_long_prompt(model, prompt, bench.live.prompt_tokens)
         return read_grid(model, prompt, sets, bench.kept)
@@ -312,5 +312,5 @@ def read_trace_answer(
     token: Target = "",
     against: Other = "",
 ) -> Trace | InterventionEffect:
-    """Where a token's logit, or the difference of two, came from: all layers. Needs the model."""
+    """The contributions of all layers to a token's logit, or to the difference of two. Needs the model."""
     return read_answer(bench, TraceAddress(prompt, None, at, sets, token, against))
