@@ -23,7 +23,8 @@ import torch
 from gguf import GGUFWriter
 
 import memlens
-from memlens.annotations.store import Annotations, Label
+from memlens.annotations.answers import Label
+from memlens.annotations.store import Annotations
 from memlens.errors import MemlensError
 from memlens.files import facts_of, read_sealed, write_sealed
 from memlens.index.corpus_store import CorpusStore, read_batches

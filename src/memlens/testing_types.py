@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from memlens.errors import UnsupportedModel
-from memlens.models.adapters import refuse_config
 from memlens.models.checkpoint import network_class, network_without_numbers
-from memlens.models.huggingface import quiet_transformers
+from memlens.models.huggingface import quiet_transformers, refuse_config
 from memlens.models.load import load
 
 WIDTH, MEMORIES, LAYERS, VOCABULARY, CONTEXT = 32, 44, 4, 97, 64

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from index_by_hand import write_index
-from memlens.annotations.store import Annotations, Label, LabelledPattern, LastLayerChange, Verdict
+from memlens.annotations.answers import Label, LabelledPattern, LastLayerChange, Verdict
+from memlens.annotations.store import Annotations
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from people import COMMA, DAY, NEWS, PRESS, answers, first_answer, label, make_index, second_answer
 
+from memlens.annotations.answers import LabelledPattern, Sample, Verdict
 from memlens.annotations.files import export_text, import_text, read_export
-from memlens.annotations.store import Annotations, LabelledPattern, Sample, Verdict
+from memlens.annotations.store import Annotations
 from memlens.errors import MemlensError, SettingError
 from memlens.index.history import LABELS, VERDICTS
 from memlens.index.reader import Index

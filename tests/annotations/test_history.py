@@ -17,9 +17,10 @@ from people import COMMA, DAY, NEWS, PRESS, label
 
 import memlens
 from index_by_hand import write_index
+from memlens.annotations.answers import LabelledPattern, Sample, Verdict
 from memlens.annotations.files import backup_text, import_text, restore_text
 from memlens.annotations.recover import recover
-from memlens.annotations.store import Annotations, LabelledPattern, Sample, Verdict, history_mark
+from memlens.annotations.store import Annotations, history_mark
 from memlens.cli import main
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.index import history

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from memlens.annotations.answers import Note
 from memlens.annotations.files import backup_text, export_text, import_text, restore_text
-from memlens.annotations.note import Note
 from memlens.annotations.store import Annotations, history_mark, read_notes
 from memlens.errors import SettingError, UnknownName
 from memlens.index.history import LABELS, NOTES

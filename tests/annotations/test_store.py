@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from people import COMMA, DAY, NEWS, PRESS, answers, first_answer, label, second_answer
 
+from memlens.annotations.answers import LabelledPattern, Sample, Verdict
 from memlens.annotations.files import import_text
-from memlens.annotations.store import Annotations, LabelledPattern, Sample, Verdict, history_mark
+from memlens.annotations.store import Annotations, history_mark
 from memlens.errors import IndexFolderError, MemlensError, SettingError, UnknownName
 from memlens.index.history import LABELS, VERDICTS
 from memlens.index.reader import Index
@@ -153,7 +154,8 @@ def test_exports_of_an_older_memlens_are_imported(index: Index, copy: Index, for
 
 WRITER = """
 import sys
-from memlens.annotations.store import Annotations, Label, LabelledPattern
+from memlens.annotations.answers import Label, LabelledPattern
+from memlens.annotations.store import Annotations
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 

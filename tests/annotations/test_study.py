@@ -6,7 +6,8 @@ import pyarrow as pa
 import pytest
 from people import NEWS, PRESS, label
 
-from memlens.annotations.store import Annotations, LabelledPattern
+from memlens.annotations.answers import LabelledPattern
+from memlens.annotations.store import Annotations
 from memlens.annotations.study import agreement, cohens_kappa, compare_with_people, draw_sample
 from memlens.errors import SettingError
 from memlens.index.reader import Index

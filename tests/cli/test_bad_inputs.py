@@ -20,7 +20,8 @@ import pytest
 from cli_helpers import Run, checksums, is_refused
 from safetensors.torch import load_file, save_file
 
-from memlens.annotations.store import Annotations, Label
+from memlens.annotations.answers import Label
+from memlens.annotations.store import Annotations
 from memlens.files import FOLDER_MARK
 from memlens.index.reader import Index
 from memlens.memory import MemoryId

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import memlens
-from memlens.annotations.store import Annotations, LastLayerChange, Verdict
+from memlens.annotations.answers import LastLayerChange, Verdict
+from memlens.annotations.store import Annotations
 from memlens.experiments.last_layer import summarize_verdicts
 from memlens.experiments.registry import EXPERIMENTS
 from memlens.experiments.run import is_made, is_outdated, run as run_experiment

@@ -15,7 +15,8 @@ import pytest
 from nursery import KILL, SHORT, Nursery, Outcome, contents, places
 
 from hub_stand_in import Hub
-from memlens.annotations.store import Annotations, Label, LabelledPattern
+from memlens.annotations.answers import Label, LabelledPattern
+from memlens.annotations.store import Annotations
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 

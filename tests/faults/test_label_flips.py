@@ -12,7 +12,8 @@ import pytest
 from nursery import Nursery, Outcome, places
 
 from index_by_hand import write_index
-from memlens.annotations.store import Annotations, Label, LabelledPattern, LastLayerChange, Sample, Verdict
+from memlens.annotations.answers import Label, LabelledPattern, LastLayerChange, Sample, Verdict
+from memlens.annotations.store import Annotations
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 

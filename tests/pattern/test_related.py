@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from index_by_hand import write_index
-from memlens.annotations.store import Annotations, Label, LabelledPattern
+from memlens.annotations.answers import Label, LabelledPattern
+from memlens.annotations.store import Annotations
 from memlens.experiments import patterns as figure
 from memlens.experiments.experiment import ModelShape
 from memlens.experiments.registry import EXPERIMENTS

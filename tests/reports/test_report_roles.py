@@ -8,7 +8,7 @@ import memlens
 from memlens.index.reader import Index
 from memlens.memory import ROLES
 from memlens.reports.report import gather, render
-from memlens.reports.roles import role_section
+from memlens.reports.sections import role_section
 
 
 def test_shares_of_roles_are_counted_by_thirds_of_the_layers(

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from own_server import opened, serving, without_labels
 
-from memlens.annotations.store import Annotations, LabelledPattern, Sample
+from memlens.annotations.answers import LabelledPattern, Sample
+from memlens.annotations.store import Annotations
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.web.workbench import Workbench

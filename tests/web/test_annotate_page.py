@@ -10,7 +10,8 @@ import pytest
 from fastapi.testclient import TestClient
 from own_server import without_labels
 
-from memlens.annotations.store import Annotations, Sample
+from memlens.annotations.answers import Sample
+from memlens.annotations.store import Annotations
 from memlens.annotations.study import draw_sample, read_study
 from memlens.errors import SettingError
 from memlens.index.reader import Index

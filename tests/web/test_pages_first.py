@@ -8,9 +8,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from memlens.models.memory_model import MemoryModel
-from memlens.web import pages_first
-from memlens.web.pages_first import PagesFirst
+from memlens.web import workbench
 from memlens.web.served_index import ServedIndex
+from memlens.web.workbench import PagesFirst
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(pages_first, "time", clock)
+    monkeypatch.setattr(workbench, "time", clock)
     return clock
 
 
@@ -66,8 +66,8 @@ def test_whoever_needs_the_model_ends_the_wait(clock: Clock) -> None:
 def test_a_prompt_to_trace_is_such_a_one(
     client_of: Callable[..., TestClient], index_folder: Path, model: MemoryModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages_first, "_IN_ALL", 1e9)
-    monkeypatch.setattr(pages_first, "_AFTER", 1e9)
+    monkeypatch.setattr(workbench, "_IN_ALL", 1e9)
+    monkeypatch.setattr(workbench, "_AFTER", 1e9)
     monkeypatch.setattr(ServedIndex, "load_model", lambda *_: model)
     client = client_of(index_folder, "model")
     assert client.get("/m/L0N0").status_code == 200

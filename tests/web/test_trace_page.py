@@ -18,8 +18,8 @@ from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 from memlens.tracer.intervene import intervene
 from memlens.tracer.prompt import read_prompt
 from memlens.tracer.trace import trace
-from memlens.web.kept_prompts import KeptPrompts
 from memlens.web.pages.trace import COLUMNS, MOST_LETTERS, TraceAddress, last_of_each, read_grid
+from memlens.web.workbench import KeptPrompts
 
 PROMPT = "The river runs to the sea"
 

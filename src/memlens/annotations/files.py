@@ -19,18 +19,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from memlens.annotations.note import Note, require_type
-from memlens.annotations.store import (
+from memlens.annotations.answers import (
     ANSWERS,
     UNREADABLE,
-    Annotations,
     Answer,
     Label,
     LabelledPattern,
+    Note,
     Sample,
     Verdict,
-    check_annotator,
+    require_type,
 )
+from memlens.annotations.store import Annotations, check_annotator
 from memlens.errors import FilesError, SettingError, UnknownName
 from memlens.files import read_limited
 from memlens.index.history import EVENT_KINDS, LABELS, NOTES, VERDICTS

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memlens.annotations.store import ANSWERS, UNREADABLE, Sample
+from memlens.annotations.answers import ANSWERS, UNREADABLE, Sample
 from memlens.errors import FilesError, IndexFolderError, MemlensError
 from memlens.files import file_stamp, holding, sync_folder
 from memlens.index.history import COLUMNS, EVENT_KINDS, FIRST, UNHASHED, Event, History, connect

@@ -20,140 +20,29 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any
 from uuid import uuid4
 
-from memlens.annotations.note import Note, check_note, require_type
+from memlens.annotations.answers import (
+    ANSWERS,
+    CHOICES,
+    UNREADABLE,
+    Answer,
+    Label,
+    LabelledPattern,
+    Note,
+    Sample,
+    Verdict,
+    check_note,
+)
 from memlens.errors import SettingError, UnknownName
 from memlens.index.history import LABELS, NOTES, VERDICTS, Event, History, damaged
 from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.words import GROUNDED, KINDS
-
-CHOICES = ("related", "distant")  # verdicts
-UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, UnknownName)  # what read() of an answer raises
-
-
-@dataclass(frozen=True)
-class LabelledPattern:
-    """A pattern that a person sees: its description, its class, and the prefixes that have it (trigger ranks)."""
-
-    description: str
-    kind: str
-    prefixes: tuple[int, ...]
-
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> LabelledPattern:
-        ranks = tuple(require_type(rank, int) for rank in require_type(content["prefixes"], list))
-        return cls(require_type(content["description"], str), require_type(content["kind"], str), ranks)
-
-
-@dataclass(frozen=True)
-class Label:
-    """One person's patterns of one memory."""
-
-    task: ClassVar[str] = LABELS
-    kind: ClassVar[str] = "label"
-    annotator: str
-    memory: MemoryId
-    patterns: tuple[LabelledPattern, ...]
-
-    @property
-    def subject(self) -> str:
-        return str(self.memory)
-
-    @property
-    def content(self) -> dict[str, Any]:
-        return {"patterns": [asdict(pattern) for pattern in self.patterns]}
-
-    @classmethod
-    def read(cls, event: Mapping[str, Any]) -> Label:
-        """A KeyError or TypeError where the content is not a label's."""
-        patterns = require_type(event["content"]["patterns"], list)
-        return cls(event["annotator"], MemoryId.parse(event["subject"]), tuple(map(LabelledPattern.read, patterns)))
-
-
-@dataclass(frozen=True)
-class LastLayerChange:
-    """A prediction that the last layer turned into another; its name is the same in every sample that holds it."""
-
-    layer: int
-    text: str  # the prefix
-    residual: int  # token before
-    residual_text: str
-    output: int  # token after
-    output_text: str
-
-    @property
-    def name(self) -> str:
-        identity = json.dumps([self.layer, self.text, self.residual, self.output])
-        return hashlib.sha256(identity.encode()).hexdigest()[:12]
-
-    @classmethod
-    def of(cls, row: Mapping[str, Any]) -> LastLayerChange:
-        """From a row with these columns; a KeyError, TypeError, ValueError or OverflowError where one is unusable."""
-        return cls(
-            int(row["layer"]),
-            str(row["text"] or ""),
-            int(row["residual"]),
-            str(row["residual_text"]),
-            int(row["output"]),
-            str(row["output_text"]),
-        )
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One person's judgement of one change."""
-
-    task: ClassVar[str] = VERDICTS
-    kind: ClassVar[str] = "verdict"
-    annotator: str
-    example: LastLayerChange
-    verdict: str
-
-    @property
-    def subject(self) -> str:
-        return self.example.name
-
-    @property
-    def content(self) -> dict[str, Any]:
-        return {"verdict": self.verdict, **asdict(self.example)}
-
-    @classmethod
-    def read(cls, event: Mapping[str, Any]) -> Verdict:
-        """A KeyError, TypeError, ValueError or OverflowError where the content is not a verdict's on the subject."""
-        change = LastLayerChange.of(event["content"])
-        if change.name != event["subject"]:
-            raise ValueError("the prefix and words are not those of the subject")
-        return cls(event["annotator"], change, str(event["content"]["verdict"]))
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The memories of a study, and how many triggers of each are shown."""
-
-    memories: tuple[MemoryId, ...]
-    top: int
-    seed: int
-
-    @property
-    def content(self) -> dict[str, Any]:
-        return {"memories": [str(memory) for memory in self.memories], "top": self.top, "seed": self.seed}
-
-    @classmethod
-    def read(cls, content: Mapping[str, Any]) -> Sample:
-        """From an event; a KeyError or TypeError where the content is not a sample's."""
-        memories = tuple(MemoryId.parse(require_type(name, str)) for name in require_type(content["memories"], list))
-        return cls(memories, require_type(content["top"], int), require_type(content["seed"], int))
-
-
-Answer = Label | Verdict | Note
-ANSWERS: dict[str, type[Label] | type[Verdict] | type[Note]] = {LABELS: Label, VERDICTS: Verdict, NOTES: Note}
-
 
 _LONGEST_NAME = 200  # characters of a person's name
 

@@ -17,7 +17,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from memlens.annotations.store import Annotations, Label, Sample, has_annotations
+from memlens.annotations.answers import Label, Sample
+from memlens.annotations.store import Annotations, has_annotations
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId

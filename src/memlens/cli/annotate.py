@@ -15,7 +15,8 @@ from memlens.settings import MOST_SEED, option_name
 from memlens.text import cut_left, visible
 
 if TYPE_CHECKING:
-    from memlens.annotations.store import Annotations, LabelledPattern, LastLayerChange
+    from memlens.annotations.answers import LabelledPattern, LastLayerChange
+    from memlens.annotations.store import Annotations
 
 _STUDY, _LABEL, _FILES = "sample", "label, undo, finish, status", "export, import, backup, restore"
 _VERDICTS = "verdicts list|judge|undo|status|export|import"
@@ -216,7 +217,7 @@ def _draw(screen: Screen, notes: Annotations, per_layer: int, top: int, seed: in
 
 
 def _label(screen: Screen, notes: Annotations, annotator: str, memory: str, patterns: list[str]) -> None:
-    from memlens.annotations.store import Label
+    from memlens.annotations.answers import Label
 
     label = Label(annotator, notes.index.check(memory), tuple(_parse(text) for text in patterns))
     notes.save(label)
@@ -224,7 +225,7 @@ def _label(screen: Screen, notes: Annotations, annotator: str, memory: str, patt
 
 
 def _parse(text: str) -> LabelledPattern:
-    from memlens.annotations.store import LabelledPattern
+    from memlens.annotations.answers import LabelledPattern
 
     kind, _, rest = text.partition(":")
     ranks, _, description = rest.partition(":")
@@ -237,7 +238,7 @@ def _parse(text: str) -> LabelledPattern:
 
 def _changes(index: memlens.Index) -> dict[str, LastLayerChange]:
     """The changes to judge, by name."""
-    from memlens.annotations.store import LastLayerChange
+    from memlens.annotations.answers import LastLayerChange
 
     if "example" not in index.schema_names(_CHANGES):
         again = f"memlens experiment {index.folder} last-layer"
@@ -247,7 +248,7 @@ def _changes(index: memlens.Index) -> dict[str, LastLayerChange]:
 
 
 def _judge(screen: Screen, notes: Annotations, annotator: str, name: str, verdict: str | None) -> None:
-    from memlens.annotations.store import Verdict
+    from memlens.annotations.answers import Verdict
 
     known = _changes(notes.index)
     if name not in known:
@@ -297,7 +298,7 @@ def _verdict_progress(index: memlens.Index) -> list[dict[str, Any]]:
 
 
 def _undo(screen: Screen, notes: Annotations, task: str, annotator: str, subject: str) -> None:
-    from memlens.annotations.store import Label, Verdict
+    from memlens.annotations.answers import Label, Verdict
 
     before = notes.undo(task, annotator, subject)
     now = f"{len(before.patterns)} patterns" if isinstance(before, Label) else ""

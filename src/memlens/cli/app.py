@@ -112,7 +112,7 @@ VERBS = {  # verb -> module of memlens.cli
     "repair": "index",
     "values": "stages",
     "patterns": "stages",
-    "roles": "roles",
+    "roles": "stages",
     "experiment": "experiment",
     "report": "index",
     "show": "lookup",
@@ -125,8 +125,8 @@ VERBS = {  # verb -> module of memlens.cli
     "compare": "compare",
     "serve": "index",
     "site": "index",
-    "push": "hub",
-    "pull": "hub",
+    "push": "index",
+    "pull": "index",
 }
 
 # The base of everything typer says about a wrong command line; typer exports this one member of the family.

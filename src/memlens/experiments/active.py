@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex, verdicts as vd
-from memlens.experiments.kinds import draw_kinds, kind_columns, kind_spans, of_kind
 from memlens.stats import Estimate, generator, mean_estimate, median_interval
 from memlens.text import percent
 
@@ -22,7 +21,7 @@ SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 memories:int64",
     "q1 median q3 low high",  # of the share of memories with m > 0; low and high of its median
     "effective_q1 effective_median effective_q3",  # of the effective number of memories
-    *kind_columns("median", "low", "high"),  # of the share of those that a prefix reaches, of a mixture
+    *ex.kind_columns("median", "low", "high"),  # of the share of those that a prefix reaches, of a mixture
     "drop drop_low drop_high",  # mean share, middle third less lower third without layer 0; the same in every row
 )
 
@@ -41,11 +40,11 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
             | ex.quartiles(shares[layer])
             | {f"effective_{name}": number for name, number in effective.items()}
         )
-        for kind in kind_spans(seen.index.names, layer):
+        for kind in ex.kind_spans(seen.index.names, layer):
             own = np.asarray([share for share in columns.get(f"{kind}_active", ()) if share is not None], np.float64)
             low, high = median_interval(own)
             median = float(np.median(own)) if len(own) else None
-            rows[-1] |= of_kind(kind, {"median": median, "low": low, "high": high})
+            rows[-1] |= ex.of_kind(kind, {"median": median, "low": low, "high": high})
     drop = _drop(shares, layers, seed)
     return [row | drop for row in rows]
 
@@ -70,7 +69,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     both = charts.quartiles_beside_paper(rows, published(), model)
     chart = charts.bands(both, "memories with m > 0", ".0%", model.layers)
     title = "m > 0 among those reached, by kind"
-    kinds = draw_kinds("active", rows, "median", title, ".0%", "Share of active memories", model)
+    kinds = ex.draw_kinds("active", rows, "median", title, ".0%", "Share of active memories", model)
     return [charts.panel("active", chart, "Share of active memories, by depth", rows, "median", "%"), *kinds]
 
 

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex, verdicts as vd
-from memlens.experiments.kinds import draw_kinds, kind_columns, kind_spans, of_kind
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, share_interval, wilson
@@ -25,7 +24,7 @@ SCHEMA = ex.schema(
     "layer:int32 memories:int64 agree:int64",  # memories that take part
     "rate low high baseline shuffled",
     "no_trigger:int64 no_next:int64",  # left out
-    *kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # of a mixture
+    *ex.kind_columns("memories:int64", "agree:int64", "rate", "low", "high"),  # of a mixture
 )
 
 
@@ -82,8 +81,8 @@ def compute(
     for layer in ex.layers_of(index, "agreement", progress):
         random = generator(seed, "agreement", layer)
         targets = read_targets(index, layer, sample, random)
-        kinds = kind_spans(index.names, layer).items()
-        told_apart = [of_kind(kind, _agreement(targets.among(own))) for kind, own in kinds]
+        kinds = ex.kind_spans(index.names, layer).items()
+        told_apart = [ex.of_kind(kind, _agreement(targets.among(own))) for kind, own in kinds]
         rows.append(
             {
                 "layer": layer,
@@ -136,7 +135,9 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     baselines = charts.with_depth(chance, model.layers)
     chart = charts.curves(both, "memories that agree", ".1%", model.layers, baselines=baselines)
     text = "Share of memories that agree with what follows, by depth"
-    kinds = draw_kinds("agreement", rows, "rate", "that agree, by kind", ".1%", "Share of memories that agree", model)
+    kinds = ex.draw_kinds(
+        "agreement", rows, "rate", "that agree, by kind", ".1%", "Share of memories that agree", model
+    )
     return [charts.panel("agreement", chart, text, rows, "rate", "%"), *kinds]
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memlens.experiments import experiment as ex
-from memlens.experiments.kinds import draw_kinds, kind_columns, kind_spans, of_kind
 from memlens.stats import generator, mean_interval
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ SCHEMA = ex.schema(
     *(f"{name}_share" for name in _PARTS),
     "embedding_share constant_share above_mean",  # the same in every row; what shares are of
     "ffn_logit attention_logit embedding_logit constant_logit logit",
-    *kind_columns("given", "low", "high"),  # by the memories of a kind, without biases; of a mixture
+    *ex.kind_columns("given", "low", "high"),  # by the memories of a kind, without biases; of a mixture
 )
 
 
@@ -53,11 +52,11 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
             | {f"{name}_share": _share(mean, whole) for name, mean in means.items()}
             | {name: float(np.mean(columns[name])) for name in ("ffn_logit", "attention_logit")}
         )
-        for kind in kind_spans(seen.index.names, layer):
+        for kind in ex.kind_spans(seen.index.names, layer):
             if f"{kind}_given" in columns:  # tables of older versions do not tell kinds apart
                 own = np.asarray(columns[f"{kind}_given"], np.float64)
                 low, high = mean_interval(own, random)
-                rows[-1] |= of_kind(kind, {"given": float(own.mean()), "low": low, "high": high})
+                rows[-1] |= ex.of_kind(kind, {"given": float(own.mean()), "low": low, "high": high})
     return rows
 
 
@@ -79,7 +78,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     placed = charts.with_depth(parts, model.layers)
     chart = charts.grouped_curves(placed, "part", list(names.values()), title, ".2f", model.layers)
     text = "What each part adds to the final token's logit"
-    kinds = draw_kinds(
+    kinds = ex.draw_kinds(
         "contributions",
         rows,
         "given",

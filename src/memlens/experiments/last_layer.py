@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from memlens.annotations.store import CHOICES, Annotations, LastLayerChange, has_annotations
+from memlens.annotations.answers import CHOICES, LastLayerChange
+from memlens.annotations.store import Annotations, has_annotations
 from memlens.errors import IndexFolderError
 from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.index.history import VERDICTS

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memlens.errors import ModelError
-from memlens.experiments.kinds import kind_columns
+from memlens.experiments.experiment import kind_columns
 from memlens.models.decompose import LayerUse, LogitDecomposition, PositionStates, norm_scale
 from memlens.models.lens import Lens, at_least_float32
 from memlens.models.memory_model import MemoryModel

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from memlens.annotations.store import Annotations, has_annotations
 from memlens.experiments import experiment as ex, verdicts as vd
-from memlens.experiments.kinds import draw_kinds, kind_columns, kind_spans, of_kind
 from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
@@ -40,7 +39,7 @@ _COLUMNS = (
 SCHEMA = ex.schema(
     *_COLUMNS,
     "senses auroc auroc_same_token",  # means: of memories with a pattern, of patterns
-    *kind_columns("memories:int64", "patterned_memories:int64", "patterned", "low", "high"),  # of a mixture
+    *ex.kind_columns("memories:int64", "patterned_memories:int64", "patterned", "low", "high"),  # of a mixture
 )
 PEOPLE_SCHEMA = ex.schema("annotator:string", *_COLUMNS)
 
@@ -65,8 +64,10 @@ def compute(
                 found.append(row)
         summary = _summary([(filled[m], patterns) for m, patterns in listed.items()], random)
         rows.append({"layer": layer, **summary, **_scores(found)})
-        for kind, span in kind_spans(index.names, layer).items():
-            rows[-1] |= of_kind(kind, _patterned([patterns for memory, patterns in listed.items() if memory in span]))
+        for kind, span in ex.kind_spans(index.names, layer).items():
+            rows[-1] |= ex.of_kind(
+                kind, _patterned([patterns for memory, patterns in listed.items() if memory in span])
+            )
     return rows
 
 
@@ -169,7 +170,9 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [
         _panel("patterns", rows, YOURS, model.layers),
         _panel("patterns-paper", published(), PAPER, ex.PAPER_LAYERS),
-        *draw_kinds("patterns", rows, "patterned", "with a pattern, by kind", ".0%", "Memories with a pattern", model),
+        *ex.draw_kinds(
+            "patterns", rows, "patterned", "with a pattern, by kind", ".0%", "Memories with a pattern", model
+        ),
     ]
 
 

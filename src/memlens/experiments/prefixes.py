@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.errors import CorpusError, SettingError
-from memlens.experiments.experiment import SAMPLE, schema
-from memlens.experiments.kinds import kind_columns
+from memlens.experiments.experiment import SAMPLE, kind_columns, schema
 from memlens.index.reader import Index
 from memlens.settings import CorpusSettings
 

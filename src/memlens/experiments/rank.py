@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.experiments.agreement import read_targets
-from memlens.experiments.kinds import draw_kinds, kind_columns, kind_spans, of_kind
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.stats import generator, median_interval
@@ -23,7 +22,7 @@ SCHEMA = ex.schema(
     "memories:int64 vocabulary:int64",  # that take part; what a rank is out of
     "shuffled",  # median rank of the targets of other memories of the layer
     "no_trigger:int64 no_next:int64",  # left out
-    *kind_columns("memories:int64", "median", "low", "high"),  # of a mixture
+    *ex.kind_columns("memories:int64", "median", "low", "high"),  # of a mixture
 )
 
 
@@ -42,8 +41,8 @@ def compute(
         places = ex.quartiles(targets.rank) if len(targets.rank) else {}
         chance = float(np.median(shuffled)) if len(shuffled) else None
         rows.append({"layer": layer, "low": low, "high": high, "shuffled": chance} | places | counts)
-        for kind, span in kind_spans(index.names, layer).items():
-            rows[-1] |= of_kind(kind, _median(targets.among(span).rank))
+        for kind, span in ex.kind_spans(index.names, layer).items():
+            rows[-1] |= ex.of_kind(kind, _median(targets.among(span).rank))
     return rows
 
 
@@ -77,7 +76,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     baselines = charts.with_depth(chance, model.layers)
     chart = charts.bands(both, title, ".2~%", model.layers, scale=scale, ticks=charts.LOG_TICKS, baselines=baselines)
     text = "Rank of the following token under the value, by depth"
-    kinds = draw_kinds("rank", rows, "median", "median rank, by kind", ",", "Rank of what follows", model)
+    kinds = ex.draw_kinds("rank", rows, "median", "median rank, by kind", ",", "Rank of what follows", model)
     return [charts.panel("rank", chart, text, rows, "median"), *kinds]
 
 

@@ -1,4 +1,4 @@
-"""The texts of all triggers as arrays, in which a server finds a text while somebody types it.
+"""Texts of triggers: one with the sentences around it, and all as arrays, in which a server finds what is typed.
 
 A prefix contains a text exactly if the text's first place in the sentence ends no later than the prefix does. So each
 sentence is looked through once, and every trigger is then one comparison of two numbers. The rows are those of the
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from memlens.errors import UnknownName
 from memlens.index.reader import Index
 
 _MOST_TRIGGERS = 30_000_000
@@ -25,6 +26,10 @@ _STOPS = ", ".join(
         ELSE list_transform(ends, lambda stop: strlen(left({text}, stop))::INTEGER) END AS {name}"""
     for text, name in (("text", "stops"), ("lower(text)", "lowered_stops"))
 )
+_AROUND = """
+SELECT sentence, text, source FROM {corpus} WHERE sentence BETWEEN $1 - $2 AND $1 + $2
+AND source = (SELECT source FROM {corpus} WHERE sentence = $1) ORDER BY sentence
+"""
 
 Contains = Callable[[Any], NDArray[np.bool_]]  # of triggers, a slice or their numbers: which of them contain the text
 
@@ -159,3 +164,26 @@ def _ordered_columns(index: Index) -> dict[str, NDArray[Any]]:
     if (np.diff(order) < 0).any():
         columns = {name: column[order] for name, column in columns.items()}
     return columns
+
+
+@dataclass(frozen=True)
+class SentenceContext:
+    """A sentence between its neighbours of the same document."""
+
+    sentence: int
+    source: str  # file, and line or row in it
+    before: tuple[str, ...]
+    text: str
+    after: tuple[str, ...]
+
+
+def read_context(index: Index, sentence: int, around: int = 2) -> SentenceContext:
+    """A sentence with at most `around` sentences on each side; refused if the corpus has no such sentence."""
+    rows = index.sql(_AROUND, [sentence, around])
+    place = next((place for place, row in enumerate(rows) if row["sentence"] == sentence), None)
+    if place is None:
+        raise UnknownName(f"the corpus has no sentence {sentence}; it has 0 to {index.manifest.counts.sentences - 1}")
+    texts = [row["text"] for row in rows]
+    return SentenceContext(
+        sentence, rows[place]["source"], tuple(texts[:place]), texts[place], tuple(texts[place + 1 :])
+    )

@@ -1,12 +1,22 @@
-"""A Hugging Face causal language model as a MemoryModel: discovers its memories and its lens, and runs it."""
+"""A Hugging Face causal language model as a MemoryModel: discovers its memories and its lens, and runs it.
+
+Another package may bring the memories of a model type, by an entry point of the group `memlens.models`:
+
+    [project.entry-points."memlens.models"]
+    mytype = "mypackage:adapt"          # the model_type of a configuration, and a function
+
+adapt(network, tokenizer, name=..., source=...) returns a MemoryModel, most easily a subclass of HuggingFaceModel. It is
+asked before memlens looks by itself, also for types that memlens refuses, and what it returns is proven like any other.
+"""
 
 import json
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +26,26 @@ from torch import Tensor, nn
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
 from memlens.models.activations import in_blocks, stepwise
-from memlens.models.blocks import Probe, find_blocks, note_runs, outside, probe_tokens
+from memlens.models.blocks import (
+    ModuleCall,
+    Probe,
+    errors_of_the_network,
+    find_blocks,
+    in_float32,
+    note_runs,
+    outside,
+    passed_over,
+    probe_tokens,
+    record_calls,
+)
 from memlens.models.discover import discover_layers
 from memlens.models.experts import is_experts, own_experts
-from memlens.models.find_lens import find_lens
 from memlens.models.groups import MemoryLayer
-from memlens.models.lens import Lens
+from memlens.models.lens import Lens, Norm
+from memlens.models.match import NEAR, deviation, ratio, recognised_norm
 from memlens.models.memory_model import MemoryModel, fingerprint_of
 from memlens.models.proof import refuse_broken_weights
-from memlens.models.refusals import Config, refused_because, text_config
+from memlens.models.refusals import Config, refuse_kind, refused_because, text_config
 from memlens.models.tokenizer import Tokenizer
 
 
@@ -203,3 +224,102 @@ def _refuse_unreadable_weights(network: nn.Module, name: str) -> None:
         kind = type(parameter)
         if kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # operations would be its own, whatever run
             raise UnsupportedModel(f"{name}: {parameter_name} is no plain tensor ({kind.__name__}); use plain weights")
+
+
+# The lens
+
+
+@dataclass(frozen=True, eq=False)
+class FoundLens:
+    """logits = cap(logit_scale * (state_scale * norm(state) E^T + b))"""
+
+    output: nn.Module
+    final_norm: Norm | None
+    state_scale: float
+    logit_scale: float
+    soft_cap: float | None
+    logits: Tensor  # of the probe's last states
+
+
+def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: Sequence[float]) -> FoundLens:
+    """The lens between the last block and the logits, found by running that part alone, in float32 on any states.
+
+    `run` gives the logits of the probe; `soft_caps` are numbers of the configuration that may be one.
+    """
+    states, around = probe.calls[-1].states, probe.around
+    calls: list[ModuleCall] = []
+    with in_float32(*around, deep=False):
+        with passed_over(probe.calls, states), record_calls(around, calls.append), errors_of_the_network():
+            logits = run()
+        head = _head(network, calls, logits)
+        final_norm, normed = None, states
+        for call in calls:
+            if call.given.shape == states.shape and torch.equal(call.given, states):
+                final_norm = recognised_norm(call)
+                if final_norm is not None:
+                    normed = call.output
+                    break
+    state_scale = ratio(head.given, normed) if head.given.shape == normed.shape else None
+    if state_scale is None:
+        raise UnsupportedModel("between its last block and its output embedding lies more than a norm")
+    return FoundLens(head.module, final_norm, state_scale, *_scale_and_cap(logits, head.output, soft_caps), logits)
+
+
+def _head(network: Any, calls: Sequence[ModuleCall], logits: Tensor) -> ModuleCall:
+    known = network.get_output_embeddings()
+    for call in reversed(calls):
+        if (known is None or call.module is known) and call.output.shape == logits.shape:
+            return call
+    raise UnsupportedModel("its logits do not come from one output embedding")
+
+
+def _scale_and_cap(logits: Tensor, scores: Tensor, soft_caps: Sequence[float]) -> tuple[float, float | None]:
+    """(scale, cap) that are nearest to logits = cap * tanh(scale * scores / cap), or without a cap."""
+    found: list[tuple[float, float, float | None]] = []
+    if (scale := ratio(logits, scores)) is not None:
+        found.append((deviation(scores * scale, logits), scale, None))
+    for cap in soft_caps:
+        clear = (logits / cap).abs() < 0.9  # elsewhere too little is left of a score
+        within = torch.where(clear, torch.atanh((logits / cap).clamp(-0.9, 0.9)) * cap, 0)
+        if (scale := ratio(within, torch.where(clear, scores, 0))) is not None:
+            found.append((deviation(torch.tanh(scores * scale / cap) * cap, logits), scale, cap))
+    found = [candidate for candidate in found if candidate[0] < NEAR]
+    if not found:
+        raise UnsupportedModel("its logits are neither its output embedding's scores nor these scaled or soft-capped")
+    return min(found, key=lambda candidate: candidate[0])[1:]
+
+
+# Adapters of other packages
+
+GROUP = "memlens.models"
+
+
+@cache
+def _entries(_where: tuple[str, ...]) -> EntryPoints:
+    return entry_points(group=GROUP)
+
+
+def _adapters(model_type: str) -> EntryPoints:
+    """Entry points for a model type; packages are looked through once, and again where there are others to find."""
+    return _entries(tuple(sys.path)).select(name=model_type)
+
+
+def refuse_config(config: Config, name: str) -> None:
+    """UnsupportedModel where the configuration speaks against the model and nobody brings an adapter for it."""
+    if not _adapters(config.model_type):
+        refuse_kind(config, name)
+
+
+def as_memories(network: Any, tokenizer: Tokenizer | None, *, name: str, source: str) -> MemoryModel:
+    """A transformers' network as a MemoryModel: by an adapter for its type, else by discovery."""
+    adapt: Callable[..., Any] = HuggingFaceModel
+    for entry in _adapters(network.config.model_type):
+        try:
+            adapt = entry.load()
+        except Exception as error:
+            package = "a package" if entry.dist is None else entry.dist.name
+            raise ModelError(f"the adapter {entry.value} of {package} cannot be imported ({error}); mend it") from error
+    model = adapt(network, tokenizer, name=name, source=source)
+    if not isinstance(model, MemoryModel):
+        raise ModelError(f"the adapter for '{network.config.model_type}' gave no MemoryModel; mend it")
+    return model

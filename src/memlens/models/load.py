@@ -17,7 +17,6 @@ import torch
 
 from memlens.errors import MemlensError, ModelError, ModelNotFound, SettingError, UnsupportedModel, needing
 from memlens.files import FileStamp, file_stamp
-from memlens.models.adapters import as_memories, refuse_config
 from memlens.models.checkpoint import (
     check_config_file,
     network_class,
@@ -32,7 +31,7 @@ from memlens.models.checkpoint import (
     unsupported_gguf,
 )
 from memlens.models.gguf_file import read_head
-from memlens.models.huggingface import quiet_transformers
+from memlens.models.huggingface import as_memories, quiet_transformers, refuse_config
 from memlens.models.memory_model import MemoryModel
 from memlens.models.refusals import Config, quantization
 from memlens.models.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memlens.annotations.store import CHOICES
+from memlens.annotations.answers import CHOICES
 from memlens.experiments.verdicts import THIRDS, Row
 from memlens.index.memory import hardly_trained
 from memlens.index.reader import Index

@@ -39,8 +39,7 @@ from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.reports import galleries
 from memlens.reports.findings import Insight, find
-from memlens.reports.roles import RoleSection, role_section
-from memlens.reports.sections import Section, Tables, make_sections
+from memlens.reports.sections import RoleSection, Section, Tables, make_sections, role_section
 from memlens.text import cell, harmless_cell, token, visible
 
 _PACKAGE = "memlens.reports"

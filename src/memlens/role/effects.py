@@ -25,7 +25,7 @@ from memlens.index.reader import Index
 from memlens.models.groups import MemoryGroup
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
-from memlens.role.effect_table import RoleEffect
+from memlens.role.table import RoleEffect
 from memlens.stats import draw, generator, mean_interval
 
 Group = list[tuple[int, int]]  # (layer, memory)

@@ -5,10 +5,13 @@ is lent out: `with workbench.model() as model`. Requests wait for it outside of 
 there is a clear answer, and one that nobody waits for any longer, or that takes too long, ends at the next layer.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
@@ -21,16 +24,21 @@ from memlens.index.reader import Index
 from memlens.index.trigger_text import TriggerText
 from memlens.parallel import import_torch
 from memlens.settings import LiveSettings
-from memlens.web.kept_prompts import KeptPrompts
-from memlens.web.pages_first import PagesFirst
+from memlens.tracer.intervention import Intervention
 from memlens.web.served_index import ServedIndex, read_statistics
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
+    from memlens.tracer.prompt import Prompt
+    from memlens.tracer.trace import TracedPrompt
 
 NONE, LOADING, READY, FAILED = "none", "loading", "ready", "failed"
 T = TypeVar("T")
 MOST_TEXTS = 8  # that go on at once, each borrowing the model token by token
+_MOST_BYTES = 64 << 20  # of states; what is read from them takes about half as much again
+_MOST_ANSWERS = 32  # each lists the strongest memories of all layers, some megabytes
+_AFTER, _LONGEST, _IN_ALL = 1.0, 2.0, 10.0  # seconds that loading waits: after a page, for a long one, for all of them
+_STEP = 0.02
 
 
 class Turn:
@@ -94,6 +102,84 @@ class Turns:
                 raise
 
 
+class PagesFirst:
+    """Loading of the model begins, and goes on from step to step, while nobody opens a page.
+
+    It takes seconds of Python, mostly for importing, with which pages would have to share the interpreter. A page that
+    needs the model ends the wait. Requests are counted on the server's event loop; one thread loads.
+    """
+
+    def __init__(self) -> None:
+        self._answered = 0  # requests, now
+        self._since = 0.0  # when the first of them came, or the last was answered
+        self._left = _IN_ALL
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Around the answer to a request."""
+        if not self._answered:
+            self._since = time.monotonic()
+        self._answered += 1
+        try:
+            yield
+        finally:
+            self._answered -= 1
+            if not self._answered:
+                self._since = time.monotonic()
+
+    def hurry(self) -> None:
+        """Somebody has asked for something that needs the model."""
+        self._left = 0.0
+
+    def wait_for(self, thread: Thread) -> None:
+        """Wait until a thread has ended, or somebody needs the model."""
+        while thread.is_alive() and self._left > 0:
+            thread.join(_STEP)
+
+    def wait(self) -> None:
+        """Wait until the last page is some moments old, or one takes long; _IN_ALL seconds at most in all."""
+        while self._left > 0 and time.monotonic() - self._since < (_LONGEST if self._answered else _AFTER):
+            time.sleep(_STEP)
+            self._left -= _STEP
+
+
+class KeptPrompts:
+    """Prompts that were traced, with the answers read from them: another cell, token or edit needs no other pass.
+
+    Those not asked for longest are dropped. To be used by whoever has the model just now.
+    """
+
+    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._runs: OrderedDict[tuple[str, tuple[str, ...]], TracedPrompt] = OrderedDict()
+        self._answers: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def run(self, model: MemoryModel, prompt: Prompt, edits: tuple[str, ...] = ()) -> TracedPrompt:
+        """The prompt with these edits, all positions; refused before anything runs if they cannot be made."""
+        from memlens.tracer.intervene import apply_edits
+        from memlens.tracer.trace import TracedPrompt
+
+        key = (prompt.text, edits)
+        if key not in self._runs:
+            with apply_edits(model, Intervention.of(edits), prompt) if edits else nullcontext():
+                self._runs[key] = TracedPrompt.run(model, prompt)
+        self._runs.move_to_end(key)
+        # the two newest stay, whatever their size: a page compares them
+        while len(self._runs) > 2 and sum(run.nbytes for run in self._runs.values()) > self._most_bytes:
+            self._runs.popitem(last=False)
+        return self._runs[key]
+
+    def answer(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The result of `make`, computed once for a key that says everything it depends on."""
+        if key not in self._answers:
+            self._answers[key] = make()
+        self._answers.move_to_end(key)
+        while len(self._answers) > _MOST_ANSWERS:
+            self._answers.popitem(last=False)
+        found: T = self._answers[key]
+        return found
+
+
 def trigger_text(index: ServedIndex) -> TriggerText | None:
     """The texts of the triggers as they are now, made once; None where they would be too large."""
     return index.remember(("triggers", "corpus"), ("trigger text",), lambda: TriggerText.read(index))
@@ -105,7 +191,7 @@ class Workbench:
     def __init__(
         self,
         index: Index | str | Path,
-        model: "MemoryModel | str | None" = None,
+        model: MemoryModel | str | None = None,
         other: Index | str | Path | None = None,
         live: LiveSettings | None = None,
     ) -> None:
@@ -156,7 +242,7 @@ class Workbench:
         }[self.status]
 
     @contextmanager
-    def model(self) -> "Iterator[MemoryModel]":
+    def model(self) -> Iterator[MemoryModel]:
         """The model, lent to one thread at a time; refused with one line while there is none."""
         if self._model is None:
             raise ModelError(self.status_text)

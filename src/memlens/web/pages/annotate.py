@@ -11,7 +11,8 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field, StringConstraints
 
-from memlens.annotations.store import Annotations, Label, LabelledPattern
+from memlens.annotations.answers import Label, LabelledPattern
+from memlens.annotations.store import Annotations
 from memlens.annotations.study import PersonalStudy, Study, agreement, draw_sample, read_person, read_study
 from memlens.errors import MemlensError, SettingError, UnknownName
 from memlens.index.history import LABELS

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field, StringConstraints
 
-from memlens.annotations.note import Note
+from memlens.annotations.answers import Note
 from memlens.annotations.store import Annotations, history_mark, read_notes
 from memlens.errors import IndexFolderError
 from memlens.index.history import NOTES

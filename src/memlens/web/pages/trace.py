@@ -20,11 +20,10 @@ from pydantic import StringConstraints
 from memlens.errors import MemlensError, UnknownName
 from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.result import InterventionEffect, TokenShare, Trace
-from memlens.web.kept_prompts import KeptPrompts
 from memlens.web.pages.collections import names_beside
 from memlens.web.pages.memory import refuse_long_prompt, with_layers
 from memlens.web.rendering import LIVE_PROBLEMS, Bench, LiveRoute, page, status_of
-from memlens.web.workbench import READY, Workbench
+from memlens.web.workbench import READY, KeptPrompts, Workbench
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
