@@ -29,11 +29,8 @@ def on_input(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None]
     def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         use(first_input(arguments, named))
 
-    handle = module.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
+    with module.register_forward_pre_hook(hook, with_kwargs=True):
         yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -43,11 +40,8 @@ def on_output(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None
     def hook(_module: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:
         use(first_output(output))
 
-    handle = module.register_forward_hook(hook)
-    try:
+    with module.register_forward_hook(hook):
         yield
-    finally:
-        handle.remove()
 
 
 class BatchShape:
@@ -116,11 +110,8 @@ def _watch_group(group: LinearGroup, shape: BatchShape, use: Callable[[Coefficie
         scale = stack.enter_context(_TokenScale(group).followed())
         if group.gated:
             stack.enter_context(on_output(group.key_projection, note))
-        handle = group.down.register_forward_hook(hook, with_kwargs=True)
-        try:
+        with group.down.register_forward_hook(hook, with_kwargs=True):
             yield
-        finally:
-            handle.remove()
 
 
 @contextmanager
@@ -136,12 +127,8 @@ def _edit_group(group: LinearGroup, shape: BatchShape, change: Change) -> Iterat
         changed = after if factor is None else _unscaled(after, factor, group)
         return with_first_input(arguments, named, changed.reshape(given.shape).to(given.dtype))
 
-    with _TokenScale(group).followed() as scale:
-        handle = group.down.register_forward_pre_hook(hook, with_kwargs=True)
-        try:
-            yield
-        finally:
-            handle.remove()
+    with _TokenScale(group).followed() as scale, group.down.register_forward_pre_hook(hook, with_kwargs=True):
+        yield
 
 
 def _unscaled(coefficients: Tensor, factor: Tensor, group: MemoryGroup) -> Tensor:
