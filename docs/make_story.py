@@ -26,7 +26,7 @@ def says(shares: Any) -> str:
 
 
 def layer_words(layer: LayerTrace, seen: Trace) -> str:
-    """What one layer did, in a few sentences."""
+    """One layer's work in a few sentences."""
     token = shown(seen.token.text)
     words = [
         f"**Layer {layer.layer}.** It begins with {says(layer.residual)} and ends with {says(layer.output)}. "

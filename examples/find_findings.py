@@ -58,13 +58,13 @@ class Candidate:
 
     @property
     def clarity(self) -> float:
-        """How many of its triggers do as the story says, from 0 to 1, times how strongly."""
+        """The share of its triggers that do as the story says, from 0 to 1, times the strength."""
         return self.covered / self.triggers * self.follows / self.triggers * self.push
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What silencing the memory does to its token after one held-out prompt."""
+    """The effect of silencing the memory on its token after one held-out prompt."""
 
     prompt: str
     coefficient: float
@@ -189,7 +189,7 @@ Place = tuple[float, int, int]  # coefficient, sentence, position
 def highest_places(
     model: MemoryModel, sentences: Sequence[Sentence], memories: Sequence[MemoryId], count: int
 ) -> dict[MemoryId, list[Place]]:
-    """Where each memory has its highest positive coefficients, one place a sentence, highest first."""
+    """The places of each memory's highest positive coefficients, one per sentence, highest first."""
     found: dict[MemoryId, list[Place]] = {memory: [] for memory in memories}
     bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
     for batch in batches(sentences):

@@ -1,4 +1,4 @@
-"""What people install: the wheel and the source distribution have every file, and run with the packages they name."""
+"""Installation: the wheel and the source distribution have every file, and run with the packages they name."""
 
 import json
 import os

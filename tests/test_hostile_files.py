@@ -45,7 +45,7 @@ class Trap:
 
 @pytest.fixture
 def mark(tmp_path: Path) -> Path:
-    """What a trap makes when it runs."""
+    """The file that a trap makes when it runs."""
     return tmp_path / "mark"
 
 

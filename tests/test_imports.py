@@ -129,7 +129,7 @@ def test_threads_of_the_command_and_of_workers_rest_and_those_of_somebody_elses_
     tiny_gpt2: Path, tiny_text: Path, tmp_path: Path
 ) -> None:
     def spins(*command: object) -> list[str]:
-        """What the OpenMP library of every process says it does; only GNU's says it, which torch has on Linux."""
+        """The setting that every process's OpenMP library prints; only GNU's prints it, which torch has on Linux."""
         words = [sys.executable, *map(str, command)]
         ran = subprocess.run(words, env=unset(OMP_DISPLAY_ENV="VERBOSE"), capture_output=True, text=True, check=True)
         return re.findall(r"GOMP_SPINCOUNT = '(\d+)'", ran.stderr)

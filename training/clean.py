@@ -124,7 +124,7 @@ def tidy(line: str) -> str:
 
 
 def is_prose(sentence: str) -> bool:
-    """Whether a sentence looks like English prose: whole, of fitting length, mostly plain letters, no markup."""
+    """Does a sentence look like English prose: whole, of fitting length, mostly plain letters, no markup?"""
     words = WORD.findall(sentence)
     return (
         len(words) >= 4

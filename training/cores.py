@@ -1,4 +1,4 @@
-"""How many threads to train with while other work shares the machine."""
+"""The number of threads to train with while other work shares the machine."""
 
 import os
 import time

@@ -47,7 +47,7 @@ def same_triggers(index: Index, last: Index) -> float:
 
 
 def row_of(step: int, index: Index) -> dict[str, Any]:
-    """What a snapshot's index says, in shares."""
+    """The numbers of a snapshot's index, as shares."""
     (names,) = index.sql(
         "SELECT count(*) AS n, count(*) FILTER (patterns > 0) AS some, sum(patterns) AS patterns, "
         "sum(covered) AS covered, sum(triggers) AS triggers FROM {names} WHERE triggers > 0"

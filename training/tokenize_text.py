@@ -106,7 +106,7 @@ def from_pieces(pieces: list[str]) -> Tokenizer:
 
 
 def occurrences(tokenizer: Tokenizer, words: dict[str, int]) -> np.ndarray:
-    """How often each token occurs in a text given as its words and their counts."""
+    """The occurrences of each token in a text given as its words and their counts."""
     counts = np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
     for encoding, count in zip(
         tokenizer.encode_batch(list(words), add_special_tokens=False), words.values(), strict=True
@@ -116,7 +116,7 @@ def occurrences(tokenizer: Tokenizer, words: dict[str, int]) -> np.ndarray:
 
 
 def words_of(articles: list[list[str]]) -> dict[str, int]:
-    """What the pre-tokenizer cuts the text into, counted; without the space before, which encoding puts there again."""
+    """The pieces of the pre-tokenizer, counted; without the space before, which encoding puts there again."""
     tokenizer, words = bare_tokenizer(), Counter()
     for sentence in chain.from_iterable(articles):
         pieces = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(sentence))

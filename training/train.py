@@ -153,7 +153,7 @@ class Run:
         return loss.item(), norm.item()
 
     def depth(self) -> int | None:
-        """How many layers this step uses: all, or, in a share of the steps, some number of the upper half.
+        """The number of layers that this step uses: all, or, in a share of the steps, some number of the upper half.
 
         The residual stream of the upper layers is then trained to be read by the output embedding, as the paper reads
         it; a model without a final norm has no other reason to keep it so (see README.md).
@@ -192,7 +192,7 @@ class Run:
         print("revived", sum(counts), counts, flush=True)
 
     def finished(self) -> bool:
-        """Whether the decay (or the number of steps asked for) is done."""
+        """Is the decay (or the number of steps asked for) done?"""
         decayed = self.decay is not None and self.step >= sum(self.decay)
         decayed = decayed or (self.clock is not None and time.time() >= self.clock[1])
         return decayed or (self.options.steps is not None and self.step >= self.options.steps)

@@ -37,7 +37,7 @@ def as_markdown(number: int, told: Insight) -> str:
 
 
 def counted(index: memlens.Index) -> str:
-    """How many claims have which verdict."""
+    """Count the claims by verdict."""
     found = Counter(judged.judgement.verdict for judged in Tables(index).judge() if judged.judgement)
     verdicts = ", ".join(f"{found[verdict]} “{verdict}”" for verdict in VERDICTS if found[verdict])
     return f"Verdicts on {found.total()} claims of the paper: {verdicts}.\n"

@@ -1,4 +1,4 @@
-"""What people keep of memories: the last word counts, nothing is lost, and files carry it elsewhere."""
+"""Notes on memories: the last word counts, nothing is lost, and files carry it elsewhere."""
 
 import json
 from collections.abc import Callable

@@ -47,7 +47,7 @@ def places(
     tiny_gpt2_values: Index,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, str]:
-    """What stands for the words in braces: copies that a wrong refusal may harm, and a folder of bad things."""
+    """The files behind the words in braces: copies that a wrong refusal may harm, and a folder of bad things."""
     room = tmp_path_factory.mktemp("bad-inputs")
     copied = {
         "index": made["plain"],
@@ -190,7 +190,7 @@ def _make_bad_models(bad: Path, good: Path) -> None:
 
 @pytest.fixture(scope="module")
 def unchanged(places: dict[str, str]) -> Iterator[None]:
-    """Whatever was asked for, in the end every file is as it was; new is a folder that some were to make."""
+    """Every file is as it was in the end; new is a folder that some were to make."""
     room = Path(places["bad"]).parent
     before = checksums(room)
     yield
@@ -210,7 +210,7 @@ def test_it_is_refused(run: Run, places: dict[str, str], command: str, _: str, w
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """What is refused takes little: less than 20 s of the processor, and less than 1 GB beside the program itself.
+    """A refusal takes less than 20 s of the processor, and less than 1 GB beside the program itself.
 
     The clock of the processor does not run faster on a busy machine; the alarm is for what would wait for ever.
     """

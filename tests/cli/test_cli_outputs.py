@@ -1,4 +1,4 @@
-"""Where a verb may write: never into an index or a model, never in the place of a device or a link, and over a file
+"""Outputs of verbs: never into an index or a model, never in the place of a device or a link, and over a file
 that memlens did not make only when told so."""
 
 import os

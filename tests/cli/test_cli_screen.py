@@ -1,4 +1,4 @@
-"""What reaches a terminal, a pipe and a file: harmless, plain where nobody looks, and silent where it should be."""
+"""Output on a terminal, in a pipe and in a file: harmless, plain where nobody looks, and silent where it should be."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on_a_terminal(columns: int, *arguments: object, **environment: str) -> str:
-    """What `memlens` writes to a terminal of that width."""
+    """The output of `memlens` on a terminal of that width."""
     leader, follower = pty.openpty()
     variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "FORCE_COLOR")}
     variables |= {"COLUMNS": str(columns), "TERM": "xterm-256color", **environment}

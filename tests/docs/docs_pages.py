@@ -34,7 +34,7 @@ def without_blocks(text: str) -> str:
 
 
 def inline(text: str) -> list[str]:
-    """What stands between single backticks."""
+    """The texts between single backticks."""
     return _INLINE.findall(without_blocks(text))
 
 
@@ -69,6 +69,6 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """What headings can be linked by, as GitHub makes them."""
+    """The anchors of headings, as GitHub makes them."""
     headings = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in _HEADING.findall(without_blocks(text)))
     return {heading.strip().replace(" ", "-") for heading in headings}

@@ -30,7 +30,7 @@ def options_of(command: Any) -> set[str]:
 
 
 def unknown_in(command: list[str]) -> list[str]:
-    """What of a command line the program does not know: its verb, or options."""
+    """The words of a command line that the program does not know: its verb, or options."""
     if command[0].startswith("-"):
         return [] if command[0] in options_of(group()) | EVERYWHERE else command[:1]
     if command[0] not in group().commands:

@@ -25,7 +25,7 @@ TIMES = 400  # a coverage of 95% is seen within 92% and 98%
 
 
 def coverage(truth: float, draw: Callable[[Random], tuple[float | None, float | None]], times: int = TIMES) -> float:
-    """How often an interval holds the truth."""
+    """The share of intervals that hold the truth."""
     random = np.random.default_rng(17)
     held = 0
     for _ in range(times):

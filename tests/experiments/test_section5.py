@@ -71,7 +71,7 @@ def naive_rows(
 
 
 def push_of(model: MemoryModel, layer: int, row: dict[str, Any]) -> float:
-    """What the block adds to the final token's logit less the mean of all, at the scale of the last state's norm."""
+    """The block's part of the final token's logit less the mean of all, at the scale of the last state's norm."""
     norm, E = model.lens.final_norm, model.lens.embedding
     assert norm is not None and norm.gain is not None
     y, last = ((x - x.mean() if norm.centres else x) for x in (row["added"], row["last"]))
@@ -143,7 +143,7 @@ def places(prefixes: Prefixes) -> tuple[list[list[int]], list[int]]:
 
 
 def naive_pushes(model: MemoryModel, layer: int, m: torch.Tensor, o: torch.Tensor, direction: torch.Tensor) -> Any:
-    """What each memory adds to a logit along a row of E (or a difference of rows), by finite silence: with the final
+    """Each memory's part of a logit along a row of E (or a difference of rows), by finite silence: with the final
     norm's scale held, the change of the logit when the memory's own part is taken out."""
     memories, norm = model.layers[layer], model.lens.final_norm
     parts = m[:, None] * memories.values  # [memories, d]

@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended: its exit code (minus the signal that killed it), its events in order, what it printed."""
+    """The end of a command: its exit code (minus the signal that killed it), its events in order, what it printed."""
 
     code: int
     events: list[str]
@@ -157,7 +157,7 @@ class Events:
 
 
 def disturb(kind: str, *arguments: str) -> None:
-    """What somebody else does while a command is stopped; what is not there is left alone."""
+    """Change files as somebody else would while a command is stopped; those that are not there are left alone."""
     path = Path(arguments[0])
     if kind == "memlens":
         run_one(arguments, "/nonexistent")

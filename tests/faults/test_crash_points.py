@@ -96,7 +96,7 @@ class Sweep:
         return digest.hexdigest()
 
     def result(self, folder: Path) -> dict[str, bytes]:
-        """What the verb leaves: files of the index, events in the file of labels, or the repository on the Hub."""
+        """The result of the verb: files of the index, events in the file of labels, or the repository on the Hub."""
         if self.verb == "annotate":
             with Annotations(Index(folder / "index")) as notes:
                 return {event["key"]: repr(event).encode() for event in notes.history()}

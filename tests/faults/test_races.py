@@ -197,7 +197,7 @@ class Scene:
         return looks[-1] if looks else -1
 
     def problem(self, outcome: Outcome, after: Outcome, is_checked: bool) -> str:
-        """What is wrong with how a disturbed run ended, with its labels if they are checked; empty if it is right."""
+        """A sentence about a run that ended wrongly, also of its labels if they are checked; empty if it is right."""
         lines = [line for line in outcome.err.splitlines() if line.strip()]
         if outcome.code not in (0, 2) or "Traceback" in outcome.err:
             return f"exit code {outcome.code}: {outcome.err[-600:]}"

@@ -30,7 +30,7 @@ def index(alone: Path, tmp_path: Path) -> Path:
 
 @contextmanager
 def changing_manifest(index: Path, sealed: bool = True) -> Iterator[dict[str, Any]]:
-    """What stands in the manifest, to be changed and written again."""
+    """The content of the manifest, to be changed and written again."""
     path = index / "manifest.json"
     content = json.loads(path.read_text())
     yield content

@@ -1,4 +1,4 @@
-"""Whatever happens to a process, a disk or a clock: the same index after resume, or a clear refusal."""
+"""Faults of a process, a disk or a clock: the same index after resume, or a clear refusal."""
 
 import errno
 import os

@@ -71,7 +71,7 @@ def test_a_corpus_file_of_nonsense(model, tmp_path, content, ending, packed, uni
 
 
 def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something stands in a JSON document."""
+    """The paths of all parts of a JSON document."""
     is_list = isinstance(document, list)
     inside = document.items() if isinstance(document, dict) else enumerate(document if is_list else ())
     return [place for key, value in inside for place in [(*path, key), *places(value, (*path, key))]]

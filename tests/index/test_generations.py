@@ -172,5 +172,5 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_forked_process_reads_an_open_index_and_drops_it(tiny_gpt2_index: Index) -> None:
-    """As data loaders do. Threads of a database do not come along, and a child that waits for them hangs or crashes."""
+    """Data loaders do. Threads of a database do not come along, and a child that waits for them hangs or crashes."""
     subprocess.run([sys.executable, "-c", FORKED, tiny_gpt2_index.folder], check=True, timeout=300)

@@ -1,4 +1,4 @@
-"""Which memories promote a token, from the index alone, against plain loops over values.parquet."""
+"""Memories that promote a token, from the index alone, against plain loops over values.parquet."""
 
 import shutil
 

@@ -1,4 +1,4 @@
-"""Where eighteen architectures keep their parts, as their code says: what discovery must find without being told."""
+"""The parts of eighteen architectures, as their code names them: discovery must find them without this list."""
 
 from typing import NamedTuple
 

@@ -24,7 +24,7 @@ def only(index: memlens.Index, name: str) -> Insight:
 
 
 def run_command(told: Insight, capsys: pytest.CaptureFixture[str]) -> Any:
-    """What the command that a finding names prints as JSON."""
+    """The JSON that a finding's command prints."""
     assert main([*shlex.split(told.command)[1:], "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 

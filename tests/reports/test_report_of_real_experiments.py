@@ -1,4 +1,4 @@
-"""What the experiments really write is what the report reads: their tables and charts make a page."""
+"""The report of real experiments: their tables and charts make a page."""
 
 import json
 import re

@@ -185,7 +185,7 @@ def test_a_comparison(client: TestClient, index: Index, run: Run) -> None:
 
 
 def test_a_study(own_index: Index, client_of: Callable[..., TestClient]) -> None:
-    """What the page Annotate says of a sample is what its address and `memlens annotate` are read from."""
+    """The page Annotate, its address and `memlens annotate` say the same of a sample."""
     client = client_of(without_labels(own_index).folder)
     assert client.post("/api/annotate/sample", json={"per_layer": 2}).status_code == 200
     study = client.get("/api/annotate").json()

@@ -24,7 +24,7 @@ MANY = 50  # more triggers than any list has
 
 
 def data(site: Path, name: str) -> Any:
-    """What a file of data hands over."""
+    """The content of a file of data."""
     match = re.fullmatch(r'memlensSite\.arrived\("(.*)","(.*)"\)\n', (site / "data" / f"{name}.js").read_text())
     assert match is not None and match[1] == name
     return json.loads(gzip.decompress(b64decode(match[2])))

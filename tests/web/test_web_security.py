@@ -1,4 +1,4 @@
-"""Who may ask: foreign names, other sites, people without the token; and what a page may do."""
+"""Access: foreign names, other sites, people without the token; and what a page may do."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_read(client: TestCl
 
 
 def exchange(address: str, request: bytes) -> bytes:
-    """What a server answers to these bytes before it closes the connection."""
+    """The server's answer to these bytes before it closes the connection."""
     host, port = address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=300) as connection:
         connection.sendall(request)
@@ -262,7 +262,7 @@ def test_a_request_that_says_oddly_how_long_it_is_is_refused(
 
 
 def test_bytes_are_counted_as_they_arrive(workbench: Workbench, access: Access) -> None:
-    """Whatever a request says of its length: after a million bytes it is refused, and no more is read."""
+    """After a million bytes a request is refused, whatever it says of its length, and no more is read."""
     headers = {"host": "127.0.0.1:8000", "x-memlens-csrf": access.csrf, "content-length": "2"}
     headers["cookie"] = f"memlens-csrf-8000={access.csrf}"
     read, said = [], []

@@ -1,4 +1,4 @@
-"""What pages share: a model that loads while pages answer, and that serves one at a time."""
+"""The workbench: a model that loads while pages answer, and that serves one at a time."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def is_complete(folder: Path) -> bool:
     return (folder / MANIFEST).is_file()
 
 
-Note = TypeVar("Note")
+Record = TypeVar("Record")
 
 
 def made_with() -> dict[str, str]:
@@ -361,7 +361,7 @@ def recorded_plan(folder: Path) -> Any:
     return read_json(folder / MANIFEST).get("plan")
 
 
-def _known(kind: type[Note], noted: Mapping[str, Any], **more: Any) -> Note:
+def _known(kind: type[Record], noted: Mapping[str, Any], **more: Any) -> Record:
     """A record of the fields that it has; what else a manifest holds is of another version."""
     names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
     return kind(**{**{name: value for name, value in noted.items() if name in names}, **more})

@@ -1,6 +1,7 @@
 """Sections of the report: each table of an experiment with its charts, words and recipe, the claims, and roles."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -12,7 +13,7 @@ from memlens.experiments.experiment import LAYERS, Experiment, ModelShape, Panel
 from memlens.experiments.registry import EXPERIMENTS, all_tables, in_paper_order
 from memlens.experiments.run import STOP_WORDS, is_outdated, origin
 from memlens.experiments.verdicts import THIRDS, JudgedClaim, Row, third
-from memlens.index.layout import EXPERIMENTS as FOLDER
+from memlens.index.layout import EXPERIMENTS as FOLDER, ExperimentNote
 from memlens.index.reader import Index
 from memlens.memory import ROLES
 from memlens.role.table import RoleEffect, read_effects, roles_by_layer
@@ -64,14 +65,13 @@ class Tables:
         table = self.table(name)
         return [] if table is None else list(table.column_names)
 
-    def notes(self, name: str) -> dict[str, Any]:
+    def note(self, name: str) -> ExperimentNote:
         """The manifest's note of how a table was made; empty where there is none."""
-        owner = self._known[name][0].name if name in self._known else ""
-        return dict(self.index.manifest.experiment(owner).content)
+        return self.index.manifest.experiment(self._known[name][0].name if name in self._known else "")
 
     def command(self, name: str) -> str:
         """The command that makes a table; of one that is there, with the sample, seed and text it was made with."""
-        options = [] if self.rows(name) is None else _options(self.notes(name))
+        options = [] if self.rows(name) is None else _options(self.note(name))
         return " ".join([self._known[name][1].command or f"memlens experiment INDEX {name}", *options])
 
     def origin(self, name: str) -> str:
@@ -83,8 +83,8 @@ class Tables:
         found: dict[tuple[str, ...], list[str]] = {}
         for name, experiment in EXPERIMENTS.items():
             if experiment.on_prefixes and self.table(name) is not None and self.origin(name):
-                noted = self.notes(name)
-                settings = tuple(str(noted.get(key)) for key in ("sample", "seed", "validation", "stop_words"))
+                note = self.note(name)
+                settings = tuple(map(str, (note.sample, note.seed, note.validation, note.stop_words)))
                 found.setdefault(settings, []).append(name)
         return [(f"{self.origin(names[0])}, stop words {settings[-1]}", names) for settings, names in found.items()]
 
@@ -143,7 +143,7 @@ def make_sections(tables: Tables) -> list[Section]:
 
 
 def _section(experiment: Experiment, table: ResultTable, tables: Tables) -> Section:
-    noted, rows = tables.notes(table.name), tables.rows(table.name)
+    noted, rows = tables.note(table.name), tables.rows(table.name)
     words = (table.name, experiment.part, experiment.figure_of(table), table.question, table.lead, table.how)
     command = tables.command(table.name)
     if rows is None:
@@ -205,15 +205,15 @@ def _counts(rows: list[Row], columns: list[str]) -> list[tuple[str, str]]:
     return facts
 
 
-def _sample(experiment: Experiment, noted: dict[str, Any], prefixes: str) -> list[tuple[str, str]]:
+def _sample(experiment: Experiment, noted: ExperimentNote, prefixes: str) -> list[tuple[str, str]]:
     """Describe the sample, and the seed by which it was drawn."""
     facts = []
     if prefixes:
         facts.append(("sample", prefixes))
-    elif "sample" in noted:
-        size = "all" if noted["sample"] is None else cell(noted["sample"])
+    elif "sample" in noted.content:
+        size = "all" if noted.sample is None else cell(noted.sample)
         facts.append(("sample", f"{size} {experiment.sample_of}"))
-    return facts + ([("seed", cell(noted["seed"]))] if "seed" in noted else [])
+    return facts + ([] if noted.seed is None else [("seed", cell(noted.seed))])
 
 
 def _file_facts(name: str, index: Index) -> list[tuple[str, str]]:
@@ -221,16 +221,15 @@ def _file_facts(name: str, index: Index) -> list[tuple[str, str]]:
     return [("table", f"{FOLDER}/{name}.parquet")] + ([("SHA-256", checksum)] if checksum else [])
 
 
-def _options(noted: dict[str, Any]) -> list[str]:
+def _options(noted: ExperimentNote) -> list[str]:
     """The options of the command that makes the same table."""
-    options = [f"--{name} {noted[name]}" for name in ("sample", "seed") if noted.get(name) is not None]
-    options += _validation(noted.get("validation_corpus")) if noted.get("validation") else []
-    return options + (
-        [f"--stop-words {noted['stop_words']}"] if noted.get("stop_words", STOP_WORDS) != STOP_WORDS else []
-    )
+    numbers = {"sample": noted.sample, "seed": noted.seed}
+    options = [f"--{name} {number}" for name, number in numbers.items() if number is not None]
+    options += _validation(noted.validation_corpus) if noted.validation else []
+    return options + ([] if noted.stop_words in (None, STOP_WORDS) else [f"--stop-words {noted.stop_words}"])
 
 
-def _validation(corpus: dict[str, Any] | None) -> list[str]:
+def _validation(corpus: Mapping[str, Any] | None) -> list[str]:
     """The options of the text that prefixes come from; tables of older versions do not name it."""
     if corpus is None:
         return ["--validation CORPUS"]

@@ -3,6 +3,7 @@
 Everything is found by memlens.index.search, as `memlens search` finds it.
 """
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -38,6 +39,52 @@ router = APIRouter(tags=["search"], route_class=LiveRoute)
 _WORDS = {"max": "strongest", "frequency": "fires on", "mean": "mean", "max_p": "highest p"}
 
 
+@dataclass(frozen=True)
+class SearchRequest:
+    """A search as the form of the page and the address write it; empty where a filter is not set."""
+
+    texts: tuple[str, ...]
+    place: Place | Literal["fires"]
+    layers: str
+    kind: Literal["", "none", "shallow", "semantic", "both"]
+    agreement: Literal["", "yes", "no"]
+    role: str
+    order: Statistic
+    limit: int
+    ends: bool
+    ignore_case: bool | None
+    substring: bool
+    bottom: bool
+    by: FiringOrder
+
+    @property
+    def q(self) -> str:
+        return " ".join(self.texts)
+
+    @property
+    def further(self) -> tuple[str, ...]:
+        """The fields of the form after the first; in values the last one is empty, for another token."""
+        return (*self.texts[1:], *([""] if self.texts and self.place == "values" else []))
+
+    @property
+    def query(self) -> SearchQuery:
+        """The same for the tables, of which none knows what fires; refused where its layers cannot be read."""
+        return SearchQuery(
+            self.texts,
+            "triggers" if self.place == "fires" else self.place,
+            parse_layers(self.layers.strip()) if self.layers.strip() else None,
+            self.kind or None,
+            self.agreement or None,
+            self.role or None,
+            self.order,
+            self.limit,
+            self.ends,
+            self.ignore_case,
+            self.substring,
+            self.bottom,
+        )
+
+
 def read_asked(
     q: Annotated[
         tuple[Annotated[str, StringConstraints(max_length=1000)], ...],
@@ -62,34 +109,20 @@ def read_asked(
     substring: Annotated[bool, Query(description="In values and patterns: whatever contains the text.")] = False,
     bottom: Annotated[bool, Query(description="In values: memories that push the token down.")] = False,
     by: Annotated[FiringOrder, Query(description="Of memories that fire on a text.")] = "relative",
-) -> dict[str, Any]:
-    asked = dict(locals())
+) -> SearchRequest:
     texts = tuple(text for text in q if text)
-    further = (*texts[1:], *([""] if texts and place == "values" else []))  # fields of the form, the last one empty
-    return {**asked, "texts": texts, "q": " ".join(texts), "further": further}
-
-
-Asked = Annotated[dict[str, Any], Depends(read_asked)]
-
-
-def _query(asked: dict[str, Any]) -> SearchQuery:
-    """The request as a query; refused where its layers cannot be read."""
-    layers = asked["layers"].strip()
-    return SearchQuery(
-        asked["texts"],
-        asked["place"],
-        parse_layers(layers) if layers else None,
-        asked["kind"] or None,
-        asked["agreement"] or None,
-        asked["role"] or None,
-        *(asked[name] for name in ("order", "limit", "ends", "ignore_case", "substring", "bottom")),
+    return SearchRequest(
+        texts, place, layers, kind, agreement, role, order, limit, ends, ignore_case, substring, bottom, by
     )
+
+
+Asked = Annotated[SearchRequest, Depends(read_asked)]
 
 
 @router.get("/search", response_class=HTMLResponse, include_in_schema=False)
 def search_page(request: Request, bench: Bench, asked: Asked) -> Response:
-    named = _named(bench.index, asked["q"])
-    if named is not None and asked["place"] in ("triggers", "name"):
+    named = _named(bench.index, asked.q)
+    if named is not None and asked.place in ("triggers", "name"):
         return RedirectResponse(f"/m/{named}" if isinstance(named, MemoryId) else f"/e/{named}", 303)
     return _answer(request, bench, asked, "search.html")
 
@@ -124,12 +157,12 @@ def search_firing(
 @router.get("/api/search", responses=MODEL_PROBLEMS)
 def search_memories(bench: Bench, asked: Asked) -> SearchResult:
     """Memories that pass all filters, the best matches first."""
-    if asked["place"] == "fires":
+    if asked.place == "fires":
         raise SettingError("memories that fire on a text are found at /api/fires?text=")
-    return search(bench.index, _query(asked), trigger_text(bench.index))
+    return search(bench.index, asked.query, trigger_text(bench.index))
 
 
-def search_content(index: ServedIndex, asked: dict[str, Any]) -> dict[str, Any]:
+def search_content(index: ServedIndex, asked: SearchRequest) -> dict[str, Any]:
     """The variables of search.html and results.html, but for the answer itself and the address of a longer one."""
     statistics = read_statistics(index)
     return {
@@ -144,24 +177,19 @@ def search_content(index: ServedIndex, asked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _answer(request: Request, bench: Workbench, asked: dict[str, Any], template: str) -> HTMLResponse:
-    longer = request.url.include_query_params(limit=min(500, 5 * asked["limit"])).query
+def _answer(request: Request, bench: Workbench, asked: SearchRequest, template: str) -> HTMLResponse:
+    longer = request.url.include_query_params(limit=min(500, 5 * asked.limit)).query
     content = {**search_content(bench.index, asked), "more": f"/search?{longer}"}
     try:
-        fires = asked["place"] == "fires" and asked["q"]
-        found = _firing(bench, asked) if fires else search_memories(bench, {**asked, **_as_list(asked)})
-        return page(request, template, answer=found, problem=None, **content)
+        return page(request, template, answer=_found(bench, asked), problem=None, **content)
     except MemlensError as error:
         return page(request, template, status_of(error), answer=None, problem=str(error), **content)
 
 
-def _as_list(asked: dict[str, Any]) -> dict[str, Any]:
-    """The place to list memories from where nothing is written yet: no memory fires on an empty text."""
-    return {"place": "triggers"} if asked["place"] == "fires" else {}
-
-
-def _firing(bench: Workbench, asked: dict[str, Any]) -> FiringResult:
-    return search_firing(bench, asked["q"], asked["by"], asked["layers"], asked["limit"])
+def _found(bench: Workbench, asked: SearchRequest) -> SearchResult | FiringResult:
+    if asked.place == "fires" and asked.q:
+        return search_firing(bench, asked.q, asked.by, asked.layers, asked.limit)
+    return search(bench.index, asked.query, trigger_text(bench.index))  # where nothing is written, all memories
 
 
 def reason(hit: MemoryHit) -> str:
