@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,9 @@ from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose, refuse
 from memlens.cli.screen import Screen, open_output
 from memlens.errors import SettingError
 from memlens.text import plain, visible
+
+if TYPE_CHECKING:
+    from memlens.annotations.answers import Note
 
 _WRITE, _FILES = "Keeping a memory", "Import and export"
 
@@ -70,13 +73,16 @@ def collect(
     elif given and known is not None:
         with Annotations(opened) as notes:
             notes.change_note(known, "me" if person is None else person, given)
-    shown = [note for key, note in read_notes(opened).items() if known in (None, key)]
-    if as_json:
-        screen.json([plain(note) for note in shown])
-    elif shown:
+    _show(screen, [note for key, note in read_notes(opened).items() if known in (None, key)])
+
+
+def _show(screen: Screen, notes: list[Note]) -> None:
+    if screen.as_json:
+        screen.json([plain(note) for note in notes])
+    elif notes:
         rows = [
             ["★" if note.star else "", str(note.memory), *map(visible, (note.name, "; ".join(note.lists), note.note))]
-            for note in shown
+            for note in notes
         ]
         screen.table(["", "memory", "name", "lists", "note"], rows)
     else:

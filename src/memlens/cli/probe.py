@@ -20,7 +20,7 @@ from memlens.text import plain_table, quoted, tail, visible
 
 if TYPE_CHECKING:
     from memlens.probing.probe import ProbeResult, ProbeScore
-    from memlens.probing.saved import Prediction
+    from memlens.probing.saved import Prediction, SparseProbe
 
 _USE = "Using a probe"
 _SHOWN = 60  # characters of a text or a trigger
@@ -73,6 +73,29 @@ def probe(
 ) -> None:
     """Find the memories that know a concept, from texts and their labels."""
     screen = Screen(as_json, quiet, verbose)
+    _refuse_together(save, steer, towards, strength, force)
+    (given,) = divide("probe", options, ProbeSettings)
+    place = {"where": where, "device": device, "dtype": dtype}
+    if apply is None:
+        known = _fit(screen, model, labels, towards, given, place)
+    else:
+        if save is not None:
+            raise SettingError("--save keeps a probe that is fitted now, --apply uses one that is saved; choose one")
+        if unused := sorted(given.keys() - {"column"}):
+            raise SettingError(f"--{unused[0].replace('_', '-')} is for a probe that is fitted now; --apply has one")
+        known = _apply(screen, apply, model, labels, towards, ProbeSettings(**given).column, place)
+    if save is not None:
+        known.save(save, force=force)
+        screen.note(f"saved the probe of {len(known.memories)} memories in {save}")
+    if steer is not None and towards is not None:
+        known.steer(towards, 1.0 if strength is None else strength).save(steer, force=force)
+        screen.note(f'steer with: memlens trace {visible(model)} "PROMPT" --file {steer} --generate 20')
+
+
+def _refuse_together(
+    save: Path | None, steer: Path | None, towards: str | None, strength: float | None, force: bool
+) -> None:
+    """Refuse options that need each other, and files that must not be written, before anything is computed."""
     if (steer is None) != (towards is None):
         raise SettingError("--steer names a file and --towards a label; give both or neither")
     if strength is not None and (steer is None or not math.isfinite(strength)):
@@ -80,42 +103,47 @@ def probe(
     if save is None and steer is None:
         refuse_unused({"--force": force}, "is for --save and --steer, which are not there")
     _refuse_outputs(save, steer, force)
-    (given,) = divide("probe", options, ProbeSettings)
-    if apply is not None:
-        if save is not None:
-            raise SettingError("--save keeps a probe that is fitted now, --apply uses one that is saved; choose one")
-        if unused := sorted(given.keys() - {"column"}):
-            raise SettingError(f"--{unused[0].replace('_', '-')} is for a probe that is fitted now; --apply has one")
-    settings = ProbeSettings(**given)
+
+
+def _fit(
+    screen: Screen, model: str, labels: str, towards: str | None, given: dict[str, Any], place: dict[str, Any]
+) -> SparseProbe:
+    """Fit probes to the labels, show their scores, and give the best one."""
     from memlens.probing.labels import check_label, read_labels
 
-    if apply is None and towards is not None:  # before an hour of work
+    settings = ProbeSettings(**given)
+    if towards is not None:  # before an hour of work
         check_label(read_labels(labels, settings.column, settings.label, settings.kind).classes, towards)
     import_torch()
-    if apply is not None:
-        from memlens.probing.saved import SparseProbe
+    from memlens.probing.probe import probe as run
 
-        known = SparseProbe.load(apply)
-        if towards is not None:
-            check_label(known.classes, towards)
-        predictions = _apply(known, model, labels, settings.column, where=where, device=device, dtype=dtype)
-        _show_predictions(screen, predictions)
-    else:
-        from memlens.probing.probe import probe as run
+    with ScanProgress(screen) as progress:
+        result = run(model, labels, progress=progress, **place, **given)
+    if screen.as_json:
+        screen.json(result)
+    elif not screen.quiet:
+        _show(screen, result)
+    return result.best
 
-        with ScanProgress(screen) as progress:
-            result = run(model, labels, where=where, device=device, dtype=dtype, progress=progress, **given)
-        known = result.best
-        if as_json:
-            screen.json(result)
-        elif not quiet:
-            _show(screen, result)
-    if save is not None:
-        known.save(save, force=force)
-        screen.note(f"saved the probe of {len(known.memories)} memories in {save}")
-    if steer is not None and towards is not None:
-        known.steer(towards, 1.0 if strength is None else strength).save(steer, force=force)
-        screen.note(f'steer with: memlens trace {visible(model)} "PROMPT" --file {steer} --generate 20')
+
+def _apply(
+    screen: Screen, file: Path, model: str, labels: str, towards: str | None, column: str, place: dict[str, Any]
+) -> SparseProbe:
+    """Apply a saved probe to the texts, show what it predicts, and give it."""
+    import_torch()
+    from memlens.probing.labels import check_label, read_texts
+    from memlens.probing.saved import SparseProbe
+    from memlens.tracer.prompt import open_model
+
+    known = SparseProbe.load(file)
+    if towards is not None:
+        check_label(known.classes, towards)
+    texts = read_texts(labels, column)
+    if not texts:
+        raise SettingError(f"{labels} holds no texts; there is nothing to apply the probe to")
+    loaded, _ = open_model(model, **place)
+    _show_predictions(screen, known.apply(loaded, texts))
+    return known
 
 
 def _refuse_outputs(save: Path | None, steer: Path | None, force: bool) -> None:
@@ -131,18 +159,6 @@ def _refuse_outputs(save: Path | None, steer: Path | None, force: bool) -> None:
                 raise SettingError(f"cannot write {path}: there is no folder {path.parent}; make it first")
     if save is not None and steer is not None and save.resolve() == steer.resolve():
         raise SettingError(f"--save and --steer both name {save}; give each a file of its own")
-
-
-def _apply(known: Any, model: str, labels: str, column: str, **place: Any) -> list[Prediction]:
-    from memlens.probing.labels import read_texts
-    from memlens.tracer.prompt import open_model
-
-    texts = read_texts(labels, column)
-    if not texts:
-        raise SettingError(f"{labels} holds no texts; there is nothing to apply the probe to")
-    loaded, _ = open_model(model, **place)
-    found: list[Prediction] = known.apply(loaded, texts)
-    return found
 
 
 def _show_predictions(screen: Screen, predictions: Sequence[Prediction]) -> None:
