@@ -150,6 +150,12 @@ def scanned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return folder / "index", model
 
 
+@pytest.fixture(scope="session")
+def bundle_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder for the charts' JavaScript, which is made once, and not in the cache of whoever runs the tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium. For one module at a time: while it is open, this process has a running event loop."""

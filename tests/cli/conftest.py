@@ -6,23 +6,15 @@ from pathlib import Path
 import pytest
 from cli_helpers import Paths, Ran
 
-from memlens.cli import main
 from memlens.index.reader import Index
 from memlens.pipeline import Analysis, analyze
 from memlens.testing import save_tiny
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Ran]:
-    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
-        monkeypatch.delenv(name, raising=False)
-
-    def run(*arguments: object) -> Ran:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        return Ran(code, *capsys.readouterr())
-
-    return run
+def run(run: Callable[..., tuple[int, str, str]]) -> Callable[..., Ran]:
+    """The same with names for what comes back."""
+    return lambda *arguments: Ran(*run(*arguments))
 
 
 @pytest.fixture(scope="session")

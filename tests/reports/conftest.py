@@ -7,7 +7,7 @@ import pytest
 from report_tables import EVIL, write_all
 
 import memlens
-from memlens.reports.report import make_report, vega_bundle
+from memlens.reports.report import make_report
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.vocab.table import compute_values
 
@@ -17,16 +17,6 @@ In 1990 a café opened near the river; it was the first of its kind, and the peo
 The end of the war came in the spring, as the papers of the day had said it would. The river & the <b>sea</b>.
 A word turned \u202eround\u202c and a \ufffd broken one. Rain fell.
 """
-
-
-@pytest.fixture(scope="session", autouse=True)
-def bundle_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The JavaScript is made once for all tests, and not in the cache of whoever runs them."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder))
-        vega_bundle()
-    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -215,8 +215,8 @@ def test_a_folder_in_place_of_the_page_or_a_file_in_place_of_the_assets_is_refus
 
 
 def test_a_damaged_cache_is_made_again(bundle_cache: Path) -> None:
-    kept = next((bundle_cache / "memlens").iterdir())
     whole = vega_bundle()
+    (kept,) = (bundle_cache / "memlens").iterdir()
     kept.write_text("// not this\nalert(1)")
     assert vega_bundle() == whole
 

@@ -30,10 +30,10 @@ BROKEN = "A word turned \u202eround\u202c, a \ufffd broken one, a \x07 bell and 
 
 
 @pytest.fixture(scope="session", autouse=True)
-def bundle_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The chart library is made once for these tests, and not in the cache of whoever runs them."""
+def use_bundle_cache(bundle_cache: Path) -> Iterator[None]:
+    """Also for servers that answer in threads of their own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("XDG_CACHE_HOME", str(bundle_cache))
         yield
 
 
