@@ -1,10 +1,8 @@
-"""Output paths: what memlens may write over, and what it never does."""
+"""Output paths in odd places: a NUL, files of others beside, links, FIFOs; all else is in cli/test_cli_outputs.py."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import socket
 from pathlib import Path
 
 import pytest
@@ -15,55 +13,6 @@ from memlens.files import FOLDER_MARK, prepare_output_folder, refuse_output
 
 def is_ours(head: bytes) -> bool:
     return head.startswith(b"memlens")
-
-
-def test_a_new_file_and_one_of_our_own_are_written(tmp_path: Path) -> None:
-    refuse_output(tmp_path / "new.txt", is_ours)
-    (tmp_path / "own.txt").write_text("memlens made this")
-    refuse_output(tmp_path / "own.txt", is_ours)
-
-
-def test_a_file_of_somebody_else_needs_force(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(OutputError, match="was not made by memlens; name another file, or replace it with --force"):
-        refuse_output(tmp_path / "thesis.tex", is_ours)
-    refuse_output(tmp_path / "thesis.tex", is_ours, force=True)
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_nothing_is_written_into_an_index_or_a_model(tiny_gpt2_index, tiny_gpt2, tmp_path, force) -> None:
-    index = shutil.copytree(tiny_gpt2_index.folder, tmp_path / "index")
-    for folder, words in ((index, "an index"), (index / "experiments", "an index"), (tiny_gpt2, "a model")):
-        for name in ("triggers.parquet", "annotations.sqlite", "new.html"):
-            with pytest.raises(OutputError, match=words):
-                refuse_output(folder / name, is_ours, force=force)
-        with pytest.raises(OutputError, match=words):
-            prepare_output_folder(folder / "figures", force=force)
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_devices_fifos_sockets_and_links_are_never_replaced(tmp_path: Path, force: bool) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    (tmp_path / "link").symlink_to(tmp_path / "anything")
-    server = socket.socket(socket.AF_UNIX)
-    server.bind(str(tmp_path / "socket"))
-    for path in (tmp_path / "fifo", tmp_path / "link", tmp_path / "socket", Path("/dev/null")):
-        with pytest.raises(OutputError, match="would be replaced"):
-            refuse_output(path, is_ours, force=force)
-    server.close()
-
-
-def test_a_folder_of_figures_is_ours_again_but_nobody_elses(tmp_path: Path) -> None:
-    prepare_output_folder(tmp_path / "figures")
-    (tmp_path / "figures" / "agreement.svg").write_text("<svg/>")
-    prepare_output_folder(tmp_path / "figures")
-    assert (tmp_path / "figures" / FOLDER_MARK).is_file()
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "cat.jpg").write_bytes(b"\xff\xd8")
-    with pytest.raises(OutputError, match="did not make"):
-        prepare_output_folder(tmp_path / "photos")
-    with pytest.raises(OutputError, match="is a file"):
-        prepare_output_folder(tmp_path / "photos" / "cat.jpg")
 
 
 def test_a_name_with_a_nul_is_one_line() -> None:

@@ -3,6 +3,7 @@ that memlens did not make only when told so."""
 
 import os
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,13 +63,15 @@ def test_no_verb_replaces_what_memlens_did_not_make(run: Run, made: Paths, write
 
 @pytest.mark.parametrize("force", [(), ("--force",)])
 @pytest.mark.parametrize("writer", WRITERS)
-def test_no_verb_replaces_a_device_a_fifo_a_link_or_a_folder(run, made, writer, force, tmp_path) -> None:
+def test_no_verb_replaces_a_device_a_fifo_a_socket_a_link_or_a_folder(run, made, writer, force, tmp_path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "thesis").write_text("years")
     (tmp_path / "link").symlink_to(tmp_path / "thesis")
-    for target in (tmp_path / "fifo", tmp_path / "link", Path("/dev/null"), tmp_path):
-        ran = run(*WRITERS[writer](made["plain"]), target, *force)
-        assert is_refused(ran, "is a folder" if target == tmp_path else "would be replaced")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        for target in (*(tmp_path / name for name in ("fifo", "link", "socket")), Path("/dev/null"), tmp_path):
+            ran = run(*WRITERS[writer](made["plain"]), target, *force)
+            assert is_refused(ran, "is a folder" if target == tmp_path else "would be replaced")
     assert (tmp_path / "thesis").read_text() == "years" and Path("/dev/null").is_char_device()
 
 
