@@ -19,16 +19,14 @@ from memlens.cli.options import (
     Corpus,
     Device,
     Dtype,
-    Json,
     Model,
     Out,
-    Quiet,
     Resume,
     Threads,
     Validation,
-    Verbose,
     refuse_unused_column,
     setting,
+    with_screen,
     with_settings,
 )
 from memlens.cli.screen import ScanProgress, Screen
@@ -44,7 +42,9 @@ _NAMED = 4  # experiments that are named one by one
 
 
 @with_settings(ScanSettings, CorpusSettings, SampleSettings)
+@with_screen(json=True)
 def analyze(
+    screen: Screen,
     model: Model,
     corpus: Corpus,
     out: Out,
@@ -56,13 +56,9 @@ def analyze(
     dtype: Dtype = "float32",
     threads: Threads = None,
     resume: Resume = True,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     **options: Any,
 ) -> None:
     """Do everything: scan, values, patterns, experiments and report. Interrupted, it continues."""
-    screen = Screen(as_json, quiet, verbose)
     refuse_unused_column(options, [*corpus, *(validation or ())])
     with ScanProgress(screen) as progress:
         from memlens.scanner.ahead import start_compiling
@@ -89,25 +85,24 @@ def analyze(
             if resume:
                 raise
             raise type(error)("interrupted; run the command again without --fresh to continue") from None
-    if as_json:
+    if screen.as_json:
         screen.json(_analysis_json(analysis))
-    elif not quiet:
+    elif not screen.quiet:
         _print_analysis(screen, analysis)
 
 
+@with_screen(json=True)
 def demo(
+    screen: Screen,
     out: Out = "memlens-demo",
     serve: Annotated[bool, typer.Option("--serve", help="Open the workbench on it afterwards.")] = False,
     port: Annotated[
         int | None, typer.Option(metavar="N", help="With --serve; 0 takes any that is free. Default: 8000.")
     ] = None,
     resume: Resume = True,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Show what memlens finds, on its own small model and text. Needs no network and about two minutes."""
-    if serve and as_json:
+    if serve and screen.as_json:
         raise SettingError("--serve does not end and --json is for machines; leave one of them out")
     if port is not None and not serve:
         raise SettingError("--port says where --serve listens, but there is no --serve; add it or leave --port out")
@@ -115,19 +110,20 @@ def demo(
         raise SettingError(f"--port is {port}; choose 1 to 65535, or 0 for any that is free")
     if serve:
         refuse_without_workbench()
-    screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen) as progress:
         from memlens.scanner.ahead import start_compiling
 
         start_compiling()
         shown = memlens.demo(out=out, resume=resume, progress=progress, watcher=_watcher(screen, progress))
-    if as_json:
+    if screen.as_json:
         screen.json(_demo_json(shown))
     else:
         _print_demo(screen, shown)
     if serve:
         where = 8000 if port is None else port
-        open_workbench(index=str(shown.index.folder), model="bundled", port=where, quiet=quiet, verbose=verbose)
+        open_workbench(
+            index=str(shown.index.folder), model="bundled", port=where, quiet=screen.quiet, verbose=screen.verbose
+        )
 
 
 def _watcher(screen: Screen, progress: ScanProgress) -> StageWatcher:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import memlens
-from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose, refuse_unused
+from memlens.cli.options import Force, IndexFolder, refuse_unused, with_screen
 from memlens.cli.screen import Screen, open_output
 from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.settings import MOST_SEED, option_name
@@ -95,7 +95,9 @@ _File = Annotated[
 ]
 
 
+@with_screen(json=True)
 def annotate(
+    screen: Screen,
     context: typer.Context,
     index: IndexFolder,
     action: Annotated[str, typer.Argument(metavar="|".join(_ACTIONS), help="What to do.")],
@@ -111,12 +113,8 @@ def annotate(
     format_: _Format = None,
     file: _File = None,
     force: Force = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Draw a sample, label memories, exchange labels, measure agreement; judge changes of the last layer."""
-    screen = Screen(as_json, quiet, verbose)
     if action not in _ACTIONS:
         raise SettingError(f"'{action}' is not something to do with annotations; choose one of: {', '.join(_ACTIONS)}")
     from memlens.annotations.store import Annotations

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import memlens
-from memlens.cli.options import Force, IndexFolder, Json, Quiet, Verbose, refuse_unused
+from memlens.cli.options import Force, IndexFolder, refuse_unused, with_screen
 from memlens.cli.screen import Screen, open_output
 from memlens.errors import SettingError
 from memlens.text import plain, visible
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 _WRITE, _FILES = "Keeping a memory", "Import and export"
 
 
+@with_screen(json=True)
 def collect(
+    screen: Screen,
     index: IndexFolder,
     memory: Annotated[
         str | None, typer.Argument(metavar="[MEMORY]", help="What to keep, like L3N51. Without one, all are listed.")
@@ -41,16 +43,12 @@ def collect(
         str | None, typer.Option("--import", metavar="FILE", help="An export to take over.", rich_help_panel=_FILES)
     ] = None,
     force: Force = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Keep memories with a star, a name, a note and lists, or list those that are kept."""
     from memlens.annotations.files import export_text, import_text, is_export, read_export
     from memlens.annotations.store import Annotations, read_notes
     from memlens.index.history import NOTES
 
-    screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
     changes = {"star": star, "name": name, "note": note, "lists": None if lists is None else tuple(lists)}
     given = {part: value for part, value in changes.items() if value is not None}

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import IndexFolder, Json, Quiet, Verbose
+from memlens.cli.options import IndexFolder, with_screen
 from memlens.cli.screen import Screen
 from memlens.text import MISSING, cut_left, cut_right, number, percent, plain_table, quoted, visible
 
@@ -22,7 +22,9 @@ _GAP, _LEAST_WIDTH, _NARROW, _WIDE = 2, 10, 76, 110  # columns of a terminal
 _WORDS = {"prefixes": "trigger prefixes", "endings": "the triggers' last tokens", "tokens": "promoted tokens"}
 
 
+@with_screen(json=True)
 def compare(
+    screen: Screen,
     index: IndexFolder,
     other: Annotated[str, typer.Argument(metavar="INDEX", help="The index to compare it with; may be the same.")],
     by: Annotated[
@@ -37,16 +39,12 @@ def compare(
         bool | None,
         typer.Option("--alike/--changed", help="What comes first. Default: changed; of two layers alike."),
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Show which memories changed most, or of two layers are most alike: triggers, values, patterns or roles."""
     from memlens.comparison.compare import compare_indexes
 
-    screen = Screen(as_json, quiet, verbose)
     found = compare_indexes(memlens.Index(index), memlens.Index(other), by=by, layers=layers, top=top, alike=alike)
-    if as_json:
+    if screen.as_json:
         screen.json(found)
         return
     screen.result(_head(found))

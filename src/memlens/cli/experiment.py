@@ -13,12 +13,10 @@ from rich.text import Text
 import memlens
 from memlens.cli.options import (
     IndexFolder,
-    Json,
     ModelNow,
-    Quiet,
     Validation,
-    Verbose,
     refuse_unused_column,
+    with_screen,
     with_settings,
 )
 from memlens.cli.screen import ScanProgress, Screen
@@ -37,21 +35,19 @@ _LABEL = 15
 
 
 @with_settings(SampleSettings, CorpusSettings, RunSettings)
+@with_screen(json=True)
 def experiment(
+    screen: Screen,
     index: IndexFolder,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME|all", help="Without a name the experiments are listed.")
     ] = None,
     validation: Validation = None,
     model: ModelNow = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     **options: Any,
 ) -> None:
     """Run the paper's experiments on an index, layer by layer."""
 
-    screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
     if not names:
         for given in (*options, *(["validation"] if validation else []), *(["model"] if model else [])):
@@ -75,7 +71,7 @@ def experiment(
             **options,
         )
     run = [experiment for experiment in chosen if experiment.name not in skipped]
-    if as_json:
+    if screen.as_json:
         screen.json(_as_json(opened, run, tables, skipped))
     else:
         for number, experiment in enumerate(run):

@@ -10,7 +10,15 @@ import typer
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import Force, IndexFolder, Json, ModelNow, Quiet, Resume, Verbose, refuse_unused, with_settings
+from memlens.cli.options import (
+    Force,
+    IndexFolder,
+    ModelNow,
+    Resume,
+    refuse_unused,
+    with_screen,
+    with_settings,
+)
 from memlens.cli.screen import ScanProgress, Screen, open_output
 from memlens.errors import FilesError, IndexFolderError, SettingError, needing
 from memlens.settings import LiveSettings
@@ -30,15 +38,15 @@ _STYLE = {
 }
 
 
-def check(index: IndexFolder, as_json: Json = False, quiet: Quiet = False, verbose: Verbose = False) -> None:
+@with_screen(json=True)
+def check(screen: Screen, index: IndexFolder) -> None:
     """Verify every file of an index; exit code 2 if any is damaged."""
-    screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen, first="check") as progress:
         checked = memlens.check(index, progress=progress)
-    if as_json:
+    if screen.as_json:
         findings = [asdict(finding) for finding in checked.findings]
         screen.json({"index": str(checked.folder), "whole": checked.is_whole, "files": findings})
-    elif not quiet:
+    elif not screen.quiet:
         _print(screen, checked)
     from memlens.index.layout import ANNOTATIONS
 
@@ -57,22 +65,20 @@ def check(index: IndexFolder, as_json: Json = False, quiet: Quiet = False, verbo
         raise FilesError(f"{visible(first.file)} was not checked: {first.detail}")
 
 
+@with_screen(json=True)
 def repair(
+    screen: Screen,
     index: IndexFolder,
     model: ModelNow = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Make damaged or outdated tables of values, patterns and experiments again, from those that are whole."""
-    screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen, first="check") as progress:
         from memlens.pipeline import repair as make_again
 
         names = make_again(index, model=model, progress=progress)
-    if as_json:
+    if screen.as_json:
         screen.json({"index": str(index), "made": names})
-    elif not quiet:
+    elif not screen.quiet:
         screen.result(f"made again: {', '.join(names)}" if names else "every table is whole; nothing was done")
 
 
@@ -87,7 +93,9 @@ def _print(screen: Screen, checked: "Check") -> None:
 _UNITS = {"jsonl": "memories", "csv": "triggers"}
 
 
+@with_screen(json=False)
 def export(
+    screen: Screen,
     index: IndexFolder,
     format_: Annotated[
         str,
@@ -105,13 +113,10 @@ def export(
         int | None, typer.Option(metavar="N", help="Triggers of a memory, for neuronpedia only. Default: 20.")
     ] = None,
     force: Force = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Write all memories and triggers as JSON Lines or CSV, or in Neuronpedia's layout, for which the model is run."""
     from memlens.index.export import FORMATS, is_export
 
-    screen = Screen(False, quiet, verbose)
     if format_ == "neuronpedia":
         _export_neuronpedia(screen, index, out, model, top, force)
         return
@@ -144,7 +149,9 @@ def _export_neuronpedia(
     screen.note(f"{count:,} memories in {len(opened.layers)} sources written")
 
 
+@with_screen(json=True)
 def report(
+    screen: Screen,
     index: IndexFolder,
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="FILE.html", help="Default: report.html in the index.")
@@ -153,20 +160,16 @@ def report(
         str | None, typer.Option(metavar="DIR", help="A folder for SVG, PDF and CSV of each chart.")
     ] = None,
     force: Force = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Write one self-contained page with every chart beside the published one."""
 
-    screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
     with ScanProgress(screen) as progress:
         from memlens.experiments.registry import EXPERIMENTS
 
         page = memlens.report(opened, out=out, assets=assets, force=force, progress=progress)
     missing = [name for name in EXPERIMENTS if not opened.has(f"experiments/{name}")]
-    if as_json:
+    if screen.as_json:
         from memlens.reports.sections import Tables
 
         record = {"index": str(opened.folder), "report": str(page), "bytes": page.stat().st_size}
@@ -183,23 +186,21 @@ def report(
         screen.note(f"{len(missing)} of {len(EXPERIMENTS)} experiments are not in it yet; next: {command}")
 
 
+@with_screen(json=True)
 def site(
+    screen: Screen,
     index: IndexFolder,
     out: Annotated[str, typer.Option("--out", "-o", metavar="DIR", help="The folder to write the site to.")],
     layers: Annotated[str | None, typer.Option(metavar="LIST", help="Layers like 0-5,11. Default: all.")] = None,
     top: Annotated[int, typer.Option(metavar="N", help="Triggers of each end of a memory.")] = 10,
     force: Force = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Write the workbench as static files: for any web host, or to be opened from the disk."""
     refuse_without_workbench()
-    screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen, first="site") as progress:
         first = memlens.site(index, out=out, layers=layers, top=top, force=force, progress=progress)
     files = [path.stat().st_size for path in first.parent.rglob("*") if path.is_file()]
-    if as_json:
+    if screen.as_json:
         screen.json({"site": str(first.parent), "page": str(first), "files": len(files), "bytes": sum(files)})
         return
     screen.result(visible(str(first)))
@@ -225,7 +226,9 @@ def _own_model(screen: Screen, index: str) -> str | None:
 
 
 @with_settings(LiveSettings)
+@with_screen(json=False)
 def serve(
+    screen: Screen,
     index: IndexFolder,
     model: Annotated[
         str | None,
@@ -235,8 +238,6 @@ def serve(
     port: Annotated[int, typer.Option(metavar="N", help="0 takes any that is free.")] = 8000,
     host: Annotated[str, typer.Option(help="Where to listen. Beyond this machine a token is needed.")] = "127.0.0.1",
     compare: Annotated[str | None, typer.Option(metavar="INDEX", help="A second index, for the page Compare.")] = None,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     **options: Any,
 ) -> None:
     """Browse, search and trace in the browser, on this machine."""
@@ -244,7 +245,6 @@ def serve(
     from memlens.web.app import serve as serve_workbench
     from memlens.web.workbench import Workbench
 
-    screen = Screen(False, quiet, verbose)
     if model is not None and no_model:
         raise SettingError("--model names a model and --no-model leaves it out; give one of them")
     if model is not None and not Path(model).is_dir():  # else it is loaded, or refused, while pages answer
@@ -264,44 +264,40 @@ def serve(
         screen.note("stop with Ctrl-C")
 
     with suppress(KeyboardInterrupt):  # this is how one stops it
-        serve_workbench(workbench, host, port, opened, "info" if verbose else "warning")
+        serve_workbench(workbench, host, port, opened, "info" if screen.verbose else "warning")
 
 
+@with_screen(json=True)
 def push(
+    screen: Screen,
     index: IndexFolder,
     repo: Repo,
     private: Annotated[bool, typer.Option("--private", help="If the repository is made: for yourself only.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Put an index on the Hugging Face Hub, in one commit, with a card. People's labels stay here."""
-    screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen, first="push") as progress:
         done = memlens.push(index, repo, private=private, progress=progress)
-    if as_json:
+    if screen.as_json:
         screen.json(asdict(done))
         return
     screen.result(done.address)
     screen.note(f"{done.files} tables, {size(done.bytes)}; others look at it with `memlens show hf:{done.repository}`")
 
 
+@with_screen(json=True)
 def pull(
+    screen: Screen,
     repo: Repo,
     out: Annotated[
         str | None, typer.Option("--out", "-o", metavar="INDEX", help="Default: a folder of the repository's name.")
     ] = None,
     resume: Resume = True,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Copy an index from the Hugging Face Hub; every file is compared with its checksum. Stopped, it continues."""
-    screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen, first="pull") as progress:
         index = memlens.pull(repo, out=out, resume=resume, progress=progress)
     folder = str(index.folder)
-    if as_json:
+    if screen.as_json:
         screen.json({"index": folder, "model": index.manifest.model.name, "files": len(index.manifest.files)})
         return
     screen.result(visible(folder))

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, refuse_unused
+from memlens.cli.options import IndexFolder, ModelNow, refuse_unused, with_screen
 from memlens.cli.screen import Screen
 from memlens.cli.tables import (
     match_table,
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 _SHOWN = 10
 
 
+@with_screen(json=True)
 def show(
+    screen: Screen,
     index: IndexFolder,
     memory: Annotated[str, typer.Argument(metavar="MEMORY", help="Layer and memory from 0, like L3N51; or L3E5.")],
     top: Annotated[
@@ -46,9 +48,6 @@ def show(
         bool, typer.Option("--nearest", help="Memories with the nearest keys and values; loads the model.")
     ] = False,
     model: ModelNow = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Show one memory: what triggers it, what that has in common, and what it promotes. Or one expert, like L3E5."""
     from memlens.index.expert import read_expert
@@ -56,13 +55,12 @@ def show(
     from memlens.memory import ExpertId
     from memlens.pattern.related import related_memories
 
-    screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
     live = {"--on": on, "--nearest": nearest, "--model": model}
     if ExpertId.find(memory) is not None:
         refuse_unused({**live, "--bottom": bottom}, f"is for a memory, and {memory} is an expert")
-        expert = read_expert(opened, memory, top if as_json else top or _SHOWN)
-        screen.json(plain(expert)) if as_json else print_expert(screen, expert)
+        expert = read_expert(opened, memory, top if screen.as_json else top or _SHOWN)
+        screen.json(plain(expert)) if screen.as_json else print_expert(screen, expert)
         return
     if on is not None:
         refuse_unused({"--nearest": nearest, "--bottom": bottom, "--top": top}, "does not go with --on")
@@ -74,8 +72,8 @@ def show(
         return
     refuse_unused({"--model": model}, "is for --on and --nearest, which load the model")
     ends = ENDS[1:] if bottom else ENDS
-    record = read_memory(opened, memory, ends, top if as_json else None)
-    if as_json:
+    record = read_memory(opened, memory, ends, top if screen.as_json else None)
+    if screen.as_json:
         related = None if record.patterns is None else related_memories(opened, record.name)
         screen.json(plain(record) | {"related": related})
         return
@@ -270,7 +268,9 @@ _Order = Annotated[
 ]
 
 
+@with_screen(json=True)
 def search(
+    screen: Screen,
     index: IndexFolder,
     query: _Query = None,
     place: _Place = "triggers",
@@ -285,14 +285,10 @@ def search(
     order: _Order = None,
     limit: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
     model: ModelNow = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Find memories by their triggers, by the tokens they promote (--in values), by their patterns or their name."""
     from memlens.index import search as engine
 
-    screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
     for option, given in (("--class", kind), ("--agreement", agreement), ("--role", role), ("--order", order)):
         if given is not None and given not in _CHOICES[option]:
@@ -328,7 +324,7 @@ def search(
         **chosen,
     )
     result = engine.search(opened, asked)
-    if as_json:
+    if screen.as_json:
         screen.json(result)
     else:
         _print(screen, opened, asked, result)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
+from memlens.cli.screen import Screen
 from memlens.errors import SettingError
 from memlens.settings import RUN, RunSettings, is_hub_source, option_name
 
@@ -87,6 +88,28 @@ def refuse_unused_column(options: Mapping[str, Any], sources: Iterable[str]) -> 
 
     if options.get("column") and not any(map(has_columns, sources)):
         refuse_unused({"--column": True}, "names a field of .jsonl, .parquet and hf:, but the text has none of these")
+
+
+def with_screen(*, json: bool) -> Callable[[Verb], Verb]:
+    """Give a verb, in the place of its `screen`, the options of every verb: --json where it has a result, -q and -v."""
+    switches = {**({"as_json": Json} if json else {}), "quiet": Quiet, "verbose": Verbose}
+
+    def decorate(verb: Verb) -> Verb:
+        own = [known for name, known in inspect.signature(verb, eval_str=True).parameters.items() if name != "screen"]
+        further = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
+            for name, annotation in switches.items()
+        ]
+        place = len(own) - bool(own and own[-1].kind == inspect.Parameter.VAR_KEYWORD)
+
+        @wraps(verb)
+        def run(as_json: bool = False, quiet: bool = False, verbose: bool = False, **given: Any) -> None:
+            verb(Screen(as_json, quiet, verbose), **given)
+
+        vars(run)["__signature__"] = inspect.Signature([*own[:place], *further, *own[place:]])
+        return run
+
+    return decorate
 
 
 def with_settings(*settings: type) -> Callable[[Verb], Verb]:

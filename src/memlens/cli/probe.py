@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from memlens.cli.options import Device, Force, Json, Quiet, Verbose, refuse_unused, with_settings
+from memlens.cli.options import Device, Force, refuse_unused, with_screen, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.parallel import import_torch
@@ -27,7 +27,9 @@ _SHOWN = 60  # characters of a text or a trigger
 
 
 @with_settings(ProbeSettings)
+@with_screen(json=True)
 def probe(
+    screen: Screen,
     model: Annotated[
         str, typer.Argument(metavar="MODEL|INDEX", help="A model, or an index folder: its model is loaded.")
     ],
@@ -66,13 +68,9 @@ def probe(
     dtype: Annotated[
         str | None, typer.Option(help="Numbers of the model. Default: float32, or the index's.", rich_help_panel=RUN)
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     **options: Any,
 ) -> None:
     """Find the memories that know a concept, from texts and their labels."""
-    screen = Screen(as_json, quiet, verbose)
     _refuse_together(save, steer, towards, strength, force)
     (given,) = divide("probe", options, ProbeSettings)
     place = {"where": where, "device": device, "dtype": dtype}

@@ -12,13 +12,11 @@ from memlens.cli.options import (
     Corpus,
     Device,
     Dtype,
-    Json,
     Model,
     Out,
-    Quiet,
     Resume,
-    Verbose,
     refuse_unused_column,
+    with_screen,
     with_settings,
 )
 from memlens.cli.screen import ScanProgress, Screen
@@ -30,20 +28,18 @@ if TYPE_CHECKING:
 
 
 @with_settings(ScanSettings, CorpusSettings, ScanRunSettings)
+@with_screen(json=True)
 def scan(
+    screen: Screen,
     model: Model,
     corpus: Corpus,
     out: Out,
     device: Device = "auto",
     dtype: Dtype = "float32",
     resume: Resume = True,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     **options: Any,
 ) -> None:
     """Find the exact top triggers of every memory in a corpus, in one pass."""
-    screen = Screen(as_json, quiet, verbose)
     refuse_unused_column(options, corpus)
     with ScanProgress(screen) as progress:
         from memlens.index.staging import can_continue, continued_elsewhere
@@ -71,18 +67,16 @@ def scan(
         _print_index(screen, result)
 
 
+@with_screen(json=True)
 def merge(
+    screen: Screen,
     shards: Annotated[
         list[str], typer.Argument(metavar="SHARD", help="Folders that `memlens scan --shard I/N` has made.")
     ],
     out: Out,
     resume: Resume = True,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Join the shards of a scan, given in any order, into one index."""
-    screen = Screen(as_json, quiet, verbose)
     with ScanProgress(screen, first="check") as progress:
         index = memlens.merge(shards, out=out, resume=resume, progress=progress)
     from memlens.index.staging import differing_hands

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import IndexFolder, Json, ModelNow, Quiet, Verbose, refuse_unused, with_settings
+from memlens.cli.options import IndexFolder, ModelNow, refuse_unused, with_screen, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.memory import ROLES
@@ -20,26 +20,24 @@ if TYPE_CHECKING:
 
 
 @with_settings(ValueSettings, RunSettings)
+@with_screen(json=True)
 def values(
+    screen: Screen,
     index: IndexFolder,
     model: ModelNow = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     **options: Any,
 ) -> None:
     """Find the tokens that every value promotes and pushes down."""
 
-    screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
     with ScanProgress(screen) as progress:
         from memlens.index.memory import summarize_values
 
         memlens.values(opened, model=model, progress=progress, **options)
     summary = summarize_values(opened)
-    if as_json:
+    if screen.as_json:
         screen.json(summary)
-    elif not quiet:
+    elif not screen.quiet:
         _print(screen, summary)
 
 
@@ -77,7 +75,9 @@ _EXPLAIN = "Proposals of a language model"
 
 
 @with_settings(PatternSettings)
+@with_screen(json=True)
 def patterns(
+    screen: Screen,
     index: IndexFolder,
     related: Annotated[
         str | None,
@@ -102,13 +102,9 @@ def patterns(
         list[str] | None,
         typer.Option(metavar="MEMORY", help="A memory to ask about; may be repeated.", rich_help_panel=_EXPLAIN),
     ] = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     **options: Any,
 ) -> None:
     """Find what the triggers of each memory have in common, for all memories."""
-    screen = Screen(as_json, quiet, verbose)
     if sum((related is not None, shared, duplicates, explainer is not None)) > 1:
         raise SettingError("--related, --shared, --duplicates and --explainer exclude each other; choose one")
     if memory and explainer is None:
@@ -194,19 +190,17 @@ def _list(screen: Screen, records: Sequence[Any], head: list[str], rows: list[li
 
 
 @with_settings(RoleSettings)
+@with_screen(json=True)
 def roles(
+    screen: Screen,
     index: IndexFolder,
     model: ModelNow = None,
     effects: Annotated[
         bool, typer.Option("--effects", help="Silence groups of one role, beside random groups of the same norms.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
     **options: Any,
 ) -> None:
     """Find what every memory is for, by stated rules."""
-    screen = Screen(as_json, quiet, verbose)
     opened = memlens.Index(index)
     if effects:
         others = {option_name(name): value for name, value in options.items() if name != "seed"}
@@ -218,9 +212,9 @@ def roles(
     from memlens.role.table import roles_by_layer
 
     layers = roles_by_layer(opened)
-    if as_json:
+    if screen.as_json:
         screen.json({"index": str(opened.folder), **opened.manifest.content["roles"], "layers": layers})
-    elif not quiet:
+    elif not screen.quiet:
         met = [role for role in ROLES if any(layer.roles[role] for layer in layers)]
         rows = [
             [layer.layer, layer.memories, *(layer.roles[role] or "" for role in met), layer.none] for layer in layers

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import Device, Json, Quiet, Verbose, refuse_unused
+from memlens.cli.options import Device, refuse_unused, with_screen
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
 from memlens.parallel import import_torch
@@ -265,7 +265,9 @@ _Dtype = Annotated[
 ]
 
 
+@with_screen(json=True)
 def trace(
+    screen: Screen,
     model: _Model,
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The text to trace.")],
     position: _Position = -1,
@@ -283,12 +285,8 @@ def trace(
     where: _Where = None,
     device: Device = "auto",
     dtype: _Dtype = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
-    verbose: Verbose = False,
 ) -> None:
     """Show what every layer did with a prompt: what fired, what it promotes, what is predicted."""
-    screen = Screen(as_json, quiet, verbose)
     intervention = _intervention(sets or [], at, file)
     if save is not None and intervention is None:
         raise SettingError(f"there is nothing to save in {save}; say what to change with --set")
@@ -307,14 +305,14 @@ def trace(
     from memlens.tracer.prompt import open_model
 
     loaded, index = open_model(model, where=where, device=device, dtype=dtype)
-    if intervention is not None and (as_json or save is not None or file is not None):
+    if intervention is not None and (screen.as_json or save is not None or file is not None):
         intervention = intervention.meant_for(loaded)  # what is printed can be replayed, just as what is saved
     result = _look(loaded, index, prompt, intervention, position=position, token=token, against=against, top=top)
     texts = _continue(loaded, prompt, generate, intervention, temperature, seed)
     if save is not None and intervention is not None:
         intervention.save(save, force=force)
         screen.note(f"saved the intervention in {save}")
-    if as_json:
+    if screen.as_json:
         screen.json(plain(result) | {"continuation": texts})
         return
     print_trace(screen, result if intervention is None else result.before, top)
