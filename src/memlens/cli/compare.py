@@ -36,8 +36,7 @@ def compare(
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", help="Memories to list.")] = 20,
     alike: Annotated[
-        bool | None,
-        typer.Option("--alike/--changed", help="What comes first. Default: changed; of two layers alike."),
+        bool | None, typer.Option("--alike/--changed", help="What comes first. Default: changed; of two layers alike.")
     ] = None,
 ) -> None:
     """Show which memories changed most, or of two layers are most alike: triggers, values, patterns or roles."""

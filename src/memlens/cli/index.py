@@ -10,15 +10,7 @@ import typer
 from rich.text import Text
 
 import memlens
-from memlens.cli.options import (
-    Force,
-    IndexFolder,
-    ModelNow,
-    Resume,
-    refuse_unused,
-    with_screen,
-    with_settings,
-)
+from memlens.cli.options import Force, IndexFolder, ModelNow, Resume, refuse_unused, with_screen, with_settings
 from memlens.cli.screen import ScanProgress, Screen, open_output
 from memlens.errors import FilesError, IndexFolderError, SettingError, needing
 from memlens.settings import LiveSettings
@@ -66,11 +58,7 @@ def check(screen: Screen, index: IndexFolder) -> None:
 
 
 @with_screen(json=True)
-def repair(
-    screen: Screen,
-    index: IndexFolder,
-    model: ModelNow = None,
-) -> None:
+def repair(screen: Screen, index: IndexFolder, model: ModelNow = None) -> None:
     """Make damaged or outdated tables of values, patterns and experiments again, from those that are whole."""
     with ScanProgress(screen, first="check") as progress:
         from memlens.pipeline import repair as make_again
@@ -231,8 +219,7 @@ def serve(
     screen: Screen,
     index: IndexFolder,
     model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="Where the index's model is now. Default: where it was scanned."),
+        str | None, typer.Option(metavar="MODEL", help="Where the index's model is now. Default: where it was scanned.")
     ] = None,
     no_model: Annotated[bool, typer.Option("--no-model", help="Load no model: live pages say so.")] = False,
     port: Annotated[int, typer.Option(metavar="N", help="0 takes any that is free.")] = 8000,

@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 @with_settings(ValueSettings, RunSettings)
 @with_screen(json=True)
-def values(
-    screen: Screen,
-    index: IndexFolder,
-    model: ModelNow = None,
-    **options: Any,
-) -> None:
+def values(screen: Screen, index: IndexFolder, model: ModelNow = None, **options: Any) -> None:
     """Find the tokens that every value promotes and pushes down."""
 
     opened = memlens.Index(index)
@@ -80,15 +75,13 @@ def patterns(
     screen: Screen,
     index: IndexFolder,
     related: Annotated[
-        str | None,
-        typer.Option(metavar="MEMORY", help="List memories related to this one.", rich_help_panel=_BROWSE),
+        str | None, typer.Option(metavar="MEMORY", help="List memories related to this one.", rich_help_panel=_BROWSE)
     ] = None,
     shared: Annotated[
         bool, typer.Option("--shared", help="List patterns that several memories have.", rich_help_panel=_BROWSE)
     ] = False,
     duplicates: Annotated[
-        bool,
-        typer.Option("--duplicates", help="List memories with mostly the same triggers.", rich_help_panel=_BROWSE),
+        bool, typer.Option("--duplicates", help="List memories with mostly the same triggers.", rich_help_panel=_BROWSE)
     ] = False,
     limit: Annotated[int, typer.Option(metavar="N", help="How many to list.", rich_help_panel=_BROWSE)] = 20,
     explainer: Annotated[

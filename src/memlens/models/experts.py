@@ -10,10 +10,10 @@ The output of expert e for a token is w (m V + b), w the router's weight: a coef
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from memlens.models.hooks import BatchShape, Change
 
 IMPLEMENTATION = "memlens"
+_Tap = TypeVar("_Tap")
 _TAPS = "_memlens_taps"  # on the experts' module while somebody watches or edits it
 _LAYOUT = ("is_concatenated", "is_transposed", "has_bias", "has_gate", "num_experts")
 
@@ -133,25 +134,21 @@ class StackedExperts:
     module: nn.Module
     groups: dict[int, ExpertGroup]
 
-    @contextmanager
-    def watch(self, shape: BatchShape, use: Callable[[CoefficientBlock], None]) -> Iterator[None]:
-        with self._tapped() as taps:
-            entry = (self.groups, shape, use)
-            taps.watchers.append(entry)
-            try:
-                yield
-            finally:
-                taps.watchers.remove(entry)
+    def watch(self, shape: BatchShape, use: Callable[[CoefficientBlock], None]) -> AbstractContextManager[None]:
+        return self._added((self.groups, shape, use), lambda taps: taps.watchers)
+
+    def edit(self, shape: BatchShape, change: Change) -> AbstractContextManager[None]:
+        return self._added((self.groups, shape, change), lambda taps: taps.edits)
 
     @contextmanager
-    def edit(self, shape: BatchShape, change: Change) -> Iterator[None]:
+    def _added(self, tap: _Tap, among: Callable[[_Taps], list[_Tap]]) -> Iterator[None]:
+        """Within, the tap is among those of the module."""
         with self._tapped() as taps:
-            entry = (self.groups, shape, change)
-            taps.edits.append(entry)
+            among(taps).append(tap)
             try:
                 yield
             finally:
-                taps.edits.remove(entry)
+                among(taps).remove(tap)
 
     @contextmanager
     def _tapped(self) -> Iterator[_Taps]:
