@@ -15,24 +15,24 @@ LOOPS = set[Callable[..., Any]]()  # all functions that are compiled, as they ar
 _stamped = set[Callable[..., Any]]()
 
 
-def stamp_(made: Any) -> None:
+def stamp_(compiled: Any) -> None:
     """Have numba keep a compiled function, and take what it has kept, as one of the sources that there are now.
 
     To be called when also what stands below the function in its file is known.
     """
-    file: Any = getattr(made._cache, "_cache_file", None)
-    if made.py_func not in _stamped:
-        _stamped.add(made.py_func)
+    file: Any = getattr(compiled._cache, "_cache_file", None)
+    if compiled.py_func not in _stamped:
+        _stamped.add(compiled.py_func)
         if hasattr(file, "_source_stamp"):  # numba's own, which may have another name some day
-            file._source_stamp = (file._source_stamp, *sources_of(made.py_func))
+            file._source_stamp = (file._source_stamp, *sources_of(compiled.py_func))
 
 
-def is_kept(made: Any) -> bool:
+def is_kept(compiled: Any) -> bool:
     """Has numba kept a compiled function as its sources are now? True also where nobody can tell."""
-    load: Any = getattr(getattr(getattr(made, "_cache", None), "_cache_file", None), "_load_index", None)
+    load: Any = getattr(getattr(getattr(compiled, "_cache", None), "_cache_file", None), "_load_index", None)
     if load is None:  # NUMBA_DISABLE_JIT, no folder that can be written to, or another numba
         return True
-    stamp_(made)
+    stamp_(compiled)
     try:
         return bool(load())
     except (OSError, AttributeError, ImportError, EOFError, UnpicklingError):

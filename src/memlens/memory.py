@@ -185,13 +185,13 @@ class MemoryNames:
     def number(self, memory: MemoryId) -> int:
         """The memory's number in tables and tensors; refused where there is none."""
         try:
-            own = self.span(memory.owner)
+            span = self.span(memory.owner)
         except UnknownName:
-            own = range(0)
-        if not 0 <= memory.memory < len(own):
+            span = range(0)
+        if not 0 <= memory.memory < len(span):
             where = f"layer {memory.layer}{self._of}"
             raise UnknownName(f"{memory} does not exist: {where} has {self._what(memory.layer)}")
-        return own[memory.memory]
+        return span[memory.memory]
 
     def sql(self, layer: int, number: str) -> str:
         """The name of a memory of this layer as an SQL expression of its number."""

@@ -76,7 +76,7 @@ def divide(verb: str, given: Mapping[str, Any], *settings: type) -> list[dict[st
     unknown = sorted(given.keys() - names)
     if unknown:
         raise SettingError(f"unknown {verb} option '{unknown[0]}'; known: {', '.join(sorted(names))}")
-    return [{name: value for name, value in given.items() if name in own and value is not None} for own in known]
+    return [{name: value for name, value in given.items() if name in taken and value is not None} for taken in known]
 
 
 @dataclass(frozen=True)

@@ -146,10 +146,10 @@ def _read_events(notes: Annotations, task: str, text: str) -> list[dict[str, Any
         raise SettingError(f"the file is not JSON ({error}); is it CSV? then {advice}") from error
     if not isinstance(content, dict) or not isinstance(content.get("events"), list):
         raise SettingError(f"the file is JSON, but no export of `memlens {_EXPORTED_BY[task]}`")
-    own = content.get("task", VERDICTS if "memlens_verdicts" in content else LABELS)
-    if own != task:
-        hint = "use `memlens annotate INDEX restore`" if own == _BOTH else "is it an export of the other kind?"
-        raise SettingError(f"the file holds {own!r:.40}, not {task}; {hint}")
+    task_there = content.get("task", VERDICTS if "memlens_verdicts" in content else LABELS)
+    if task_there != task:
+        hint = "use `memlens annotate INDEX restore`" if task_there == _BOTH else "is it an export of the other kind?"
+        raise SettingError(f"the file holds {task_there!r:.40}, not {task}; {hint}")
     for name, value in _origin(notes, task).items():
         if content.get(name, value if name == "corpus" else None) != value:  # the first exports lack the corpus
             raise SettingError(f"the {task} were made with another {name} than this index; they mean other prefixes")
@@ -263,7 +263,7 @@ def _read_notes(text: str) -> list[Note]:
 def _read_labels(text: str) -> list[Label]:
     patterns: dict[tuple[str, MemoryId], list[LabelledPattern]] = {}
     for where, row in _csv_rows(LABELS, text):
-        own = patterns.setdefault((row["annotator"], MemoryId.parse(row["memory"])), [])
+        labelled = patterns.setdefault((row["annotator"], MemoryId.parse(row["memory"])), [])
         if not any(row[name] for name in ("kind", "description", "prefixes")):
             continue
         if row["kind"] not in KINDS:
@@ -272,8 +272,8 @@ def _read_labels(text: str) -> list[Label]:
             ranks = tuple(map(int, row["prefixes"].split()))
         except ValueError as error:
             raise SettingError(f"{where}: '{row['prefixes']}' are not trigger ranks; write them like 0 3 7") from error
-        own.append(LabelledPattern(row["description"], row["kind"], ranks))
-    return [Label(annotator, memory, tuple(own)) for (annotator, memory), own in patterns.items()]
+        labelled.append(LabelledPattern(row["description"], row["kind"], ranks))
+    return [Label(annotator, memory, tuple(labelled)) for (annotator, memory), labelled in patterns.items()]
 
 
 def _read_verdicts(text: str) -> list[Verdict]:

@@ -191,10 +191,10 @@ class Annotations:
 
     def notes(self) -> dict[MemoryId, Note]:
         """The current note of each memory: the last that anybody wrote and did not take back."""
-        own = [event.as_dict() for event in self._history.events() if event.task == NOTES]
-        undone = {str(event["content"].get("undoes")) for event in own if event["kind"] == "undo"}
+        events = [event.as_dict() for event in self._history.events() if event.task == NOTES]
+        undone = {str(event["content"].get("undoes")) for event in events if event["kind"] == "undo"}
         found: dict[MemoryId, Note] = {}
-        for event in own:
+        for event in events:
             if event["kind"] == "note" and event["key"] not in undone:
                 note = self._answer(NOTES, event)
                 assert isinstance(note, Note)
@@ -217,8 +217,8 @@ class Annotations:
 
     def _standing(self, task: str, annotator: str, subject: str | None = None) -> dict[str, list[dict[str, Any]]]:
         """By subject, one person's answers that were not taken back, in order."""
-        own = [e for e in self._history.events() if (e.task, e.annotator) == (task, annotator) and e.subject]
-        events = [event.as_dict() for event in own if subject in (None, event.subject)]
+        of_person = [e for e in self._history.events() if (e.task, e.annotator) == (task, annotator) and e.subject]
+        events = [event.as_dict() for event in of_person if subject in (None, event.subject)]
         undone = {str(event["content"].get("undoes")) for event in events if event["kind"] == "undo"}
         found: dict[str, list[dict[str, Any]]] = {}
         for event in events:

@@ -150,12 +150,13 @@ def compare_with_people(index: Index) -> list[MachineAgreement]:
         raise SettingError("nobody has finished labelling; there is nothing to compare the automatic patterns with")
     machine = _covered_by_machine(index, {label.memory for label in labels}, sample.top if sample else None)
     found = []
-    for person, own in sorted(_covered_by_people(labels).items()):
+    for person, of_person in sorted(_covered_by_people(labels).items()):
         for kind in _CLASSES:
-            prefixes = [{(memory, rank) for memory in own for rank in by[memory][kind]} for by in (machine, own)]
+            both = (machine, of_person)
+            prefixes = [{(memory, rank) for memory in of_person for rank in by[memory][kind]} for by in both]
             memories = [{memory for memory, _ in covered} for covered in prefixes]
             rates = *_precision_and_recall(*memories), *_precision_and_recall(*prefixes)
-            found.append(MachineAgreement(person, kind, len(own), *rates))
+            found.append(MachineAgreement(person, kind, len(of_person), *rates))
     return found
 
 
@@ -182,7 +183,7 @@ def _covered_by_machine(index: Index, memories: set[MemoryId], top: int | None) 
     for memory, rows in index.rows_of("patterns", memories, "kind, prefixes").items():
         for row in rows:
             ranks[memory][row["kind"]].update(rank for rank in row["prefixes"] if top is None or rank < top)
-    return {memory: _coverage(own) for memory, own in ranks.items()}
+    return {memory: _coverage(covered) for memory, covered in ranks.items()}
 
 
 def _coverage(ranks: Mapping[str, set[int]]) -> Coverage:

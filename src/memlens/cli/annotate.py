@@ -260,10 +260,10 @@ def _listing(screen: Screen, index: memlens.Index, annotator: str | None) -> lis
     from memlens.annotations.store import Annotations, has_annotations
 
     changes = _changes(index)
-    own: dict[str, str] = {}
+    verdicts: dict[str, str] = {}
     if annotator and has_annotations(index):
         with Annotations(index) as notes:
-            own = {verdict.subject: verdict.verdict for verdict in notes.verdicts(annotator)}
+            verdicts = {verdict.subject: verdict.verdict for verdict in notes.verdicts(annotator)}
     room = max(screen.out.width - _TEXT_TAKEN, 16)
     return [
         {
@@ -271,7 +271,7 @@ def _listing(screen: Screen, index: memlens.Index, annotator: str | None) -> lis
             "prefix": change.text if screen.as_json else cut_left(visible(change.text), room),
             "before": change.residual_text,
             "after": change.output_text,
-            "verdict": own.get(name),
+            "verdict": verdicts.get(name),
         }
         for name, change in changes.items()
     ]

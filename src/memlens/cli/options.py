@@ -95,18 +95,20 @@ def with_screen(*, json: bool) -> Callable[[Verb], Verb]:
     switches = {**({"as_json": Json} if json else {}), "quiet": Quiet, "verbose": Verbose}
 
     def decorate(verb: Verb) -> Verb:
-        own = [known for name, known in inspect.signature(verb, eval_str=True).parameters.items() if name != "screen"]
+        parameters = [
+            known for name, known in inspect.signature(verb, eval_str=True).parameters.items() if name != "screen"
+        ]
         further = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
             for name, annotation in switches.items()
         ]
-        place = len(own) - bool(own and own[-1].kind == inspect.Parameter.VAR_KEYWORD)
+        place = len(parameters) - bool(parameters and parameters[-1].kind == inspect.Parameter.VAR_KEYWORD)
 
         @wraps(verb)
         def run(as_json: bool = False, quiet: bool = False, verbose: bool = False, **given: Any) -> None:
             verb(Screen(as_json, quiet, verbose), **given)
 
-        vars(run)["__signature__"] = inspect.Signature([*own[:place], *further, *own[place:]])
+        vars(run)["__signature__"] = inspect.Signature([*parameters[:place], *further, *parameters[place:]])
         return run
 
     return decorate

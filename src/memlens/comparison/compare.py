@@ -213,9 +213,9 @@ def _pairs_by_name(a: Index, b: Index, query: ListQuery) -> Iterator[_Pairs]:
         has_any = np.bincount(np.concatenate((ours.owners, theirs.owners)), minlength=len(jaccard)) > 0
         names = np.arange(memories.start, memories.stop, dtype=np.int64)
         for number, layer in enumerate(layers):
-            own = slice(number * len(names), (number + 1) * len(names))
-            some = np.flatnonzero(has_any[own])
-            change, tie = 1 - jaccard[own][some], weighted[own][some]
+            columns = slice(number * len(names), (number + 1) * len(names))
+            some = np.flatnonzero(has_any[columns])
+            change, tie = 1 - jaccard[columns][some], weighted[columns][some]
             yield _Pairs(layer, layer, names[some], names[some], change, tie, len(names))
 
 
@@ -261,12 +261,12 @@ def _first_pairs(
 def _summaries(parts: list[_Pairs]) -> Iterator[LayerChange]:
     """One per layer, whatever the number of its parts."""
     for layer in sorted({part.layer for part in parts}):
-        own = [part for part in parts if part.layer == layer]
-        change = np.concatenate([part.change for part in own])
+        of_layer = [part for part in parts if part.layer == layer]
+        change = np.concatenate([part.change for part in of_layer])
         yield LayerChange(
             layer,
-            own[0].other,
-            memories=sum(part.looked_at for part in own),
+            of_layer[0].other,
+            memories=sum(part.looked_at for part in of_layer),
             matched=len(change),
             mean_change=float(change.mean()) if len(change) else None,
             unchanged=int((change == 0).sum()),

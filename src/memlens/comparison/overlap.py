@@ -98,8 +98,10 @@ class ListQuery:
 
     def read(self, index: Index, layers: Sequence[int], memories: range) -> KeyLists:
         """The lists of these memories of some layers; owners count through the layers, one after another."""
-        own = f"t.memory >= {memories.start} AND t.memory < {memories.stop}"
-        rows = index.arrays(self._sql("hash(", "hash(key)", f"t.layer IN ({', '.join(map(str, layers))}) AND {own}"))
+        condition = f"t.memory >= {memories.start} AND t.memory < {memories.stop}"
+        rows = index.arrays(
+            self._sql("hash(", "hash(key)", f"t.layer IN ({', '.join(map(str, layers))}) AND {condition}")
+        )
         place = np.zeros(max(layers) + 1, np.int64)
         place[list(layers)] = np.arange(len(layers)) * len(memories)
         owners = place[rows["layer"]] + rows["memory"] - memories.start
@@ -180,10 +182,10 @@ def best_counterparts(
     partner, best = np.full(count_a, -1, np.int64), np.zeros(count_a)
     for first, last in _ranges(owners_a, times, count_a, count_b):
         rows = slice(*np.searchsorted(owners_a, (first, last)))
-        own = times[rows]
-        begins = np.repeat(edges[keys_a[rows]] - np.concatenate(([0], np.cumsum(own)[:-1])), own)
-        partners = owners_b[begins + np.arange(int(own.sum()))]
-        cells = np.repeat(owners_a[rows] - first, own) * count_b + partners
+        counts = times[rows]
+        begins = np.repeat(edges[keys_a[rows]] - np.concatenate(([0], np.cumsum(counts)[:-1])), counts)
+        partners = owners_b[begins + np.arange(int(counts.sum()))]
+        cells = np.repeat(owners_a[rows] - first, counts) * count_b + partners
         shared = np.bincount(cells, minlength=(last - first) * count_b).reshape(last - first, count_b)
         union = size_a[first:last, None] + size_b[None, :] - shared
         jaccard = shared / np.maximum(union, 1)

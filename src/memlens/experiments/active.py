@@ -41,9 +41,9 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
             | {f"effective_{name}": number for name, number in effective.items()}
         )
         for kind in ex.kind_spans(seen.index.names, layer):
-            own = np.asarray([share for share in columns.get(f"{kind}_active", ()) if share is not None], np.float64)
-            low, high = median_interval(own)
-            median = float(np.median(own)) if len(own) else None
+            active = np.asarray([share for share in columns.get(f"{kind}_active", ()) if share is not None], np.float64)
+            low, high = median_interval(active)
+            median = float(np.median(active)) if len(active) else None
             rows[-1] |= ex.of_kind(kind, {"median": median, "low": low, "high": high})
     drop = _drop(shares, layers, seed)
     return [row | drop for row in rows]
@@ -51,11 +51,11 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
 
 def _drop(shares: Mapping[int, NDArray[np.float64]], layers: int, seed: int) -> ex.Row:
     """Middle third less lower third, prefix by prefix, layer 0 left out."""
-    thirds = [[own for layer, own in shares.items() if layer and vd.third(layer, layers) == which]
+    thirds = [[share for layer, share in shares.items() if layer and vd.third(layer, layers) == which]
               for which in ("middle", "lower")]  # fmt: skip
     if not all(thirds):
         return ex.estimate_columns("drop", None)
-    middle, lower = (np.mean(own, axis=0) for own in thirds)
+    middle, lower = (np.mean(third, axis=0) for third in thirds)
     return ex.estimate_columns("drop", mean_estimate(middle - lower, generator(seed, "active drop")))
 
 
@@ -127,7 +127,7 @@ def _middle_less_lower(evidence: vd.Evidence) -> Estimate | None:
                   for which in ("middle", "lower")]  # fmt: skip
         if not all(thirds):
             return None
-        middle, lower = (sum(own) / len(own) for own in thirds)
+        middle, lower = (sum(third) / len(third) for third in thirds)
         return Estimate(middle - lower, middle - lower, middle - lower)
 
     return ex.prefix_estimate(rows, "drop", of_medians)

@@ -49,9 +49,9 @@ class Targets:
 
     def among(self, memories: range) -> "Targets":
         """The targets of some memories of the layer; the number without a target is left at 0."""
-        own = (self.memories >= memories.start) & (self.memories < memories.stop)
+        chosen = (self.memories >= memories.start) & (self.memories < memories.stop)
         columns = ("memories", "max_p", "argmax", "target", "rank", "shuffled_rank")
-        return replace(self, **{name: getattr(self, name)[own] for name in columns}, no_trigger=0, no_next=0)
+        return replace(self, **{name: getattr(self, name)[chosen] for name in columns}, no_trigger=0, no_next=0)
 
 
 def read_targets(
@@ -82,7 +82,7 @@ def compute(
         random = generator(seed, "agreement", layer)
         targets = read_targets(index, layer, sample, random)
         kinds = ex.kind_spans(index.names, layer).items()
-        told_apart = [ex.of_kind(kind, _agreement(targets.among(own))) for kind, own in kinds]
+        told_apart = [ex.of_kind(kind, _agreement(targets.among(span))) for kind, span in kinds]
         rows.append(
             {
                 "layer": layer,

@@ -54,9 +54,9 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
         )
         for kind in ex.kind_spans(seen.index.names, layer):
             if f"{kind}_given" in columns:  # tables of older versions do not tell kinds apart
-                own = np.asarray(columns[f"{kind}_given"], np.float64)
-                low, high = mean_interval(own, random)
-                rows[-1] |= ex.of_kind(kind, {"given": float(own.mean()), "low": low, "high": high})
+                given = np.asarray(columns[f"{kind}_given"], np.float64)
+                low, high = mean_interval(given, random)
+                rows[-1] |= ex.of_kind(kind, {"given": float(given.mean()), "low": low, "high": high})
     return rows
 
 

@@ -337,15 +337,15 @@ def draw_kinds(
     """A chart with a curve for each kind; none where no row tells kinds apart."""
     from memlens.experiments import charts
 
-    own = [
+    points = [
         {"whose": charts.YOURS, "layer": row["layer"], "kind": kind, "value": row[f"{kind}_{column}"]}
         | {edge: row.get(f"{kind}_{edge}") for edge in ("low", "high")}
         for row in rows
         for kind in KINDS
         if row.get(f"{kind}_{column}") is not None
     ]
-    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in own)]
+    kinds = [kind for kind in KINDS if any(row["kind"] == kind for row in points)]
     if not kinds:
         return []
-    chart = charts.grouped_curves(charts.with_depth(own, model.layers), "kind", kinds, title, form, model.layers)
+    chart = charts.grouped_curves(charts.with_depth(points, model.layers), "kind", kinds, title, form, model.layers)
     return [charts.panel(f"{name}-kinds", chart, f"{text}, by kind of memory and depth")]

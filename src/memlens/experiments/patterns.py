@@ -102,12 +102,12 @@ def compute_people(
     rows = []
     for number, person in enumerate(sorted({label.annotator for label in labels})):
         for layer in index.layers:
-            own = [label for label in labels if label.annotator == person and label.memory.layer == layer]
-            if own:
+            of_layer = [label for label in labels if label.annotator == person and label.memory.layer == layer]
+            if of_layer:
                 filled = _filled(index, layer, top)
                 memories: list[tuple[int, list[Listed]]] = [
                     (filled.get(label.memory.memory, 0), [(p.kind, p.prefixes) for p in label.patterns])
-                    for label in own
+                    for label in of_layer
                 ]
                 random = generator(seed, f"patterns-people-{number}", layer)
                 rows.append({"annotator": person, "layer": layer, **_summary(memories, random)})

@@ -150,8 +150,8 @@ def draw_bins(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     both = [
         {"whose": whose, "depth": row["max_p"], "value": row["rate"]}
         | {name: row.get(name) for name in ("max_p", "low", "high")}
-        for whose, own in ((charts.YOURS, known), (charts.PAPER, published_bins()))
-        for row in own
+        for whose, bins in ((charts.YOURS, known), (charts.PAPER, published_bins()))
+        for row in bins
     ]
     axis = alt.X(
         "max_p:Q",

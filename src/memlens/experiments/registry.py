@@ -18,7 +18,7 @@ def _load(module: str) -> Experiment:
     return experiment
 
 
-EXPERIMENTS: dict[str, Experiment] = {one.name: one for one in map(_load, _MODULES)}
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in map(_load, _MODULES)}
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:

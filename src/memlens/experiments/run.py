@@ -65,8 +65,8 @@ def run(
     for experiment in chosen:
         takes_sample = experiment.on_prefixes or experiment.name in asked
         size = sample if sample is not None and takes_sample else experiment.sample
-        own = {name: value for name, value in options.items() if name in experiment.options}
-        rows = _compute(index, experiment, loaded, where, seed, size, progress, own)
+        taken = {name: value for name, value in options.items() if name in experiment.options}
+        rows = _compute(index, experiment, loaded, where, seed, size, progress, taken)
         tables = {
             table.name: pa.Table.from_pylist(own_rows, table.schema)
             for table, own_rows in zip(experiment.tables, rows, strict=True)

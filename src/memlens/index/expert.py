@@ -95,8 +95,8 @@ def read_expert(index: Index, name: str | ExpertId, top: int | None = None) -> E
     if top is not None and top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     expert = find_expert(index, name)
-    own = index.names.span(expert)
-    inside = f"layer = {expert.layer} AND memory >= {own.start} AND memory < {own.stop}"
+    span = index.names.span(expert)
+    inside = f"layer = {expert.layer} AND memory >= {span.start} AND memory < {span.stop}"
     dead = index.sql(f"SELECT count(*) AS n FROM {{memories}} WHERE dead AND {inside}")[0]["n"]
     facts = _facts(index, expert)
     drawn, tokens = _last_tokens(index, expert)
@@ -106,7 +106,7 @@ def read_expert(index: Index, name: str | ExpertId, top: int | None = None) -> E
         expert.kind,
         expert.expert,
         index.manifest.model.name,
-        len(own),
+        len(span),
         dead,
         *facts,
         drawn,

@@ -410,14 +410,14 @@ class History:
         if event.key in self._keys:
             return
         place = len(self._chain) + 1
-        own = event.hash_at(place, self._last)
+        digest = event.hash_at(place, self._last)
         marks = ", ".join("?" * len(COLUMNS))
-        row = (place, *event.fields, self._last, own)
+        row = (place, *event.fields, self._last, digest)
         self._row = database.execute(f"INSERT INTO history ({', '.join(COLUMNS)}) VALUES ({marks})", row).lastrowid or 0
-        database.execute("UPDATE head SET events = ?, hash = ?", (place, own))
+        database.execute("UPDATE head SET events = ?, hash = ?", (place, digest))
         self._chain.append(event)
         self._keys.add(event.key)
-        self._last = own
+        self._last = digest
 
 
 def connect(path: Path) -> sqlite3.Connection:

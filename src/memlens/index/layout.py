@@ -285,7 +285,9 @@ class Manifest:
     @cached_property
     def model(self) -> ScannedModel:
         noted = self.content["model"]
-        groups = {int(n): tuple(GroupShape(*group) for group in own) for n, own in noted.get("groups", {}).items()}
+        groups = {
+            int(n): tuple(GroupShape(*group) for group in shapes) for n, shapes in noted.get("groups", {}).items()
+        }
         memories = {int(n): count for n, count in noted["memories"].items()}
         return _known(ScannedModel, noted, memories=memories, groups=groups)
 
@@ -433,12 +435,12 @@ def _are_groups(groups: Any, memories: Mapping[str, int]) -> bool:
     """Layer -> [kind, count, size] of its groups, which together are as many memories as the layer has."""
     if not _is(groups, dict) or not groups.keys() <= memories.keys():
         return False
-    for layer, own in groups.items():
-        if not _is(own, list) or not all(_is(group, list) and len(group) == 3 for group in own):
+    for layer, shapes in groups.items():
+        if not _is(shapes, list) or not all(_is(group, list) and len(group) == 3 for group in shapes):
             return False
-        if not all(kind in KINDS and _is(count, int) and _is(size, int) for kind, count, size in own):
+        if not all(kind in KINDS and _is(count, int) and _is(size, int) for kind, count, size in shapes):
             return False
-        if sum(count * size for _, count, size in own) != memories[layer]:
+        if sum(count * size for _, count, size in shapes) != memories[layer]:
             return False
     return True
 

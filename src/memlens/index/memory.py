@@ -263,8 +263,8 @@ def _row(index: Index, table: str, memory: str | MemoryId) -> dict[str, Any] | N
 
 
 def _without_name(row: dict[str, Any]) -> dict[str, Any]:
-    own = {column: value for column, value in row.items() if column not in ("layer", "memory")}
-    return {column: tuple(value) if isinstance(value, list) else value for column, value in own.items()}
+    fields = {column: value for column, value in row.items() if column not in ("layer", "memory")}
+    return {column: tuple(value) if isinstance(value, list) else value for column, value in fields.items()}
 
 
 def hardly_trained(index: Index, tokens: Sequence[int]) -> frozenset[int]:

@@ -196,12 +196,12 @@ class _Export:
 
     def activations(self, edges: NDArray[np.int64], found: NDArray[np.float32]) -> Iterator[dict[str, Any]]:
         """The triggers of the memories between the edges."""
-        own = {name: column[edges[0] : edges[-1]] for name, column in self.triggers.items()}
-        sentences = self.index.sentences(np.unique(own["sentence"]).tolist())
+        triggers = {name: column[edges[0] : edges[-1]] for name, column in self.triggers.items()}
+        sentences = self.index.sentences(np.unique(triggers["sentence"]).tolist())
         coefficients = np.array(found[edges[0] : edges[-1]], np.float64)
-        coefficients[np.arange(len(coefficients)), own["position"] - own["first"]] = own["coefficient"]
+        coefficients[np.arange(len(coefficients)), triggers["position"] - triggers["first"]] = triggers["coefficient"]
         columns = ("layer", "memory", "sentence", "position", "first", "stop", "highest")
-        rows = zip(_four_digits(coefficients).tolist(), *(own[name].tolist() for name in columns), strict=True)
+        rows = zip(_four_digits(coefficients).tolist(), *(triggers[name].tolist() for name in columns), strict=True)
         for along, layer, memory, sentence, position, first, stop, highest in rows:
             values = along[: stop - first]
             yield {

@@ -297,8 +297,8 @@ class Index:
         """The triggers of several memories with their text, best first; an empty list where there are none."""
         where = f"\"end\" = '{end}'" + ("" if limit is None else f" AND rank < {int(limit)}")
         rows = self.rows_of("triggers", memories, where=where, order="rank")
-        texts = iter(self.with_text([row for own in rows.values() for row in own]))
-        return {memory: TriggerList(islice(texts, len(own))) for memory, own in rows.items()}
+        texts = iter(self.with_text([row for listed in rows.values() for row in listed]))
+        return {memory: TriggerList(islice(texts, len(listed))) for memory, listed in rows.items()}
 
     def with_text(self, rows: Sequence[dict[str, Any]]) -> TriggerList:
         """Rows of a table of triggers as triggers with their text, in one look at the corpus."""
@@ -312,7 +312,7 @@ class Index:
         found: dict[MemoryId, list[dict[str, Any]]] = {memory: [] for memory in memories}
         if not found:
             return found
-        places = {(memory.layer, self.names.number(memory)): own for memory, own in found.items()}
+        places = {(memory.layer, self.names.number(memory)): listed for memory, listed in found.items()}
         wanted = "(layer, memory) IN (VALUES " + ", ".join(f"({layer}, {number})" for layer, number in places) + ")"
         if len(found) == 1:  # by equality, with which DuckDB passes over the row groups that cannot hold it
             wanted = " AND ".join(f"layer = {layer} AND memory = {number}" for layer, number in places)

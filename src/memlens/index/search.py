@@ -64,7 +64,7 @@ class SearchQuery:
 
     def condition(self, index: Index, row: str) -> str:
         """The filters as SQL over layer and memory of a table; refused where they cannot be answered."""
-        own, parts = f"({row}.layer::BIGINT << 32 | {row}.memory)", []
+        key, parts = f"({row}.layer::BIGINT << 32 | {row}.memory)", []
         if self.layers is not None:
             for layer in self.layers:
                 index.memories(layer)  # refuses one that is not there
@@ -72,14 +72,14 @@ class SearchQuery:
         having = "(SELECT layer::BIGINT << 32 | memory FROM {{{}}} WHERE {})"
         for kind in () if self.kind is None else ("shallow", "semantic"):
             is_in = "IN" if self.kind in (kind, "both") else "NOT IN"
-            parts.append(f"{own} {is_in} " + having.format("patterns", f"kind = '{kind}'"))
+            parts.append(f"{key} {is_in} " + having.format("patterns", f"kind = '{kind}'"))
         if self.role is not None:
             if self.role not in ROLES:
                 raise UnknownName(f"there is no role '{self.role}'; known: {', '.join(ROLES)}")
-            parts.append(f"{own} IN " + having.format("roles", f"list_contains(roles, '{self.role}')"))
+            parts.append(f"{key} IN " + having.format("roles", f"list_contains(roles, '{self.role}')"))
         if self.agreement is not None:
             parts.append(
-                f"{own} IN " + having.format("values", f"argmax {'=' if self.agreement == 'yes' else '<>'} target")
+                f"{key} IN " + having.format("values", f"argmax {'=' if self.agreement == 'yes' else '<>'} target")
             )
         return " AND ".join(parts) or _EVERY
 
@@ -290,7 +290,7 @@ def _tokens(index: Index, texts: Sequence[str], mode: str) -> tuple[dict[int, in
     for number, text in enumerate(texts):
         forms = [text] if mode == "token" or text.startswith(" ") else [text, f" {text}"]
         exact = [] if mode == "substring" else [token for form in forms for token in readings.get(form, ())]
-        within = [] if exact or mode == "token" else [t for t, own in enumerate(index.vocabulary) if text in own]
+        within = [] if exact or mode == "token" else [t for t, word in enumerate(index.vocabulary) if text in word]
         if mode == "substring" and not within:
             raise UnknownName(f"no token of this model contains {text!r}; try a shorter text")
         if not exact and not within:

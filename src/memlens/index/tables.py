@@ -288,7 +288,7 @@ def _quadrants(layers: Iterable[LayerScan], store: CorpusStore) -> Iterator[pa.T
         places = np.arange(lists.keys.shape[1])[None, :] < lists.filled[rows, None]  # [4 * memories, KEPT]
         number, rank = np.nonzero(places)
         scores, sentences, positions = (
-            own[rows][places] for own in (lists.scores(), lists.sentences(), lists.positions)
+            column[rows][places] for column in (lists.scores(), lists.sentences(), lists.positions)
         )
         signs = 1 - 2 * (rows[number] % 2).astype(np.float32)
         head = {
@@ -321,7 +321,7 @@ def _routing(layer: int, routing: Routing, store: CorpusStore) -> pa.Table:
         expert, rank = np.nonzero(places)
         scores, sentences, positions = lists.scores()[places], lists.sentences()[places], lists.positions[places]
         parts.append((expert, np.full(len(expert), which), rank, scores, sentences, positions))
-    expert, number, rank, weight, sentence, position = (np.concatenate(own) for own in zip(*parts, strict=True))
+    expert, number, rank, weight, sentence, position = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((rank, number, expert))
     columns = _prefix_columns(weight[order], sentence[order], position[order], store)
     columns["weight"] = pa.array(columns.pop("coefficient"), pa.float32(), mask=number[order] == 1)

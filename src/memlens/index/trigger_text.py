@@ -127,8 +127,8 @@ class TriggerText:
     def _is_allowed(self, allowed: Mapping[int, Sequence[int]]) -> NDArray[np.bool_]:
         mask = np.zeros(len(self.memory), np.bool_)
         for layer, memories in allowed.items():
-            own = np.flatnonzero(self.layer == layer)
-            mask[own] = np.isin(self.memory[own], memories)
+            of_layer = np.flatnonzero(self.layer == layer)
+            mask[of_layer] = np.isin(self.memory[of_layer], memories)
         return mask
 
     def _best(self, contains: Contains, groups: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -61,11 +61,11 @@ class BlockCall:
     def __init__(self, call: ModuleCall) -> None:
         self.block = call.module
         self.own = call
-        own = _finer(call.given)
-        noise = torch.randn(own.shape, generator=torch.Generator().manual_seed(_SEED)).to(own)
-        self.states = own.clone()  # what the block is given when it is run again, float32 or finer
-        self.states[1:] = noise[1:] * own[:1].square().mean().sqrt()
-        self.shape: tuple[int, int] = (own.shape[0], own.shape[1])
+        states = _finer(call.given)
+        noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(_SEED)).to(states)
+        self.states = states.clone()  # what the block is given when it is run again, float32 or finer
+        self.states[1:] = noise[1:] * states[:1].square().mean().sqrt()
+        self.shape: tuple[int, int] = (states.shape[0], states.shape[1])
         self._finer = replace(call, arguments=_finer(call.arguments), named=_finer(call.named))
 
     def run(self, states: Tensor | None = None) -> Tensor:
@@ -220,11 +220,11 @@ def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]
             module.forward = forward
         yield
     finally:
-        for module, own in kept.items():
-            if own is None:
+        for module, before in kept.items():
+            if before is None:
                 del module.forward
             else:
-                module.forward = own
+                module.forward = before
 
 
 def passed_over(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextManager[None]:
@@ -251,9 +251,9 @@ def find_blocks(network: nn.Module, tokens: Tensor, run: Callable[[], Any]) -> l
     if not running:
         raise UnsupportedModel("it has no list of blocks that run one after another")
     modules = max(running, key=_size)
-    own = [call for call in calls if call.module in modules]
-    _refuse_broken_chain(modules, own, tokens)
-    return [BlockCall(call) for call in own]
+    block_calls = [call for call in calls if call.module in modules]
+    _refuse_broken_chain(modules, block_calls, tokens)
+    return [BlockCall(call) for call in block_calls]
 
 
 def _size(modules: list[nn.Module]) -> int:

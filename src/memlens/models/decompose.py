@@ -113,8 +113,8 @@ def record_positions(
         weights[layer.number] = at_least_float32(states.new_zeros(len(rows), len(layer.groups)))
 
     def take(layer: MemoryLayer, block: CoefficientBlock) -> None:
-        own, scale = block.at(rows)
-        coefficients[layer.number][:, block.group.columns] = own.detach()
+        m, scale = block.at(rows)
+        coefficients[layer.number][:, block.group.columns] = m.detach()
         weights[layer.number][:, layer.groups.index(block.group)] = scale.detach()
 
     with ExitStack() as stack:
@@ -230,8 +230,8 @@ class LogitDecomposition:
             return direction
         output = torch.zeros_like(direction)
         for group in block.groups:
-            own = used.coefficients[:, group.columns] @ at_least_float32(group.values)
-            output = output + scaled(own, group.scale)
+            added = used.coefficients[:, group.columns] @ at_least_float32(group.values)
+            output = output + scaled(added, group.scale)
         biases = _biases(block, used.weights)
         return _backwards(block.post_norm, direction, output if biases is None else output + biases)
 

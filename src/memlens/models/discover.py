@@ -87,12 +87,12 @@ class _Discovery:
         if not plain or len(plain) < len(other.groups) or isinstance(other.scale, Tensor) or other.parallel:
             return None
         paths = {module: name for name, module in other.block.named_modules()}
-        own = dict(self.block.named_modules())
+        modules = dict(self.block.named_modules())
 
         def moved(thing: Any) -> Any:
             if isinstance(thing, Norm):
-                return replace(thing, module=own[paths[thing.module]])
-            return own[paths[thing]] if thing in paths else thing
+                return replace(thing, module=modules[paths[thing.module]])
+            return modules[paths[thing]] if thing in paths else thing
 
         parts = ("key_projection", "up_projection", "down")
         groups = [replace(group, **{part: moved(getattr(group, part)) for part in parts}) for group in plain]
@@ -329,11 +329,11 @@ def _is_plain(group: LinearGroup) -> bool:
 def _expert_facts(experts: Any, activations: Sequence[str]) -> dict[str, Any]:
     from transformers.integrations import moe
 
-    own = getattr(type(experts), "_apply_gate", None) is not moe._default_apply_gate
+    has_own_gate = getattr(type(experts), "_apply_gate", None) is not moe._default_apply_gate
     return {
         "activation": activations[0] if activations else "silu",
         "activate": getattr(experts, "act_fn", nn.functional.silu),
-        "combine": _Combine(experts) if own and experts.has_gate else None,
+        "combine": _Combine(experts) if has_own_gate and experts.has_gate else None,
     }
 
 

@@ -165,10 +165,10 @@ def _candidates(down: ModuleCall, before: Sequence[ModuleCall]) -> Iterator[_Key
     maps = [call for call in before if is_linear(call) and call.given.shape[-1] == width]
     maps = [call for call in maps if len(rows_of(call.given)) == positions]
     whole = [call for call in maps if call.output.shape[-1] == size]
-    for one in whole:
+    for candidate in whole:
         for other in whole:
-            if one is not other and torch.equal(rows_of(one.given), rows_of(other.given)):
-                yield _KeyCandidate(one, other)
+            if candidate is not other and torch.equal(rows_of(candidate.given), rows_of(other.given)):
+                yield _KeyCandidate(candidate, other)
     for call in maps:
         if call.output.shape[-1] == 2 * size:
             halves = (slice(0, size), slice(size, None)), (slice(0, None, 2), slice(1, None, 2))

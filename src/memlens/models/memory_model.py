@@ -311,11 +311,11 @@ def _begin_coefficients(store: dict[int, Tensor], layer: MemoryLayer, states: Te
 
 
 def _keep_coefficients(store: dict[int, Tensor], layer: MemoryLayer, block: CoefficientBlock) -> None:
-    own = block.everywhere().detach()
+    coefficients = block.everywhere().detach()
     if len(layer.groups) == 1:
-        store[layer.number] = own.clone()
+        store[layer.number] = coefficients.clone()
     else:
-        store[layer.number][..., block.group.columns] = own
+        store[layer.number][..., block.group.columns] = coefficients
 
 
 def _copy(states: Tensor) -> Tensor:

@@ -265,14 +265,14 @@ def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
         with _plain_numbers():
             expected = lens.final_norm.by_formula(last)
         worst.compare("norms", "final norm", lens.final_norm(last), expected)
-    own = probe.logits
-    if own is None:
+    logits = probe.logits
+    if logits is None:
         with passed_over(probe.calls, last):
-            own = model.logits(probe.tokens)
-    own = at_least_float32(own)
+            logits = model.logits(probe.tokens)
+    logits = at_least_float32(logits)
     with _plain_numbers():
         read = lens.capped(lens.state_logits(last))
-    worst.compare("prediction", "output embedding", read, own)
+    worst.compare("prediction", "output embedding", read, logits)
     # a tie within the tolerance may fall either way, a clear winner may not
-    chosen = own.gather(-1, read.argmax(-1, keepdim=True))
-    worst.compare("prediction", "most likely token", chosen, own.amax(-1, keepdim=True), scale=own)
+    chosen = logits.gather(-1, read.argmax(-1, keepdim=True))
+    worst.compare("prediction", "most likely token", chosen, logits.amax(-1, keepdim=True), scale=logits)

@@ -35,8 +35,8 @@ def unseen_part(
     if positions < 2:
         return None
     known = {module for part in layer.outputs for module in part.modules()}
-    own = {id(parameter) for module in known for parameter in module.parameters(False)}
-    seen = {name for name, parameter in layer.block.named_parameters() if id(parameter) in own}
+    parameters = {id(parameter) for module in known for parameter in module.parameters(False)}
+    seen = {name for name, parameter in layer.block.named_parameters() if id(parameter) in parameters}
     others = [product for product in products if product.parameter not in seen]
     held = _Held(block, others, [calls[part] for part in layer.outputs])
     alone, mixing = held.ways()

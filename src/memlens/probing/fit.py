@@ -86,8 +86,8 @@ class Columns:
         """Mean and scale are those of some rows, a block of columns at a time."""
         mean, variance = np.empty(x.shape[1]), np.empty(x.shape[1])
         for block in _blocks(len(rows), x.shape[1]):
-            own = x[:, block][rows].astype(np.float64)
-            mean[block], variance[block] = own.mean(0), own.var(0)
+            part = x[:, block][rows].astype(np.float64)
+            mean[block], variance[block] = part.mean(0), part.var(0)
         rounding = len(rows) * np.finfo(np.float64).eps
         varies = variance > rounding * variance + (rounding * mean) ** 2  # as scikit-learn's StandardScaler has it
         return cls(x, mean, np.where(varies, np.sqrt(variance), 1.0))
@@ -138,10 +138,10 @@ def fit_sparse(columns: Columns, division: Division, ks: Sequence[int], y: NDArr
     order, order_without = columns.order(train, y, classes), without.order(train[fitted], y[fitted], classes)
     found = {}
     for k in sorted({min(k, width) for k in ks}):
-        own, first = order[:k], order_without[:k]
+        chosen, first = order[:k], order_without[:k]
         inner = without.standardized(train[fitted], first), without.standardized(train[held], first)
-        outer = columns.standardized(train, own), columns.standardized(division.test, own)
-        found[k] = _fit(inner, outer, own, division, y, STRENGTHS)
+        outer = columns.standardized(train, chosen), columns.standardized(division.test, chosen)
+        found[k] = _fit(inner, outer, chosen, division, y, STRENGTHS)
     return found
 
 
@@ -201,8 +201,8 @@ def _likelihood(model: Any, x: Any, y: NDArray[Any]) -> float:
     """
     if not hasattr(model, "predict_proba"):
         return -float(np.mean((model.predict(x) - y) ** 2))
-    own = (model.predict_proba(x) * (y[:, None] == model.classes_)).sum(1)
-    return float(np.log(np.maximum(own, 1e-300)).mean())
+    likelihood = (model.predict_proba(x) * (y[:, None] == model.classes_)).sum(1)
+    return float(np.log(np.maximum(likelihood, 1e-300)).mean())
 
 
 def _outputs(model: Any, x: Any, kind: str) -> NDArray[Any]:

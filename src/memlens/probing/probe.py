@@ -159,8 +159,8 @@ class _Run:
         self.scores.append(ProbeScore(read, layer, k, *fit.score, fit.held, fit.strength))
 
     def _saved(self, layer: int, fit: Fit, columns: Columns) -> SparseProbe:
-        division, own = self.division, fit.columns
-        m, y = columns.x[division.train][:, own].astype(np.float64), division.y
+        division, memories = self.division, fit.columns
+        m, y = columns.x[division.train][:, memories].astype(np.float64), division.y
         classes = division.labels.classes
         if classes:
             typical = [m[y == place].mean(0) for place in range(len(classes))]
@@ -169,8 +169,8 @@ class _Run:
         model = self.model
         return SparseProbe(
             model.name, model.fingerprint(), str(model.dtype).removeprefix("torch."), self.settings.at,
-            self.settings.max_length, layer, tuple(str(model.names.name(layer, int(i))) for i in own), classes,
-            _floats(columns.mean[own]), _floats(columns.scale[own]), tuple(map(_floats, fit.weights)),
+            self.settings.max_length, layer, tuple(str(model.names.name(layer, int(i))) for i in memories), classes,
+            _floats(columns.mean[memories]), _floats(columns.scale[memories]), tuple(map(_floats, fit.weights)),
             _floats(fit.intercepts), tuple(map(_floats, typical)), 0.0 if classes else float(y.mean()),
             MEASURES[division.kind], fit.score,
         )  # fmt: skip
@@ -178,17 +178,17 @@ class _Run:
     def _memories(
         self, layer: int, fit: Fit, columns: Columns, probe: SparseProbe, index: Index | None
     ) -> tuple[ProbedMemory, ...]:
-        division, own = self.division, fit.columns[: self.settings.top]
-        apart = differences(columns.standardized(division.train, own), division.y, len(division.labels.classes))
-        names = [self.model.names.name(layer, int(number)) for number in own]
+        division, memories = self.division, fit.columns[: self.settings.top]
+        apart = differences(columns.standardized(division.train, memories), division.y, len(division.labels.classes))
+        names = [self.model.names.name(layer, int(number)) for number in memories]
         known = index if index is not None and layer in index.layers else None
         summaries = {} if known is None else read_summaries(known, names)
         triggers = {} if known is None else known.triggers_of(names, limit=1)
-        tokens = self._promoted(layer, own)
+        tokens = self._promoted(layer, memories)
         return tuple(
-            ProbedMemory(name, float(apart[place]), probe.typical[-1][place], self._alone(columns.x[:, own[place]]),
+            ProbedMemory(name, float(apart[place]), probe.typical[-1][place], self._alone(columns.x[:, number]),
                          tokens[place], summaries.get(name), next(iter(triggers.get(name, ())), None))
-            for place, name in enumerate(names)
+            for place, (name, number) in enumerate(zip(names, memories, strict=True))
         )  # fmt: skip
 
     def _promoted(self, layer: int, memories: Any) -> list[tuple[str, ...]]:

@@ -114,8 +114,8 @@ def find(index: Index, *names: str) -> list[Insight]:
 
 def finders() -> dict[str, Finder]:
     """All findings by name: single memories first, then what changes with depth."""
-    own = (memory, right, rarest, wanted, changed, forbids, twins, below, settling, depth, composition, dead)
-    known: dict[str, Finder] = {finder.__name__: finder for finder in own}
+    functions = (memory, right, rarest, wanted, changed, forbids, twins, below, settling, depth, composition, dead)
+    known: dict[str, Finder] = {finder.__name__: finder for finder in functions}
     claims = ("last-token", "agreement", "rank", "confident-values", "active", "confidence", "residual", "changes")
     return known | {f"claim-{slug}": _by_claim(slug) for slug in claims}
 

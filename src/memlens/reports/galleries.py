@@ -189,7 +189,7 @@ def _other_senses(patterns: Sequence[Row], sense: int | None) -> list[str]:
     found: dict[int, str] = {}
     for row in patterns:
         found.setdefault(row.get("sense") or 0, visible(str(row["description"] or row["pattern"])))
-    return [description for own, description in found.items() if own != (sense or 0)]
+    return [description for other, description in found.items() if other != (sense or 0)]
 
 
 def _chosen_patterns(index: Index) -> list[Row]:

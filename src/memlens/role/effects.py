@@ -84,14 +84,14 @@ def _effect(
         with silence(model, silenced):
             change = _looked(model, prefixes, look) - before
         changes.append(change if signed else np.abs(change))
-    own, chance = changes[0], np.stack(changes[1:])
-    apart = own - chance.mean(0)
+    effect, chance = changes[0], np.stack(changes[1:])
+    apart = effect - chance.mean(0)
     low, high = mean_interval(apart, generator(seed, f"role-{role}", 1))
     means = tuple(chance.mean(1).tolist())
-    appears = bool(low is not None and low > 0 and own.mean() > max(means))
+    appears = bool(low is not None and low > 0 and effect.mean() > max(means))
     norm, *norms = map(others.norm, groups)
     return RoleEffect(
-        role, measure, len(compared), len(own), norm, float(np.mean(norms)), float(own.mean()), means,
+        role, measure, len(compared), len(effect), norm, float(np.mean(norms)), float(effect.mean()), means,
         float(apart.mean()), low, high, appears,
     )  # fmt: skip
 
@@ -113,8 +113,8 @@ class Others:
         """The group; where it is more than half of a layer, as many of it, drawn, as the layer has others."""
         found: Group = []
         for layer, free in sorted(self.free.items()):
-            own = np.array([memory for at, memory in self.group if at == layer])
-            found += [(layer, int(memory)) for memory in draw(own, len(free), random)]
+            memories = np.array([memory for at, memory in self.group if at == layer])
+            found += [(layer, int(memory)) for memory in draw(memories, len(free), random)]
         return found
 
     def random_group(self, group: Group, random: np.random.Generator) -> Group:
@@ -146,7 +146,7 @@ def silence(model: MemoryModel, group: Group) -> Iterator[None]:
         m[..., places] = 0.0
         return m
 
-    layers = {layer: [memory for own, memory in group if own == layer] for layer, _ in group}
+    layers = {layer: [memory for at, memory in group if at == layer] for layer, _ in group}
     with model.edit({layer: partial(change, numbers=numbers) for layer, numbers in layers.items()}):
         yield
 
@@ -157,10 +157,10 @@ def _looked(model: MemoryModel, prefixes: OwnTokens, look: Any) -> NDArray[np.fl
     found = np.empty(len(prefixes.tokens))
     order = np.argsort([len(tokens) for tokens in prefixes.tokens], kind="stable")
     for places in np.split(order, range(_BATCH, len(order), _BATCH)):
-        own = [[*bos, *prefixes.tokens[place]] for place in places]
-        longest = max(map(len, own))
-        states = model.run_body(torch.tensor([ids + [ids[0]] * (longest - len(ids)) for ids in own]))
-        last = states[torch.arange(len(own)), torch.tensor([len(ids) - 1 for ids in own])]
+        texts = [[*bos, *prefixes.tokens[place]] for place in places]
+        longest = max(map(len, texts))
+        states = model.run_body(torch.tensor([ids + [ids[0]] * (longest - len(ids)) for ids in texts]))
+        last = states[torch.arange(len(texts)), torch.tensor([len(ids) - 1 for ids in texts])]
         logs = torch.log_softmax(model.lens.capped(model.lens.state_logits(last)).double(), dim=-1)
         found[places] = look(logs, torch.from_numpy(prefixes.own[places]).to(logs.device)).cpu().numpy()
     return found

@@ -134,5 +134,5 @@ def _stored(index: Index) -> Iterator[StoredSentences]:
         lengths, tokens = np.asarray(lists.value_lengths(), np.int64), np.asarray(lists.flatten(), np.int32)
         ends = np.cumsum(lengths)
         for begin, stop in pairwise(cut_by_size(lengths)):
-            own = tokens[ends[begin] - lengths[begin] : ends[stop - 1]]
-            yield StoredSentences(ids[begin:stop], lengths[begin:stop], own.tobytes())
+            part = tokens[ends[begin] - lengths[begin] : ends[stop - 1]]
+            yield StoredSentences(ids[begin:stop], lengths[begin:stop], part.tobytes())

@@ -26,7 +26,7 @@ def position_numbers(index: Index, layer: int) -> dict[str, NDArray[Any]]:
         rates = fired / np.maximum(prefixes, 1)
         most = np.where(rates.any(1), starts[np.argmax(rates, 1)], -1)
         parts.append((explained(fired, prefixes), most, p_of_positions(fired, prefixes, sentences)))
-    columns = (np.concatenate(own) for own in zip(*parts, strict=True))
+    columns = (np.concatenate(column) for column in zip(*parts, strict=True))
     return dict(zip(("position", "position_from", "p"), columns, strict=True))
 
 

@@ -124,15 +124,15 @@ def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> 
     """Some memories at a time."""
     for first in range(0, len(columns["memory"]), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
-        own = {name: column[part] for name, column in columns.items()}
-        roles = [[role for role in ROLES if has[role][row]] for row in range(first, first + len(own["memory"]))]
-        table = {name: own[name] for name in ("layer", "memory", *_NUMBERS)}
+        numbers = {name: column[part] for name, column in columns.items()}
+        roles = [[role for role in ROLES if has[role][row]] for row in range(first, first + len(numbers["memory"]))]
+        table = {name: numbers[name] for name in ("layer", "memory", *_NUMBERS)}
         table |= {f"q_{name.replace('-', '_')}": q[name][part] for name in _HYPOTHESES}
         table["role"] = pa.array([names[0] if names else None for names in roles], pa.string())
         table["roles"] = pa.array(roles, pa.list_(pa.string()))
-        table["token"] = pa.array(own["token"], pa.int32(), mask=own["triggers"] == 0)
-        table["position"] = pa.array(own["position"], pa.float64(), mask=np.isnan(own["position"]))
-        table["position_from"] = pa.array(own["position_from"], pa.int32(), mask=own["position_from"] < 0)
+        table["token"] = pa.array(numbers["token"], pa.int32(), mask=numbers["triggers"] == 0)
+        table["position"] = pa.array(numbers["position"], pa.float64(), mask=np.isnan(numbers["position"]))
+        table["position_from"] = pa.array(numbers["position_from"], pa.int32(), mask=numbers["position_from"] < 0)
         arrays = {field.name: pa.array(table[field.name]).cast(field.type) for field in ROLES_SCHEMA}
         yield pa.table(arrays, ROLES_SCHEMA)
 

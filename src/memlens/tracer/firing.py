@@ -39,8 +39,8 @@ def coefficients_on(model: Source, memory: str | MemoryId, text: str) -> TextCoe
     prompt = read_prompt(loaded, text)
     with loaded.record([name.layer], states=False) as recording:
         loaded.run_to(name.layer, prompt.fed())
-    own = recording.coefficients[name.layer][0, prompt.shift :, loaded.names.number(name)]
-    return TextCoefficients(name, token_texts(prompt), tuple(own.tolist()))
+    coefficients = recording.coefficients[name.layer][0, prompt.shift :, loaded.names.number(name)]
+    return TextCoefficients(name, token_texts(prompt), tuple(coefficients.tolist()))
 
 
 def token_texts(prompt: Prompt) -> tuple[str, ...]:
@@ -100,9 +100,9 @@ def _ranges(index: Index) -> dict[int, NDArray[np.float32]]:
     found = {layer: np.zeros((2, index.memories(layer)), np.float32) for layer in index.layers}
     table = index.table("memories", ["layer", "memory", "max", "min"])
     layer, memory, high, low = (table.column(name).to_numpy() for name in ("layer", "memory", "max", "min"))
-    for number, own in found.items():
+    for number, numbers in found.items():
         rows = layer == number
-        own[:, memory[rows]] = high[rows], low[rows]
+        numbers[:, memory[rows]] = high[rows], low[rows]
     return found
 
 

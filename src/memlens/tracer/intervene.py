@@ -71,11 +71,11 @@ def apply_edits(model: MemoryModel, intervention: Intervention, prompt: Prompt) 
             edits.setdefault(owner, []).append(_GroupEdit(columns, rows, edit.coefficient, edit.factor))
 
     def change(m: Tensor, group: MemoryGroup, layer: int) -> Tensor:
-        own = edits.get(ExpertId(layer, group.kind, group.expert), [])
-        if not own:
+        group_edits = edits.get(ExpertId(layer, group.kind, group.expert), [])
+        if not group_edits:
             return m
         m = m.clone()
-        for edit in own:
+        for edit in group_edits:
             edit.apply_(m)
         return m
 

@@ -45,8 +45,8 @@ class Prompt:
 
     def fed(self, position: int | None = None) -> Tensor:
         """[1, pos]: what the model is fed, up to a position or whole; attention is causal, so no more is needed."""
-        own = self.tokens if position is None else self.tokens[: position + 1]
-        return torch.tensor([[*([] if self.bos is None else [self.bos]), *own]])
+        tokens = self.tokens if position is None else self.tokens[: position + 1]
+        return torch.tensor([[*([] if self.bos is None else [self.bos]), *tokens]])
 
     def place(self, position: int) -> int:
         """A position from 0, also for one that was given from the end."""
@@ -124,17 +124,17 @@ def open_model(
     `where`: the place of an index's model, if it has moved. `dtype` None: float32, or what the index was made in.
     """
     opened = None if index is None else open_index(index)
-    own = _as_index(model)
-    if own is None:
+    own_index = _as_index(model)
+    if own_index is None:
         if where is not None:
             raise SettingError(f"--model says where an index's model is, but {model} is not an index; leave it out")
         loaded = load(model, device=device, dtype=dtype or "float32")
     else:
-        _refuse_other_dtype(own, dtype)
-        loaded = own.load_model(where, device=device)
+        _refuse_other_dtype(own_index, dtype)
+        loaded = own_index.load_model(where, device=device)
     if opened is not None:
         check_index(loaded, opened)
-    return loaded, own if opened is None else opened
+    return loaded, own_index if opened is None else opened
 
 
 def _as_index(model: Any) -> Index | None:

@@ -57,9 +57,9 @@ def check_index(model: MemoryModel, index: Index) -> None:
 
 def _differences(model: MemoryModel, index: Index) -> Iterator[str]:
     for name in ("family", "width", "vocabulary"):
-        noted, own = getattr(index.manifest.model, name), getattr(model, name)
-        if noted is not None and noted != own:
-            yield f"{name} {noted}, not {own}"
+        noted, here = getattr(index.manifest.model, name), getattr(model, name)
+        if noted is not None and noted != here:
+            yield f"{name} {noted}, not {here}"
     for layer in index.layers:
         if layer >= len(model.layers) or model.layers[layer].shape != index.names.layers[layer]:
             yield f"layer {layer} differs"
@@ -103,10 +103,10 @@ def _read_values_(names: dict[MemoryId, Names], memories: list[MemoryId], top: i
 
     parts, order = [], []
     for layer in sorted({memory.layer for memory in memories}):
-        own = [memory for memory in memories if memory.layer == layer]
-        rows = [model.names.number(memory) for memory in own]
+        of_layer = [memory for memory in memories if memory.layer == layer]
+        rows = [model.names.number(memory) for memory in of_layer]
         parts.append(model.lens.folded(model.layers[layer].values_of(rows), layer))
-        order.extend(own)
+        order.extend(of_layer)
     vectors = torch.cat(parts)
     with thread_pool() as pool:
         for first in range(0, len(order), _VALUES_AT_ONCE):  # nearly always one block
@@ -133,8 +133,8 @@ def _look_up_values_(
     found = {memory: rows[0] for memory, rows in index.rows_of("values", memories, columns).items() if rows}
     listed: set[MemoryId] = set()
     for layer in {memory.layer for memory in found}:
-        own = {memory: row for memory, row in found.items() if memory.layer == layer}
-        listed |= {memory for memory, is_same in zip(own, _are_read_from(own, layer, model), strict=True) if is_same}
+        rows = {memory: row for memory, row in found.items() if memory.layer == layer}
+        listed |= {memory for memory, is_same in zip(rows, _are_read_from(rows, layer, model), strict=True) if is_same}
     for memory in listed:
         names[memory].top, names[memory].bottom = found[memory]["tokens"], found[memory]["bottom_tokens"]
     return listed

@@ -291,13 +291,13 @@ class _Tracer:
         )
 
     def _with_names(self, memory: TracedMemory, names: Names) -> TracedMemory:
-        own = names.for_sign(memory.coefficient)
+        signed = names.for_sign(memory.coefficient)
         return replace(
             memory,
-            promotes=tuple(map(self.token, own.top)),
-            demotes=tuple(map(self.token, own.bottom)),
-            trigger=own.triggers.get("top"),
-            patterns=own.patterns,
+            promotes=tuple(map(self.token, signed.top)),
+            demotes=tuple(map(self.token, signed.bottom)),
+            trigger=signed.triggers.get("top"),
+            patterns=signed.patterns,
         )
 
 

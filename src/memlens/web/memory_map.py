@@ -134,12 +134,12 @@ def draw_map(
     rows, cells, memories = [], [], []
     orders = alike() if sort == "likeness" else None
     for layer in statistics.layers:
-        own = levels[statistics.rows_of_layer(layer)]
-        order = _order(statistics, layer, sort, own) if orders is None else orders[layer]
-        size = max(1, -(-len(own) // room))
-        highest, place = _cells(own[order], size)
+        of_layer = levels[statistics.rows_of_layer(layer)]
+        order = _order(statistics, layer, sort, of_layer) if orders is None else orders[layer]
+        size = max(1, -(-len(of_layer) // room))
+        highest, place = _cells(of_layer[order], size)
         groups = list(statistics.names.layers[layer])
-        rows.append(MapLayer(layer=layer, memories=len(own), size=size, groups=groups))
+        rows.append(MapLayer(layer=layer, memories=len(of_layer), size=size, groups=groups))
         cells.append(highest)
         memories.append(order[np.arange(len(place)) * size + place])
     is_plain = sort == "place" and all(row.size == 1 for row in rows)

@@ -79,7 +79,7 @@ class Access:
             return True
         if is_local(self.host):
             return False
-        if host in (own := socket.gethostname().lower(), f"{own}.local"):
+        if host in (name := socket.gethostname().lower(), f"{name}.local"):
             return True
         try:
             ipaddress.ip_address(host)  # a bare address cannot be rebound

@@ -243,8 +243,8 @@ def _labelling(
     if name not in study.memories:
         raise UnknownName(f"{name} is not in the sample; choose one that is")
     place = study.memories.index(name)
-    own = (label for label in person.labels if (label.annotator, label.memory) == (person.annotator, name))
-    shown = next((label.patterns for label in own), ()) if patterns is None else patterns
+    labels = (label for label in person.labels if (label.annotator, label.memory) == (person.annotator, name))
+    shown = next((label.patterns for label in labels), ()) if patterns is None else patterns
     return page(
         request,
         "annotate_memory.html",

@@ -90,8 +90,8 @@ def read_labelled_memory(
     """Refused if the index has no such memory. The viewer is the annotator who looks, if it is one."""
     record = read_memory(index, name, ends)
     labels, may_see_all = _labels(index, viewer)
-    own = tuple(label for label in labels if label.memory == record.name)
-    return LabelledMemory(**vars(record), labels=own, unfinished=None if may_see_all else viewer)
+    of_memory = tuple(label for label in labels if label.memory == record.name)
+    return LabelledMemory(**vars(record), labels=of_memory, unfinished=None if may_see_all else viewer)
 
 
 def _labels(index: ServedIndex, viewer: str | None) -> tuple[list[Label], bool]:
