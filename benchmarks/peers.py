@@ -11,7 +11,7 @@ a process of its own with one thread, is fed the same batches, and keeps the 50 
     prefixes        each prefix by itself, as the paper's released program does; on 500 tokens, since it is slow
     memlens         a scan, which also keeps statistics, histograms and ordinary examples
 
-Models are GPT-2 or Llama shapes, whose down projections are known by name. "gpt2" has random weights and random tokens.
+Models are GPT-2, Llama or OPT shapes, whose down projections are known by name. "gpt2" has random weights and random tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import numpy as np
 PACKAGES = ("transformer-lens==4.3.0", "nnsight==0.8.1")
 ROOT = Path(__file__).parents[1]
 TOP, BATCH_TOKENS, FEW = 50, 2048, 500
-DOWN = (".mlp.c_proj", ".mlp.down_proj")
+DOWN = (".mlp.c_proj", ".mlp.down_proj", ".fc2")
 
 
 class Lists:
@@ -231,6 +231,7 @@ def prepare(model: str, work: Path, tokens: int) -> tuple[str, Path]:
         if folder.suffix == ".gguf":  # as weights that every tool can read
             folder = work / folder.stem
             loaded.network.save_pretrained(folder)
+            loaded.tokenizer.save(folder)
         units = [unit.text for unit in read_units(CorpusSettings(("bundled:prose",)))]
         texts = [np.array(one.ids[:120]) for one in loaded.tokenizer.encode(units) if one.ids]
     ends = np.cumsum([len(own) for own in texts])
