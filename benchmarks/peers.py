@@ -11,7 +11,7 @@ a process of its own with one thread, is fed the same batches, and keeps the 50 
     prefixes        each prefix by itself, as the paper's released program does; on 500 tokens, since it is slow
     memlens         a scan, which also keeps statistics, histograms and ordinary examples
 
-Models are GPT-2, Llama or OPT shapes, whose down projections are known by name. "gpt2" has random weights and random tokens.
+Models are GPT-2, Llama or OPT shapes, whose down projections are known by name. "gpt2" has random weights and tokens.
 """
 
 from __future__ import annotations
