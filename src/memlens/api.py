@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from memlens.comparison.compare import IndexComparison
     from memlens.index.check import Check
-    from memlens.index.hub import Pushed
+    from memlens.index.hub import PushResult
     from memlens.index.shards import Shard
     from memlens.models.memory_model import MemoryModel
 
@@ -161,7 +161,7 @@ def chart(index: Index | Source, experiment: str) -> Any:
     return joined
 
 
-def push(index: Index | Source, repo: str, *, private: bool = False, progress: Progress = no_progress) -> Pushed:
+def push(index: Index | Source, repo: str, *, private: bool = False, progress: Progress = no_progress) -> PushResult:
     """Put an index into a dataset repository of the Hugging Face Hub, in one commit, with a card."""
     from memlens.index.hub import push
 

@@ -75,7 +75,7 @@ class UnknownName(MemlensError):  # noqa: N818
 
 @contextmanager
 def needing(extra: str, what: str, kind: type[MemlensError] = SettingError) -> Iterator[None]:
-    """For imports of packages that only some commands need: one that is missing is a line that names the extra."""
+    """Wrap the import of a package that only some commands need: a missing one is a line that names the extra."""
     try:
         yield
     except ModuleNotFoundError as error:

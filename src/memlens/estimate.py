@@ -1,4 +1,4 @@
-"""About how long an analysis takes, from a measured warm-up and the sizes of what it computes, and how long is left.
+"""Estimate of an analysis' time, from a measured warm-up and the sizes of what it computes, and of the time left.
 
 Measured here: the speed of a scan of random tokens, and of a product with the output embedding. The rest is counted:
 
@@ -41,7 +41,7 @@ _ROWS, _COLUMNS = 256, 8192  # of the measured product
 
 @dataclass(frozen=True)
 class AnalysisEstimate:
-    """About the seconds of every stage, in the order of the stages."""
+    """The estimated seconds of every stage, in the order of the stages."""
 
     seconds: Mapping[str, float]
     compiling: float = 0.0  # seconds, of loops that are not compiled yet, on a first run
@@ -63,7 +63,7 @@ def estimate_analysis(
     tokens_per_layer: int,
     layer_budget: int | None = None,
 ) -> AnalysisEstimate | None:
-    """About how long all stages take from the start; None where nobody knows how long the corpus is.
+    """Estimate the seconds of all stages from the start; None where nobody knows how long the corpus is.
 
     `prefixes` are those of section 5, `tokens_per_layer` those that experiments run in passes of their own. No more
     layers are held at once than the scan will hold, and what the scan will refuse is refused here in the same words.
@@ -107,7 +107,7 @@ def _seconds_of_product(model: MemoryModel) -> float:
 
 
 class TimeLeft:
-    """How long is left of an analysis: its estimate, put right by what the stages that are done have taken."""
+    """The time left of an analysis: its estimate, scaled by what the finished stages have really taken."""
 
     def __init__(self, estimate: AnalysisEstimate, clock: Callable[[], float] = time.monotonic) -> None:
         self.expected, self.clock = dict(estimate.seconds), clock
@@ -118,11 +118,11 @@ class TimeLeft:
         self._stage, self._began = stage, self.clock()
 
     def join(self, stage: str) -> None:
-        """Another stage is worked on together with the one that has begun: both take what was foreseen of the two."""
+        """Note that another stage runs together with the current one: both take what was estimated for the two."""
         self.expected[self._stage] = self.expected.get(self._stage, 0.0) + self.expected.pop(stage, 0.0)
 
     def end(self, kept: bool = False) -> None:
-        """The stage is over; one that was complete already says nothing of the speed."""
+        """Note the end of the stage; one that was complete already says nothing of the speed."""
         foreseen = self.expected.pop(self._stage, 0.0)
         if not kept:
             self._spent += self.clock() - self._began
@@ -130,7 +130,7 @@ class TimeLeft:
         self._stage = ""
 
     def seconds(self, share: float | None = None) -> float:
-        """About what is left; `share`: how much of the stage at work is done, if that is known."""
+        """The seconds left, estimated; `share` is the part of the current stage that is done, if that is known."""
         factor = self._spent / self._foreseen if self._foreseen else 1.0
         left = {stage: seconds * factor for stage, seconds in self.expected.items()}
         if self._stage in left:

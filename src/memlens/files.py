@@ -279,7 +279,7 @@ class HashedFile(io.FileIO):
         self._digest, self._bytes = hashlib.sha256(), 0
 
     def write(self, content: Any) -> int:
-        """All of it; a disk that takes only a part is asked again, and then says why."""
+        """Write all of it; a disk that takes only a part is asked again, and then says why."""
         left = memoryview(content).cast("B")
         self._digest.update(left)
         self._bytes += (size := len(left))
@@ -438,7 +438,7 @@ def _is_empty_or(is_ours: Callable[[bytes], bool], path: Path) -> bool:
 
 
 def valuable_folder(folder: Path) -> str:
-    """In words, what a folder is that no output may go into: an index, an unfinished scan or a model; else empty."""
+    """A folder that no output may go into, in words: an index, an unfinished scan or a model; empty for any other."""
     if (folder / "manifest.json").is_file() and (folder / "triggers.parquet").is_file():
         return "an index"
     if (folder / "partial" / "plan.json").is_file():

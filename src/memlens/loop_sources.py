@@ -76,7 +76,7 @@ def _used_by(part: Any) -> Iterator[tuple[str, Any]]:
         yield name, getattr(value, "py_func", value)
         if isinstance(value, ModuleType):  # then another one of the names is that of what it uses of the module
             for inner in names:
-                found = vars(value).get(inner)
-                yield f"{name}.{inner}", getattr(found, "py_func", found)
+                attribute = vars(value).get(inner)
+                yield f"{name}.{inner}", getattr(attribute, "py_func", attribute)
     for name, kind in part.__annotations__.items():
         yield name, known.get(kind) if isinstance(kind, str) else kind

@@ -40,7 +40,7 @@ ROLE_NUMBERS: dict[str, tuple[str, ...]] = {
 ROLES = tuple(ROLE_NUMBERS)
 
 
-class _Named:
+class _NamedRecord:
     """A record that is written as its name, in JSON and in answers of the workbench."""
 
     def to_json(self) -> str:
@@ -55,7 +55,7 @@ class _Named:
 
 @total_ordering
 @dataclass(frozen=True)
-class ExpertId(_Named):
+class ExpertId(_NamedRecord):
     """A set of memories of one layer that are used together: `L3E5` an expert behind a router, `L3S0` a shared one."""
 
     layer: int
@@ -87,7 +87,7 @@ class ExpertId(_Named):
 
 @total_ordering
 @dataclass(frozen=True)
-class MemoryId(_Named):
+class MemoryId(_NamedRecord):
     """The name of one memory: `L3N51` (or `L3D51`), `L3E5N20` of an expert, `L3S0N20` of a shared expert.
 
     `memory` counts within the expert. Tables and tensors count the memories of a layer through; MemoryNames has both.

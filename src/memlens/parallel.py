@@ -166,7 +166,7 @@ class Progress(Protocol):
 
 
 def no_progress(stage: str, done: int, total: int | None) -> None:
-    """For callers who do not look."""
+    """A Progress that does nothing, for callers who do not look."""
 
 
 def rest_idle_threads() -> None:
@@ -279,7 +279,7 @@ class Stopper:
 
 @contextmanager
 def stop_on_signal() -> Iterator[Stopper]:
-    """Signals set the stopper's flag."""
+    """Within, signals set the stopper's flag."""
     stopper = Stopper()
     with _handled_by(stopper.ask) as before:
         stopper.before = before

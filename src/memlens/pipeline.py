@@ -129,7 +129,7 @@ def analyze(
         "analyze", options, SampleSettings, ScanSettings, CorpusSettings, ScanRunSettings
     )
     text = None if validation is None else api.corpus_settings(validation, **cutting)
-    drawn = _Drawn(SampleSettings(**drawing), samples or {}, text)
+    drawn = _Samples(SampleSettings(**drawing), samples or {}, text)
     drawn.refuse_wrong()  # what a later stage would refuse must not cost a scan first
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype)
     if reading is not None:
@@ -158,7 +158,7 @@ def analyze(
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _Samples:
     """The samples of the experiments; those that look at no prefixes take neither stop words nor validation text."""
 
     settings: SampleSettings
@@ -187,10 +187,10 @@ class _Drawn:
     def sizes(self) -> dict[str, int]:
         """Prefixes of section 5, and tokens per layer that experiments run by themselves; all are as many as usual."""
         known = find_experiments(["all"])
-        samples = {one.name: self.sample_of(one) or one.sample or 0 for one in known}
+        samples = {experiment.name: self.sample_of(experiment) or experiment.sample or 0 for experiment in known}
         return {
-            "prefixes": max(samples[one.name] for one in known if one.on_prefixes),
-            "tokens_per_layer": sum(samples[one.name] * one.tokens_run for one in known),
+            "prefixes": max(samples[experiment.name] for experiment in known if experiment.on_prefixes),
+            "tokens_per_layer": sum(samples[experiment.name] * experiment.tokens_run for experiment in known),
         }
 
     def validation(self) -> dict[str, Any]:
@@ -207,7 +207,7 @@ class _Work:
     folder: Path
     asked: dict[str, Any]  # of the scan
     reading: ValueSettings
-    drawn: _Drawn
+    drawn: _Samples
     progress: Progress
     watcher: StageWatcher
     at_start: Callable[[], None] | None = None  # called when a scan begins that has refused nothing
@@ -249,7 +249,7 @@ class _Work:
         self.watcher.beside("experiments")
         with finding_patterns(self.index.folder, settings) as process:
             began = time.monotonic()
-            self._run_experiments(lambda one: PATTERNS.removesuffix(".parquet") not in one.needs)
+            self._run_experiments(lambda experiment: PATTERNS.removesuffix(".parquet") not in experiment.needs)
             self.experimenting = time.monotonic() - began
             tables = process.wait(self.progress)
         (tables or make_patterns(self.index, settings, self.progress)).write(self.index)
@@ -257,25 +257,28 @@ class _Work:
 
     def experiments(self) -> Stage:
         began = time.monotonic() - self.experimenting
-        skipped = self._run_experiments(lambda one: True)
-        order = {one.name: place for place, one in enumerate(sorted(KNOWN.values(), key=lambda one: one.on_prefixes))}
-        made = tuple(sorted(self.made, key=lambda name: order[name]))
-        outcome = MADE if made else KEPT
-        return Stage("experiments", outcome, time.monotonic() - began, made=made, skipped=tuple(skipped.items()))
+        skipped = self._run_experiments(lambda experiment: True)
+        order = {
+            experiment.name: place
+            for place, experiment in enumerate(sorted(KNOWN.values(), key=lambda experiment: experiment.on_prefixes))
+        }
+        names = tuple(sorted(self.made, key=lambda name: order[name]))
+        outcome = MADE if names else KEPT
+        return Stage("experiments", outcome, time.monotonic() - began, made=names, skipped=tuple(skipped.items()))
 
     def _run_experiments(self, is_chosen: Callable[[Experiment], bool]) -> dict[str, str]:
         """Run what is not made yet, of those that are chosen; the names of those that cannot be come back, and why."""
         skipped: dict[str, str] = {}
         left: dict[tuple[bool, int | None], list[Experiment]] = {}  # those that can be run together
-        for one in filter(is_chosen, find_experiments(["all"])):
-            text = self.drawn.text if one.on_prefixes else None
-            if (reason := one.obstacle(self.index)) is not None:
-                skipped[one.name] = reason
-            elif not is_made(self.index, one, validation=text, **self.drawn.options(one)):
-                left.setdefault((one.on_prefixes, self.drawn.sample_of(one)), []).append(one)
+        for experiment in filter(is_chosen, find_experiments(["all"])):
+            text = self.drawn.text if experiment.on_prefixes else None
+            if (reason := experiment.obstacle(self.index)) is not None:
+                skipped[experiment.name] = reason
+            elif not is_made(self.index, experiment, validation=text, **self.drawn.options(experiment)):
+                left.setdefault((experiment.on_prefixes, self.drawn.sample_of(experiment)), []).append(experiment)
         for (on_prefixes, _sample), group in sorted(left.items(), key=lambda item: item[0][0]):
             chosen = self.drawn.options(group[0]) | (self.drawn.validation() if on_prefixes else {})
-            names = [one.name for one in group]
+            names = [experiment.name for experiment in group]
             api.experiment(self.index, names, model=self.model, threads=self.threads, progress=self.progress, **chosen)
             self.made += names
         return skipped
@@ -333,7 +336,7 @@ def demo(
         raise SettingError(f"a demo has no {min(taken)}; say prefixes= and edited=")
     if options.get("resume", True):
         prefixes, edited = _at_least(api.folder_of(out), prefixes, edited)
-    samples = {one.name: edited for one in find_experiments(["all"]) if one.tokens_run}
+    samples = {experiment.name: edited for experiment in find_experiments(["all"]) if experiment.tokens_run}
     if corpus == BUNDLED:
         options = {"validation": HELD_OUT, "max_tokens": READ, **options}
     loaded = _load(model)
@@ -347,9 +350,9 @@ def _at_least(folder: Path, prefixes: int, edited: int) -> tuple[int, int]:
     if not is_complete(folder):
         return prefixes, edited
     manifest, known = open_index(folder).manifest, find_experiments(["all"])
-    counts = {one.name: manifest.experiment(one.name).sample or 0 for one in known}
-    on_prefixes = [counts[one.name] for one in known if one.on_prefixes]
-    run_again = [counts[one.name] for one in known if one.tokens_run]
+    counts = {experiment.name: manifest.experiment(experiment.name).sample or 0 for experiment in known}
+    on_prefixes = [counts[experiment.name] for experiment in known if experiment.on_prefixes]
+    run_again = [counts[experiment.name] for experiment in known if experiment.tokens_run]
     return max(prefixes, *on_prefixes), max(edited, *run_again)
 
 
@@ -368,23 +371,23 @@ def _load(model: Any) -> MemoryModel:
 def _five(index: Index, model: MemoryModel) -> list[Insight]:
     """A memory with a subject, one that the model needs, and three trends."""
     needed = most_needed(Material(index), model)
-    told = [*find(index, "memory"), *([needed] if needed else find(index, "right"))]
-    trends = sorted(find(index, *TRENDS), key=lambda one: one.verdict != APPEARS)  # of equals the first stays first
-    return [*told, *trends[:3], *find(index, *INSTEAD)][:5]
+    insights = [*find(index, "memory"), *([needed] if needed else find(index, "right"))]
+    trends = sorted(find(index, *TRENDS), key=lambda trend: trend.verdict != APPEARS)  # of equals the first stays first
+    return [*insights, *trends[:3], *find(index, *INSTEAD)][:5]
 
 
 def _verdicts(index: Index) -> dict[str, int]:
-    judged = Counter(one.judgement.verdict for one in Tables(index).judge() if one.judgement is not None)
+    judged = Counter(claim.judgement.verdict for claim in Tables(index).judge() if claim.judgement is not None)
     return {verdict: judged[verdict] for verdict in VERDICTS if judged[verdict]}
 
 
 def _smaller(sample: int, samples: dict[str, int]) -> tuple[SmallerSample, ...]:
     return tuple(
-        SmallerSample(one.name, one.sample_of, here, one.sample)
-        for one in find_experiments(["all"])
-        if (here := samples.get(one.name, sample if one.on_prefixes else None)) is not None
-        and one.sample is not None
-        and here < one.sample
+        SmallerSample(experiment.name, experiment.sample_of, here, experiment.sample)
+        for experiment in find_experiments(["all"])
+        if (here := samples.get(experiment.name, sample if experiment.on_prefixes else None)) is not None
+        and experiment.sample is not None
+        and here < experiment.sample
     )
 
 
@@ -432,8 +435,8 @@ def repair(
 def _experiments_of(noted: Manifest, files: Sequence[str]) -> list[str]:
     """The experiments that made these files; the pass over prefixes is made again by any experiment on prefixes."""
     tables = {file.removesuffix(".parquet") for file in files}
-    made = [known for known in KNOWN.values() if known.name in noted.experiments]
-    again = [known for known in made if tables & {f"{EXPERIMENTS}/{table.name}" for table in known.tables}]
+    present = [known for known in KNOWN.values() if known.name in noted.experiments]
+    again = [known for known in present if tables & {f"{EXPERIMENTS}/{table.name}" for table in known.tables}]
     if tables & {prefix_pass.PREFIXES, prefix_pass.LAYERS} and not any(known.on_prefixes for known in again):
-        again += [known for known in made if known.on_prefixes][:1]
+        again += [known for known in present if known.on_prefixes][:1]
     return [known.name for known in again]

@@ -67,21 +67,21 @@ def binomial_tail(k: Any, t: Any, f: Any) -> NDArray[np.float64]:
     """
     from scipy.special import bdtrc
 
-    found: NDArray[np.float64] = bdtrc(np.asarray(k) - 1, np.asarray(t), np.asarray(f, np.float64))
-    return found
+    tail: NDArray[np.float64] = bdtrc(np.asarray(k) - 1, np.asarray(t), np.asarray(f, np.float64))
+    return tail
 
 
 def q_values(p: NDArray[np.float64], hypotheses: int) -> NDArray[np.float64]:
-    """For each p-value the lowest rate of false discoveries at which it is believed (Benjamini and Hochberg).
+    """The lowest rate of false discoveries at which each p-value is believed (Benjamini and Hochberg).
 
     Hypotheses that are not listed count with p = 1.
     """
     order = np.argsort(p, kind="stable")
     scaled = p[order] * hypotheses / np.arange(1, len(p) + 1)
     lowest = np.minimum.accumulate(scaled[::-1])[::-1]
-    found = np.empty(len(p))
-    found[order] = np.minimum(lowest, 1.0)
-    return found
+    q = np.empty(len(p))
+    q[order] = np.minimum(lowest, 1.0)
+    return q
 
 
 def decoy_q_values(numbers: NDArray[Any], decoys: NDArray[Any]) -> NDArray[np.float64]:
@@ -96,9 +96,9 @@ def decoy_q_values(numbers: NDArray[Any], decoys: NDArray[Any]) -> NDArray[np.fl
     ascending, met = numbers[order], np.sort(decoys)
     above = len(numbers) - np.searchsorted(ascending, ascending, "left")
     expected = (1 + len(met) - np.searchsorted(met, ascending, "left")) * len(numbers) / len(met)
-    found = np.empty(len(numbers))
-    found[order] = np.minimum(np.minimum.accumulate(expected / above), 1.0)
-    return found
+    q = np.empty(len(numbers))
+    q[order] = np.minimum(np.minimum.accumulate(expected / above), 1.0)
+    return q
 
 
 def generator(seed: int, experiment: str, part: int = 0) -> np.random.Generator:
@@ -130,12 +130,12 @@ def wilson(hits: float, total: float, z: float = Z) -> tuple[float, float]:
     return max(0.0, min(low, share)), min(1.0, max(high, share))  # rounding must not leave the share outside
 
 
-def paired_interval(one: NDArray[np.bool_], other: NDArray[np.bool_], comparisons: int = 1) -> Interval:
-    """Interval of the share of `one` less that of `other`, seen in the same observations [n] (Bonett and Price)."""
-    if len(one) == 0:
+def paired_interval(first: NDArray[np.bool_], second: NDArray[np.bool_], comparisons: int = 1) -> Interval:
+    """Interval of the share of `first` less that of `second`, seen in the same observations [n] (Bonett and Price)."""
+    if len(first) == 0:
         return None, None
-    total = len(one) + 2
-    more, less = (int((one & ~other).sum()) + 1) / total, (int((other & ~one).sum()) + 1) / total
+    total = len(first) + 2
+    more, less = (int((first & ~second).sum()) + 1) / total, (int((second & ~first).sum()) + 1) / total
     spread = critical(comparisons) * sqrt(max(more + less - (more - less) ** 2, 0) / total)
     return max(more - less - spread, -1.0), min(more - less + spread, 1.0)
 
@@ -166,8 +166,8 @@ def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interva
 def _distances(drawn: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
     """The distance of each resample's mean [resamples, n] from the true mean, in its own standard errors."""
     errors = drawn.std(1, ddof=1) / sqrt(drawn.shape[1])
-    kept = errors > 0
-    distances: NDArray[np.float64] = (drawn.mean(1)[kept] - mean) / errors[kept]
+    is_spread = errors > 0
+    distances: NDArray[np.float64] = (drawn.mean(1)[is_spread] - mean) / errors[is_spread]
     return distances
 
 
@@ -276,11 +276,11 @@ def _placements(ones: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64]
     return np.asarray(below / (2 * len(others)))
 
 
-def correlation_estimate(one: NDArray[Any], other: NDArray[Any]) -> Estimate:
+def correlation_estimate(x: NDArray[Any], y: NDArray[Any]) -> Estimate:
     """Pearson's correlation with Fisher's interval; 0 where a side does not vary."""
-    if len(one) < 4 or np.ptp(one) == 0 or np.ptp(other) == 0:
+    if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return Estimate(0.0, -1.0, 1.0)
-    r = float(np.clip(np.corrcoef(one, other)[0, 1], -1, 1))
+    r = float(np.clip(np.corrcoef(x, y)[0, 1], -1, 1))
     with np.errstate(divide="ignore"):
-        low, high = np.tanh(np.arctanh(r) + np.array([-1, 1]) * Z / sqrt(len(one) - 3))
+        low, high = np.tanh(np.arctanh(r) + np.array([-1, 1]) * Z / sqrt(len(x) - 3))
     return Estimate(r, float(low), float(high))

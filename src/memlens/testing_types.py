@@ -92,7 +92,7 @@ _MORE: dict[str, dict[str, Any]] = {
 
 
 class NotBuildable(Exception):  # noqa: N818
-    """Why there is no tiny network of a type, in one line."""
+    """The reason why there is no tiny network of a type, in one line."""
 
 
 def causal_types() -> tuple[str, ...]:

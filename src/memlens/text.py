@@ -63,7 +63,7 @@ def plain_table(heads: Sequence[str], rows: Sequence[Sequence[Any]] = (), last_w
 
 
 class _Visible(dict[int, str]):
-    """For str.translate: what each character is shown as; filled as characters are met."""
+    """A table for str.translate, from each character to what it is shown as; filled as characters are met."""
 
     def __missing__(self, code: int) -> str:
         sign = chr(code)
@@ -124,12 +124,12 @@ def cut_left(text: str, room: int) -> str:
 
     if cell_len(text) <= room:
         return text
-    kept = len(text)
+    begin = len(text)
     left = max(room, 1) - 1
-    while kept > 0 and cell_len(text[kept - 1]) <= left:
-        kept -= 1
-        left -= cell_len(text[kept])
-    return "…" + text[kept:]
+    while begin > 0 and cell_len(text[begin - 1]) <= left:
+        begin -= 1
+        left -= cell_len(text[begin])
+    return "…" + text[begin:]
 
 
 def cut_right(text: str, room: int) -> str:

@@ -83,13 +83,11 @@ def test_another_model_and_wrong_settings_are_refused(fresh):
         run(index, "local-edits", other)
     with pytest.raises(ModelError, match="--model"):
         run(index, "local-edits")  # it was in memory, so the index cannot know where it is
-    for words, wrong in (
-        ("--sample is 0", {"sample": 0}),
-        ("--seed is -1", {"seed": -1}),
-        ("takes the option 'validation'", {"validation": "text.txt"}),
-    ):
+    with pytest.raises(SettingError, match="takes the option 'validation'"):
+        run(index, "rank", validation="text.txt")
+    for words, wrong in (("--sample is 0", {"sample": 0}), ("--seed is -1", {"seed": -1})):
         with pytest.raises(SettingError, match=words):
-            run(index, "rank", **wrong)
+            memlens.experiment(index, "rank", **wrong)
 
 
 def test_a_layer_in_which_nothing_fires_has_empty_numbers(tiny_gpt2, tmp_path):

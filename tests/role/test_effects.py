@@ -10,12 +10,12 @@ import torch
 import memlens
 from memlens.index.reader import Index
 from memlens.role.effects import (
-    Others,
-    OwnTokens,
+    TargetPrefixes,
+    UnusedMemories,
     _divergence,
     _entropy,
+    _log_p_of_target,
     _looked,
-    _own,
     role_effects,
     silence,
 )
@@ -25,10 +25,10 @@ from memlens.testing import tiny_model, tiny_tokenizer
 @pytest.mark.parametrize("family", ["gpt2", "llama", "qwen2_moe"])
 def test_a_silenced_group_is_one_whose_values_are_zero(family: str) -> None:
     model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer(adds_bos=family == "llama"))
-    prefixes = OwnTokens([[5, 9, 12], [7], [30, 31, 32, 33, 34]], np.array([12, 7, 34]))
+    prefixes = TargetPrefixes([[5, 9, 12], [7], [30, 31, 32, 33, 34]], np.array([12, 7, 34]))
     group = [(0, 3), (1, 8), (1, 11), (2, 19)]
     with silence(model, group):
-        found = _looked(model, prefixes, _own)
+        found = _looked(model, prefixes, _log_p_of_target)
     for layer, memory in group:
         owner, place = model.layers[layer].group_of(memory)
         with torch.no_grad():
@@ -47,7 +47,7 @@ def test_measures_are_those_of_their_definitions() -> None:
     own = torch.tensor([1])
     assert _entropy(logs, own).item() == pytest.approx(-(p * np.log(p)).sum())
     assert _divergence(logs, own, torch.tensor(unigram)).item() == pytest.approx((p * (np.log(p) - unigram)).sum())
-    assert _own(logs, own).item() == pytest.approx(np.log(0.25))
+    assert _log_p_of_target(logs, own).item() == pytest.approx(np.log(0.25))
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def index(tiny_gpt2_values: Index, copy_of: Callable[..., Index]) -> Index:
 def test_random_groups_have_the_size_layers_and_norms_of_the_group(index: Index) -> None:
     rows = {(row["layer"], row["memory"]): row for row in index.table("roles").to_pylist()}
     group = [key for key in rows if key[1] in (0, 7)]
-    others, random = Others(index, group), np.random.default_rng(0)
+    others, random = UnusedMemories(index, group), np.random.default_rng(0)
     assert others.comparable(random) == group
     drawn = [others.random_group(group, random) for _ in range(10)]
     assert len({tuple(one) for one in drawn}) > 1
@@ -75,7 +75,7 @@ def test_a_random_group_takes_no_memory_twice_even_where_all_are_near_the_same_o
     """The longest of a layer: with 20 nearest for each and some taken twice, a group of 104 was set against 101."""
     rows = [row for row in index.table("roles").to_pylist() if row["layer"] == 1 and "dead" not in row["roles"]]
     longest = [(1, row["memory"]) for row in sorted(rows, key=lambda row: -row["norm"])]
-    others, random = Others(index, longest[: len(rows) // 2]), np.random.default_rng(0)
+    others, random = UnusedMemories(index, longest[: len(rows) // 2]), np.random.default_rng(0)
     group = others.comparable(random)
     assert len(group) == len(rows) // 2
     for _ in range(5):
@@ -85,11 +85,11 @@ def test_a_random_group_takes_no_memory_twice_even_where_all_are_near_the_same_o
 def test_of_a_group_that_is_most_of_a_layer_as_many_are_compared_as_there_are_others(index: Index) -> None:
     rows = [row for row in index.table("roles").to_pylist() if row["layer"] == 0 and "dead" not in row["roles"]]
     group = [(0, row["memory"]) for row in rows[3:]]
-    others, random = Others(index, group), np.random.default_rng(0)
+    others, random = UnusedMemories(index, group), np.random.default_rng(0)
     compared = others.comparable(random)
     assert len(compared) == 3 and set(compared) <= set(group)
     assert set(others.random_group(compared, random)) == {(0, row["memory"]) for row in rows[:3]}
-    assert Others(index, [(0, row["memory"]) for row in rows]).comparable(random) == []
+    assert UnusedMemories(index, [(0, row["memory"]) for row in rows]).comparable(random) == []
 
 
 def test_effects_are_compared_prefix_by_prefix_with_all_random_groups(

@@ -119,7 +119,7 @@ def test_a_memory_that_removes_its_token_is_asked_after_its_best_trigger_with_it
             own = sorted((row for row in top if (row["layer"], row["memory"]) == key), key=lambda row: row["rank"])
             ends = [sentences[row["sentence"]][: row["position"] + 1] for row in own]
             naive.append((key, next(tokens for tokens in ends if tokens[-1] == role["token"]), role["token"]))
-    found = list(zip(group, prefixes.tokens, prefixes.own.tolist(), strict=True))
+    found = list(zip(group, prefixes.tokens, prefixes.targets.tolist(), strict=True))
     assert found == naive and found[0][0] == (0, 0) and found[0][2] == token
     monkeypatch.setattr("memlens.role.effects.MOST", 1)  # one prefix has no interval
     code, out, _ = run("roles", index.folder, "--effects")

@@ -17,7 +17,7 @@ from memlens.memory import MemoryId
 
 _Value = TypeVar("_Value")
 CHOICES = ("related", "distant")  # verdicts
-UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, UnknownName)  # what read() of an answer raises
+UNREADABLE = (KeyError, TypeError, ValueError, OverflowError, UnknownName)  # raised by read() of an answer
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class LastLayerChange:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> LastLayerChange:
-        """From a row with these columns; a KeyError, TypeError, ValueError or OverflowError where one is unusable."""
+        """Read a row with these columns; a KeyError, TypeError, ValueError or OverflowError where one is unusable."""
         return cls(
             int(row["layer"]),
             str(row["text"] or ""),
@@ -129,7 +129,7 @@ class Sample:
 
     @classmethod
     def read(cls, content: Mapping[str, Any]) -> Sample:
-        """From an event; a KeyError or TypeError where the content is not a sample's."""
+        """Read the content of an event; a KeyError or TypeError where it is not a sample's."""
         memories = tuple(MemoryId.parse(require_type(name, str)) for name in require_type(content["memories"], list))
         return cls(memories, require_type(content["top"], int), require_type(content["seed"], int))
 

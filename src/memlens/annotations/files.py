@@ -153,14 +153,14 @@ def _read_events(notes: Annotations, task: str, text: str) -> list[dict[str, Any
     for name, value in _origin(notes, task).items():
         if content.get(name, value if name == "corpus" else None) != value:  # the first exports lack the corpus
             raise SettingError(f"the {task} were made with another {name} than this index; they mean other prefixes")
-    found = []
+    events = []
     for number, event in enumerate(content["events"]):
-        where = f"event {number} of the file"
-        its = event.get("task") if task == _BOTH and isinstance(event, Mapping) else task
-        if its not in EVENT_KINDS:
-            raise SettingError(f"{where} has no task; the file is damaged")
-        found.append({**_read_event(notes, str(its), event, where), "task": its})
-    return found
+        place = f"event {number} of the file"
+        event_task = event.get("task") if task == _BOTH and isinstance(event, Mapping) else task
+        if event_task not in EVENT_KINDS:
+            raise SettingError(f"{place} has no task; the file is damaged")
+        events.append({**_read_event(notes, str(event_task), event, place), "task": event_task})
+    return events
 
 
 def _read_event(notes: Annotations, task: str, event: Any, where: str) -> dict[str, Any]:
@@ -250,14 +250,14 @@ def _note_row(note: Note) -> list[Any]:
 
 
 def _read_notes(text: str) -> list[Note]:
-    found = []
-    for where, row in _csv_rows(NOTES, text):
+    notes = []
+    for place, row in _csv_rows(NOTES, text):
         if row["star"] not in ("", "yes"):
-            raise SettingError(f"{where}: the star is '{row['star']}'; write yes, or nothing")
+            raise SettingError(f"{place}: the star is '{row['star']}'; write yes, or nothing")
         lists = tuple(name.strip() for name in row["lists"].split(";") if name.strip())
         memory = MemoryId.parse(row["memory"])
-        found.append(Note(row["annotator"], memory, row["star"] == "yes", row["name"], row["note"], lists))
-    return found
+        notes.append(Note(row["annotator"], memory, row["star"] == "yes", row["name"], row["note"], lists))
+    return notes
 
 
 def _read_labels(text: str) -> list[Label]:

@@ -86,19 +86,19 @@ def _right_events(content: bytes, noted: tuple[int, str]) -> tuple[list[Event], 
     rows: dict[int, list[_Row]] = {}
     for row in _rows(content):
         rows.setdefault(row.place, []).append(row)
-    kept: dict[int, Event] = {}
+    by_place: dict[int, Event] = {}
     for place, same in rows.items():
         before = {FIRST} if place == 1 else {row.hash for row in rows.get(place - 1, [])}
         after = {row.previous for row in rows.get(place + 1, [])} | ({noted[1]} if place == noted[0] else set())
         for row in same:
             hashes = {row.event.hash_at(place, previous) for previous in before | {row.previous}}
-            if hashes & (after | {row.hash}) and (place not in kept or hashes & after):
-                kept[place] = row.event
-    if not kept:
+            if hashes & (after | {row.hash}) and (place not in by_place or hashes & after):
+                by_place[place] = row.event
+    if not by_place:
         return [], []
-    end = max(*kept, noted[0]) if noted[0] <= max(kept) + len(content) else max(kept)
-    lost = [LostEvent(place, _about(rows.get(place, []))) for place in range(1, end + 1) if place not in kept]
-    return [event for _, event in sorted(kept.items())], lost
+    end = max(*by_place, noted[0]) if noted[0] <= max(by_place) + len(content) else max(by_place)
+    lost = [LostEvent(place, _about(rows.get(place, []))) for place in range(1, end + 1) if place not in by_place]
+    return [event for _, event in sorted(by_place.items())], lost
 
 
 def _about(rows: Sequence[_Row]) -> str:
@@ -126,14 +126,14 @@ def _rows(content: bytes) -> Iterator[_Row]:
 
 def _kinds(header: bytes) -> list[int] | None:
     """The types of a row's values: a number, then texts; None where the bytes are no such header."""
-    found, number = [], 0
+    kinds, number = [], 0
     for byte in header[1:]:
         number = number << 7 | byte & 0x7F
         if byte < 0x80:
-            found.append(number)
+            kinds.append(number)
             number = 0
-    numbers_and_texts = len(found) == len(COLUMNS) and (found[0] in range(1, 7) or found[0] == 9)
-    return found if numbers_and_texts and all(kind >= 13 and kind % 2 for kind in found[1:]) else None
+    numbers_and_texts = len(kinds) == len(COLUMNS) and (kinds[0] in range(1, 7) or kinds[0] == 9)
+    return kinds if numbers_and_texts and all(kind >= 13 and kind % 2 for kind in kinds[1:]) else None
 
 
 def _length(kind: int) -> int:
@@ -146,24 +146,24 @@ def _payload(content: bytes, start: int, size: int, page: int) -> bytes:
     most, least = page - 35, (page - 12) * 32 // 255 - 23
     fitting = least + (size - least) % (page - 4)
     here = size if size <= most else fitting if fitting <= most else least
-    found = bytearray(content[start : start + here])
+    payload = bytearray(content[start : start + here])
     place = start + here
-    while len(found) < size:
+    while len(payload) < size:
         number = int.from_bytes(content[place : place + 4], "big")
         place = (number - 1) * page
-        part = content[place + 4 : place + 4 + min(page - 4, size - len(found))] if number else b""
+        part = content[place + 4 : place + 4 + min(page - 4, size - len(payload))] if number else b""
         if not part:
             break
-        found += part
-    return bytes(found)
+        payload += part
+    return bytes(payload)
 
 
 def _values(payload: bytes, kinds: Sequence[int]) -> list[bytes]:
-    place, found = payload[0], []
+    place, values = payload[0], []
     for kind in kinds:
-        found.append(payload[place : place + _length(kind)] if kind != 9 else b"\1")
+        values.append(payload[place : place + _length(kind)] if kind != 9 else b"\1")
         place += _length(kind)
-    return found
+    return values
 
 
 def _text(value: bytes) -> str:
@@ -182,7 +182,7 @@ def _noted_end(path: Path) -> tuple[int, str]:
 
 def _unhashed_events(path: Path) -> tuple[list[Event], list[LostEvent]]:
     """Read a file of an older memlens by SQLite: the events that are valid, and those that are not."""
-    found: dict[str, Event] = {}
+    by_key: dict[str, Event] = {}
     lost = []
     try:
         with closing(connect(path)) as database:
@@ -193,22 +193,22 @@ def _unhashed_events(path: Path) -> tuple[list[Event], list[LostEvent]]:
         for number in range(1, max(rows, default=0) + 1):
             event = Event(*rows[number]) if number in rows else None
             if event is not None and _makes_sense(event):
-                found.setdefault(event.key, event)
-            elif event is None or event.key not in found:
+                by_key.setdefault(event.key, event)
+            elif event is None or event.key not in by_key:
                 lost.append(LostEvent(number, f"a row of the table {table}"))
-    return list(found.values()), lost
+    return list(by_key.values()), lost
 
 
 def _readable_rows(database: sqlite3.Connection, table: str) -> dict[int, Sequence[Any]]:
-    """By id, what SQLite can still read of a table without hashes, from both ends up to what is damaged."""
-    found: dict[int, Sequence[Any]] = {}
+    """The rows by id that SQLite can still read of a table without hashes, from both ends up to the damage."""
+    rows: dict[int, Sequence[Any]] = {}
     for order in ("ASC", "DESC"):
         try:
             for number, *fields in database.execute(f"SELECT id, {UNHASHED[table]} FROM {table} ORDER BY id {order}"):
-                found[number] = fields
+                rows[number] = fields
         except (sqlite3.Error, UnicodeDecodeError):
             continue
-    return dict(sorted(found.items()))
+    return dict(sorted(rows.items()))
 
 
 def _makes_sense(event: Event) -> bool:
@@ -240,17 +240,17 @@ def _exchange(path: Path, new: Path) -> Path:
     number = 1
     while any(path.parent.glob(f"{path.name}.damaged-{number}*")):
         number += 1
-    kept = path.with_name(f"{path.name}.damaged-{number}")
+    copy = path.with_name(f"{path.name}.damaged-{number}")
     try:
-        os.link(path, kept)
+        os.link(path, copy)
     except OSError:  # not every disk has second names
-        with path.open("rb") as source, kept.open("xb") as target:
+        with path.open("rb") as source, copy.open("xb") as target:
             shutil.copyfileobj(source, target)
             os.fsync(target.fileno())
     for ending in _BESIDE:  # SQLite would apply them to the new file
         beside = path.with_name(path.name + ending)
         if beside.exists():
-            beside.rename(kept.with_name(kept.name + ending))
+            beside.rename(copy.with_name(copy.name + ending))
     new.replace(path)
     sync_folder(path.parent)
-    return kept
+    return copy

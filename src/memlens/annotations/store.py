@@ -186,20 +186,20 @@ class Annotations:
         """Current verdicts, of everybody or of one person, ordered by person, then by the example's name."""
         people = self.annotators(VERDICTS) if annotator is None else [annotator]
         standing = [sorted(self._standing(VERDICTS, person).items()) for person in people]
-        found = [self._answer(VERDICTS, events[-1]) for by_name in standing for _, events in by_name]
-        return [verdict for verdict in found if isinstance(verdict, Verdict)]
+        answers = [self._answer(VERDICTS, events[-1]) for by_name in standing for _, events in by_name]
+        return [verdict for verdict in answers if isinstance(verdict, Verdict)]
 
     def notes(self) -> dict[MemoryId, Note]:
         """The current note of each memory: the last that anybody wrote and did not take back."""
         events = [event.as_dict() for event in self._history.events() if event.task == NOTES]
         undone = {str(event["content"].get("undoes")) for event in events if event["kind"] == "undo"}
-        found: dict[MemoryId, Note] = {}
+        by_memory: dict[MemoryId, Note] = {}
         for event in events:
             if event["kind"] == "note" and event["key"] not in undone:
                 note = self._answer(NOTES, event)
                 assert isinstance(note, Note)
-                found[note.memory] = note
-        return {memory: found[memory] for memory in sorted(found) if not found[memory].is_empty}
+                by_memory[note.memory] = note
+        return {memory: by_memory[memory] for memory in sorted(by_memory) if not by_memory[memory].is_empty}
 
     def check(self, answer: Answer) -> None:
         """Refuse an unknown verdict, an invalid pattern, or a memory that the index does not have."""
@@ -216,15 +216,15 @@ class Annotations:
             _check_pattern(memory, pattern, min(shown, sample.top) if sample else shown)
 
     def _standing(self, task: str, annotator: str, subject: str | None = None) -> dict[str, list[dict[str, Any]]]:
-        """By subject, one person's answers that were not taken back, in order."""
+        """One person's answers that were not taken back, by subject, in order."""
         of_person = [e for e in self._history.events() if (e.task, e.annotator) == (task, annotator) and e.subject]
         events = [event.as_dict() for event in of_person if subject in (None, event.subject)]
         undone = {str(event["content"].get("undoes")) for event in events if event["kind"] == "undo"}
-        found: dict[str, list[dict[str, Any]]] = {}
+        by_subject: dict[str, list[dict[str, Any]]] = {}
         for event in events:
             if event["kind"] != "undo" and event["key"] not in undone:
-                found.setdefault(event["subject"], []).append(event)
-        return found
+                by_subject.setdefault(event["subject"], []).append(event)
+        return by_subject
 
     def _answer(self, task: str, event: Mapping[str, Any]) -> Answer:
         with self._readable(event["key"]):
@@ -232,7 +232,7 @@ class Annotations:
 
     @contextmanager
     def _readable(self, key: str) -> Iterator[None]:
-        """Events that were never hashed may be nonsense."""
+        """Turn an error about the content of an event into one line; an event without a hash may hold anything."""
         try:
             yield
         except UNREADABLE as error:

@@ -41,7 +41,7 @@ class StudyProgress:
 
 @dataclass(frozen=True)
 class Study:
-    """The sample, and how far everybody is."""
+    """The sample of a study, and everybody's progress."""
 
     memories: tuple[MemoryId, ...]
     top: int | None  # triggers shown of each memory; None before a sample is drawn
@@ -56,7 +56,7 @@ class PersonalStudy:
     finished: bool
     done: tuple[MemoryId, ...]
     following: MemoryId | None  # the first memory of the sample without a label
-    labels: tuple[Label, ...]  # one's own; after finishing, those of all who have finished
+    labels: tuple[Label, ...]  # the person's own; after finishing, those of all who have finished
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,10 @@ def agreement(index: Index) -> list[PairAgreement]:
     if len(by_person) < 2:
         still = f"; still labelling: {', '.join(waiting)}" if waiting else ""
         raise SettingError(f"agreement needs two people who have finished, there are {len(by_person)}{still}")
-    return [_pair(one, other, by_person[one], by_person[other]) for one, other in combinations(sorted(by_person), 2)]
+    return [
+        _pair(person, other, by_person[person], by_person[other])
+        for person, other in combinations(sorted(by_person), 2)
+    ]
 
 
 def compare_with_people(index: Index) -> list[MachineAgreement]:
@@ -149,15 +152,15 @@ def compare_with_people(index: Index) -> list[MachineAgreement]:
     if not labels:
         raise SettingError("nobody has finished labelling; there is nothing to compare the automatic patterns with")
     machine = _covered_by_machine(index, {label.memory for label in labels}, sample.top if sample else None)
-    found = []
+    agreements = []
     for person, of_person in sorted(_covered_by_people(labels).items()):
         for kind in _CLASSES:
             both = (machine, of_person)
             prefixes = [{(memory, rank) for memory in of_person for rank in by[memory][kind]} for by in both]
             memories = [{memory for memory, _ in covered} for covered in prefixes]
             rates = *_precision_and_recall(*memories), *_precision_and_recall(*prefixes)
-            found.append(MachineAgreement(person, kind, len(of_person), *rates))
-    return found
+            agreements.append(MachineAgreement(person, kind, len(of_person), *rates))
+    return agreements
 
 
 def cohens_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
@@ -171,11 +174,11 @@ def cohens_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
 
 
 def _covered_by_people(labels: Sequence[Label]) -> dict[str, dict[MemoryId, Coverage]]:
-    found: dict[str, dict[MemoryId, Coverage]] = {}
+    by_person: dict[str, dict[MemoryId, Coverage]] = {}
     for label in labels:
         ranks = {kind: {rank for p in label.patterns if p.kind == kind for rank in p.prefixes} for kind in KINDS}
-        found.setdefault(label.annotator, {})[label.memory] = _coverage(ranks)
-    return found
+        by_person.setdefault(label.annotator, {})[label.memory] = _coverage(ranks)
+    return by_person
 
 
 def _covered_by_machine(index: Index, memories: set[MemoryId], top: int | None) -> dict[MemoryId, Coverage]:
@@ -195,22 +198,24 @@ def _class_of(covered: Coverage) -> str:
     return "both" if len(has) == 2 else has[0] if has else "none"
 
 
-def _pair(one: str, other: str, left: Mapping[MemoryId, Coverage], right: Mapping[MemoryId, Coverage]) -> PairAgreement:
+def _pair(
+    person: str, other: str, left: Mapping[MemoryId, Coverage], right: Mapping[MemoryId, Coverage]
+) -> PairAgreement:
     shared = sorted(left.keys() & right.keys())
     classes = [(_class_of(left[memory]), _class_of(right[memory])) for memory in shared]
     overlaps = [_mean_jaccard([(left[memory][kind], right[memory][kind]) for memory in shared]) for kind in _CLASSES]
-    return PairAgreement(one, other, len(shared), sum(a == b for a, b in classes), cohens_kappa(classes), *overlaps)
+    return PairAgreement(person, other, len(shared), sum(a == b for a, b in classes), cohens_kappa(classes), *overlaps)
 
 
 def _mean_jaccard(pairs: Sequence[tuple[frozenset[int], frozenset[int]]]) -> float | None:
-    known = [len(mine & other) / len(mine | other) for mine, other in pairs if mine | other]
-    return _share(sum(known), len(known))
+    overlaps = [len(mine & other) / len(mine | other) for mine, other in pairs if mine | other]
+    return _share(sum(overlaps), len(overlaps))
 
 
 def _precision_and_recall(machine: set[_Item], person: set[_Item]) -> tuple[float | None, float | None]:
-    both = len(machine & person)
-    return _share(both, len(machine)), _share(both, len(person))
+    shared = len(machine & person)
+    return _share(shared, len(machine)), _share(shared, len(person))
 
 
-def _share(part: float, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(part: float, total: int) -> float | None:
+    return part / total if total else None

@@ -305,7 +305,7 @@ def _undo(screen: Screen, notes: Annotations, task: str, annotator: str, subject
 
 
 def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) -> None:
-    """To a file that is new or an export, or to stdout."""
+    """Write text to stdout, or to a file that is new or was exported before."""
     from memlens.annotations.files import is_export
 
     if file is None:

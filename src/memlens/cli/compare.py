@@ -42,64 +42,66 @@ def compare(
     """Show which memories changed most, or of two layers are most alike: triggers, values, patterns or roles."""
     from memlens.comparison.compare import compare_indexes
 
-    found = compare_indexes(memlens.Index(index), memlens.Index(other), by=by, layers=layers, top=top, alike=alike)
+    comparison = compare_indexes(memlens.Index(index), memlens.Index(other), by=by, layers=layers, top=top, alike=alike)
     if screen.as_json:
-        screen.json(found)
+        screen.json(comparison)
         return
-    screen.result(_head(found))
+    screen.result(_head(comparison))
     screen.result()
-    screen.result(_layer_table(found))
-    if not found.changes:
+    screen.result(_layer_table(comparison))
+    if not comparison.changes:
         screen.note("no memory has a counterpart")
         return
     screen.result()
-    screen.result(_change_table(screen, found))
+    screen.result(_change_table(screen, comparison))
 
 
-def _head(found: IndexComparison) -> Text:
-    line = Text.assemble((visible(found.models[0]), "bold"), (" → ", "dim"), (visible(found.models[1]), "bold"))
+def _head(comparison: IndexComparison) -> Text:
+    line = Text.assemble(
+        (visible(comparison.models[0]), "bold"), (" → ", "dim"), (visible(comparison.models[1]), "bold")
+    )
     same = [
-        "one model" if found.same_model else "two models",
-        "one corpus" if found.same_corpus else "two corpora",
-        f"compared by {_WORDS.get(found.measure, found.measure)}",
-        "most alike first" if found.alike else "most changed first",
+        "one model" if comparison.same_model else "two models",
+        "one corpus" if comparison.same_corpus else "two corpora",
+        f"compared by {_WORDS.get(comparison.measure, comparison.measure)}",
+        "most alike first" if comparison.alike else "most changed first",
     ]
     return line.append_text(Text("   " + ", ".join(same), "dim"))
 
 
-def _layer_table(found: IndexComparison) -> Table:
+def _layer_table(comparison: IndexComparison) -> Table:
     table = plain_table([">layer", ">memories", ">compared", ">mean change", ">unchanged", ">all new"])
-    for layer in found.layers:
+    for layer in comparison.layers:
         name = str(layer.layer) if layer.layer == layer.other else f"{layer.layer}:{layer.other}"
         counts = [f"{count:,}" for count in (layer.memories, layer.matched, layer.unchanged, layer.replaced)]
         table.add_row(name, *counts[:2], percent(layer.mean_change), *counts[2:])
     return table
 
 
-def _change_table(screen: Screen, found: IndexComparison) -> Table:
+def _change_table(screen: Screen, comparison: IndexComparison) -> Table:
     """Numbers are shown whole, both sides in the remaining room; a narrow terminal gets fewer numbers."""
     width = screen.out.width
     heads = ["memory", "change", "shared", "strongest"][: 4 if width >= _WIDE else 3 if width >= _NARROW else 2]
-    facts = [_facts(found, change) for change in found.changes]
+    facts = [_facts(comparison, change) for change in comparison.changes]
     taken = [max(len(head), *(len(row[place]) for row in facts)) for place, head in enumerate(heads)]
     room = max((width - sum(taken) - _GAP * (len(heads) + 1)) // 2, _LEAST_WIDTH)
     table = plain_table([*heads, "before", "after"])
-    for change, row in zip(found.changes, facts, strict=True):
+    for change, row in zip(comparison.changes, facts, strict=True):
         cells = [Text(cell, "" if place else "bold") for place, cell in enumerate(row[: len(heads)])]
-        table.add_row(*cells, _side(found.by, change.before, room), _side(found.by, change.after, room))
+        table.add_row(*cells, _side(comparison.by, change.before, room), _side(comparison.by, change.after, room))
     return table
 
 
-def _facts(found: IndexComparison, change: MemoryChange) -> list[str]:
+def _facts(comparison: IndexComparison, change: MemoryChange) -> list[str]:
     """Names, change, shared entries and strongest coefficients of both sides."""
-    one, other = change.before, change.after
+    before, after = change.before, change.after
     measures = {"prefixes": change.triggers, "endings": change.endings, "tokens": change.values, "roles": change.roles}
-    overlap = measures.get(found.measure, change.patterns)
+    overlap = measures.get(comparison.measure, change.patterns)
     return [
-        str(one.memory) if one.memory == other.memory else f"{one.memory} → {other.memory}",
+        str(before.memory) if before.memory == after.memory else f"{before.memory} → {after.memory}",
         percent(change.change),
         MISSING if overlap is None else f"{overlap.shared} of {overlap.a} | {overlap.b}",
-        " → ".join(MISSING if side.coefficient is None else number(side.coefficient) for side in (one, other)),
+        " → ".join(MISSING if side.coefficient is None else number(side.coefficient) for side in (before, after)),
     ]
 
 

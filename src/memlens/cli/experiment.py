@@ -119,14 +119,11 @@ def _rows_of(tables: dict[str, pa.Table]) -> Callable[[str], list[Row] | None]:
 
 def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, tables: dict[str, pa.Table]) -> None:
     """Each claim with its verdict, and the reason below."""
-    from rich.padding import Padding
-    from rich.text import Text
-
     for judged in experiment.judge(index, _rows_of(tables)):
-        found = judged.judgement
-        assert found is not None  # its table has just been made
-        screen.result(Padding(Text.assemble((found.verdict, "bold"), ": ", judged.claim.text), 0))
-        screen.result(Padding(Text(visible(found.reason), "dim"), (0, 0, 0, 2)))
+        judgement = judged.judgement
+        assert judgement is not None  # its table has just been made
+        screen.result(Padding(Text.assemble((judgement.verdict, "bold"), ": ", judged.claim.text), 0))
+        screen.result(Padding(Text(visible(judgement.reason), "dim"), (0, 0, 0, 2)))
 
 
 def _list(screen: Screen, index: memlens.Index) -> None:
@@ -240,7 +237,7 @@ def _span(numbers: Sequence[float | None], write: Write) -> Any:
 
 
 def _table(picture: Picture, rows: list[Row], most: int | None) -> Any:
-    """At most so many layers, the first and the last among them."""
+    """The table with at most so many layers, the first and the last among them."""
     table = plain_table([">layer"])
     for column in picture.columns:
         table.add_column(column.head, justify="right", no_wrap=True)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.table import Table
+from rich.text import Text
 
 from memlens.cli.options import Device, Dtype, Json, Model, Quiet, Threads, Verbose
 from memlens.cli.screen import Screen
 from memlens.parallel import import_torch
+from memlens.settings import ScanSettings
 from memlens.text import duration, plain, size, visible
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from memlens.models.info import ModelInfo
     from memlens.models.proof import Proof
     from memlens.scanner.autotune import ScanEstimate
-    from memlens.settings import ScanSettings
 
 # the checks of models/proof.py in the paper's letters
 _CHECKS = {
@@ -50,7 +50,6 @@ def info(
     from memlens.models.info import describe
     from memlens.models.load import load
     from memlens.scanner.autotune import estimate_scan, usable_cores
-    from memlens.settings import ScanSettings
 
     settings = ScanSettings(threads=usable_cores() if threads is None else threads)
     if estimate:
@@ -88,9 +87,6 @@ def _as_json(facts: ModelInfo, cost: ScanEstimate | None) -> dict[str, Any]:
 
 
 def _print(screen: Screen, facts: ModelInfo, cost: ScanEstimate | None) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True, style="bold")
     table.add_column()
@@ -134,9 +130,6 @@ def _bos(facts: ModelInfo) -> str:
 
 
 def _proof(proof: Proof, gated: bool) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
     lines = Table.grid(padding=(0, 2))
     for check, words in _CHECKS.items():
         shown = _GATED if gated and check == "coefficients" else words

@@ -21,7 +21,7 @@ from memlens.cli.tables import (
     trigger_table,
 )
 from memlens.errors import SettingError
-from memlens.memory import ROLES
+from memlens.memory import ROLES, ExpertId
 from memlens.settings import parse_layers
 from memlens.text import cut_right, number, percent, plain, plain_table, quoted, sparkline, visible
 
@@ -52,7 +52,6 @@ def show(
     """Show one memory: what triggers it, what that has in common, and what it promotes. Or one expert, like L3E5."""
     from memlens.index.expert import read_expert
     from memlens.index.memory import ENDS, read_memory
-    from memlens.memory import ExpertId
     from memlens.pattern.related import related_memories
 
     opened = memlens.Index(index)
@@ -97,15 +96,15 @@ def show(
 
 
 def _show_on(screen: Screen, index: memlens.Index, memory: str, text: str, model: str | None) -> None:
-    """A text as this memory sees it."""
+    """Print the memory's coefficient at every token of a text."""
     from memlens.tracer.firing import coefficients_on
 
     index.check(memory)  # before a model is loaded
-    found = coefficients_on(index.load_model(model), memory, text)
+    on_text = coefficients_on(index.load_model(model), memory, text)
     if screen.as_json:
-        screen.json(plain(found))
+        screen.json(plain(on_text))
         return
-    rows = [[quoted(token, 24), number(m)] for token, m in zip(found.tokens, found.coefficients, strict=True)]
+    rows = [[quoted(token, 24), number(m)] for token, m in zip(on_text.tokens, on_text.coefficients, strict=True)]
     screen.result(plain_table(["token", ">coefficient"], rows))
 
 
@@ -115,11 +114,11 @@ def _show_nearest(screen: Screen, index: memlens.Index, memory: str, count: int,
 
     index.check(memory)  # before a model is loaded
     loaded = index.load_model(model)
-    found = {side: nearest_memories(index, loaded, memory, side, count) for side in SIDES}
+    by_side = {side: nearest_memories(index, loaded, memory, side, count) for side in SIDES}
     if screen.as_json:
-        screen.json(found)
+        screen.json(by_side)
         return
-    for side, near in found.items():
+    for side, near in by_side.items():
         rows = [
             [str(neighbour.name), f"{neighbour.cosine:.3f}", Text(visible(neighbour.summary or ""), "cyan")]
             for neighbour in near
@@ -349,9 +348,9 @@ def _search_firing(
         raise SettingError(f"--order is '{order}'; with --in fires choose one of: {', '.join(FIRING_ORDERS)}")
     chosen = None if layers is None else parse_layers(layers)
     loaded = index.load_model(model)
-    found = fires_on(loaded, query[0], index=index, order=order or "relative", layers=chosen, limit=limit)
+    result = fires_on(loaded, query[0], index=index, order=order or "relative", layers=chosen, limit=limit)
     if screen.as_json:
-        screen.json(found)
+        screen.json(result)
         return
     rows = [
         [
@@ -362,11 +361,11 @@ def _search_firing(
             f"{hit.effect:+.3f}",
             Text(visible(hit.summary or ""), "cyan"),
         ]
-        for hit in found.found
+        for hit in result.found
     ]
     heads = ["memory", ">of its range", ">m", "at", ">effect", "summary"]
     screen.result(plain_table(heads, rows, screen.out.is_terminal))
-    screen.note(f"{found.total:,} fire; effects are on the logit of {quoted(found.prediction.text, 20)}")
+    screen.note(f"{result.total:,} fire; effects are on the logit of {quoted(result.prediction.text, 20)}")
 
 
 def _print(screen: Screen, index: memlens.Index, query: SearchQuery, result: SearchResult) -> None:
@@ -393,16 +392,16 @@ def _nothing(index: memlens.Index, query: SearchQuery) -> str:
     return f"no memory has {texts} in its {query.place}" if query.texts else "no memory passes these filters"
 
 
-def _table(screen: Screen, query: SearchQuery, found: Any) -> Any:
+def _table(screen: Screen, query: SearchQuery, hits: Any) -> Any:
     """Memories found by value, pattern, name or statistic."""
 
     wraps = screen.out.is_terminal
     if not query.texts or query.place == "name":
-        numbers = [[number(hit.number)] if not query.texts else [] for hit in found]
+        numbers = [[number(hit.number)] if not query.texts else [] for hit in hits]
         heads = ["memory", *([f">{query.order}"] if not query.texts else []), "summary"]
         rows = [
             [str(hit.name), *cells, Text(visible(hit.summary or ""), "cyan")]
-            for hit, cells in zip(found, numbers, strict=True)
+            for hit, cells in zip(hits, numbers, strict=True)
         ]
         return plain_table(heads, rows, wraps)
     if query.place == "patterns":
@@ -414,14 +413,14 @@ def _table(screen: Screen, query: SearchQuery, found: Any) -> Any:
                 f"{hit.confidence:.2f}",
                 Text(visible(hit.description), "cyan"),
             ]
-            for hit in found
+            for hit in hits
         ]
         return plain_table(["memory", "kind", ">prefixes", ">confidence", "pattern"], rows, wraps)
     style = "red" if query.bottom else "green"
     room = max(min(screen.out.width, 160) - _TAKEN, 20)
     rows = [
         [str(hit.name), number(hit.p), str(hit.rank + 1), Text(cut_right(_tokens(hit.tokens), room), style)]
-        for hit in found
+        for hit in hits
     ]
     return plain_table(["memory", ">p", ">place", "pushes down" if query.bottom else "promotes"], rows)
 

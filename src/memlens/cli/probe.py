@@ -14,6 +14,7 @@ from rich.text import Text
 from memlens.cli.options import Device, Force, refuse_unused, with_screen, with_settings
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
+from memlens.files import refuse_output
 from memlens.parallel import import_torch
 from memlens.settings import RUN, ProbeSettings, divide
 from memlens.text import plain_table, quoted, tail, visible
@@ -145,8 +146,7 @@ def _apply(
 
 
 def _refuse_outputs(save: Path | None, steer: Path | None, force: bool) -> None:
-    """Before anything is computed."""
-    from memlens.files import refuse_output
+    """Refuse files that must not be written, before anything is computed."""
     from memlens.probing.saved import is_probe
     from memlens.tracer.intervention import is_intervention
 

@@ -131,5 +131,5 @@ def _cut(summary: dict[str, Any]) -> str:
 
 
 def _dead_by_layer(dead: dict[str, int]) -> str:
-    found = [f"{count:,} in layer {layer}" for layer, count in dead.items() if count]
-    return ", ".join(found) + " (nothing in this corpus triggers them)" if found else "none"
+    parts = [f"{count:,} in layer {layer}" for layer, count in dead.items() if count]
+    return ", ".join(parts) + " (nothing in this corpus triggers them)" if parts else "none"

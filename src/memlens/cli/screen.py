@@ -222,7 +222,7 @@ class ScanProgress:
             self._bar.add_task(words, total=total, completed=done, counts="", left=self._time_left(stage, done, total))
 
     def _time_left(self, stage: str, done: int, total: int | None) -> str:
-        """Of all stages together. Only the bar of a scan is the whole of its stage, if nobody has begun it before."""
+        """The time left of all stages together; only the bar of a scan that starts from nothing is all of its stage."""
         if self.left is None:
             return ""
         share = done / total if stage == "scan" and total and not self._first else None

@@ -229,10 +229,10 @@ def _show_effects(screen: Screen, index: "memlens.Index", model: str | None, see
     for table in ("roles", "values"):
         index.path(table)  # refused here, before a model is loaded
     with ScanProgress(screen) as progress:
-        found = role_effects(index, index.load_model(model), seed=seed, progress=progress)
-    write_effects(index, found, seed)
+        effects = role_effects(index, index.load_model(model), seed=seed, progress=progress)
+    write_effects(index, effects, seed)
     if screen.as_json:
-        screen.json(found)
+        screen.json(effects)
         return
     rows = [
         [
@@ -246,7 +246,7 @@ def _show_effects(screen: Screen, index: "memlens.Index", model: str | None, see
             else f"{number(effect.norm)} : {number(effect.random_norm)}",
             effect.verdict,
         ]
-        for effect in found
+        for effect in effects
     ]
     compared = ["random groups at most", "more than random", "norm : theirs"]
     screen.table(["silenced", "memories", "changes", "by (nats)", *compared, "effect"], rows)

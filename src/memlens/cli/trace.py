@@ -19,6 +19,7 @@ import memlens
 from memlens.cli.options import Device, refuse_unused, with_screen
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
+from memlens.files import refuse_output
 from memlens.parallel import import_torch
 from memlens.settings import RUN
 from memlens.text import cut_left, number, plain, quoted, visible
@@ -44,7 +45,7 @@ class Room:
 
 
 def rooms(top: int) -> Iterator[Room]:
-    """From everything to the least that is still of use: first fewer things, then shorter ones."""
+    """Sizes of a row to try in turn, from the largest to the least that is of use: first fewer things, then shorter."""
     room = Room(top, top)
     yield room
     while max(room.tokens, room.memories) > 2:
@@ -293,7 +294,6 @@ def trace(
     if save is None:
         refuse_unused({"--force": force}, "is for --save, which is not there")
     else:
-        from memlens.files import refuse_output
         from memlens.tracer.intervention import is_intervention
 
         refuse_output(save, is_intervention, force=force)  # now, not after a model was loaded
@@ -338,7 +338,7 @@ def _intervention(sets: list[str], at: list[int] | None, file: Path | None) -> I
 def _look(
     model: MemoryModel, index: memlens.Index | None, prompt: str, intervention: Intervention | None, **options: Any
 ) -> Any:
-    """A Trace, or an InterventionEffect where something is changed."""
+    """Trace the prompt; an InterventionEffect where something is changed."""
     from memlens.tracer.intervene import intervene
     from memlens.tracer.trace import trace
 
@@ -352,7 +352,7 @@ def _look(
 def _continue(
     model: MemoryModel, prompt: str, count: int, intervention: Intervention | None, temperature: float, seed: int
 ) -> list[Continuation]:
-    """Without the edits and, if there are any, with them."""
+    """Continue the prompt without the edits and, if there are any, with them."""
     from memlens.tracer.intervene import generate
 
     if not count:

@@ -278,22 +278,22 @@ def _look_closer(
     a: Index, b: Index, pairs: list[tuple[MemoryId, MemoryId, float]], queries: Mapping[str, ListQuery]
 ) -> Iterator[MemoryChange]:
     """All overlaps and both sides of each pair, in the same order."""
-    ours, theirs = [one for one, _, _ in pairs], [other for _, other, _ in pairs]
+    ours, theirs = [mine for mine, _, _ in pairs], [other for _, other, _ in pairs]
     before, after = _read_sides(a, ours), _read_sides(b, theirs)
     lists = {
         name: (query.read_texts(a, ours), query.read_texts(b, theirs))
         for name, query in queries.items()
         if name != "triggers" and pairs
     }
-    for one, other, change in pairs:
-        overlaps = {name: overlap_of(left.get(one, {}), right.get(other, {})) for name, (left, right) in lists.items()}
+    for mine, other, change in pairs:
+        overlaps = {name: overlap_of(left.get(mine, {}), right.get(other, {})) for name, (left, right) in lists.items()}
         yield MemoryChange(
             change=change,
             triggers=overlaps["prefixes"],
             endings=overlaps["endings"],
             values=overlaps.get("values"),
             patterns=overlaps.get("patterns"),
-            before=before[one],
+            before=before[mine],
             after=after[other],
             roles=overlaps.get("roles"),
         )

@@ -168,7 +168,7 @@ def memory_by_memory(a: KeyLists, b: KeyLists, count: int) -> tuple[FloatArray, 
 def best_counterparts(
     a: KeyLists, b: KeyLists, count_a: int, count_b: int, itself: bool = False
 ) -> tuple[IntArray, FloatArray]:
-    """For each memory of a the memory of b with the highest Jaccard index, of equal ones the lowest, and that index.
+    """The memory of b with the highest Jaccard index for each memory of a (of equal ones the lowest), and that index.
 
     A memory that shares nothing with any has partner -1. `itself`: both are one layer, and no memory is its own
     counterpart.

@@ -125,7 +125,7 @@ def read_parquet(file: SourceFile, column: str) -> Iterator[Passage]:
 
 
 def _rows_at_once(table: Any, column: str) -> int:
-    """So many rows that texts of the length that a row group has on average fit in memory with ease."""
+    """The number of rows to read at once, so that texts of a row group's average length fit in memory with ease."""
     rows = _ROWS
     for number in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(number)

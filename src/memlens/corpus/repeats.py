@@ -72,7 +72,7 @@ class _SortedPart:
 def find_repeats(
     group: SentenceGroup, folder: Path, dedup: str, look: Callable[[], None] = lambda: None
 ) -> Iterator[NDArray[np.int32]]:
-    """How many tokens of each sentence an earlier one (of lower id) has in common with it, by id, from 0 on.
+    """The number of tokens that each sentence shares with an earlier one (of lower id), by id, from 0 on.
 
     Prefixes nest: where the first n tokens were seen before, so were all shorter prefixes. So one number per sentence
     is enough: the longest prefix that it shares with any earlier one or, with dedup "sentence", its length where an
@@ -84,7 +84,7 @@ def find_repeats(
 
 
 def cut_by_size(lengths: Ints) -> list[int]:
-    """Where to cut sentences into chunks: 0, and the number at which each one ends."""
+    """The cuts of sentences into chunks: 0, and the number at which each chunk ends."""
     begins = np.cumsum(4 * lengths + _OBJECTS) - 4 * lengths - _OBJECTS
     return [*np.flatnonzero(np.diff(begins // _CHUNK, prepend=-1)).tolist(), len(lengths)]
 

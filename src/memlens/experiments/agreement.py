@@ -151,15 +151,15 @@ def agreement_beats_chance(evidence: vd.Evidence) -> vd.Judgement:
     if not rows:
         return vd.NOT_MEASURED
     agree, memories = vd.pooled(rows, "agree", "memories")
-    found = Estimate(agree / memories, *wilson(agree, memories))
+    share = Estimate(agree / memories, *wilson(agree, memories))
     shuffled = sum((row.get("shuffled") or 0) * row["memories"] for row in rows) / memories
     drawn = sum((row.get("baseline") or 0) * row["memories"] for row in rows) / memories
     chance = max(shuffled, drawn)
     theirs = [row for row in evidence.published if row["memories"]]
     published = vd.pooled(theirs, "agree", "memories")[0] / vd.pooled(theirs, "agree", "memories")[1]
-    yours = f"{agree:,} of {memories:,}, {percent(found.value, 2)}"
+    yours = f"{agree:,} of {memories:,}, {percent(share.value, 2)}"
     is_chance = "what shuffled targets give" if shuffled >= drawn else "what a random token gives"
-    return vd.judge_share(found, chance, is_chance, published, yours)
+    return vd.judge_share(share, chance, is_chance, published, yours)
 
 
 EXPERIMENT = ex.Experiment(

@@ -55,8 +55,8 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
     both = (("cases", YOURS, rows, model.layers), ("cases-paper", PAPER, published(), ex.PAPER_LAYERS))
     return [
-        stacked_panel(name, own, "case", HUES, whose, layers, f"How {whose} combines residual and layer, by depth")
-        for name, whose, own, layers in both
+        stacked_panel(name, cases, "case", HUES, whose, layers, f"How {whose} combines residual and layer, by depth")
+        for name, whose, cases, layers in both
     ]
 
 

@@ -130,19 +130,19 @@ def outputs_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
 def _judge_excess(name: str, what: str) -> Callable[[vd.Evidence], vd.Judgement]:
     def judged(evidence: vd.Evidence) -> vd.Judgement:
         rows = ex.known_rows(evidence.rows, (), "prefixes")
-        found, published = ex.prefix_estimate(rows, f"{name}_excess"), ex.paper_statement(name)
-        if found is None:
+        excess, published = ex.prefix_estimate(rows, f"{name}_excess"), ex.paper_statement(name)
+        if excess is None:
             return vd.NOT_MEASURED
         share = rows[0][f"{name}_pooled"]
-        verdict = vd.share_verdict(found.low, found.high, 0)
+        verdict = vd.share_verdict(excess.low, excess.high, 0)
         small = verdict == vd.APPEARS and share < published / 2
-        often = "more often than" if found.low > 0 else "less often than" if found.high < 0 else "perhaps as often as"
+        often = "more often than" if excess.low > 0 else "less often than" if excess.high < 0 else "perhaps as often as"
         return vd.Judgement(
-            f"{percent(share)}, base rate {percent(share - found.value)}",
-            f"{vd.as_points(found.low)} to {vd.as_points(found.high)} beside the base rate",
+            f"{percent(share)}, base rate {percent(share - excess.value)}",
+            f"{vd.as_points(excess.low)} to {vd.as_points(excess.high)} beside the base rate",
             vd.PARTLY if small else verdict,
             f"Where a memory agrees, {what} {often} among all prefixes, {percent(share)} against "
-            f"{percent(share - found.value)}; published {percent(published, 0)}, without a base rate.",
+            f"{percent(share - excess.value)}; published {percent(published, 0)}, without a base rate.",
         )
 
     return judged

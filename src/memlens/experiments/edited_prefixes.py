@@ -56,7 +56,7 @@ class EditedPrefixes:
         batch_tokens: int,
         progress: Progress = no_progress,
     ) -> dict[int, NDArray[np.float64]]:
-        """For each layer the coefficients [n] that are wanted, in their order."""
+        """The wanted coefficients [n] by layer, in their order."""
         hosts = self._hosts()
         deepest = np.full(len(self), -1, np.int64)
         for layer, (_, prefixes) in wanted.items():
@@ -64,7 +64,7 @@ class EditedPrefixes:
         batches = self._cut(deepest, batch_tokens, bos)
         lengths = np.array([len(prefix) for prefix in self._prefixes], np.int64)
         places = _Places([batch for _, batch in batches], hosts, lengths, bos)
-        found = {layer: np.zeros(len(memories), np.float64) for layer, (memories, _) in wanted.items()}
+        by_layer = {layer: np.zeros(len(memories), np.float64) for layer, (memories, _) in wanted.items()}
         by_batch = {layer: places.by_batch(prefixes, len(batches)) for layer, (_, prefixes) in wanted.items()}
 
         def item(number: int) -> EditedBatch:
@@ -81,13 +81,13 @@ class EditedPrefixes:
         for group, coefficients in zip(groups, answers, strict=True):
             for number, answer in zip(group, coefficients, strict=True):
                 for layer, own in answer.items():
-                    found[layer][by_batch[layer][number]] = own
+                    by_layer[layer][by_batch[layer][number]] = own
                 done += len(batches[number][1].sentences)
             progress("local-edits", done, total)
-        return found
+        return by_layer
 
     def _hosts(self) -> NDArray[np.int64]:
-        """For each prefix the one that is run for it: itself, or the longest that begins with it."""
+        """The prefix that is run for each prefix: itself, or the longest that begins with it."""
         hosts = np.arange(len(self))
         ordered = sorted(self._ids)
         for tokens, longer in zip(ordered[-2::-1], ordered[:0:-1], strict=True):
@@ -99,11 +99,11 @@ class EditedPrefixes:
         """Batches of prefixes with the same deepest layer, which is -1 where another prefix is run instead."""
         from memlens.corpus.sentences import cut_batches
 
-        found = []
+        batches = []
         for layer in np.unique(deepest[deepest >= 0]).tolist():
             prefixes = [(number, self._prefixes[number]) for number in np.flatnonzero(deepest == layer).tolist()]
-            found += [(layer, batch) for batch in cut_batches(prefixes, batch_tokens, bos)]
-        return found
+            batches += [(layer, batch) for batch in cut_batches(prefixes, batch_tokens, bos)]
+        return batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,19 +119,19 @@ def run_edited(model: MemoryModel, batch: EditedBatch) -> dict[int, NDArray[np.f
     """layer -> the coefficients [n] of a batch's cells."""
     import torch
 
-    found = {layer: np.zeros(len(cells[0]), np.float64) for layer, cells in batch.cells.items()}
+    by_layer = {layer: np.zeros(len(cells[0]), np.float64) for layer, cells in batch.cells.items()}
 
     def take(layer: int, block: CoefficientBlock) -> None:
         rows, positions, memories = batch.cells[layer]
-        own = memories - block.group.start
-        inside = np.flatnonzero((own >= 0) & (own < block.group.size))
+        columns = memories - block.group.start
+        inside = np.flatnonzero((columns >= 0) & (columns < block.group.size))
         if len(inside):
-            cells = tuple(torch.from_numpy(index[inside]) for index in (rows, positions, own))
-            found[layer][inside] = block.everywhere()[cells].double().cpu().numpy()
+            cells = tuple(torch.from_numpy(index[inside]) for index in (rows, positions, columns))
+            by_layer[layer][inside] = block.everywhere()[cells].double().cpu().numpy()
 
     with torch.inference_mode(), model.watch(take, sorted(batch.cells)):
         model.run_to(batch.deepest, torch.from_numpy(batch.tokens))
-    return found
+    return by_layer
 
 
 class EditedPasses:
@@ -143,7 +143,7 @@ class EditedPasses:
 
     @classmethod
     def plan(cls, model: MemoryModel, batch_tokens: int, threads: int) -> EditedPasses:
-        """As many passes at once as there are threads and room for; one, with all threads, off the processor."""
+        """Choose the number of passes at once: as threads and room allow; one, with all threads, off the processor."""
         if model.device.type != "cpu":
             return cls(1, threads)
         widest = max(group.size for layer in model.layers for group in layer.groups)
@@ -152,7 +152,7 @@ class EditedPasses:
         return cls(at_once, threads // at_once)
 
     def __call__(self, model: MemoryModel, batches: Sequence[EditedBatch]) -> list[dict[int, NDArray[np.float64]]]:
-        """For each batch: layer -> the coefficients [n] of its cells."""
+        """Run the batches; for each, layer -> the coefficients [n] of its cells."""
         import torch
 
         from memlens.vocab.kernels import use_threads
@@ -165,11 +165,11 @@ class EditedPasses:
         idle = list(self._models)
 
         def run(batch: EditedBatch) -> dict[int, NDArray[np.float64]]:
-            own = idle.pop()  # there is one for every thread
+            clone = idle.pop()  # there is one for every thread
             try:
-                return run_edited(own, batch)
+                return run_edited(clone, batch)
             finally:
-                idle.append(own)
+                idle.append(clone)
 
         with (
             use_threads(self.threads),  # which threads that start within take over
@@ -187,7 +187,7 @@ def _sharing_weights(model: MemoryModel, count: int) -> list[MemoryModel]:
 
 
 class _Places:
-    """Where each prefix lies in its batch."""
+    """The batch, row and last position of each prefix."""
 
     def __init__(
         self, batches: Sequence[Batch], hosts: NDArray[np.int64], lengths: NDArray[np.int64], bos: int | None
@@ -200,7 +200,7 @@ class _Places:
         self.last = lengths - (1 if bos is None else 0)
 
     def by_batch(self, prefixes: NDArray[np.int64], batches: int) -> list[NDArray[Any]]:
-        """For each batch which of the wanted prefixes [n] are in it."""
+        """The wanted prefixes [n] that are in each batch."""
         order = np.argsort(self.batch[prefixes], kind="stable")
         edges = np.searchsorted(self.batch[prefixes][order], np.arange(batches + 1))
         return [order[edges[number] : edges[number + 1]] for number in range(batches)]

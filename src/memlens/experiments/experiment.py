@@ -203,7 +203,7 @@ class Experiment:
         return [notebook_chart(panel.spec) for panel in panels]
 
     def obstacle(self, index: Index) -> str | None:
-        """Why this index cannot have the experiment, and what to do about it; None where nothing is in the way."""
+        """The reason why this index cannot have the experiment, with what to do; None where nothing is in the way."""
         for table in self.needs:
             try:
                 index.path(table)
@@ -270,9 +270,9 @@ def part_shares(row: Row, parts: Sequence[str]) -> Row:
     return row | {part: row[part] / total if total else None for part in parts}
 
 
-def estimate_columns(name: str, found: tuple[float, float | None, float | None] | None) -> Row:
+def estimate_columns(name: str, estimate: tuple[float, float | None, float | None] | None) -> Row:
     """A number and its interval as three columns."""
-    value, low, high = found or (None, None, None)
+    value, low, high = estimate or (None, None, None)
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 

@@ -43,7 +43,7 @@ SCHEMA = ex.schema(
 
 
 def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
-    """At most 100 rows, in the order of the prefixes, with people's verdicts."""
+    """The rows, at most 100, in the order of the prefixes, with people's verdicts."""
     layers = dict(seen.by_layer())
     if seen.last_layer not in layers:
         raise IndexFolderError(
@@ -139,8 +139,8 @@ def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tup
     from rich.text import Text
 
     rows = tables["last-layer"]
-    found = rows[0]["compositions"] if rows else 0
-    words = f"{len(rows):,} of {found:,} compositions of the last layer, among {origin}"
+    compositions = rows[0]["compositions"] if rows else 0
+    words = f"{len(rows):,} of {compositions:,} compositions of the last layer, among {origin}"
     if not rows:
         return words, []
     edges = [-1 + step / 5 for step in range(11)]

@@ -331,15 +331,15 @@ class LayerLook:
         total, length = sizes.sum(1).double(), torch.linalg.vector_norm(sizes, dim=1).double()
         effective = (total / length.clamp_min(torch.finfo(torch.float32).tiny)).square()  # 0 where all are silent
         active = coefficients > 0  # [n, memories]
-        found = self.promotes[layer][ffn]
+        is_promoted = self.promotes[layer][ffn]
         found_active = np.zeros(len(ffn), bool)
-        for row in np.flatnonzero(found):
+        for row in np.flatnonzero(is_promoted):
             same = np.flatnonzero(self.promoted[layer] == ffn[row])
             found_active[row] = bool(active[row, self._tensor(same)].any())
         return {
             "active": active.sum(1).cpu().numpy(),
             "effective": _numbers(effective),
-            "promoted": found,
+            "promoted": is_promoted,
             "promoted_active": found_active,
         }
 
@@ -355,7 +355,7 @@ class LayerLook:
         return strongest | self._by_kind(layer, used, added)
 
     def _by_kind(self, layer: int, used: LayerUse, added: Tensor) -> Columns:
-        """Of a mixture, by kind: the share with m > 0 of the memories that a prefix reaches, and what they added."""
+        """The share with m > 0 of the memories that a prefix reaches, and what they added, by kind of a mixture."""
         columns: Columns = {name: [None] * len(added) for name in kind_columns("active", "given")}
         groups = self.model.layers[layer].groups
         for kind in {group.kind for group in groups} if self.is_mixture else ():

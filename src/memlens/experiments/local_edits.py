@@ -65,7 +65,7 @@ def compute(
 
     edited, batch_tokens = EditedPrefixes(), index.manifest.settings.batch_tokens
     wanted = {layer: _edit_triggers(index, layer, seed, sample, edited) for layer in index.layers}
-    found = edited.coefficients(
+    edited_coefficients = edited.coefficients(
         SerialMapper(model) if where is None else where,
         {layer: (np.repeat(want.memory, len(EDITS)), want.prefixes.reshape(-1)) for layer, want in wanted.items()},
         EditedPasses.plan(model, batch_tokens, torch.get_num_threads()),
@@ -75,15 +75,15 @@ def compute(
     )
     rows = []
     for layer, want in wanted.items():
-        changes = found[layer].reshape(-1, len(EDITS)) / want.coefficient[:, None] - 1
+        changes = edited_coefficients[layer].reshape(-1, len(EDITS)) / want.coefficient[:, None] - 1
         means = _by_memory(want, changes)
         random, paired = (generator(seed, f"local-edits {name}", layer) for name in ("intervals", "paired"))
         counts = {"memories": len(means), "prefixes": len(want.memory), "left_out": want.left_out}
-        for edit, own in zip(EDITS, means.T, strict=True):
-            median = float(np.median(own)) if len(own) else None
+        for edit, change in zip(EDITS, means.T, strict=True):
+            median = float(np.median(change)) if len(change) else None
             row = {"layer": layer, "edit": edit, "median": median} | counts
-            row |= dict(zip(("change", "low", "high"), mean_estimate(own, random) or (None,) * 3, strict=True))
-            beside = mean_estimate(own - means[:, EDITS.index("last")], paired)
+            row |= dict(zip(("change", "low", "high"), mean_estimate(change, random) or (None,) * 3, strict=True))
+            beside = mean_estimate(change - means[:, EDITS.index("last")], paired)
             rows.append(row | ex.estimate_columns("beside_last", beside))
     return rows
 
@@ -116,7 +116,7 @@ def _edit_triggers(
 
 
 def random_positions(lengths: NDArray[Any], random: np.random.Generator) -> list[int]:
-    """For each prefix the place of the token to remove."""
+    """The place of the token to remove, for each prefix."""
     places: list[int] = random.integers(0, lengths).tolist()
     return places
 
@@ -187,20 +187,20 @@ def last_token_matters_most(evidence: vd.Evidence) -> vd.Judgement:
 
 
 def _leads(rows: list[ex.Row]) -> dict[int, Estimate]:
-    """By layer how much more the last token costs than the first or a random one, whichever is nearer."""
+    """The excess of the last token's cost over that of the first or a random one, whichever is nearer, by layer."""
     layers: dict[int, dict[str, ex.Row]] = {}
     for row in ex.known_rows(rows, ("change",), "memories"):
         layers.setdefault(row["layer"], {})[row["edit"]] = row
-    found = {}
+    leads = {}
     for layer, edits in layers.items():
         known = [one for edit in ("first", "random") if (one := _beside(edits, edit))]
         if len(known) == 2:
-            found[layer] = min(known, key=lambda one: one.value)
-    return found
+            leads[layer] = min(known, key=lambda one: one.value)
+    return leads
 
 
 def _beside(edits: dict[str, ex.Row], edit: str) -> Estimate | None:
-    """How much less of a drop an edit is than the last token's, for the same memories; the paper prints means alone."""
+    """The drop by the last token less the drop by an edit, for the same memories; the paper prints means alone."""
     if not edits.keys() >= {edit, "last"}:
         return None
     lead = edits[edit]["change"] - edits["last"]["change"]

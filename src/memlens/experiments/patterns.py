@@ -73,10 +73,10 @@ def compute(
 
 def _patterned(memories: Sequence[Sequence[Listed]]) -> ex.Row:
     """Count the memories that have a pattern, with their share and its interval."""
-    count, found = len(memories), sum(bool(listed) for listed in memories)
-    low, high = share_interval(found, count)
-    share = found / count if count else None
-    return {"memories": count, "patterned_memories": found, "patterned": share, "low": low, "high": high}
+    count, patterned = len(memories), sum(bool(listed) for listed in memories)
+    low, high = share_interval(patterned, count)
+    share = patterned / count if count else None
+    return {"memories": count, "patterned_memories": patterned, "patterned": share, "low": low, "high": high}
 
 
 def _scores(patterns: Sequence[ex.Row]) -> ex.Row:
@@ -125,18 +125,18 @@ def _filled(index: Index, layer: int, top: int) -> dict[int, int]:
 def _summary(memories: list[tuple[int, list[Listed]]], random: np.random.Generator) -> ex.Row:
     counts = np.array([_kinds(filled, listed) for filled, listed in memories], np.int64).reshape(-1, len(KINDS))
     low, high = _intervals(counts, random)
-    found: ex.Row = {
+    row: ex.Row = {
         "memories": len(memories),
         "patterned_memories": sum(bool(listed) for _, listed in memories),
         "patterns": sum(len(listed) for _, listed in memories),
         "prefixes": int(counts.sum()),
     }
     for place, kind in enumerate(KINDS):
-        found |= {kind: int(counts[:, place].sum()), f"{kind}_low": low[place], f"{kind}_high": high[place]}
+        row |= {kind: int(counts[:, place].sum()), f"{kind}_low": low[place], f"{kind}_high": high[place]}
     lead = ratio_estimate(counts[:, 0] - counts[:, 1], counts.sum(1), random, bounds=(-1.0, 1.0))
     listed = np.array([len(listed) for _, listed in memories])
     each = ratio_estimate(listed, np.ones(len(memories)), random, bounds=None)
-    return found | ex.estimate_columns("lead", lead) | ex.estimate_columns("each", each)
+    return row | ex.estimate_columns("lead", lead) | ex.estimate_columns("each", each)
 
 
 def _kinds(filled: int, listed: list[Listed]) -> list[int]:
@@ -150,8 +150,8 @@ def _kinds(filled: int, listed: list[Listed]) -> list[int]:
 
 def _intervals(counts: NDArray[np.int64], random: np.random.Generator) -> tuple[list[Any], list[Any]]:
     """95% intervals of the shares; counts [memories, kinds]."""
-    found = [ratio_estimate(column, counts.sum(1), random) for column in counts.T]
-    return [share and max(share.low, 0.0) for share in found], [share and min(share.high, 1.0) for share in found]
+    shares = [ratio_estimate(column, counts.sum(1), random) for column in counts.T]
+    return [share and max(share.low, 0.0) for share in shares], [share and min(share.high, 1.0) for share in shares]
 
 
 def published() -> list[ex.Row]:

@@ -202,11 +202,11 @@ def confident_values_sit_high(evidence: vd.Evidence) -> vd.Judgement:
     if not rows or not high_layers or len(high_layers) == len(memories):
         return vd.NOT_MEASURED
     even = sum(memories[layer] for layer in high_layers) / sum(memories.values())
-    found = sum(row["layer"] in high_layers for row in rows)
+    count = sum(row["layer"] in high_layers for row in rows)
     first = sum(row["layer"] == 0 for row in rows)
-    share = Estimate(found / len(rows), *wilson(found, len(rows)))
+    share = Estimate(count / len(rows), *wilson(count, len(rows)))
     published = ex.paper_statement("confident_in_upper_layers")
-    judged = vd.judge_share(share, even, "an even spread over the layers", published, f"{found} of {len(rows)}")
+    judged = vd.judge_share(share, even, "an even spread over the layers", published, f"{count} of {len(rows)}")
     return judged.and_also(f"in layer 0 by itself: {first}")
 
 

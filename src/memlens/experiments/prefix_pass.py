@@ -47,7 +47,7 @@ _CHUNK_BYTES = 256 << 20  # states and coefficients of one chunk; a smaller chun
 
 
 def chunk_rows(model: MemoryModel, rows: int) -> int:
-    """How many prefixes make a chunk: `rows`, or as many as fit the memory."""
+    """The number of prefixes in a chunk: `rows`, or as many as fit the memory."""
     a_prefix = sum(4 * (3 * model.width + block.memories) for block in model.layers)
     return max(1, min(rows, _CHUNK_BYTES // a_prefix))
 
@@ -55,7 +55,7 @@ def chunk_rows(model: MemoryModel, rows: int) -> int:
 def run_chunks(
     model: MemoryModel, prefixes: Prefixes, layers: set[int], rows: int
 ) -> Iterator[tuple[NDArray[np.int64], PositionStates]]:
-    """Which prefixes, and what the model did at them; all chunks but the last have the same size."""
+    """Yield the prefixes of each chunk and the states at them; all chunks but the last have the same size."""
     waiting: list[PositionStates] = []
     numbers = np.zeros(0, np.int64)
     for planned in _forward_passes(prefixes):
@@ -90,7 +90,7 @@ def run_chunk(
 
 @dataclass(frozen=True)
 class _ForwardPass:
-    """One forward pass: which prefixes, and where they are in its flattened tokens [batch, pos]."""
+    """One forward pass: its prefixes, and their places in its flattened tokens [batch, pos]."""
 
     numbers: NDArray[np.int64]
     places: list[int]
@@ -185,15 +185,15 @@ def aggregate(
         else sample_validation(index, model, validation, sample, seed)
     )
     stops = stop_targets(index, prefixes, stop_words)
-    made = look_at_prefixes(index, model, prefixes, stops, progress, where)
+    sampled = look_at_prefixes(index, model, prefixes, stops, progress, where)
     notes: dict[str, Any] = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin}
     notes["threads"] = torch.get_num_threads()
     if validation is not None:
         given = {name: getattr(validation, name) for name in ("unit", "column")}
         notes["validation_corpus"] = {"sources": [*validation.sources], **given}
-    tables = {PREFIXES: (PREFIXES_SCHEMA, [made.prefixes]), LAYERS: (LAYERS_SCHEMA, [made.layers])}
+    tables = {PREFIXES: (PREFIXES_SCHEMA, [sampled.prefixes]), LAYERS: (LAYERS_SCHEMA, [sampled.layers])}
     index.write(tables, lambda: {"aggregate": notes})
-    return Aggregate(index, made.prefixes, made.layers, made.last_layer, notes)
+    return Aggregate(index, sampled.prefixes, sampled.layers, sampled.last_layer, notes)
 
 
 def look_at_prefixes(
@@ -250,7 +250,7 @@ def _looks(
     where: Mapper | None,
     values: ValueReading | None,
 ) -> Iterator[_Look]:
-    """What was seen at the prefixes, chunk by chunk."""
+    """Yield the readings of the prefixes, chunk by chunk."""
     if where is not None:
         work = ChunkWork(prefixes, dict(promoted), values)
         yield from where.map(work, range(work.chunks(model)))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from memlens.errors import CorpusError, SettingError
 from memlens.experiments.experiment import SAMPLE, kind_columns, schema
 from memlens.index.reader import Index
-from memlens.settings import CorpusSettings
+from memlens.settings import WINDOW, CorpusSettings
 
 if TYPE_CHECKING:
     from memlens.corpus.sentences import Sentence
@@ -186,15 +186,15 @@ class Prefixes:
 
 def sample_prefixes(index: Index, count: int = SAMPLE, seed: int = 0) -> Prefixes:
     """Random prefixes of the corpus that was scanned."""
-    from memlens.settings import WINDOW
-
     draw = _PrefixDraw(count, seed)
     for rows in pq.ParquetFile(index.path("corpus")).iter_batches(WINDOW, columns=["sentence", "tokens"]):
         draw.offer(rows.column("sentence").to_numpy(), np.diff(rows.column("tokens").offsets.to_numpy()))
     wanted = np.unique(draw.sentences)
-    found = index.sentences(wanted.tolist())
+    corpus_rows = index.sentences(wanted.tolist())
     sentences = [
-        SampledSentence(i, np.asarray(found[i]["tokens"], np.int64), found[i]["text"], found[i]["ends"])
+        SampledSentence(
+            i, np.asarray(corpus_rows[i]["tokens"], np.int64), corpus_rows[i]["text"], corpus_rows[i]["ends"]
+        )
         for i in wanted.tolist()
     ]
     origin = f"{len(draw.sentences):,} random prefixes of the scanned corpus, seed {seed}"
@@ -207,25 +207,25 @@ def sample_validation(
     """Random prefixes of another corpus, cut and fed as the scanned one was."""
     bos = index.manifest.model.bos
     draw = _PrefixDraw(count, seed)
-    kept: dict[int, Sentence] = {}
+    by_id: dict[int, Sentence] = {}
     for window in _windows(_tokenized(index, model, corpus, bos)):
         draw.offer(
             np.array([sentence.id for sentence in window], np.int64),
             np.array([len(sentence.tokens) for sentence in window], np.int64),
         )
         drawn = set(draw.sentences.tolist())
-        kept = {i: sentence for i, sentence in kept.items() if i in drawn}
-        kept |= {sentence.id: sentence for sentence in window if sentence.id in drawn}
-    if not kept:
+        by_id = {i: sentence for i, sentence in by_id.items() if i in drawn}
+        by_id |= {sentence.id: sentence for sentence in window if sentence.id in drawn}
+    if not by_id:
         raise CorpusError(f"{_names(corpus)} holds no text: not one token was found; check --validation")
-    highest = max(max(sentence.tokens) for sentence in kept.values())
+    highest = max(max(sentence.tokens) for sentence in by_id.values())
     if highest >= model.vocabulary:
         raise SettingError(
             f"the tokenizer gives token {highest}, but {model.name} has only {model.vocabulary}; "
             "use the tokenizer that belongs to the model"
         )
     sentences = [
-        SampledSentence(i, np.asarray(kept[i].tokens, np.int64), kept[i].text, kept[i].ends) for i in sorted(kept)
+        SampledSentence(i, np.asarray(by_id[i].tokens, np.int64), by_id[i].text, by_id[i].ends) for i in sorted(by_id)
     ]
     origin = f"{len(draw.sentences):,} random prefixes of {_names(corpus)}, seed {seed}"
     return draw.prefixes(sentences, bos, origin)
@@ -235,8 +235,6 @@ class _PrefixDraw:
     """The prefixes with the lowest hashes among those that were offered."""
 
     def __init__(self, count: int, seed: int) -> None:
-        if count < 1:
-            raise SettingError(f"--sample is {count}; it must be 1 or more")
         self.count, self.seed = count, seed
         self.hashes = np.zeros(0, np.uint64)
         self.sentences = np.zeros(0, np.int64)
@@ -278,8 +276,6 @@ def _tokenized(index: Index, model: MemoryModel, corpus: CorpusSettings, bos: in
 
 
 def _windows(sentences: Iterable[Sentence]) -> Iterator[list[Sentence]]:
-    from memlens.settings import WINDOW
-
     stream = iter(sentences)
     while window := list(islice(stream, WINDOW)):
         yield window
@@ -296,7 +292,7 @@ def check_stop_words(words: str) -> None:
 
 
 def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bool | None]:
-    """For each prefix: is its target a stop word? None where the sentence ends with it.
+    """Is the target of each prefix a stop word? None where the sentence ends with the prefix.
 
     A token may be a piece of a word, so the whole word around it is looked up where the text is known. A language
     without a list falls back on the most frequent tokens of the scanned corpus ("frequent").
@@ -306,14 +302,14 @@ def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bo
     if words == FREQUENT:
         frequent = frequent_tokens(index)
         return [None if target < 0 else target in frequent for target in targets]
-    found: list[bool | None] = []
+    is_stop: list[bool | None] = []
     for target, row, position in zip(targets, prefixes.rows.tolist(), prefixes.positions.tolist(), strict=True):
         if target < 0:
-            found.append(None)
+            is_stop.append(None)
             continue
         word = word_at(prefixes.sentences[row], position + 1) or index.vocabulary[target].strip()
-        found.append(word.lower().replace("’", "'") in _LISTS[words])
-    return found
+        is_stop.append(word.lower().replace("’", "'") in _LISTS[words])
+    return is_stop
 
 
 def frequent_tokens(index: Index) -> Collection[int]:

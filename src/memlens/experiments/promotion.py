@@ -42,10 +42,10 @@ def compute(
     from memlens.vocab.tokens import tokens_read
 
     rows: list[ex.Row] = []
-    reading, kept = index.manifest.values.reading or None, tokens_read(index)
+    reading, read_tokens = index.manifest.values.reading or None, tokens_read(index)
     for layer in ex.layers_of(index, "promotion", progress):
         next_tokens = read_next_tokens(index, layer)
-        next_tokens = next_tokens if kept is None else next_tokens.among(kept, model.vocabulary)
+        next_tokens = next_tokens if read_tokens is None else next_tokens.among(read_tokens, model.vocabulary)
         following = next_tokens.tokens[:, :TRIGGERS]
         having = np.flatnonzero((following >= 0).any(1))
         chosen = draw_sample(having, sample, generator(seed, "promotion", layer))
@@ -54,17 +54,17 @@ def compute(
         of_layer: list[ex.Row] = []
         for place, (memory, other) in enumerate(zip(chosen.tolist(), others.tolist(), strict=True)):
             scores = model.lens.value_scores(values[place : place + 1], layer, reading)[0].cpu().numpy()
-            scores = scores if kept is None else scores[kept]
-            own, shuffled = (_standings(scores, following[memories]) for memories in (memory, other))
+            scores = scores if read_tokens is None else scores[read_tokens]
+            standings, shuffled = (_standings(scores, following[memories]) for memories in (memory, other))
             of_layer.append(
                 {
                     "layer": layer,
                     "memory": memory,
-                    "triggers": len(own),
-                    "standing": float(own.mean()),
+                    "triggers": len(standings),
+                    "standing": float(standings.mean()),
                     "shuffled": float(shuffled.mean()) if other != memory else None,
-                    "top": int((own >= 1 - _TENTH).sum()),
-                    "bottom": int((own <= _TENTH).sum()),
+                    "top": int((standings >= 1 - _TENTH).sum()),
+                    "bottom": int((standings <= _TENTH).sum()),
                 }
             )
         means = _layer_means(of_layer, layer, seed)
@@ -74,9 +74,9 @@ def compute(
 
 def _layer_means(rows: Sequence[ex.Row], layer: int, seed: int) -> ex.Row:
     standing, random = np.array([row["standing"] for row in rows]), generator(seed, "promotion standing", layer)
-    found = ex.estimate_columns("layer_standing", mean_estimate(standing, random))
+    columns = ex.estimate_columns("layer_standing", mean_estimate(standing, random))
     beside, random = _beside(rows), generator(seed, "promotion beside", layer)
-    return found | ex.estimate_columns("layer_beside", mean_estimate(beside, random))
+    return columns | ex.estimate_columns("layer_beside", mean_estimate(beside, random))
 
 
 def _beside(rows: Sequence[ex.Row]) -> NDArray[np.float64]:
@@ -94,14 +94,14 @@ def _standings(scores: NDArray[Any], tokens: NDArray[np.int32]) -> NDArray[np.fl
 
 def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
     """Means over the memories of a layer, and how many promote what follows."""
-    found = []
+    by_layer_rows = []
     for layer in sorted({row["layer"] for row in rows}):
         layer_rows = [row for row in rows if row["layer"] == layer]
         beside = _beside(layer_rows)
         promote, suppress = int((beside > 0).sum()), int((beside < 0).sum())
         edges = share_interval(promote, promote + suppress)
         triggers = sum(row["triggers"] for row in layer_rows)
-        found.append(
+        by_layer_rows.append(
             {"layer": layer, "memories": len(layer_rows), "standing": layer_rows[0]["layer_standing"]}
             | {"low": layer_rows[0]["layer_standing_low"], "high": layer_rows[0]["layer_standing_high"]}
             | {"shuffled": layer_rows[0]["layer_standing"] - float(beside.mean()) if len(beside) else None}
@@ -110,7 +110,7 @@ def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
             | {"promote_low": edges[0], "promote_high": edges[1]}
             | {end: sum(row[end] for row in layer_rows) / triggers for end in ("top", "bottom")}
         )
-    return found
+    return by_layer_rows
 
 
 def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:

@@ -33,8 +33,8 @@ def in_paper_order() -> list[Experiment]:
     """The experiments by the number of their first figure, then those that have none."""
 
     def figure(experiment: Experiment) -> float:
-        found = re.match(r"Figure (\d+)", experiment.figure)
-        return int(found[1]) if found else float("inf")
+        match = re.match(r"Figure (\d+)", experiment.figure)
+        return int(match[1]) if match else float("inf")
 
     return sorted(EXPERIMENTS.values(), key=figure)
 

@@ -56,7 +56,7 @@ def run(
 
     asked = [names] if isinstance(names, str) else list(names)
     chosen = _possible(index, find_experiments(asked), asked, skipped)
-    _refuse_wrong(chosen, seed, sample, options)
+    _refuse_unused(chosen, options)
     # A model that was named is looked at in any case: another one than was scanned must not pass unnoticed.
     is_used = model is not None or any(experiment.uses_model for experiment in chosen)
     loaded = checked_model(index, model) if is_used else None
@@ -161,11 +161,7 @@ def _possible(
     return possible
 
 
-def _refuse_wrong(chosen: Sequence[Experiment], seed: int, sample: int | None, options: Mapping[str, Any]) -> None:
-    if seed < 0:
-        raise SettingError(f"--seed is {seed}; it must be 0 or more")
-    if sample is not None and sample < 1:
-        raise SettingError(f"--sample is {sample}; it must be 1 or more")
+def _refuse_unused(chosen: Sequence[Experiment], options: Mapping[str, Any]) -> None:
     known = {option for experiment in chosen for option in experiment.options}
     for name in sorted(set(options) - known):
         raise SettingError(f"none of the chosen experiments takes the option '{name}'; leave it out")

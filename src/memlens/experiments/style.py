@@ -147,11 +147,11 @@ def _steady(spec: Mapping[str, Any]) -> Spec:
 
 
 def _renamed(text: str, names: dict[str, str]) -> str:
-    found = _COUNTED.match(text)
-    if not found:
+    match = _COUNTED.match(text)
+    if not match:
         return text
-    new = names.setdefault(found[0], f"{found[1]}_{len(names) + 1}")
-    return new + text[found.end() :]
+    new = names.setdefault(match[0], f"{match[1]}_{len(names) + 1}")
+    return new + text[match.end() :]
 
 
 def css_variables() -> str:

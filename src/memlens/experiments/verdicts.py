@@ -84,8 +84,8 @@ class Evidence:
 
     def first(self, column: str) -> float | None:
         """The number of layer 0."""
-        found: float | None = next((row.get(column) for row in self.rows if row["layer"] == 0), None)
-        return found
+        value: float | None = next((row.get(column) for row in self.rows if row["layer"] == 0), None)
+        return value
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ class JudgedClaim:
     def record(self) -> Row:
         """The claim and its judgement as one flat record for JSON."""
         judgement = self.judgement
-        found = {name: getattr(judgement, name) for name in ("verdict", "yours", "interval", "reason")}
-        return {"claim": self.claim.slug, "text": self.claim.text, "published": self.claim.published, **found}
+        columns = {name: getattr(judgement, name) for name in ("verdict", "yours", "interval", "reason")}
+        return {"claim": self.claim.slug, "text": self.claim.text, "published": self.claim.published, **columns}
 
 
 RULE_OF_TRENDS = (
@@ -146,12 +146,12 @@ RULE_OF_TRENDS = (
 )
 
 
-def direction(found: Estimate, published: float) -> str:
-    """The one rule for "more here than there": `found` is positive in the claimed direction, and so is `published`."""
-    small = found.high < _SMALL * published
-    if found.low > 0:
+def direction(estimate: Estimate, published: float) -> str:
+    """The rule for "more here than there"; `estimate` and `published` are positive in the direction of the claim."""
+    small = estimate.high < _SMALL * published
+    if estimate.low > 0:
         return PARTLY if small else APPEARS
-    return ABSENT if found.high <= 0 or small else UNCLEAR
+    return ABSENT if estimate.high <= 0 or small else UNCLEAR
 
 
 _DIRECTIONS = {
@@ -208,20 +208,20 @@ def judge_share(share: Estimate | None, bar: float, bar_is: str, published: floa
     )
 
 
-def judge_size(found: Estimate | None, published: float, write: Callable[[float], str], what: str) -> Judgement:
+def judge_size(estimate: Estimate | None, published: float, write: Callable[[float], str], what: str) -> Judgement:
     """A number against the published one: alike where the interval lies within its half and its double."""
-    if found is None:
+    if estimate is None:
         return NOT_MEASURED
     half, double = published / 2, 2 * published
-    inside = half <= found.low and found.high <= double
-    outside = found.high < half or found.low > double
+    inside = half <= estimate.low and estimate.high <= double
+    outside = estimate.high < half or estimate.low > double
     verdict = APPEARS if inside else ABSENT if outside else UNCLEAR
     where = "within" if inside else "outside" if outside else "partly within"
     return Judgement(
-        f"{write(found.value)} {what}",
-        f"{write(found.low)} to {write(found.high)}",
+        f"{write(estimate.value)} {what}",
+        f"{write(estimate.low)} to {write(estimate.high)}",
         verdict,
-        f"The interval lies {where} half and double the published {write(published)}; here {write(found.value)}.",
+        f"The interval lies {where} half and double the published {write(published)}; here {write(estimate.value)}.",
     )
 
 

@@ -1,4 +1,4 @@
-"""From a model and a corpus to a complete index, in stages that can be stopped at any moment and continued.
+"""Builds an index from a model and a corpus, in stages that can be stopped at any moment and continued.
 
 plan      partial/plan.json: which model, corpus and settings this scan is of
 corpus    partial/corpus.parquet and the flat arrays beside it
@@ -44,7 +44,7 @@ from memlens.settings import WINDOW, CorpusSettings, ScanSettings, choose_layers
 
 
 def longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
-    """How many own tokens a sentence may have, BOS not counted."""
+    """The number of tokens that a sentence may have, BOS not counted."""
     bos = bos_to_feed(model, settings)
     if settings.bos == "yes" and bos is None:
         raise SettingError(f"--bos is yes, but the tokenizer of {model.name} has no BOS token; use --bos auto or no")
@@ -66,7 +66,7 @@ def make_plan(
     layers: tuple[int, ...],
     shard: ShardNumber | None = None,
 ) -> dict[str, Any]:
-    """What must be equal for a scan to be continued; JSON only."""
+    """The plan of a scan, as plain JSON: all that must be equal for the scan to be continued."""
     plan = {
         "schema": SCHEMA_VERSION,
         "model": model.fingerprint(),
@@ -207,7 +207,7 @@ def publish(
     scanned_with: Sequence[dict[str, str]],
     refuse_replaced: Callable[[], None],
 ) -> None:
-    """From a finished scan in partial/, with corpus and vocabulary there, to an index.
+    """Make an index of a finished scan in partial/, with corpus and vocabulary there.
 
     Checksums are those of what was written, not of what is found: a table that was changed since shows.
     """
@@ -232,7 +232,7 @@ def layers_to_scan(model: MemoryModel, settings: ScanSettings) -> tuple[int, ...
 
 
 def model_facts(model: MemoryModel, plan: dict[str, Any]) -> dict[str, Any]:
-    """What a manifest says about the model."""
+    """The facts about the model that a manifest holds."""
     first = model.first
     dense = [tuple(group.kind for group in block.groups) == ("dense",) for block in model.layers]
     groups = {
@@ -323,7 +323,7 @@ class _Scan:
 
 
 def _passes(alike: Sequence[tuple[int, ...]], budget: int | None) -> Iterator[tuple[int, ...]]:
-    """Layers that are scanned together; those of which not the same is done are not."""
+    """Groups of layers that are scanned together; layers of a group have the same batches done."""
     for layers in alike:
         size = budget or len(layers)
         for first in range(0, len(layers), size):

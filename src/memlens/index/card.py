@@ -51,7 +51,7 @@ def write_card(index: Index, repo: str) -> str:
     options = [
         f"{option_name(name)} {value}" for name, value in sorted(summary["settings"].items()) if value is not None
     ]
-    made = sorted({(maker["memlens"], maker["torch"], maker["processor"]) for maker in _makers(index)})
+    makers = sorted({(maker["memlens"], maker["torch"], maker["processor"]) for maker in _makers(index)})
     rows = [
         f"| `{name}` | {_about(name)} | {size(entry.bytes)} | `{entry.sha256[:16]}` |"
         for name, entry in sorted(manifest.files.items())
@@ -78,7 +78,7 @@ def write_card(index: Index, repo: str) -> str:
             "## How it was made",
             "",
             f"`memlens scan` with {', '.join(f'`{option}`' for option in options)}.",
-            *(f"memlens {memlens}, torch {torch}, {processor}." for memlens, torch, processor in made),
+            *(f"memlens {memlens}, torch {torch}, {processor}." for memlens, torch, processor in makers),
             "",
             "## Files",
             "",

@@ -61,11 +61,11 @@ def wrong_references(index: Index, table: str, with_corpus: bool = True) -> str:
 
 def _wrong_memories(index: Index, table: str) -> str:
     """Layers that were not scanned and memories that a layer does not have."""
-    found = index.sql(
+    rows = index.sql(
         f"SELECT layer, min(memory) AS low, max(memory) AS high, count(*) AS rows, "
         f"count(DISTINCT memory) AS memories FROM {{{table}}} WHERE memory IS NOT NULL GROUP BY layer ORDER BY layer"
     )
-    for row in found:
+    for row in rows:
         if row["layer"] not in index.layers:
             return f"it speaks of layer {row['layer']}, which was not scanned"
         count = index.memories(row["layer"])

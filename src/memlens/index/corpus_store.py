@@ -132,7 +132,7 @@ class CorpusStore:
         ]
 
     def batches(self, plan: Callable[[list[ScanSentence]], int], after_window: Callable[[], None]) -> NDArray[np.int32]:
-        """How many batches each window has, as `plan` counts them; worked out once."""
+        """The number of batches in each window, as `plan` counts them; computed once."""
         path = self.folder / BATCHES
         if path.is_file():
             return read_batches(path)
@@ -152,7 +152,7 @@ class CorpusStore:
 
 
 def read_batches(path: Path) -> NDArray[np.int32]:
-    """How many batches each window has, as they were written."""
+    """The number of batches in each window, as it was written."""
     try:
         with np.load(path, allow_pickle=False) as saved:
             known: NDArray[np.int32] = saved["batches"]
@@ -233,7 +233,7 @@ def _write_offsets(path: Path, lengths: IO[bytes], count: int) -> None:
 
 
 def _write_array(path: Path, kind: type, count: int, pieces: Iterable[NDArray[Any]]) -> None:
-    """As np.save writes it, a piece at a time: it would be a thing in memory that grows with the text."""
+    """Write an array in the format of np.save, a piece at a time: as a whole it would grow in memory with the text."""
     with replacing(path) as beside, beside.open("wb") as handle:
         np.lib.format.write_array_header_1_0(
             handle,

@@ -48,9 +48,9 @@ def read_coefficients(
 
     A sentence is fed once, however many excerpts it has, and no further than they reach. `into` is filled if given.
     """
-    found = np.zeros((len(excerpts.layer), excerpts.longest), np.float32) if into is None else into
-    if not len(found):
-        return found
+    coefficients = np.zeros((len(excerpts.layer), excerpts.longest), np.float32) if into is None else into
+    if not len(coefficients):
+        return coefficients
     order = np.argsort(excerpts.sentence, kind="stable")
     sentences, starts = np.unique(excerpts.sentence[order], return_index=True)
     stops = np.append(starts[1:], len(order))
@@ -61,39 +61,39 @@ def read_coefficients(
         rows = index.sentences(sentences[first : places.stop].tolist())
         fed = [(place, np.asarray(rows[sentences[place]]["tokens"][: reach[place]], np.int64)) for place in places]
         for batch in cut_batches(fed, _BATCH_TOKENS, bos):
-            own = np.concatenate([order[starts[place] : stops[place]] for place in batch.sentences])
+            in_batch = np.concatenate([order[starts[place] : stops[place]] for place in batch.sentences])
             row = np.repeat(np.arange(len(batch.sentences)), (stops - starts)[batch.sentences])
-            _read_batch(model, batch, excerpts, own, row, 0 if bos is None else 1, found)
+            _read_batch(model, batch, excerpts, in_batch, row, 0 if bos is None else 1, coefficients)
             done += len(batch.sentences)
             progress("coefficients", done, len(sentences))
-    return found
+    return coefficients
 
 
 def _read_batch(
     model: MemoryModel,
     batch: Batch,
     excerpts: Excerpts,
-    own: NDArray[np.int64],  # [k] the excerpts of this batch
+    in_batch: NDArray[np.int64],  # [k] the excerpts of this batch
     row: NDArray[np.int64],  # [k] in which row of it each lies
     shift: int,
-    found: NDArray[np.float32],
+    coefficients: NDArray[np.float32],
 ) -> None:
     import torch
 
-    layers = excerpts.layer[own]
+    layers = excerpts.layer[in_batch]
     of_layer = {layer: np.flatnonzero(layers == layer) for layer in np.unique(layers).tolist()}
 
     def take(layer: int, block: CoefficientBlock) -> None:
         columns, chosen = block.group.columns, of_layer[layer]
-        memory = excerpts.memory[own[chosen]]
+        memory = excerpts.memory[in_batch[chosen]]
         chosen = chosen[(memory >= columns.start) & (memory < columns.stop)]
         if not len(chosen):
             return
-        position = excerpts.first[own[chosen]][:, None] + shift + np.arange(found.shape[1])
+        position = excerpts.first[in_batch[chosen]][:, None] + shift + np.arange(coefficients.shape[1])
         position = position.clip(max=batch.tokens.shape[1] - 1)  # a short excerpt ends before the longest does
-        memory = excerpts.memory[own[chosen]][:, None] - columns.start
+        memory = excerpts.memory[in_batch[chosen]][:, None] - columns.start
         where = (row[chosen][:, None], position, memory)
-        found[own[chosen]] = block.everywhere()[tuple(map(torch.from_numpy, where))].float().cpu().numpy()
+        coefficients[in_batch[chosen]] = block.everywhere()[tuple(map(torch.from_numpy, where))].float().cpu().numpy()
 
     with torch.inference_mode(), model.watch(take, list(of_layer)):
         model.run_body(torch.from_numpy(batch.tokens))
@@ -128,13 +128,13 @@ def shade_triggers(
     stop = np.array([min(reach, len(sentences[number]["tokens"])) for number, reach in places], np.int64)
     zeros = np.zeros_like(stop)
     wanted = Excerpts(zeros + name.layer, zeros + index.names.number(name), sentence, zeros, stop)
-    found = read_coefficients(index, model, wanted).tolist()
+    coefficients = read_coefficients(index, model, wanted).tolist()
     return [
         TriggerCoefficients(
             trigger.rank,
             trigger.prefix.position,
             token_texts(sentences[trigger.prefix.sentence], 0, count),
-            found[number][:count],
+            coefficients[number][:count],
         )
         for number, (trigger, count) in enumerate(zip(triggers, stop.tolist(), strict=True))
     ]

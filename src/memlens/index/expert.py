@@ -69,15 +69,15 @@ def read_routing(index: Index) -> list[LayerRouting]:
     layers: dict[int, list[tuple[ExpertId, float]]] = {}
     for row in index.sql("SELECT layer, expert, share FROM {experts} ORDER BY layer, expert"):
         layers.setdefault(row["layer"], []).append((ExpertId(row["layer"], "routed", row["expert"]), row["share"]))
-    found = []
+    by_layer = []
     for layer, experts in layers.items():
         top_k = sum(share for _, share in experts)
         never = tuple(expert for expert, share in experts if share == 0)
         rarely = tuple(expert for expert, share in experts if 0 < share < RARELY * top_k / len(experts))
         unreached = sum(len(index.names.span(expert)) for expert in never)
         busiest = max(experts, key=lambda item: item[1])
-        found.append(LayerRouting(layer, len(experts), top_k, unreached, never, rarely, *busiest))
-    return found
+        by_layer.append(LayerRouting(layer, len(experts), top_k, unreached, never, rarely, *busiest))
+    return by_layer
 
 
 def find_expert(index: Index, name: str | ExpertId) -> ExpertId:

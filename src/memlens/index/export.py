@@ -140,27 +140,27 @@ def _order(
 
     A memory's own pieces go before its top triggers, before its bottom triggers, and before the next memory.
     """
-    ends, known, own = _column(triggers, "end_of_memory"), _column(prefixes, "prefix"), _column(memories, "memory")
+    ends, known, numbers = _column(triggers, "end_of_memory"), _column(prefixes, "prefix"), _column(memories, "memory")
     sorted_rows = np.lexsort((_column(triggers, "rank"), ends))
     rows = len(ends) + _places(known, _column(triggers, "prefix")[sorted_rows])
     pairs = np.column_stack([sorted_rows, rows]).ravel()
     first = len(ends) + len(known)
-    around = np.empty((len(own), 3), np.int64)
-    around[:, 0] = first + np.arange(len(own))
-    around[:, 1:] = first + len(own) + np.arange(2)
-    places = np.searchsorted(ends[sorted_rows], (own * 2)[:, None] + np.arange(3))
+    around = np.empty((len(numbers), 3), np.int64)
+    around[:, 0] = first + np.arange(len(numbers))
+    around[:, 1:] = first + len(numbers) + np.arange(2)
+    places = np.searchsorted(ends[sorted_rows], (numbers * 2)[:, None] + np.arange(3))
     return np.insert(pairs, 2 * places.ravel(), around.ravel())
 
 
 def _column(batches: Sequence[pa.RecordBatch], name: str) -> NDArray[np.int64]:
     """A column of 64-bit numbers, of no row where there is no batch; pyarrow's to_numpy would import pandas."""
     columns = [batch.column(name) for batch in batches]
-    views = [np.frombuffer(one.buffers()[1], np.int64, len(one), 8 * one.offset) for one in columns]
+    views = [np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset) for column in columns]
     return np.concatenate([np.empty(0, np.int64), *views])
 
 
 def _places(known: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each wanted number its place among the known ones, which are all different."""
+    """The place of each wanted number among the known ones, which are all different."""
     order = np.argsort(known)
     return order[np.searchsorted(known[order], wanted)]
 
@@ -197,7 +197,7 @@ def export_csv(index: Index, sink: Sink) -> int:
     return int(index.sql("SELECT count(*) AS n FROM {triggers}")[0]["n"])
 
 
-# How a file of each format begins: what is told from it is replaced by a new export, all else is somebody's own.
+# The beginning of a file of each format: one that begins so is replaced by a new export, any other is a person's own.
 _BEGINNINGS = (
     re.compile(rb'\{"name":"L\d+(?:[SE]\d+)?N\d+","layer":\d+,"memory":\d+,"max":'),
     re.compile(re.escape(",".join(f'"{name}"' for name in CSV_COLUMNS).encode())),

@@ -129,7 +129,7 @@ def explain(path: Path, error: sqlite3.Error) -> MemlensError:
 
 
 @dataclass(frozen=True)
-class _Verified:
+class _VerifiedEvents:
     """The events of a file that had this stamp; nobody changes list and set."""
 
     stamp: FileStamp
@@ -144,15 +144,15 @@ class _VerifiedFiles:
     """Events that this process has verified, by path, for the latest few files."""
 
     def __init__(self) -> None:
-        self._files: OrderedDict[str, _Verified] = OrderedDict()
+        self._files: OrderedDict[str, _VerifiedEvents] = OrderedDict()
         self._lock = Lock()
 
-    def find(self, path: Path, stamp: FileStamp | None) -> _Verified | None:
+    def find(self, path: Path, stamp: FileStamp | None) -> _VerifiedEvents | None:
         with self._lock:
-            found = self._files.get(str(path.absolute()))
-        return found if found is not None and found.stamp == stamp else None
+            verified = self._files.get(str(path.absolute()))
+        return verified if verified is not None and verified.stamp == stamp else None
 
-    def note(self, path: Path, verified: _Verified) -> None:
+    def note(self, path: Path, verified: _VerifiedEvents) -> None:
         with self._lock:
             self._files[str(path.absolute())] = verified
             self._files.move_to_end(str(path.absolute()))
@@ -330,14 +330,14 @@ class History:
         if (len(self._chain), self._last) == (count, last):
             return
         query = f"SELECT rowid, {', '.join(COLUMNS)} FROM history WHERE rowid > ? ORDER BY rowid"
-        for row, place, *fields, previous, own in database.execute(query, (self._row,)):
+        for row, place, *fields, previous, hash in database.execute(query, (self._row,)):
             event, expected = Event(*fields), len(self._chain) + 1
             right = (place, previous) == (expected, self._last) and all(isinstance(field, str) for field in fields)
-            if not right or own != event.hash_at(place, previous):
+            if not right or hash != event.hash_at(place, previous):
                 raise damaged(self.path, f"event {expected} is not as it was written")
             self._chain.append(event)
             self._keys.add(event.key)
-            self._last, self._row = own, row
+            self._last, self._row = hash, row
         if (len(self._chain), self._last) != (count, last):
             raise damaged(self.path, f"it ends with event {len(self._chain)}, and should with {count}")
 
@@ -378,7 +378,7 @@ class History:
 
     def _note(self, stamp: FileStamp) -> None:
         chain, keys = self._chain.copy(), self._keys.copy()
-        _VERIFIED.note(self.path, _Verified(stamp, chain, keys, self._last, self._row, self._are_pages_whole))
+        _VERIFIED.note(self.path, _VerifiedEvents(stamp, chain, keys, self._last, self._row, self._are_pages_whole))
 
     def _read_unhashed(self, database: sqlite3.Connection, table: str) -> None:
         known = self._keys | {event.key for event in self._unhashed}

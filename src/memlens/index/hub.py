@@ -84,7 +84,7 @@ class Repository:
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushResult:
     """The result of a push: repository, commit, address, files and bytes."""
 
     repository: str
@@ -94,7 +94,7 @@ class Pushed:
     bytes: int
 
 
-def push(index: Index, repo: str, *, private: bool = False, progress: Progress = no_progress) -> Pushed:
+def push(index: Index, repo: str, *, private: bool = False, progress: Progress = no_progress) -> PushResult:
     """Put an index into a dataset repository, which is made if there is none, with a card that says what it is."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -133,7 +133,7 @@ def push(index: Index, repo: str, *, private: bool = False, progress: Progress =
     if (index.folder / MANIFEST).read_bytes() != sent[MANIFEST]:
         raise IndexFolderError(f"{index.folder} was changed while it was pushed; push it again")
     total = sum(facts.bytes for facts in files.values())
-    return Pushed(where.name, done.oid, f"{api.endpoint}/datasets/{where.name}", len(files), total)
+    return PushResult(where.name, done.oid, f"{api.endpoint}/datasets/{where.name}", len(files), total)
 
 
 def pull(repo: str, out: Path, *, resume: bool = True, progress: Progress = no_progress) -> Path:

@@ -109,16 +109,16 @@ class _Export:
         folder.mkdir()
         with tempfile.TemporaryFile(dir=folder) as file:  # not in memory: those of a million memories are 6 GB
             file.truncate(4 * max(len(excerpts.layer) * excerpts.longest, 1))  # a map cannot be empty
-            found = np.memmap(file, np.float32)[: len(excerpts.layer) * excerpts.longest]
-            found = found.reshape(len(excerpts.layer), excerpts.longest)
-            read_coefficients(self.index, self.model, excerpts, found, self.progress)
+            coefficients = np.memmap(file, np.float32)[: len(excerpts.layer) * excerpts.longest]
+            coefficients = coefficients.reshape(len(excerpts.layer), excerpts.longest)
+            read_coefficients(self.index, self.model, excerpts, coefficients, self.progress)
             first = 0
             for layer in self.index.layers:
-                self.write_source(folder, layer, first, found)
+                self.write_source(folder, layer, first, coefficients)
                 first += self.index.memories(layer)
         return first
 
-    def write_source(self, folder: Path, layer: int, first: int, found: NDArray[np.float32]) -> None:
+    def write_source(self, folder: Path, layer: int, first: int, coefficients: NDArray[np.float32]) -> None:
         source = folder / self.source_id(layer)
         for begin in range(0, self.index.memories(layer), _MEMORIES_PER_FILE):
             part = [layer, begin, begin + _MEMORIES_PER_FILE]
@@ -128,7 +128,7 @@ class _Export:
             edges = self.edges[first + begin : first + begin + len(facts) + 1]
             file = f"batch-{begin // _MEMORIES_PER_FILE}.jsonl.gz"
             _write_lines(source / "features" / file, (self.feature(layer, row, values) for row in facts))
-            _write_lines(source / "activations" / file, self.activations(edges, found))
+            _write_lines(source / "activations" / file, self.activations(edges, coefficients))
             if names:
                 _write_lines(source / "explanations" / file, (self.explanation(layer, row) for row in names))
             self.progress("export", first + begin + len(facts), len(self.edges) - 1)

@@ -26,13 +26,13 @@ class ShownMemory(MemoryRecord):
     shading: tuple[TriggerCoefficients, ...] = ()
 
     def _repr_html_(self) -> str:
-        found = {shading.rank: shading for shading in self.shading}
+        by_rank = {shading.rank: shading for shading in self.shading}
         strongest = max((abs(m) for shading in self.shading for m in shading.coefficients), default=0.0)
         rows = "".join(
             f'<tr><td>{trigger.coefficient:.4g}</td><td style="{_TEXT}">'
             + (
-                _shaded(found[trigger.rank], strongest)
-                if trigger.rank in found
+                _shaded(by_rank[trigger.rank], strongest)
+                if trigger.rank in by_rank
                 else _marked(trigger.before, trigger.token)
             )
             + f'<span style="opacity:.6">{escape(head(trigger.after, _AFTER))}</span></td></tr>'
@@ -67,14 +67,14 @@ def show_memory(index: Index, name: str | MemoryId) -> ShownMemory:
     return ShownMemory(**vars(record), shading=tuple(shading))
 
 
-def _shaded(found: TriggerCoefficients, strongest: float) -> str:
-    first = max(0, found.position - _SHADED)
+def _shaded(trigger: TriggerCoefficients, strongest: float) -> str:
+    first = max(0, trigger.position - _SHADED)
     parts = ["…"] if first else []
-    for place in range(first, found.position + 1):
-        m = found.coefficients[place]
+    for place in range(first, trigger.position + 1):
+        m = trigger.coefficients[place]
         shade = f"rgba({_HUES[m < 0]},{0.8 * abs(m) / strongest if strongest else 0:.2f})"
-        mark = f";{_MARK}" if place == found.position else ""
-        text = escape(visible(found.tokens[place]))
+        mark = f";{_MARK}" if place == trigger.position else ""
+        text = escape(visible(trigger.tokens[place]))
         parts.append(f'<span title="{m:.4g}" style="background:{shade}{mark}">{text}</span>')
     return "".join(parts)
 

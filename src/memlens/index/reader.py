@@ -248,7 +248,7 @@ class Index:
 
     @cached_property
     def _database(self) -> duckdb.DuckDBPyConnection:
-        """Stays open: opening it costs more than most queries."""
+        """The database, which stays open: opening it costs more than most queries."""
         # Sorting a result keeps it the same whatever the number of threads; one thread needs no sorting.
         return open_database()
 
@@ -309,18 +309,18 @@ class Index:
         self, table: str, memories: Iterable[MemoryId], columns: str = "*", *, where: str = "true", order: str = ""
     ) -> dict[MemoryId, list[dict[str, Any]]]:
         """Rows of a table about some memories, by memory, in the table's order or another; `where` is SQL."""
-        found: dict[MemoryId, list[dict[str, Any]]] = {memory: [] for memory in memories}
-        if not found:
-            return found
-        places = {(memory.layer, self.names.number(memory)): listed for memory, listed in found.items()}
+        by_memory: dict[MemoryId, list[dict[str, Any]]] = {memory: [] for memory in memories}
+        if not by_memory:
+            return by_memory
+        places = {(memory.layer, self.names.number(memory)): listed for memory, listed in by_memory.items()}
         wanted = "(layer, memory) IN (VALUES " + ", ".join(f"({layer}, {number})" for layer, number in places) + ")"
-        if len(found) == 1:  # by equality, with which DuckDB passes over the row groups that cannot hold it
+        if len(by_memory) == 1:  # by equality, with which DuckDB passes over the row groups that cannot hold it
             wanted = " AND ".join(f"layer = {layer} AND memory = {number}" for layer, number in places)
         chosen = columns if columns == "*" else f"layer, memory, {columns}"
         query = f"SELECT {chosen} FROM {{{table}}} WHERE {wanted} AND {where}"
         for row in self.stream(f"{query} ORDER BY {order}" if order else query):
             places[row["layer"], row["memory"]].append(row)
-        return found
+        return by_memory
 
     def sentences(self, ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Rows of the corpus by sentence id."""

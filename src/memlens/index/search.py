@@ -182,8 +182,8 @@ def _result(
     """Hits of rows with layer, memory and total; `make` gets a row, the memory's name and its summary."""
     names = [index.names.name(row["layer"], row["memory"]) for row in rows]
     summaries = read_summaries(index, names)
-    found = tuple(make(row, name, summaries.get(name)) for row, name in zip(rows, names, strict=True))
-    return SearchResult(query.texts, query.place, rows[0]["total"] if rows else 0, found, note)
+    hits = tuple(make(row, name, summaries.get(name)) for row, name in zip(rows, names, strict=True))
+    return SearchResult(query.texts, query.place, rows[0]["total"] if rows else 0, hits, note)
 
 
 def _list_memories(index: Index, query: SearchQuery) -> SearchResult:
@@ -282,7 +282,7 @@ def search_values(index: Index, query: SearchQuery, mode: str = "token") -> Sear
 
 def _tokens(index: Index, texts: Sequence[str], mode: str) -> tuple[dict[int, int], str | None]:
     """Token -> the first of the texts that it stands for, and what to say about it."""
-    found: dict[int, int] = {}
+    numbers: dict[int, int] = {}
     note = None
     readings: dict[str, list[int]] = {}
     for token, reading in enumerate(index.vocabulary):
@@ -300,8 +300,8 @@ def _tokens(index: Index, texts: Sequence[str], mode: str) -> tuple[dict[int, in
                 raise SettingError(f"{len(within):,} tokens of this model contain {text!r}; write more of it")
             note = f"{text!r} is not a token of its own; {len(within)} tokens contain it"
         for token in exact or within:
-            found.setdefault(token, number)
-    return found, note
+            numbers.setdefault(token, number)
+    return numbers, note
 
 
 def _not_one_token(text: str, readings: set[str]) -> str:

@@ -126,8 +126,8 @@ def merge_shards(
     """Make `folder` the index of all shards together; their order does not matter. The plan comes back."""
     from memlens.index.build import publish
 
-    shards = sorted((open_shard(one) for one in folders), key=lambda shard: shard.id)
-    if folder.resolve() in {one.resolve() for one in folders}:
+    shards = sorted((open_shard(shard_folder) for shard_folder in folders), key=lambda shard: shard.id)
+    if folder.resolve() in {shard_folder.resolve() for shard_folder in folders}:
         raise SettingError(f"-o {folder} is one of the shards; choose another folder for the index")
     _refuse_other_plans(shards)
     _refuse_gaps(shards)
@@ -153,8 +153,8 @@ def merge_shards(
             for name in (CORPUS, VOCABULARY):
                 with replacing(folder / PARTIAL / name) as beside:
                     shutil.copyfile(first.partial / name, beside)
-            hands = [one for shard in shards for one in shard.content.get("scanned_with", [])]
-            apart = [one for number, one in enumerate(hands) if one not in hands[:number]]
+            hands = [shard_folder for shard in shards for shard_folder in shard.content.get("scanned_with", [])]
+            apart = [shard_folder for number, shard_folder in enumerate(hands) if shard_folder not in hands[:number]]
             words = first.files[VOCABULARY]
 
             def refuse_both() -> None:

@@ -216,7 +216,7 @@ def replace_tables(folder: Path, names: Collection[str]) -> None:
 
 
 def difference(found: Any, wanted: dict[str, Any]) -> str:
-    """In words, what an existing folder is of; empty if it is of the same."""
+    """The difference between the plan in a folder and the wanted one, in words; empty if they are equal."""
     if not isinstance(found, dict) or not isinstance(found.get("settings", {}), dict):
         return "something that cannot be read any more"
     for key, words in (("schema", "another schema version"), ("model", "another model"), ("corpus", "another corpus")):

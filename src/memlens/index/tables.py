@@ -135,7 +135,7 @@ class JoinedParts:
 
 
 def write_scan_tables(folder: Path, scanned: JoinedParts, store: CorpusStore) -> dict[str, FileFacts]:
-    """One layer at a time is in memory."""
+    """Write the tables of a scan; one layer at a time is in memory."""
     statistics = (_statistics(scan, scanned.prefixes) for scan in scanned.layers)
     written = {
         TRIGGERS: write_table(folder / TRIGGERS, TRIGGERS_SCHEMA, _triggers(scanned.layers, store)),
@@ -263,8 +263,8 @@ def _statistics(scan: LayerScan, prefixes: int) -> pa.Table:
 
 def _counts(scan: LayerScan) -> pa.Table:
     memories, positions = len(scan.totals.total), scan.positions
-    kept = scan.quadrants
-    quadrants = [None] * memories if kept is None else list(np.take_along_axis(kept.counts, kept.order(), 1))
+    signs = scan.quadrants
+    quadrants = [None] * memories if signs is None else list(np.take_along_axis(signs.counts, signs.order(), 1))
     return pa.table(
         {
             "layer": np.full(memories, scan.layer),

@@ -120,8 +120,8 @@ class TriggerText:
         counts = np.zeros(len(self.memory), np.int32)
         for begin in range(0, len(counts), _GROUPS_AT_ONCE):
             starts = self.starts[begin : begin + _GROUPS_AT_ONCE + 1]
-            found = contains(slice(int(starts[0]), int(starts[-1])))
-            counts[begin : begin + len(starts) - 1] = np.add.reduceat(found, starts[:-1] - starts[0], dtype=np.int32)
+            is_match = contains(slice(int(starts[0]), int(starts[-1])))
+            counts[begin : begin + len(starts) - 1] = np.add.reduceat(is_match, starts[:-1] - starts[0], dtype=np.int32)
         return counts
 
     def _is_allowed(self, allowed: Mapping[int, Sequence[int]]) -> NDArray[np.bool_]:
@@ -141,16 +141,16 @@ class TriggerText:
 
     def _row(self, trigger: int) -> dict[str, Any]:
         """A trigger as a row of its table."""
-        found = {name: column[trigger].item() for name, column in self.columns.items()}
-        found["next_token"] = None if found["next_token"] < 0 else found["next_token"]
-        return found | {"sentence": int(self.number[self.sentence[trigger]])}
+        row = {name: column[trigger].item() for name, column in self.columns.items()}
+        row["next_token"] = None if row["next_token"] < 0 else row["next_token"]
+        return row | {"sentence": int(self.number[self.sentence[trigger]])}
 
 
 def _at(lists: pa.ChunkedArray, rows: NDArray[Any], places: NDArray[Any]) -> NDArray[np.int32]:
     """lists[rows[i]][places[i]] for every i."""
     whole = lists.combine_chunks()
-    found: NDArray[np.int32] = whole.values.to_numpy()[whole.offsets.to_numpy()[rows] + places].astype(np.int32)
-    return found
+    entries: NDArray[np.int32] = whole.values.to_numpy()[whole.offsets.to_numpy()[rows] + places].astype(np.int32)
+    return entries
 
 
 def _ordered_columns(index: Index) -> dict[str, NDArray[Any]]:

@@ -171,17 +171,17 @@ def in_float32(*modules: nn.Module, deep: bool = True) -> Iterator[None]:
 
     deep: also those of the modules inside.
     """
-    kept: dict[Tensor, Tensor] = {}
+    saved: dict[Tensor, Tensor] = {}
     for module in modules:
         for tensor in (*module.parameters(deep), *module.buffers(deep)):
             if tensor.is_floating_point() and tensor.dtype.itemsize < 4:
-                kept.setdefault(tensor, tensor.data)
+                saved.setdefault(tensor, tensor.data)
     try:
-        for tensor, data in kept.items():
+        for tensor, data in saved.items():
             tensor.data = data.float()
         yield
     finally:
-        for tensor, data in kept.items():
+        for tensor, data in saved.items():
             tensor.data = data
 
 
@@ -214,13 +214,13 @@ class Probe:
 @contextmanager
 def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Within, modules run these functions in the place of their own."""
-    kept = {module: module.__dict__.get("forward") for module in forwards}
+    saved = {module: module.__dict__.get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
             module.forward = forward
         yield
     finally:
-        for module, before in kept.items():
+        for module, before in saved.items():
             if before is None:
                 del module.forward
             else:

@@ -192,12 +192,12 @@ def _file_of(place: str, file: str) -> Path | None:
 
     try:
         with quiet_transformers():
-            found = cached_file(
+            path = cached_file(
                 place, file, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
             )
     except (OSError, ValueError):
         return None  # loading will say why
-    return Path(found) if found else None
+    return Path(path) if path else None
 
 
 def network_class(config: Config, name: str) -> Any:

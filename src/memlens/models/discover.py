@@ -23,7 +23,7 @@ from memlens.models.groups import LinearGroup, MemoryGroup, MemoryLayer, Scale, 
 from memlens.models.lens import Norm
 from memlens.models.match import (
     NEAR,
-    Scaled,
+    ScaledActivation,
     carried,
     deviation,
     is_linear,
@@ -42,9 +42,9 @@ def discover_layers(calls: Sequence[BlockCall], activations: Sequence[str]) -> l
         kind = tuple((name, type(module)) for name, module in call.block.named_modules())
         with in_float32(call.block):
             try:
-                found = _Discovery(call, number, activations)
-                alike = found.as_in(known[kind]) if kind in known else None
-                layers.append(found.layer() if alike is None else alike)
+                discovery = _Discovery(call, number, activations)
+                alike = discovery.as_in(known[kind]) if kind in known else None
+                layers.append(discovery.layer() if alike is None else alike)
                 known[kind] = layers[-1]
             except UnsupportedModel as error:
                 raise UnsupportedModel(f"layer {number}: {error}") from error
@@ -160,12 +160,12 @@ class _Discovery:
 
     def _router(self, experts: Any) -> nn.Module | None:
         shape = (experts.num_experts, self.o.shape[-1])
-        found = [
+        routers = [
             module
             for module in self.block.modules()
             if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.shape == shape
         ]
-        return found[0] if len(found) == 1 else None
+        return routers[0] if len(routers) == 1 else None
 
     # how it reaches the stream
 
@@ -200,8 +200,8 @@ class _Discovery:
             raise UnsupportedModel("its feed-forward part does not always run")
         gone = rows_of(self.o - silent[None])
         out, out_silent = self._out(outputs), self._out(outputs, silent)
-        scale, found = self._fit(gone, out - out_silent)
-        if found:
+        scale, fits = self._fit(gone, out - out_silent)
+        if fits:
             return None, scale
         for call in self.calls:
             if call.output.shape[-1] != self.o.shape[-1] or not torch.equal(rows_of(call.given), out):
@@ -209,8 +209,8 @@ class _Discovery:
             norm = recognised_norm(call)
             if norm is None:
                 continue
-            scale, found = self._fit(gone, rows_of(call.output - silent[call.module].output))
-            if found:
+            scale, fits = self._fit(gone, rows_of(call.output - silent[call.module].output))
+            if fits:
                 return norm, scale
         raise UnsupportedModel(self._why_not_added())
 
@@ -239,27 +239,27 @@ class _Discovery:
 
     def _group_scales(self, groups: Sequence[MemoryGroup], outputs: tuple[nn.Module, ...]) -> list[MemoryGroup]:
         """The groups with the scale between each of them and the modules that put out their sum."""
-        found: list[MemoryGroup] = []
+        scaled_groups: list[MemoryGroup] = []
         experts = [group for group in groups if group.kind == "routed"]
         for part in (*([group] for group in groups if group.kind != "routed"), experts):
             if not part:
                 continue
             last = part[0].writer
             if outputs == (last,):
-                found += part
+                scaled_groups += part
                 continue
             silent: Any = self._silenced(part)
             reached = self._out(outputs) - self._out(outputs, silent)
             source = rows_of(self.by_module[last].output) - rows_of(silent[last].output)
             scale, fits = self._fit(reached, source)
             if fits:
-                found += [replace(group, scale=scale) for group in part]
+                scaled_groups += [replace(group, scale=scale) for group in part]
                 continue
             gate = self._token_gate(part[0], reached, source)
             if gate is None:
                 raise UnsupportedModel("a part of its memories reaches the stream with a factor that is not understood")
-            found += [replace(group, token_scale=gate) for group in part]
-        return found
+            scaled_groups += [replace(group, token_scale=gate) for group in part]
+        return scaled_groups
 
     def _token_gate(self, group: MemoryGroup, reached: Tensor, source: Tensor) -> TokenGate | None:
         """The number of each token that a group is multiplied by, if it is the sigmoid of a linear map of x."""
@@ -322,7 +322,7 @@ def _is_plain(group: LinearGroup) -> bool:
         group.combine is None
         and group.token_scale is None
         and group.scale is None
-        and not isinstance(group.activate, Scaled)
+        and not isinstance(group.activate, ScaledActivation)
     )
 
 

@@ -166,11 +166,11 @@ class StackedExperts:
 
 def stacked_experts(layer: MemoryLayer) -> list[StackedExperts]:
     """The modules of stacked experts in a layer, each once."""
-    found: dict[int, tuple[nn.Module, dict[int, ExpertGroup]]] = {}
+    by_module: dict[int, tuple[nn.Module, dict[int, ExpertGroup]]] = {}
     for group in layer.groups:
         if isinstance(group, ExpertGroup):
-            found.setdefault(id(group.experts), (group.experts, {}))[1][group.expert] = group
-    return [StackedExperts(module, groups) for module, groups in found.values()]
+            by_module.setdefault(id(group.experts), (group.experts, {}))[1][group.expert] = group
+    return [StackedExperts(module, groups) for module, groups in by_module.values()]
 
 
 @contextmanager

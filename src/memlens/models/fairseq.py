@@ -48,9 +48,9 @@ class WordTokenizer(Tokenizer):
     def encode(self, texts: Sequence[str]) -> list[EncodedText]:
         encoded = []
         for text in texts:
-            found = list(_WORD.finditer(text))
-            ids = [self._ids.get(match[0], UNKNOWN) for match in found]
-            encoded.append(EncodedText(ids, [match.end() for match in found]))
+            words = list(_WORD.finditer(text))
+            ids = [self._ids.get(match[0], UNKNOWN) for match in words]
+            encoded.append(EncodedText(ids, [match.end() for match in words]))
         return encoded
 
     def token_text(self, token: int) -> str:

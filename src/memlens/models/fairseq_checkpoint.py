@@ -171,8 +171,8 @@ def build_network(
         if wanted not in given:
             raise ModelError(f"{name} is not whole: there are no weights for {wanted}; get the checkpoint again")
         if given[wanted].shape != parameter.shape:
-            found, right = list(given[wanted].shape), list(parameter.shape)
-            raise ModelError(f"{name}: {wanted} is {found} where its settings and dict.txt say {right}")
+            actual, right = list(given[wanted].shape), list(parameter.shape)
+            raise ModelError(f"{name}: {wanted} is {actual} where its settings and dict.txt say {right}")
     unknown = sorted(set(given) - set(network.state_dict()))
     if unknown:
         raise UnsupportedModel(f"{name} has weights that its kind does not have: {unknown[0]}")

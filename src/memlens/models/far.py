@@ -101,8 +101,8 @@ class _Map:
             outward = torch.randn(_DIRECTIONS, self.outputs, generator=generator)
             outward = outward * self.spread ** torch.rand(self.outputs, generator=generator)
             inward, outward = inward.to(inputs), outward.to(inputs)
-            found = (inputs @ inward @ outward).abs().max().clamp_min(1e-30)
-            self.parts = [inward, outward * (self.size / found)]
+            largest = (inputs @ inward @ outward).abs().max().clamp_min(1e-30)
+            self.parts = [inward, outward * (self.size / largest)]
         return inputs @ self.parts[0] @ self.parts[1]
 
 
@@ -126,7 +126,7 @@ class _StandIn(LinearGroup):
 
 
 @dataclass(frozen=True, eq=False)
-class _Recorded(LinearGroup):
+class _RecordedGroup(LinearGroup):
     """A group whose products are those that torch's own linear maps have made."""
 
     calls: dict[nn.Module, ModuleCall] = field(kw_only=True)
@@ -154,7 +154,7 @@ def as_recorded(layer: MemoryLayer, call: BlockCall) -> MemoryLayer:
             return group
         if not all(is_plain(part) and part in calls for part in parts):
             return group
-        return _Recorded(**{field.name: getattr(group, field.name) for field in fields(group)}, calls=calls)
+        return _RecordedGroup(**{field.name: getattr(group, field.name) for field in fields(group)}, calls=calls)
 
     return replace(layer, groups=tuple(map(recorded, layer.groups)))
 

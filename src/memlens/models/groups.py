@@ -207,13 +207,15 @@ class CoefficientBlock(NamedTuple):
     def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(coefficients [k, size], s [k]) at some rows [k] of the flattened pass; zeros where they do not reach it."""
         if self.rows is None:
-            own = self.coefficients[rows]
-            return own, own.new_ones(len(rows)) if self.weights is None else self.weights[rows]
+            coefficients = self.coefficients[rows]
+            return coefficients, coefficients.new_ones(len(rows)) if self.weights is None else self.weights[rows]
         place = torch.full((self.shape[0] * self.shape[1],), len(self.rows), device=rows.device)
         place[self.rows] = torch.arange(len(self.rows), device=rows.device)
-        own = torch.cat([self.coefficients, self.coefficients.new_zeros(1, self.coefficients.shape[1])])[place[rows]]
+        coefficients = torch.cat([self.coefficients, self.coefficients.new_zeros(1, self.coefficients.shape[1])])[
+            place[rows]
+        ]
         weights = self.coefficients.new_ones(len(self.rows)) if self.weights is None else self.weights
-        return own, torch.cat([weights, weights.new_zeros(1)])[place[rows]]
+        return coefficients, torch.cat([weights, weights.new_zeros(1)])[place[rows]]
 
     def everywhere(self) -> Tensor:
         """[batch, pos, size]; zeros at tokens that do not reach the group."""
@@ -300,8 +302,8 @@ class MemoryLayer:
 
     def values_of(self, numbers: Sequence[int] | Tensor) -> Tensor:
         """[n, d]: the values of some memories, with their group's scale; no others are copied."""
-        found = [self.group_of(number) for number in (numbers.tolist() if isinstance(numbers, Tensor) else numbers)]
-        rows = [scaled(group.values[place], group.scale) for group, place in found]
+        places = [self.group_of(number) for number in (numbers.tolist() if isinstance(numbers, Tensor) else numbers)]
+        rows = [scaled(group.values[place], group.scale) for group, place in places]
         return torch.stack(rows) if rows else self.groups[0].values[:0]
 
     def lengths(self) -> Tensor:

@@ -121,16 +121,16 @@ class HuggingFaceModel(MemoryModel):
             ran |= {module for module in network.modules() if module not in body}  # the head, which did not run
             layers = discover_layers(calls, activations_of(self.config))
             probe = Probe(tokens, calls, outside(ran, [call.block for call in calls]))
-            found = find_lens(network, probe, lambda: self._logits(tokens), _soft_caps(self.config))
-        self._latest_probe = replace(probe, logits=found.logits)
+            head = find_lens(network, probe, lambda: self._logits(tokens), _soft_caps(self.config))
+        self._latest_probe = replace(probe, logits=head.logits)
         lens = Lens(
-            output=found.output,
+            output=head.output,
             input_embedding=embedding,
-            final_norm=found.final_norm,
+            final_norm=head.final_norm,
             post_norms=[layer.post_norm for layer in layers],
-            soft_cap=found.soft_cap,
-            state_scale=found.state_scale,
-            logit_scale=found.logit_scale,
+            soft_cap=head.soft_cap,
+            state_scale=head.state_scale,
+            logit_scale=head.logit_scale,
             layer_scales=[layer.scale for layer in layers],
         )
         return layers, lens
@@ -230,7 +230,7 @@ def _refuse_unreadable_weights(network: nn.Module, name: str) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class FoundLens:
+class LensParts:
     """logits = cap(logit_scale * (state_scale * norm(state) E^T + b))"""
 
     output: nn.Module
@@ -241,7 +241,7 @@ class FoundLens:
     logits: Tensor  # of the probe's last states
 
 
-def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: Sequence[float]) -> FoundLens:
+def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: Sequence[float]) -> LensParts:
     """The lens between the last block and the logits, found by running that part alone, in float32 on any states.
 
     `run` gives the logits of the probe; `soft_caps` are numbers of the configuration that may be one.
@@ -262,7 +262,7 @@ def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: 
     state_scale = ratio(head.given, normed) if head.given.shape == normed.shape else None
     if state_scale is None:
         raise UnsupportedModel("between its last block and its output embedding lies more than a norm")
-    return FoundLens(head.module, final_norm, state_scale, *_scale_and_cap(logits, head.output, soft_caps), logits)
+    return LensParts(head.module, final_norm, state_scale, *_scale_and_cap(logits, head.output, soft_caps), logits)
 
 
 def _head(network: Any, calls: Sequence[ModuleCall], logits: Tensor) -> ModuleCall:
@@ -275,18 +275,18 @@ def _head(network: Any, calls: Sequence[ModuleCall], logits: Tensor) -> ModuleCa
 
 def _scale_and_cap(logits: Tensor, scores: Tensor, soft_caps: Sequence[float]) -> tuple[float, float | None]:
     """(scale, cap) that are nearest to logits = cap * tanh(scale * scores / cap), or without a cap."""
-    found: list[tuple[float, float, float | None]] = []
+    candidates: list[tuple[float, float, float | None]] = []
     if (scale := ratio(logits, scores)) is not None:
-        found.append((deviation(scores * scale, logits), scale, None))
+        candidates.append((deviation(scores * scale, logits), scale, None))
     for cap in soft_caps:
         clear = (logits / cap).abs() < 0.9  # elsewhere too little is left of a score
         within = torch.where(clear, torch.atanh((logits / cap).clamp(-0.9, 0.9)) * cap, 0)
         if (scale := ratio(within, torch.where(clear, scores, 0))) is not None:
-            found.append((deviation(torch.tanh(scores * scale / cap) * cap, logits), scale, cap))
-    found = [candidate for candidate in found if candidate[0] < NEAR]
-    if not found:
+            candidates.append((deviation(torch.tanh(scores * scale / cap) * cap, logits), scale, cap))
+    candidates = [candidate for candidate in candidates if candidate[0] < NEAR]
+    if not candidates:
         raise UnsupportedModel("its logits are neither its output embedding's scores nor these scaled or soft-capped")
-    return min(found, key=lambda candidate: candidate[0])[1:]
+    return min(candidates, key=lambda candidate: candidate[0])[1:]
 
 
 # Adapters of other packages

@@ -136,13 +136,13 @@ def _from_configuration(place: str, **options: str) -> ModelSizes:
     text = network.get_decoder()  # beside it may lie larger networks, of images or sound
     lists = [module for module in (text or network).modules() if isinstance(module, nn.ModuleList)]
     blocks: Any = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()), default=[])
-    found = [[size for module in block.modules() for size in _memories_in(module, width)] for block in blocks]
+    by_block = [[size for module in block.modules() for size in _memories_in(module, width)] for block in blocks]
     return ModelSizes(
         parameters=sum(parameter.numel() for parameter in network.parameters()),
-        memories=tuple(sum(count * size for count, size, _ in parts) for parts in found) if any(found) else (),
-        widest=max((size for parts in found for _, size, _ in parts), default=0),
+        memories=tuple(sum(count * size for count, size, _ in parts) for parts in by_block) if any(by_block) else (),
+        widest=max((size for parts in by_block for _, size, _ in parts), default=0),
         width=width,
-        gated=any(gated for parts in found for *_, gated in parts),
+        gated=any(gated for parts in by_block for *_, gated in parts),
     )
 
 

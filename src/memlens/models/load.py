@@ -33,6 +33,7 @@ from memlens.models.checkpoint import (
 from memlens.models.gguf_file import read_head
 from memlens.models.huggingface import as_memories, quiet_transformers, refuse_config
 from memlens.models.memory_model import MemoryModel
+from memlens.models.proof import prove as prove_memories
 from memlens.models.refusals import Config, quantization
 from memlens.models.tokenizer import Tokenizer
 
@@ -85,8 +86,6 @@ def load(
     else:
         loaded = _wrap_object(model, _tokenizer(tokenizer))
     if prove:
-        from memlens.models.proof import prove as prove_memories
-
         loaded.proof = prove_memories(loaded)
     else:
         loaded.forget_probe()
@@ -94,7 +93,7 @@ def load(
 
 
 def _stamps(name: str) -> dict[str, FileStamp | None]:
-    """Of a file, or of the files of a folder; none for what is on the Hub, whose files keep their content."""
+    """Stamps of a file, or of the files of a folder; none for a model on the Hub, whose files keep their content."""
     try:
         path = Path(name).expanduser()
         files = sorted(path.iterdir()) if path.is_dir() else [path]
@@ -251,9 +250,9 @@ def _refuse_other_shapes(network: Any, config: Config, name: str) -> None:
     shapes = {key: weight.shape for key, weight in network_without_numbers(config, name).named_parameters()}
     for key, weight in network.named_parameters():
         if weight.shape != shapes[key]:
-            found, wanted = tuple(weight.shape), tuple(shapes[key])
+            shape, wanted = tuple(weight.shape), tuple(shapes[key])
             raise ModelError(
-                f"{name} does not fit its config.json: {key} is {found} and should be {wanted}; get it again"
+                f"{name} does not fit its config.json: {key} is {shape} and should be {wanted}; get it again"
             )
 
 

@@ -53,7 +53,7 @@ def recognised_norm(call: ModuleCall) -> Norm | None:
     if weight is not None and weight.shape != call.given.shape[-1:]:
         return None
     kinds: tuple[NormKind, ...] = ("rms", "layer") if weight is None else ("rms", "layer", "rms+1", "layer+1")
-    found: tuple[float, Norm | None] = (NEAR, None)
+    best: tuple[float, Norm | None] = (NEAR, None)
     for kind in kinds:
         for epsilon in (None, torch.finfo(torch.float32).eps, *_EPSILONS):
             norm = Norm(call.module, kind, epsilon)
@@ -61,13 +61,13 @@ def recognised_norm(call: ModuleCall) -> Norm | None:
                 off = deviation(norm.by_formula(call.given), call.output)
             except AttributeError:
                 continue  # it keeps no epsilon: try those that are common
-            if off < found[0]:
-                found = (off, norm)
+            if off < best[0]:
+                best = (off, norm)
             if epsilon is None:
                 break
-        if found[0] < _EXACT:
+        if best[0] < _EXACT:
             break
-    return found[1]
+    return best[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,16 +182,16 @@ def _best(
     candidates: Sequence[_KeyCandidate], m: Tensor, before: Sequence[ModuleCall], named: Sequence[str]
 ) -> Keys | None:
     """The candidate and activation whose product is nearest to m [n, size]; None where none is near."""
-    found: tuple[float, Keys | None] = (NEAR, None)
+    best: tuple[float, Keys | None] = (NEAR, None)
     for functions in (_by_name(tuple(named)), _by_name(None), _modules(before, m.shape[-1])):
         for candidate in candidates:
             for name, activate in functions:
                 off = _distance(candidate, activate, m)
-                if off < found[0]:
-                    found = (off, candidate.keys(name, activate))
+                if off < best[0]:
+                    best = (off, candidate.keys(name, activate))
                 if off < _EXACT:
-                    return found[1]
-    return found[1]
+                    return best[1]
+    return best[1]
 
 
 def _distance(candidate: _KeyCandidate, activate: Callable[[Tensor], Tensor], m: Tensor) -> float:
@@ -216,7 +216,7 @@ def _by_name(names: tuple[str, ...] | None) -> list[tuple[str, Callable[[Tensor]
 
 def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
     """Modules of the block that work on each number by itself, with the constant before them where there is one."""
-    found: list[tuple[str, Callable[[Tensor], Tensor]]] = []
+    activations: list[tuple[str, Callable[[Tensor], Tensor]]] = []
     for call in before:
         if call.given.shape != call.output.shape or call.given.shape[-1] != size or is_linear(call):
             continue
@@ -226,8 +226,8 @@ def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callabl
             if is_linear(source) and source.output.shape[-1] == size and source.output.numel() == call.given.numel():
                 factor = ratio(rows_of(call.given), rows_of(source.output))
                 if factor is not None:
-                    found.append((_name_of(call.module), Scaled(call.module, factor)))
-    return found
+                    activations.append((_name_of(call.module), ScaledActivation(call.module, factor)))
+    return activations
 
 
 def _is_elementwise(call: ModuleCall) -> bool:
@@ -235,9 +235,9 @@ def _is_elementwise(call: ModuleCall) -> bool:
     # softmax and norms without a gain do not care for the order either, but every number has a part in all they put out
     if not torch.allclose(call.again(call.given.flip(-1)).flip(-1), call.output, rtol=1e-5, atol=1e-6):
         return False
-    kept = torch.rand(call.given.shape, generator=torch.Generator().manual_seed(0)).to(call.given.device) < 0.5
-    changed = call.again(torch.where(kept, call.given, call.given.flip(-1)))
-    return torch.equal(changed[kept], call.output[kept])
+    unchanged = torch.rand(call.given.shape, generator=torch.Generator().manual_seed(0)).to(call.given.device) < 0.5
+    changed = call.again(torch.where(unchanged, call.given, call.given.flip(-1)))
+    return torch.equal(changed[unchanged], call.output[unchanged])
 
 
 def _name_of(module: nn.Module) -> str:
@@ -249,7 +249,7 @@ def _name_of(module: nn.Module) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Scaled:
+class ScaledActivation:
     """An activation of c x instead of x."""
 
     activate: Any

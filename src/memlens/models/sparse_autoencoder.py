@@ -148,8 +148,8 @@ def as_sae(model: MemoryModel | Any, layer: int, *, dtype: torch.dtype | None = 
             f"layer {number} of {loaded.name} is not one dense block, and a sparse autoencoder has no router; "
             "choose a layer without experts"
         )
-    own = group.values.dtype if dtype is None else dtype
-    return LayerAsSae(group, _config(loaded, memories, group, own), own)
+    precision = group.values.dtype if dtype is None else dtype
+    return LayerAsSae(group, _config(loaded, memories, group, precision), precision)
 
 
 def _config(model: MemoryModel, layer: MemoryLayer, group: LinearGroup, dtype: torch.dtype) -> SaeConfig:

@@ -38,7 +38,7 @@ def unseen_part(
     parameters = {id(parameter) for module in known for parameter in module.parameters(False)}
     seen = {name for name, parameter in layer.block.named_parameters() if id(parameter) in parameters}
     others = [product for product in products if product.parameter not in seen]
-    held = _Held(block, others, [calls[part] for part in layer.outputs])
+    held = _PinnedBlock(block, others, [calls[part] for part in layer.outputs])
     alone, mixing = held.ways()
     modules = {name: calls[module] for name, module in layer.block.named_modules() if module in calls.keys() - known}
     for name, call in modules.items():  # the outer before the inner
@@ -73,7 +73,7 @@ def _works_alone(call: ModuleCall, shape: torch.Size) -> bool:
     return heeds(slice(-1, None)) and not heeds(slice(-1))  # what heeds neither adds a constant
 
 
-class _Held:
+class _PinnedBlock:
     """A block run again with its recorded products and memories, some of them changed at the first position.
 
     Where a change is seen in the output, it went through no other product.

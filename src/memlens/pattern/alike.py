@@ -183,7 +183,7 @@ def _pack(sets: Sequence[frozenset[int]], least: float) -> _SetArrays:
 
 @compiled_part
 def _count_shared(entries: IntArray, a: int, a_stop: int, b: int, b_stop: int, needed: int) -> int:
-    """How many entries two ascending runs have in common; 0 as soon as it cannot be `needed` any more."""
+    """The number of entries that two ascending runs share; 0 as soon as it cannot reach `needed` any more."""
     left_a, left_b = a_stop - a - needed, b_stop - b - needed  # so many entries of each may be without a partner
     count = 0
     while a < a_stop and b < b_stop:

@@ -60,7 +60,7 @@ class PatternProcess:
         self._is_gone = False
 
     def wait(self, progress: Progress) -> PatternTables | None:
-        """What it has found; None where it was ended by somebody, so that the work is to be done here."""
+        """The tables that the process has made; None where somebody ended it, so that the work is to be done here."""
         while self._made is None and not self._is_gone:
             progress("shallow", 0, None)
             listen([self.worker], self._hear, self._lose, LOOK)

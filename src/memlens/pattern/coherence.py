@@ -147,13 +147,13 @@ def _mean_before(
 
 @compiled_part
 def _variance(mean: Any, count: int) -> float:
-    """Of unit vectors around their mean, summed over dimensions."""
+    """Variance of unit vectors around their mean, summed over dimensions."""
     return max(1 - dot(mean, mean), 0.0) * count / (count - 1)
 
 
 @compiled
 def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tuple[Any, Any]:
-    """By size class, products of a token's mean vector with the prefixes of the second sample, and its squares."""
+    """Products of a token's mean vector with the prefixes of the second sample, and its squares, by size class."""
     products, squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
     mean, one, nothing = np.empty(tokens.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
     spare, used, parts = (
@@ -178,7 +178,7 @@ def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tu
 def _pair_sums(
     sets: Any, owners: Any, words: VectorWords, tokens: LastTokens, excluded: ExcludedWords, vectors: WordVectors
 ) -> tuple[Any, Any, Any]:
-    """Of each set of prefixes (-1: none): S, how much wider its deviation is, and its prefixes by size class."""
+    """S of each set of prefixes (-1: none), how much wider its deviation is, and its prefixes by size class."""
     memories, triggers = sets.shape
     sums, wider, classes = np.zeros(memories), np.ones(memories), np.zeros((memories, len(SIZES)))
     dimensions = vectors.vectors.shape[1]

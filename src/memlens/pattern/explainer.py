@@ -93,7 +93,7 @@ def _message(content: Any, address: str) -> str:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a language model says a memory's triggers have in common, and how well that tells them from others."""
+    """A language model's words for what a memory's triggers share, and how well these tell them from others."""
 
     memory: MemoryId
     description: str

@@ -114,7 +114,7 @@ def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
 
 @compiled_part
 def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
-    """Where the sentence begins that words[begin:end] end in; -1 where that is before them."""
+    """The beginning of the sentence that words[begin:end] end in; -1 where that is before them."""
     start = -1 if end - begin >= WINDOW else begin
     for place in range(end - 2, begin, -1):
         if marks[words[place]] == STOP and marks[words[place - 1]] != SHORT:
@@ -167,7 +167,7 @@ def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int
 
 @compiled_part
 def _room(prefixes: _PrefixArrays, row: int) -> int:
-    """At least as many keys as a prefix has."""
+    """An upper bound of the number of keys of a prefix."""
     return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 48
 
 
@@ -240,7 +240,7 @@ def _size(members: Any) -> int:
 def shared_keys(
     rows: NDArray[np.int64], prefixes: PrefixWords, spelled: SpellingFeatures, least: int
 ) -> tuple[NDArray[np.int32], KeyArray, NDArray[np.uint64], NDArray[np.int64]]:
-    """What at least `least` triggers (rows [memories, t]) share: memory, key, set of prefixes as bits, its size."""
+    """Keys that `least` triggers (rows [memories, t]) or more share: memory, key, set of prefixes as bits, its size."""
     memory, keys, sets, sizes = _shared_keys(rows, least, _PrefixArrays.of(prefixes, spelled))
     return memory, keys, sets, sizes
 
@@ -307,7 +307,7 @@ class Background:
         return cls(keys[kept], counts[kept], len(prefixes), lengths, tuple(hypotheses.tolist()))
 
     def count(self, keys: KeyArray) -> NDArray[np.int64]:
-        """How many of the sampled prefixes have each feature; at least 1."""
+        """The number of sampled prefixes with each feature; at least 1."""
         if len(self.keys) == 0:
             return np.ones(len(keys), np.int64)
         where = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)

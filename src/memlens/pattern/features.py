@@ -107,7 +107,7 @@ def _early(words: int) -> str:
 
 @dataclass(frozen=True, eq=False)
 class TokenFeatures:
-    """What is known of every token: its text, and its classes at several grains (-1: none)."""
+    """The text of every token, and its classes at several grains (-1: none)."""
 
     texts: list[str]
     classes: NDArray[np.int32]  # [grains, vocabulary]
@@ -178,7 +178,7 @@ class Feature:
 
     @property
     def places(self) -> frozenset[int]:
-        """Which of the last words it looks at, 1 for the last, 0 for the start of its sentence; none for an n-gram."""
+        """The last words that it looks at: 1 for the last, 0 for the start of its sentence; none for an n-gram."""
         if self.kind == "n-gram":
             return frozenset()
         if self.kind in ("opening", "early"):

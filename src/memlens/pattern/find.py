@@ -94,7 +94,7 @@ class PatternResult:
     notes: dict[str, Any]
 
     def coverage(self) -> NDArray[np.int64]:
-        """By row: patterns, triggers with at least one, triggers. [memories, 3]"""
+        """Counts by row: patterns, triggers with at least one, triggers. [memories, 3]"""
         covered = []
         for patterns in self.patterns:
             members = 0
@@ -166,7 +166,7 @@ def _score_topics(
     vectors: WordVectors,
     seed: int,
 ) -> dict[int, list[tuple[SemanticTopic, Scores]]]:
-    """By memory, the topics that held-out triggers do not refute, with their scores."""
+    """The topics that held-out triggers do not refute, with their scores, by memory."""
     sample = VectorWords.of(texts.sample, vectors)
     some = np.random.default_rng([seed, 12]).integers(0, len(texts.sample), RANDOM)
     random = whole_vectors(sample, vectors, some)

@@ -69,7 +69,7 @@ def is_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64])
 
 
 def _effective_size(rows: NDArray[np.int64]) -> float:
-    """How many independent prefixes say as much as these rows, of which some are repeated: (sum w)^2 / sum w^2."""
+    """The effective number of independent prefixes of rows of which some are repeated: (sum w)^2 / sum w^2."""
     times = np.unique(rows[rows >= 0], return_counts=True)[1]
     return float(times.sum() ** 2 / max((times**2).sum(), 1))
 

@@ -119,7 +119,7 @@ def read_tokens(index: Index) -> TokenFeatures:
 
 
 def _multiplicity(rows: NDArray[np.int64], tokens: NDArray[np.int32], index: Index) -> NDArray[np.int64]:
-    """How many triggers of one memory end with each token, at most. [vocabulary]"""
+    """The largest number of triggers of one memory that end with each token. [vocabulary]"""
     memory, rank = np.nonzero(rows >= 0)
     last = tokens[rows[memory, rank]].astype(np.int64)
     pairs, times = np.unique(memory[last >= 0] << 32 | last[last >= 0], return_counts=True)

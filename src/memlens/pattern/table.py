@@ -105,7 +105,7 @@ def make_patterns(index: Index, settings: PatternSettings, progress: Progress = 
 
 
 def _ends(index: Index, upper: PatternResult, lower: PatternResult) -> dict[str, dict[str, float]]:
-    """By end, and at the stronger end of each memory: memories, the share with a pattern, patterns each, covered."""
+    """Memories, share with a pattern, patterns each, share covered: by end, and at the stronger end of each memory."""
     facts = index.arrays("SELECT layer, memory, max, min FROM {memories}")
     of_lower = {
         (int(layer), int(memory))

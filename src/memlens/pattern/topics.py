@@ -70,7 +70,7 @@ class Pool:
         return cls(found)
 
     def bars(self, direction: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
-        """How close a prefix of each class must be, and which share of random ones are."""
+        """The least nearness of a prefix of each class, and the share of random prefixes that reach it."""
         bars, over, total = np.full(len(SIZES), np.inf), 0, 0
         for number, vectors in enumerate(self.vectors):
             if len(vectors) < 20:

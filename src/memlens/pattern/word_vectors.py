@@ -62,7 +62,7 @@ def word_vectors(index: Index, words: Words, seed: int) -> WordVectors:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """How often each word is in each stretch."""
+    """The number of times that each word occurs in each stretch."""
 
     stretch: NDArray[np.int64]
     word: NDArray[np.int64]

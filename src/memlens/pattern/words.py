@@ -47,7 +47,7 @@ class TriggerRows:
 
     @property
     def filled(self) -> NDArray[np.int64]:
-        """How many triggers each memory has. [memories]"""
+        """The number of triggers of each memory. [memories]"""
         counts: NDArray[np.int64] = (self.rows >= 0).sum(1)
         return counts
 

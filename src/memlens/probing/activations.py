@@ -79,7 +79,7 @@ def _batches(encoded: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[int]]
 
 def _run(
     model: MemoryModel,
-    own: Sequence[Sequence[int]],
+    tokens: Sequence[Sequence[int]],
     texts: list[int],
     at: str,
     m: dict[int, NDArray[np.float32]],
@@ -87,13 +87,13 @@ def _run(
 ) -> None:
     """One pass over a batch of texts, into the rows of `m` and `states` that are theirs."""
     bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
-    longest = max(map(len, own))
-    fed = torch.tensor([[*bos, *ids, *[ids[0]] * (longest - len(ids))] for ids in own])  # attention is causal
-    pool = TokenPool(at, [len(ids) for ids in own], len(bos), model.device)
+    longest = max(map(len, tokens))
+    fed = torch.tensor([[*bos, *ids, *[ids[0]] * (longest - len(ids))] for ids in tokens])  # attention is causal
+    pool = TokenPool(at, [len(ids) for ids in tokens], len(bos), model.device)
 
     def keep(layer: int, block: CoefficientBlock) -> None:
-        found = pool.rows(block) if at == "last" else pool(block.everywhere())
-        m[layer][texts, block.group.columns] = found
+        coefficients = pool.rows(block) if at == "last" else pool(block.everywhere())
+        m[layer][texts, block.group.columns] = coefficients
 
     def keep_state(layer: int, output: Tensor) -> None:
         states[layer][texts] = pool(output)
@@ -132,5 +132,5 @@ class TokenPool:
 
 
 def _array(tensor: Tensor) -> NDArray[Any]:
-    found: NDArray[Any] = tensor.detach().float().cpu().numpy()
-    return found
+    array: NDArray[Any] = tensor.detach().float().cpu().numpy()
+    return array

@@ -48,8 +48,8 @@ class Division:
 
     def shuffled_y(self, part: int = 0) -> NDArray[Any]:
         """The training labels in another order: what a probe finds by chance."""
-        found: NDArray[Any] = generator(self.seed, "probe chance", part).permutation(self.y)
-        return found
+        shuffled: NDArray[Any] = generator(self.seed, "probe chance", part).permutation(self.y)
+        return shuffled
 
     def held_out(self, y: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Places in the training part to fit on, and to choose the strength on; `y` [train] are the labels in use."""
@@ -93,8 +93,8 @@ class Columns:
         return cls(x, mean, np.where(varies, np.sqrt(variance), 1.0))
 
     def standardized(self, rows: NDArray[np.int64], columns: Any = slice(None)) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = (self.x[:, columns][rows] - self.mean[columns]) / self.scale[columns]
-        return found
+        z: NDArray[np.float64] = (self.x[:, columns][rows] - self.mean[columns]) / self.scale[columns]
+        return z
 
     def order(self, rows: NDArray[np.int64], y: NDArray[Any], classes: int) -> NDArray[np.int64]:
         """Columns by the size of their difference in these rows, equal ones by number."""
@@ -116,8 +116,8 @@ def differences(z: NDArray[np.float64], y: NDArray[Any], classes: int) -> NDArra
     """
     if not classes:
         spread = y.std()
-        found: NDArray[np.float64] = z.T @ (y - y.mean()) / (len(y) * (spread if spread > 0 else 1.0))
-        return found
+        difference: NDArray[np.float64] = z.T @ (y - y.mean()) / (len(y) * (spread if spread > 0 else 1.0))
+        return difference
     sums = np.stack([z[y == place].sum(0) for place in range(classes)])
     counts = np.bincount(y, minlength=classes)[:, None]
     apart = sums / counts - (sums.sum(0) - sums) / (len(y) - counts)
@@ -136,13 +136,13 @@ def fit_sparse(columns: Columns, division: Division, ks: Sequence[int], y: NDArr
     fitted, held = division.held_out(y)
     without = Columns.of(columns.x, train[fitted])
     order, order_without = columns.order(train, y, classes), without.order(train[fitted], y[fitted], classes)
-    found = {}
+    fits = {}
     for k in sorted({min(k, width) for k in ks}):
         chosen, first = order[:k], order_without[:k]
         inner = without.standardized(train[fitted], first), without.standardized(train[held], first)
         outer = columns.standardized(train, chosen), columns.standardized(division.test, chosen)
-        found[k] = _fit(inner, outer, chosen, division, y, STRENGTHS)
-    return found
+        fits[k] = _fit(inner, outer, chosen, division, y, STRENGTHS)
+    return fits
 
 
 def fit_dense(columns: Columns, division: Division, y: NDArray[Any]) -> Fit:
@@ -206,8 +206,8 @@ def _likelihood(model: Any, x: Any, y: NDArray[Any]) -> float:
 
 
 def _outputs(model: Any, x: Any, kind: str) -> NDArray[Any]:
-    found: NDArray[Any] = model.decision_function(x) if kind == "binary" else model.predict(x)
-    return found
+    outputs: NDArray[Any] = model.decision_function(x) if kind == "binary" else model.predict(x)
+    return outputs
 
 
 def score(kind: str, y: NDArray[Any], outputs: NDArray[Any]) -> Estimate:

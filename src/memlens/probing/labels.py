@@ -82,10 +82,10 @@ def read_labels(
         are_many = None not in numbers and len(set(numbers)) > _FEW_VALUES
         kind = "number" if are_many else "classes"
     if kind == "number":
-        found = _of_numbers(texts, labels, numbers, place)
+        texts_and_labels = _of_numbers(texts, labels, numbers, place)
     else:
-        found = _of_classes(texts, [_class_name(label) for label in labels], place)
-    return replace(found, repeats=given - len(texts))
+        texts_and_labels = _of_classes(texts, [_class_name(label) for label in labels], place)
+    return replace(texts_and_labels, repeats=given - len(texts))
 
 
 def _different(texts: list[str], labels: list[Any], place: str) -> tuple[list[str], list[Any]]:
@@ -94,9 +94,9 @@ def _different(texts: list[str], labels: list[Any], place: str) -> tuple[list[st
     for text, label in zip(texts, labels, strict=True):
         _, before = known.setdefault(text.strip(), (text, label))
         if _class_name(before) != _class_name(label):
-            one, other = (printable(_class_name(label))[:40] for label in (before, label))
+            first, other = (printable(_class_name(label))[:40] for label in (before, label))
             shown = printable(text.strip())[:40]
-            raise SettingError(f"{place}: the text '{shown}' has two labels, '{one}' and '{other}'; leave one")
+            raise SettingError(f"{place}: the text '{shown}' has two labels, '{first}' and '{other}'; leave one")
     return [text for text, _ in known.values()], [label for _, label in known.values()]
 
 
@@ -173,12 +173,12 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[list[Any]]:
                 option = "--column" if column == columns[0] else "--label"
                 known = printable(", ".join(str(key) for key in record if key is not None))[:200] or "none"
                 raise CorpusError(f"{place}: no column '{column}'; choose one of these with {option}: {known}")
-        found = [record[column] for column in columns]
-        found[0] = check_text(found[0], columns[0], place)
-        _refuse_empty(found[0], place)
-        for label in found[1:]:
+        fields = [record[column] for column in columns]
+        fields[0] = check_text(fields[0], columns[0], place)
+        _refuse_empty(fields[0], place)
+        for label in fields[1:]:
             _refuse_no_label(label, place)
-        yield found
+        yield fields
 
 
 def _refuse_empty(text: Any, place: str) -> None:

@@ -108,8 +108,8 @@ def find(index: Index, *names: str) -> list[Insight]:
         if name not in known:
             raise UnknownName(f"there is no finding '{name}'; known: {', '.join(known)}")
     material = Material(index)
-    found = (known[name](material) for name in names)
-    return [insight for insight in found if insight is not None]
+    insights = (known[name](material) for name in names)
+    return [insight for insight in insights if insight is not None]
 
 
 def finders() -> dict[str, Finder]:
@@ -180,8 +180,8 @@ def settling(material: Material) -> Insight | None:
             else f"layer {half} is the first that begins with more than half of its predictions made, beyond doubt"
         )
 
-    found = _by_claim("refinement", when)(material)
-    return replace(found, name="settling") if found else None
+    insight = _by_claim("refinement", when)(material)
+    return replace(insight, name="settling") if insight else None
 
 
 def depth(material: Material) -> Insight | None:
@@ -195,8 +195,8 @@ def depth(material: Material) -> Insight | None:
                 kinds = (f"{percent(sum(row[kind] for row in rows) / total, 0)} {kind}" for kind in _KINDS)
                 yield f"{which} third of the layers: {', '.join(kinds)}"
 
-    found = _by_claim("patterns", by_third)(material)
-    return replace(found, name="depth") if found else None
+    insight = _by_claim("patterns", by_third)(material)
+    return replace(insight, name="depth") if insight else None
 
 
 def composition(material: Material) -> Insight | None:
@@ -212,8 +212,8 @@ def composition(material: Material) -> Insight | None:
         if active:
             yield f"of none of those that fire: {percent(sum(active) / len(active))}"
 
-    found = _by_claim("composition", of_active)(material)
-    return replace(found, name="composition", title=title) if found else None
+    insight = _by_claim("composition", of_active)(material)
+    return replace(insight, name="composition", title=title) if insight else None
 
 
 def dead(material: Material) -> Insight | None:
@@ -404,7 +404,7 @@ def twins(material: Material) -> Insight | None:
 
 
 def below(material: Material) -> Insight | None:
-    """Of a signed memory with triggers at both ends: the one whose negative end reaches furthest beside its top."""
+    """The memory with triggers at both ends whose negative end reaches furthest beside its top."""
     index = material.index
     rows = index.sql(
         """SELECT layer, memory, min, max FROM {memories}

@@ -89,7 +89,7 @@ class DeadLayer:
 
 
 def predictive_values(index: Index, tables: Tables) -> list[ValueCard] | None:
-    """Of the most confident values those that predict well, the best first."""
+    """The values that predict well among the most confident ones, the best first."""
     rows = tables.rows("predictive-values")
     if rows is None:
         return None
@@ -125,15 +125,15 @@ def _promoted(index: Index, names: Sequence[MemoryId], most: int) -> dict[Memory
     """The tokens that values promote most, with their probabilities, and whether they were trained."""
     if not index.has("values"):
         return {}
-    found = index.rows_of("values", names, "tokens, p")
-    rare = hardly_trained(index, [n for rows in found.values() for row in rows for n in row["tokens"][:most]])
+    by_memory = index.rows_of("values", names, "tokens, p")
+    rare = hardly_trained(index, [n for rows in by_memory.values() for row in rows for n in row["tokens"][:most]])
     return {
         name: [
             (token(index.vocabulary[n]), p, n not in rare)
             for row in rows
             for n, p in zip(row["tokens"][:most], row["p"][:most], strict=True)
         ]
-        for name, rows in found.items()
+        for name, rows in by_memory.items()
     }
 
 
@@ -186,14 +186,14 @@ def clearest_patterns(index: Index) -> list[PatternCard] | None:
 
 
 def _other_senses(patterns: Sequence[Row], sense: int | None) -> list[str]:
-    found: dict[int, str] = {}
+    descriptions: dict[int, str] = {}
     for row in patterns:
-        found.setdefault(row.get("sense") or 0, visible(str(row["description"] or row["pattern"])))
-    return [description for other, description in found.items() if other != (sense or 0)]
+        descriptions.setdefault(row.get("sense") or 0, visible(str(row["description"] or row["pattern"])))
+    return [description for other, description in descriptions.items() if other != (sense or 0)]
 
 
 def _chosen_patterns(index: Index) -> list[Row]:
-    """From below, shallow before semantic. Among equally sure ones that which random prefixes have least."""
+    """Patterns from below, shallow before semantic; of equally sure ones the one that random prefixes have least."""
     columns, layers = index.schema_names("patterns"), len(index.manifest.model.memories)
     good = f"coalesce(auroc, 1) >= {LEAST_AUROC}" if "auroc" in columns else "true"
     order = f"confidence DESC NULLS LAST, {'share, ' * ('share' in columns)} len(prefixes) DESC, layer, memory, pattern"
@@ -216,7 +216,7 @@ def _chosen_patterns(index: Index) -> list[Row]:
 
 
 def dead_memories(index: Index) -> list[DeadLayer]:
-    """By layer, the memories that no prefix of the corpus triggers."""
+    """The memories that no prefix of the corpus triggers, by layer."""
     rows = index.sql(
         f"""
         SELECT layer, count(*) AS memories, count(*) FILTER (dead) AS dead,
@@ -279,9 +279,9 @@ def same_triggers(index: Index) -> DuplicateGallery:
     triggers = index.triggers_of([memory for group in shown for memory in group.memories[:2]])
     cards = []
     for group in shown:
-        one, other = group.memories[:2]
-        theirs = {trigger.prefix for trigger in triggers[other]}
-        shared = [trigger for trigger in triggers[one] if trigger.prefix in theirs][:_EXAMPLES]
+        first, second = group.memories[:2]
+        theirs = {trigger.prefix for trigger in triggers[second]}
+        shared = [trigger for trigger in triggers[first] if trigger.prefix in theirs][:_EXAMPLES]
         cards.append(_card(group, [example_of(index, trigger, None) for trigger in shared], []))
     return _gallery(groups, cards)
 

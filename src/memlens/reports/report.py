@@ -91,15 +91,15 @@ class Report:
 
     def data(self) -> dict[str, pa.Table]:
         """The tables behind charts and sections by the names of their files."""
-        found = {section.name: self.tables.table(section.name) for section in self.sections if section.is_present}
+        tables = {section.name: self.tables.table(section.name) for section in self.sections if section.is_present}
         for _, table in all_tables():
-            if table.name in found and table.published():
+            if table.name in tables and table.published():
                 rows = table.published()
                 columns = dict.fromkeys(column for row in rows for column in row)  # a first layer may have fewer
-                found[f"{table.name}-paper"] = pa.table({name: [row.get(name) for row in rows] for name in columns})
+                tables[f"{table.name}-paper"] = pa.table({name: [row.get(name) for row in rows] for name in columns})
         dead = [{"layer": row.layer, "memories": row.memories, "dead": row.dead} for row in self.dead]
-        found["dead"] = pa.Table.from_pylist(dead)
-        return found | ({"roles": pa.Table.from_pylist(self.roles.by_layer)} if self.roles else {})
+        tables["dead"] = pa.Table.from_pylist(dead)
+        return tables | ({"roles": pa.Table.from_pylist(self.roles.by_layer)} if self.roles else {})
 
 
 def make_report(
@@ -250,7 +250,7 @@ def _json(content: Any) -> str:
 
 
 def template_environment(package: str) -> Environment:
-    """For the templates in a package's folder templates/."""
+    """The Jinja environment of the templates in a package's folder templates/."""
     environment = Environment(
         loader=FunctionLoader(partial(read_template, package)),
         autoescape=True,
@@ -274,9 +274,9 @@ def vega_bundle() -> str:
     It takes some seconds to make and depends on the library's version alone, so it is kept in the user's cache.
     """
     path = _cache_folder() / f"vega-{version('vl-convert-python')}.js"
-    kept = _read(path)
-    if kept is not None:
-        return kept
+    cached = _read(path)
+    if cached is not None:
+        return cached
     bundle: str = vl_convert.javascript_bundle(_SNIPPET)
     bundle = bundle.replace("</script", "<\\/script")  # inside a page this would end the script
     with suppress(OSError, FilesError):

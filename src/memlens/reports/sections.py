@@ -50,8 +50,8 @@ class Tables:
 
     def names(self) -> list[str]:
         """The tables that are there, sorted."""
-        found = {path.stem for path in (self.index.folder / FOLDER).glob("*.parquet")}
-        return sorted(found - _WORKING)
+        names = {path.stem for path in (self.index.folder / FOLDER).glob("*.parquet")}
+        return sorted(names - _WORKING)
 
     def rows(self, name: str) -> list[Row] | None:
         """The rows of a table in its own order; None where it is missing, or empty until people have done something."""
@@ -80,13 +80,15 @@ class Tables:
 
     def passes(self) -> list[tuple[str, list[str]]]:
         """The passes over prefixes that tables of section 5 come from, in words, and the tables of each."""
-        found: dict[tuple[str, ...], list[str]] = {}
+        by_settings: dict[tuple[str, ...], list[str]] = {}
         for name, experiment in EXPERIMENTS.items():
             if experiment.on_prefixes and self.table(name) is not None and self.origin(name):
                 note = self.note(name)
                 settings = tuple(map(str, (note.sample, note.seed, note.validation, note.stop_words)))
-                found.setdefault(settings, []).append(name)
-        return [(f"{self.origin(names[0])}, stop words {settings[-1]}", names) for settings, names in found.items()]
+                by_settings.setdefault(settings, []).append(name)
+        return [
+            (f"{self.origin(names[0])}, stop words {settings[-1]}", names) for settings, names in by_settings.items()
+        ]
 
     def judge(self) -> list[JudgedClaim]:
         """Every claim of the paper, with what the tables that are there say about it."""
@@ -273,7 +275,7 @@ def role_section(index: Index) -> RoleSection | None:
         counts = [(sum(layer.roles[role] for layer in some), sum(layer.memories for layer in some)) for some in groups]
         count, total = (sum(column) for column in zip(*counts, strict=True))
         if role not in not_asked:
-            shares = tuple(found / of if of else None for found, of in counts)
+            shares = tuple(with_role / memories if memories else None for with_role, memories in counts)
             rows.append(RoleShare(role, count, shares, count / total, PUBLISHED.get(role, "")))
     none = sum(layer.none for layer in layers) / sum(layer.memories for layer in layers)
     counted = [

@@ -22,7 +22,7 @@ _LONGEST = 120  # characters of a prompt that a person pastes
 
 
 @dataclass(frozen=True)
-class Silenced:
+class SilencedMemory:
     """A memory, a prompt that triggers it, and p of its token with and without it."""
 
     memory: MemoryId
@@ -76,7 +76,7 @@ def _candidates(material: Material) -> list[dict[str, Any]]:
     return ([row for row in rows if material.is_word(row["token"])] or rows)[:_CANDIDATES]
 
 
-def _silence(material: Material, model: MemoryModel, row: dict[str, Any]) -> Silenced | None:
+def _silence(material: Material, model: MemoryModel, row: dict[str, Any]) -> SilencedMemory | None:
     index = material.index
     memory = index.names.name(row["layer"], row["memory"])
     for trigger in index.triggers(memory):
@@ -89,5 +89,5 @@ def _silence(material: Material, model: MemoryModel, row: dict[str, Any]) -> Sil
         seen = silence_each(model, prompt, [memory], token=row["token"])
         token = index.vocabulary[row["token"]]
         without = seen.p - seen.effects[memory]
-        return Silenced(memory, prompt, token, row["follows"], row["triggers"], seen.p, without)
+        return SilencedMemory(memory, prompt, token, row["follows"], row["triggers"], seen.p, without)
     return None

@@ -34,14 +34,16 @@ _BATCH = 16
 
 
 @dataclass(frozen=True, eq=False)
-class OwnTokens:
+class TargetPrefixes:
     """Prefixes of the corpus, each with the token it is asked about."""
 
     tokens: list[list[int]]
-    own: NDArray[np.int64]
+    targets: NDArray[np.int64]
 
-    def where(self, kept: list[bool]) -> "OwnTokens":
-        return OwnTokens([tokens for tokens, keep in zip(self.tokens, kept, strict=True) if keep], self.own[kept])
+    def where(self, chosen: list[bool]) -> "TargetPrefixes":
+        return TargetPrefixes(
+            [tokens for tokens, keep in zip(self.tokens, chosen, strict=True) if keep], self.targets[chosen]
+        )
 
 
 def role_effects(
@@ -56,21 +58,28 @@ def role_effects(
         ("entropy", "entropy of the output", _having(index, "entropy"), drawn, _entropy),
         ("token-frequency", "divergence from frequency", _having(index, "token-frequency"), drawn,
          partial(_divergence, unigram=unigram)),
-        ("token", "log p of its own token", removing, triggers, _own),
+        ("token", "log p of its own token", removing, triggers, _log_p_of_target),
     )  # fmt: skip
-    found = []
+    effects = []
     for done, (role, measure, group, prefixes, look) in enumerate(plans):
         progress("effects", done, len(plans))
-        found.append(_effect(index, model, role, measure, group, prefixes, look, seed))
+        effects.append(_effect(index, model, role, measure, group, prefixes, look, seed))
     progress("effects", len(plans), len(plans))
-    return found
+    return effects
 
 
 def _effect(
-    index: Index, model: MemoryModel, role: str, measure: str, group: Group, prefixes: OwnTokens, look: Any, seed: int
+    index: Index,
+    model: MemoryModel,
+    role: str,
+    measure: str,
+    group: Group,
+    prefixes: TargetPrefixes,
+    look: Any,
+    seed: int,
 ) -> RoleEffect:
     random = generator(seed, f"role-{role}")
-    others = Others(index, group)
+    others = UnusedMemories(index, group)
     compared = others.comparable(random)
     if not compared or not prefixes.tokens:
         return RoleEffect(role, measure, len(group), 0, None, None, None, (), None, None, None, None)
@@ -96,7 +105,7 @@ def _effect(
     )  # fmt: skip
 
 
-class Others:
+class UnusedMemories:
     """Memories that a group can be compared with: those of its layers that fire and are not in it."""
 
     def __init__(self, index: Index, group: Group) -> None:
@@ -111,24 +120,24 @@ class Others:
 
     def comparable(self, random: np.random.Generator) -> Group:
         """The group; where it is more than half of a layer, as many of it, drawn, as the layer has others."""
-        found: Group = []
+        comparable: Group = []
         for layer, free in sorted(self.free.items()):
             memories = np.array([memory for at, memory in self.group if at == layer])
-            found += [(layer, int(memory)) for memory in draw(memories, len(free), random)]
-        return found
+            comparable += [(layer, int(memory)) for memory in draw(memories, len(free), random)]
+        return comparable
 
     def random_group(self, group: Group, random: np.random.Generator) -> Group:
-        """For each memory of a comparable group another one of its layer, drawn among the unused of nearest norm."""
+        """Another memory of the same layer for each memory of a group, drawn among the unused ones of nearest norm."""
         left = {layer: np.array([self.norms[layer, memory] for memory in free]) for layer, free in self.free.items()}
-        found = list(group)
+        drawn = list(group)
         for place in random.permutation(len(group)):  # else the same ones would have the first choice in every group
             layer, memory = group[place]
             apart = np.abs(left[layer] - self.norms[layer, memory])
             near = np.argsort(apart, kind="stable")[: min(NEAREST, int(np.isfinite(apart).sum()))]
             chosen = int(random.choice(near))
             left[layer][chosen] = np.inf
-            found[place] = layer, self.free[layer][chosen]
-        return found
+            drawn[place] = layer, self.free[layer][chosen]
+        return drawn
 
     def norm(self, group: Group) -> float:
         return float(np.mean([self.norms[memory] for memory in group]))
@@ -151,10 +160,10 @@ def silence(model: MemoryModel, group: Group) -> Iterator[None]:
         yield
 
 
-def _looked(model: MemoryModel, prefixes: OwnTokens, look: Any) -> NDArray[np.float64]:
+def _looked(model: MemoryModel, prefixes: TargetPrefixes, look: Any) -> NDArray[np.float64]:
     """[prefixes]: a measure of the output after each of them; those of similar length are run together."""
     bos = [model.tokenizer.bos] if model.tokenizer.adds_bos else []
-    found = np.empty(len(prefixes.tokens))
+    results = np.empty(len(prefixes.tokens))
     order = np.argsort([len(tokens) for tokens in prefixes.tokens], kind="stable")
     for places in np.split(order, range(_BATCH, len(order), _BATCH)):
         texts = [[*bos, *prefixes.tokens[place]] for place in places]
@@ -162,20 +171,20 @@ def _looked(model: MemoryModel, prefixes: OwnTokens, look: Any) -> NDArray[np.fl
         states = model.run_body(torch.tensor([ids + [ids[0]] * (longest - len(ids)) for ids in texts]))
         last = states[torch.arange(len(texts)), torch.tensor([len(ids) - 1 for ids in texts])]
         logs = torch.log_softmax(model.lens.capped(model.lens.state_logits(last)).double(), dim=-1)
-        found[places] = look(logs, torch.from_numpy(prefixes.own[places]).to(logs.device)).cpu().numpy()
-    return found
+        results[places] = look(logs, torch.from_numpy(prefixes.targets[places]).to(logs.device)).cpu().numpy()
+    return results
 
 
-def _entropy(logs: Tensor, _own: Tensor) -> Tensor:
+def _entropy(logs: Tensor, _targets: Tensor) -> Tensor:
     return -(logs.exp() * logs).sum(1)
 
 
-def _divergence(logs: Tensor, _own: Tensor, unigram: Tensor) -> Tensor:
+def _divergence(logs: Tensor, _targets: Tensor, unigram: Tensor) -> Tensor:
     return (logs.exp() * (logs - unigram)).sum(1)
 
 
-def _own(logs: Tensor, own: Tensor) -> Tensor:
-    return logs.gather(1, own[:, None])[:, 0]
+def _log_p_of_target(logs: Tensor, tokens: Tensor) -> Tensor:
+    return logs.gather(1, tokens[:, None])[:, 0]
 
 
 def _having(index: Index, role: str) -> Group:
@@ -183,16 +192,16 @@ def _having(index: Index, role: str) -> Group:
     return [(row["layer"], row["memory"]) for row in index.sql(query, [role])]
 
 
-def _drawn_prefixes(index: Index, sample: int, random: np.random.Generator) -> OwnTokens:
+def _drawn_prefixes(index: Index, sample: int, random: np.random.Generator) -> TargetPrefixes:
     """One prefix of each of some sentences."""
     count = index.manifest.counts.sentences
     chosen = np.sort(random.choice(count, min(sample, count), replace=False)).tolist()
     sentences = [row["tokens"] for _, row in sorted(index.sentences(chosen).items()) if row["tokens"]]
     tokens = [sentence[: int(random.integers(len(sentence))) + 1] for sentence in sentences]
-    return OwnTokens(tokens, np.array([prefix[-1] for prefix in tokens], np.int64))
+    return TargetPrefixes(tokens, np.array([prefix[-1] for prefix in tokens], np.int64))
 
 
-def _removing(index: Index, random: np.random.Generator) -> tuple[Group, OwnTokens]:
+def _removing(index: Index, random: np.random.Generator) -> tuple[Group, TargetPrefixes]:
     """Token memories with their own token at the bottom of their value, and of each the best trigger that ends in it.
 
     At most MOST of them, drawn.
@@ -207,4 +216,4 @@ def _removing(index: Index, random: np.random.Generator) -> tuple[Group, OwnToke
     )
     rows = [rows[place] for place in draw(np.arange(len(rows)), MOST, random)]
     group = [(row["layer"], row["memory"]) for row in rows]
-    return group, OwnTokens([row["tokens"] for row in rows], np.array([row["token"] for row in rows], np.int64))
+    return group, TargetPrefixes([row["tokens"] for row in rows], np.array([row["token"] for row in rows], np.int64))

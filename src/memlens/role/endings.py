@@ -89,7 +89,7 @@ def count_endings(memory: Ints, before: Ints, last: Ints, memories: int) -> dict
 
 
 def _commonest(memory: Ints, ending: Ints, triggers: Ints) -> tuple[Ints, Ints, NDArray[np.float64]]:
-    """Of each memory its commonest ending, how many triggers have it, and the share that TOKENS commonest make up."""
+    """The commonest ending of each memory, its number of triggers, and the share that the TOKENS commonest make up."""
     both, times = np.unique(np.stack([memory, ending]), axis=1, return_counts=True)
     order = np.lexsort((both[1], -times, both[0]))  # by memory, commonest first, of equals the lowest
     owner, endings, times = both[0][order], both[1][order], times[order]

@@ -75,9 +75,9 @@ def _rates(fired: Counts, prefixes: Counts, whole: NDArray[np.float64]) -> NDArr
 
 def _divergence(rates: NDArray[np.float64], whole: NDArray[np.float64]) -> NDArray[np.float64]:
     """KL divergence of a coin with these rates [n, ranges] from one with the rate of the whole [n, 1], in nats."""
-    found = _times_log(rates, rates) - _times_log(rates, whole)
-    found += _times_log(1 - rates, 1 - rates) - _times_log(1 - rates, 1 - whole)
-    return np.maximum(found, 0.0)  # rounding can leave it just below 0
+    divergence = _times_log(rates, rates) - _times_log(rates, whole)
+    divergence += _times_log(1 - rates, 1 - rates) - _times_log(1 - rates, 1 - whole)
+    return np.maximum(divergence, 0.0)  # rounding can leave it just below 0
 
 
 def _times_log(factor: NDArray[np.float64], of: NDArray[np.float64]) -> NDArray[np.float64]:

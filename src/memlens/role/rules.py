@@ -49,8 +49,8 @@ def p_of_part(part: NDArray[Any], directions: int, d: int) -> NDArray[np.float64
 
     if d <= directions:  # they are all there is, so that any part is as expected
         return np.ones(len(part))
-    found: NDArray[np.float64] = betainc((d - directions) / 2, directions / 2, np.clip(1 - part, 0, 1))
-    return found
+    p: NDArray[np.float64] = betainc((d - directions) / 2, directions / 2, np.clip(1 - part, 0, 1))
+    return p
 
 
 def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.float64]:
@@ -63,7 +63,7 @@ def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.f
 
     w = np.asarray(eigenvalues, np.float64)[None] - np.asarray(spread, np.float64)[:, None]  # [n, d]
     possible = (w.max(1) > 0) & (w.min(1) < 0)
-    found = np.where(w.max(1) > 0, 1.0, 0.0)
+    p_values = np.where(w.max(1) > 0, 1.0, 0.0)
     w = w[possible]
     low, high = 0.5 / w.min(1), 0.5 / w.max(1)
     for _ in range(60):  # the point where the slope of the cumulants' function is 0, which grows between the two
@@ -75,8 +75,8 @@ def p_of_spread(spread: NDArray[Any], eigenvalues: NDArray[Any]) -> NDArray[np.f
     u = t * np.sqrt((2 * (w / factors) ** 2).sum(1))
     with np.errstate(divide="ignore", invalid="ignore"):
         p = ndtr(-(r + np.log(u / r) / r))
-    found[possible] = np.where(np.abs(r) < 1e-4, 0.5, p)  # at its mean, where the formula has a gap
-    return found
+    p_values[possible] = np.where(np.abs(r) < 1e-4, 0.5, p)  # at its mean, where the formula has a gap
+    return p_values
 
 
 def p_of_endings(numbers: Numbers, tokens: int, prefixes: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -131,7 +131,7 @@ def _q_of_p(p: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _among(asked: NDArray[np.bool_], numbers: NDArray[Any], q: Callable[[NDArray[Any]], Any]) -> NDArray[np.float64]:
-    """Over the memories that a hypothesis is asked about; 1 for the others."""
-    found = np.ones(len(numbers))
-    found[asked] = q(numbers[asked])
-    return found
+    """q-values over the memories that a hypothesis is asked about; 1 for the others."""
+    q_values = np.ones(len(numbers))
+    q_values[asked] = q(numbers[asked])
+    return q_values

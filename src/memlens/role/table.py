@@ -121,7 +121,7 @@ def _measure(
 
 
 def _tables(columns: dict[str, Any], has: dict[str, Any], q: dict[str, Any]) -> Iterator[pa.Table]:
-    """Some memories at a time."""
+    """Yield rows of roles.parquet, some memories at a time."""
     for first in range(0, len(columns["memory"]), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
         numbers = {name: column[part] for name, column in columns.items()}
@@ -183,7 +183,7 @@ class RoleEffect:
 
 
 def write_effects(index: Index, effects: Sequence[RoleEffect], seed: int) -> None:
-    """Into the index, bound to the roles and values that they are of."""
+    """Write effects.parquet, bound to the roles and values that the effects are of."""
     rows = pa.Table.from_pylist([asdict(effect) for effect in effects], EFFECTS_SCHEMA)
     made_from = {name: index.manifest.sha256(name) for name in ("roles", "values")}
     index.write({"effects": (EFFECTS_SCHEMA, [rows])}, lambda: {"effects": {"seed": seed, "from": made_from}})

@@ -35,11 +35,11 @@ class ValueReader:
         fold = model.lens.folded(torch.eye(width, device=model.device), layer, reading).double()  # v -> v fold
         spread, follows = self._embedding_sums()
         eigenvalues, vectors = torch.linalg.eigh(fold @ spread @ fold.T)
-        kept = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centres removes a direction altogether
-        self.fold, self.rank = fold, int(kept.sum())
+        is_read = eigenvalues > 1e-9 * eigenvalues[-1]  # a norm that centres removes a direction altogether
+        self.fold, self.rank = fold, int(is_read.sum())
         self.eigenvalues = (eigenvalues.clamp_min(0) / len(self.tokens)).cpu().numpy()  # of the variance of scores
         self.directions = max(round(WEAK * self.rank), 1)
-        self.weak, self.read = vectors[:, kept][:, : self.directions], vectors[:, kept]
+        self.weak, self.read = vectors[:, is_read][:, : self.directions], vectors[:, is_read]
         self.frequent = fold @ follows  # [d]
 
     def _embedding_sums(self) -> tuple[Tensor, Tensor]:
@@ -70,13 +70,13 @@ class ValueReader:
         """Over the vocabulary, of the scores of each value [n, d] divided by its length."""
         blocks = score_blocks(values, self.scores, self.model.vocabulary)
         parts = [_moments(scores[:, self.tokens], self.frequency) for _, scores in blocks]
-        found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        moments = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         norm = _in_blocks(lambda block: at_least_float32(block).double().norm(dim=1), values)
         has_length = norm > 0  # the others (pruned, never trained) have no direction to ask about: nothing is unusual
-        found["variance"] = np.where(has_length, found["variance"] / np.where(has_length, norm, 1.0) ** 2, 0.0)
+        moments["variance"] = np.where(has_length, moments["variance"] / np.where(has_length, norm, 1.0) ** 2, 0.0)
         for name, usual in (("skew", 0.0), ("kurtosis", 3.0), ("frequency", 0.0)):
-            found[name] = np.where(has_length, found[name], usual)
-        return found | {"norm": norm}
+            moments[name] = np.where(has_length, moments[name], usual)
+        return moments | {"norm": norm}
 
     def random_kurtosis(self, count: int, seed: int) -> NDArray[np.float64]:
         """The kurtosis of the scores of `count` random directions."""
@@ -129,17 +129,17 @@ def _moments(scores: NDArray[np.float32], frequency: NDArray[np.float64]) -> Arr
 
 def cosines_of(memories: MemoryLayer) -> Arrays:
     """Cosines between what a memory reads (up, or the key of a plain block), its gate, and its value."""
-    found: dict[str, list[NDArray[np.float64]]] = {"cos_in_out": [], "cos_gate_out": [], "cos_gate_in": []}
+    cosines: dict[str, list[NDArray[np.float64]]] = {"cos_in_out": [], "cos_gate_out": [], "cos_gate_in": []}
     for group in memories.groups:
         keys = group.keys
         reads = keys if group.up is None else group.up
         for part in _row_blocks(group.size):
             value = at_least_float32(group.values[part]).double()
             gate, read = (through_norm(rows[part], memories).double() for rows in (keys, reads))
-            for name, pair in zip(found, ((read, value), (gate, value), (gate, read)), strict=True):
-                found[name].append(_array(_cosines(*pair)))
+            for name, pair in zip(cosines, ((read, value), (gate, value), (gate, read)), strict=True):
+                cosines[name].append(_array(_cosines(*pair)))
     gated = np.concatenate([np.full(group.size, group.gated) for group in memories.groups])
-    return {name: np.concatenate(parts) for name, parts in found.items()} | {"gated": gated}
+    return {name: np.concatenate(parts) for name, parts in cosines.items()} | {"gated": gated}
 
 
 def _row_blocks(rows: int) -> list[slice]:
@@ -151,11 +151,11 @@ def _in_blocks(function: Callable[[Tensor], Tensor], values: Tensor) -> NDArray[
     return np.concatenate([_array(function(values[part])) for part in _row_blocks(len(values))])
 
 
-def _cosines(one: Tensor, other: Tensor) -> Tensor:
-    lengths = (one.norm(dim=1) * other.norm(dim=1)).clamp_min(1e-300)
-    return (one * other).sum(1) / lengths
+def _cosines(rows: Tensor, others: Tensor) -> Tensor:
+    lengths = (rows.norm(dim=1) * others.norm(dim=1)).clamp_min(1e-300)
+    return (rows * others).sum(1) / lengths
 
 
 def _array(tensor: Tensor) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = tensor.detach().double().cpu().numpy()
-    return found
+    array: NDArray[np.float64] = tensor.detach().double().cpu().numpy()
+    return array

@@ -82,7 +82,7 @@ def make_executor(run: RunSettings, workers: int) -> Executor:
 
 @contextmanager
 def open_mapper(run: RunSettings, threads: int) -> Iterator[Callable[[MemoryModel], Mapper] | None]:
-    """Where a stage is computed, once the model is there; None in this process. Workers end with the context."""
+    """The Mapper that a stage is computed on, once the model is there; None for this process. Workers end with it."""
     if run.executor == "ray":
         from memlens.scanner.ray import RayMapper
 
@@ -169,7 +169,7 @@ class WorkQueue:
 
 @dataclass(frozen=True)
 class ModelRecipe:
-    """How another process gets the very model that is being scanned: from its source, or as a copy. Can be pickled."""
+    """The scanned model for another process: loaded from its source, or as a copy. Can be pickled."""
 
     source: str = ""  # what load() takes; "" where there is only the copy
     device: str = "cpu"

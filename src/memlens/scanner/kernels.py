@@ -28,7 +28,7 @@ SENTENCES = 32  # that are looked at before the lists are brought up to date, so
 
 
 class Totals(NamedTuple):
-    """What is added up over all prefixes of a scan, one number per memory of a layer."""
+    """Sums over all prefixes of a scan, one number per memory of a layer."""
 
     total: IntArray  # int64, in UNITs
     fired: IntArray  # [memories, BUCKETS] int64: prefixes with a coefficient above 0, by position

@@ -273,7 +273,7 @@ class LayerScan:
 
 
 def _reaches(scores: torch.Tensor, lists: Lists) -> torch.Tensor:
-    """Which scores [n, memories] are above zero and at least as high as the last place of their list."""
+    """A mask of the scores [n, memories] that are above zero and reach the last place of their list."""
     bars = torch.from_numpy(lists.scores()[:, -1].copy()).to(scores.device)
     return (scores >= bars) & (scores > 0)
 

@@ -106,7 +106,7 @@ class _Stopped(Exception):  # noqa: N818 - nothing went wrong
 
 
 class _Inbox:
-    """What the driver has sent, so that STOP is seen before the ranges that wait."""
+    """Take in all that the driver has sent, so that STOP is seen before the ranges that wait."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

@@ -44,8 +44,10 @@ NO_GATES = Gates(np.zeros((1, 1), np.float32), 0)  # of a block that has none
 
 
 class Quadrants(NamedTuple):
-    """What is kept of every memory's quadrants, by place: gate open (above 0) and coefficient above 0, open and below,
-    shut and above, shut and below."""
+    """Counts and triggers of every memory's quadrants.
+
+    By place: gate open (above 0) and coefficient above 0, open and below, shut and above, shut and below.
+    """
 
     counts: IntArray  # [memories, 4] int64: prefixes in each
     lists: Lists  # [4 * memories, KEPT]: row 4 m + place, sizes of coefficients

@@ -68,7 +68,7 @@ class RayWorker:
         return self.worker.state.tokens - before
 
     def hand_over(self) -> Arrays:
-        """What was found since the last time."""
+        """The state that was added since the last call."""
         assert self.worker is not None, "start comes first"
         return self.worker.take_state().arrays()
 

@@ -77,7 +77,7 @@ def _ended(lost: str) -> WorkerError:
 
 
 def _lost_agent(ray: Any) -> str:
-    """Which of Ray's agents that this process talks to does not listen any more; empty if all do."""
+    """The agent of Ray, of those this process talks to, that does not listen any more; empty if all do."""
     node = getattr(ray._private.worker, "_global_node", None)
     if node is None:  # not connected, or by Ray's client, which has no agent here
         return ""
@@ -110,7 +110,7 @@ def actor_class(ray: Any, kind: type, threads: int, gpus: float) -> Any:
 
 
 def room_for(ray: Any, threads: int, gpus: float) -> int:
-    """How many workers the cluster has room for, one at least."""
+    """The number of workers that the cluster has room for, one at least."""
     resources = ray.cluster_resources()
     room = resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1) / threads
     if gpus and room < 1:
@@ -119,7 +119,7 @@ def room_for(ray: Any, threads: int, gpus: float) -> int:
 
 
 def worker_error(error: Any) -> Exception:
-    """What a worker refused, as the same error; anything else is a bug."""
+    """The error to raise for one of a worker: its refusal as the same error, anything else as a bug."""
     cause = error.cause
     if isinstance(cause, MemlensError):
         return type(cause)(str(cause))

@@ -52,7 +52,7 @@ def prefix_hashes(seed: int, sentences: IntArray, positions: IntArray) -> KeyArr
 
 
 class Examples(NamedTuple):
-    """For every memory the prefixes with the lowest hashes among those it fires on."""
+    """The prefixes with the lowest hashes among those that a memory fires on, for every memory."""
 
     hashes: KeyArray  # [memories, EXAMPLES]; all ones in empty places
     coefficients: FloatArray
@@ -78,7 +78,7 @@ def _keep_(examples: Examples, m: int, hash_: int, coefficient: np.float32, sent
 
 
 class SampleArrays(NamedTuple):
-    """What is kept of the sample, and which prefixes are in it."""
+    """The sample so far: its prefixes, and what is recorded of them."""
 
     counts: IntArray  # [memories, BINS]
     examples: Examples
@@ -88,7 +88,7 @@ class SampleArrays(NamedTuple):
 
 @compiled
 def drawn_of(sample: SampleArrays, candidates: Candidates) -> IntArray:
-    """Which of the candidates are in the sample, as indices."""
+    """The candidates that are in the sample, as indices."""
     drawn, count = np.empty(candidates.rows.shape[0], np.int64), 0
     for i in range(candidates.rows.shape[0]):
         drawn[count] = i

@@ -86,7 +86,7 @@ class Worker:
         return len(self._batches)
 
     def take_state(self) -> ScanState:
-        """What was learned since the last time; the next batch begins anew."""
+        """Take the state that was added since the last call; the next batch begins anew."""
         taken, self.state = self.state, ScanState.start(self.model, self.layers, self.settings)
         return taken
 
@@ -103,7 +103,7 @@ class Worker:
         self.state.tokens += int(batch.lengths.sum())
 
     def _candidates(self, batch: Batch) -> Candidates:
-        """Which rows of the flattened batch [batch * pos] are candidate prefixes."""
+        """The rows of the flattened batch [batch * pos] that are candidate prefixes."""
         width, shift = batch.tokens.shape[1], 0 if self.bos is None else 1
         rows, sentences, positions = [], [], []
         for row, sentence in enumerate(batch.sentences.tolist()):

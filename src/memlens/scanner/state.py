@@ -68,7 +68,7 @@ class DoneBatches:
                 self.add(window, first, stop)
 
     def left_of(self, batches: BatchRange) -> list[BatchRange]:
-        """What of a range is not done."""
+        """The part of a range that is not done."""
         left, first = [], batches.first
         for a, b in self._runs.get(batches.window, []):
             if b <= first or a >= batches.stop:
@@ -110,7 +110,7 @@ def all_ranges(counts: Sequence[int] | NDArray[np.integer[Any]]) -> Iterator[Bat
 def ranges_left(
     counts: Sequence[int] | NDArray[np.integer[Any]], done: DoneBatches, shard: ShardNumber | None = None
 ) -> Iterator[BatchRange]:
-    """What is not done of a plan, or of one shard of it."""
+    """The ranges of a plan, or of one shard of it, that are not done."""
     for number, batches in enumerate(all_ranges(counts)):
         if shard is None or shard.has(number):
             yield from done.left_of(batches)
@@ -247,7 +247,7 @@ class PartFolder:
             np.savez(handle, allow_pickle=False, **arrays)
 
     def done_in(self, name: str) -> DoneBatches:
-        """What a part holds; nothing if there is none of that name."""
+        """The content of a part; empty if there is none of that name."""
         path = self.path(name)
         return DoneBatches.from_array(read_part(path, ["done"])["done"]) if path.is_file() else DoneBatches()
 

@@ -312,7 +312,7 @@ def in_common(
 
 
 def _differences(attributions: list[Attribution]) -> Iterator[str]:
-    """Why attributions cannot be compared: effects on other tokens, of other memories or by another method."""
+    """The reason why attributions cannot be compared: effects on other tokens, of other memories, by another method."""
     if not attributions:
         yield "no attributions were given; make one for each paraphrase"
     first = attributions[0]

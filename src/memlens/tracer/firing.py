@@ -85,25 +85,25 @@ def firing_of(run: TracedPrompt, index: Index, order: str, layers: Sequence[int]
     rows = [{name: column[row].item() for name, column in table.items()} for row in best]
     names = [index.names.name(row["layer"], row["number"]) for row in rows]
     summaries, texts = read_summaries(index, names), token_texts(run.prompt)
-    found = tuple(
+    hits = tuple(
         FiringHit(
             name, summaries.get(name), row["m"], row["position"], texts[row["position"]], row["relative"], row["effect"]
         )
         for name, row in zip(names, rows, strict=True)
     )
     token = Token(final, run.model.tokenizer.token_text(final))
-    return FiringResult(run.prompt.text, texts, token, order, len(fires), found)
+    return FiringResult(run.prompt.text, texts, token, order, len(fires), hits)
 
 
 def _ranges(index: Index) -> dict[int, NDArray[np.float32]]:
     """Layer -> [2, memories]: the largest and the smallest coefficient of the scan."""
-    found = {layer: np.zeros((2, index.memories(layer)), np.float32) for layer in index.layers}
+    ranges = {layer: np.zeros((2, index.memories(layer)), np.float32) for layer in index.layers}
     table = index.table("memories", ["layer", "memory", "max", "min"])
     layer, memory, high, low = (table.column(name).to_numpy() for name in ("layer", "memory", "max", "min"))
-    for number, numbers in found.items():
+    for number, numbers in ranges.items():
         rows = layer == number
         numbers[:, memory[rows]] = high[rows], low[rows]
-    return found
+    return ranges
 
 
 def _predicted(run: TracedPrompt) -> tuple[int, Tensor]:

@@ -272,12 +272,12 @@ def promoting(
     if end not in ("top", "bottom"):
         raise UnknownName(f"a value has the ends 'top' and 'bottom', not '{end}'")
     query = SearchQuery(tuple(texts), "values", bottom=end == "bottom", limit=sum(map(opened.memories, opened.layers)))
-    found = [hit for hit in search_values(opened, query).found if isinstance(hit, ValueHit)]
+    hits = [hit for hit in search_values(opened, query).found if isinstance(hit, ValueHit)]
     listed = min(opened.manifest.values.top, len(opened.vocabulary))
     if within > listed:
         advice = "lower `within` or make the values again"
         raise SettingError(f"{opened.folder} lists {listed} tokens per value, not {within}; {advice}")
-    memories = tuple(memory.name for memory in found if memory.rank < within)[:limit]
+    memories = tuple(memory.name for memory in hits if memory.rank < within)[:limit]
     if not memories:
         raise UnknownName(f"no memory has {tokens!r} among the {within} first tokens of its value; raise `within`")
     return memories

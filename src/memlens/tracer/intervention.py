@@ -253,7 +253,7 @@ class Intervention:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> Any:
-        """In answers of the workbench an intervention is its document as well."""
+        """The schema of an intervention in answers of the workbench, where it is its document."""
         from pydantic_core import core_schema
 
         document = core_schema.plain_serializer_function_ser_schema(
@@ -324,10 +324,10 @@ def _expert_of(given: Any) -> ExpertId | None:
     """An expert, by name or not."""
     if given is None or isinstance(given, ExpertId):
         return given
-    found = ExpertId.find(given)
-    if found is None:
+    expert = ExpertId.find(given)
+    if expert is None:
         raise UnknownName(f"'{given}' is not an expert's name; write layer and expert like L3E5, both from 0")
-    return found
+    return expert
 
 
 def is_whole(given: Any) -> bool:

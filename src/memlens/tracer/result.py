@@ -130,13 +130,13 @@ def _look_up_values_(
 ) -> set[MemoryId]:
     """The memories whose tokens were looked up: all but those whose value has changed, as within `trying`."""
     columns = f"norm, tokens[:{top}] AS tokens, bottom_tokens[:{top}] AS bottom_tokens"
-    found = {memory: rows[0] for memory, rows in index.rows_of("values", memories, columns).items() if rows}
+    values = {memory: rows[0] for memory, rows in index.rows_of("values", memories, columns).items() if rows}
     listed: set[MemoryId] = set()
-    for layer in {memory.layer for memory in found}:
-        rows = {memory: row for memory, row in found.items() if memory.layer == layer}
+    for layer in {memory.layer for memory in values}:
+        rows = {memory: row for memory, row in values.items() if memory.layer == layer}
         listed |= {memory for memory, is_same in zip(rows, _are_read_from(rows, layer, model), strict=True) if is_same}
     for memory in listed:
-        names[memory].top, names[memory].bottom = found[memory]["tokens"], found[memory]["bottom_tokens"]
+        names[memory].top, names[memory].bottom = values[memory]["tokens"], values[memory]["bottom_tokens"]
     return listed
 
 
@@ -372,11 +372,12 @@ def effect_html(effect: InterventionEffect) -> str:
     return _TABLE.format(caption, _head("before", "after"), rows)
 
 
-def attribution_html(found: Attribution) -> str:
+def attribution_html(attribution: Attribution) -> str:
     """The memories that an answer hangs on."""
-    rows = "".join(f"<tr><td>{memory}</td><td>{effect:+.4g}</td></tr>" for memory, effect in found.strongest())
-    gap = f", largest gap of a layer {found.gap:+.2g}" if found.gaps else ""
-    caption = f"{_code(found.token.text)} after {_prompt(found.prompt)}: p {found.p:.3g}, {escape(found.method)}{gap}"
+    rows = "".join(f"<tr><td>{memory}</td><td>{effect:+.4g}</td></tr>" for memory, effect in attribution.strongest())
+    gap = f", largest gap of a layer {attribution.gap:+.2g}" if attribution.gaps else ""
+    answer = f"{_code(attribution.token.text)} after {_prompt(attribution.prompt)}: p {attribution.p:.3g}"
+    caption = f"{answer}, {escape(attribution.method)}{gap}"
     return _TABLE.format(caption, _head("memory", "effect on p"), rows)
 
 

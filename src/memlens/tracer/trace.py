@@ -163,9 +163,9 @@ class TracedPrompt:
     @property
     def nbytes(self) -> int:
         """The size of the states and coefficients that are kept."""
-        kept = self.positions
-        stores = (kept.r, kept.y, kept.o, kept.coefficients, kept.weights)
-        tensors = [kept.embedding, *(tensor for store in stores for tensor in store.values())]
+        recorded = self.positions
+        stores = (recorded.r, recorded.y, recorded.o, recorded.coefficients, recorded.weights)
+        tensors = [recorded.embedding, *(tensor for store in stores for tensor in store.values())]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)  # a part of a tensor holds all of it
 
 

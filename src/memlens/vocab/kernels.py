@@ -102,7 +102,7 @@ def read_softmax(scores: FloatArray, ends: Ends, targets: IntArray, pool: Thread
 
 
 def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor | None = None) -> IntArray:
-    """In every row, how many tokens have a strictly higher score than the given one [rows]; -1 for none."""
+    """The number of tokens with a strictly higher score than the given one in each row [rows]; -1 for none."""
     above = np.full(len(scores), -1, np.int64)
     own = np.ascontiguousarray(tokens, np.int32)
     _in_parts(pool, len(scores), lambda first, last: _count_above_(scores, first, last, own, above))
@@ -110,7 +110,7 @@ def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor |
 
 
 def count_scores(scores: FloatArray, ends: Ends, pool: ThreadPoolExecutor | None = None) -> IntArray:
-    """Of every row, how many tokens are in each of SCORE_BINS bins of equal width from its lowest to its highest score.
+    """The number of tokens of each row in SCORE_BINS bins of equal width from its lowest to its highest score.
 
     A row whose scores are all alike is in the first. [rows, SCORE_BINS]
     """
@@ -265,7 +265,7 @@ def _count_scores_(scores: FloatArray, first: int, last: int, ends: Ends, counts
 
 
 def rows_per_block(vocabulary: int) -> int:
-    """How many rows of float32 scores make one block."""
+    """The number of rows of float32 scores in one block."""
     return max(_LEAST_ROWS, _BLOCK_BYTES // (4 * vocabulary))
 
 
@@ -273,7 +273,7 @@ Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # vectors [rows, d
 
 
 def score_blocks(vectors: torch.Tensor, score: Score, vocabulary: int) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Which rows, and their scores [rows, vocabulary], which are good until the next block is asked for."""
+    """Yield rows and their scores [rows, vocabulary], which are good until the next block is asked for."""
     step = min(rows_per_block(vocabulary), len(vectors))
     place = torch.empty(step, vocabulary, device=vectors.device, dtype=at_least_float32(vectors[:0]).dtype)
     for first in range(0, len(vectors), step):
@@ -302,7 +302,7 @@ def use_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def thread_pool() -> Iterator[ThreadPoolExecutor | None]:
-    """As many threads for the compiled code as torch has; None for one."""
+    """A pool with as many threads for the compiled code as torch has; None for one."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield None

@@ -51,7 +51,7 @@ class NextTokens:
 
     @cached_property
     def shuffled_targets(self) -> NDArray[np.int32]:
-        """Where a memory has a target, that of the next one that has; -1 for none. [memories]"""
+        """The target of the next memory that has one, for each memory with a target; -1 for none. [memories]"""
         shuffled = self.targets.copy()
         having = np.flatnonzero(shuffled >= 0)
         shuffled[having] = shuffled[np.roll(having, -1)]

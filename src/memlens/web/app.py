@@ -88,11 +88,11 @@ def _http_error(request: Request, error: Exception) -> Response:
 
 def _say(request: Request, status: int, line: str, headers: object = None) -> Response:
     line = " ".join(line.split())
-    kept = dict(headers) if isinstance(headers, dict) else None
+    extra = dict(headers) if isinstance(headers, dict) else None
     if request.url.path.startswith("/api/"):
-        return Json({"error": line}, status, kept)
+        return Json({"error": line}, status, extra)
     answer = page(request, "problem.html", status, title="Not found" if status == 404 else "Sorry", line=line)
-    answer.headers.update(kept or {})
+    answer.headers.update(extra or {})
     return answer
 
 

@@ -122,7 +122,7 @@ Orders = dict[int, NDArray[np.int64]]  # layer -> its memories in a row
 def draw_map(
     statistics: Statistics, by: str, room: int, sort: str = "place", alike: Callable[[], Orders] = dict
 ) -> MemoryMap:
-    """At most `room` cells per layer; `alike` is asked for where memories are sorted by likeness."""
+    """The cells of the map, at most `room` per layer; `alike` is called where memories are sorted by likeness."""
     measure = next((known for known in measures(statistics) if known.name == by), None)
     if measure is None:
         known = ", ".join(known.name for known in measures(statistics))
@@ -184,7 +184,7 @@ def _levels_of(statistics: Statistics, measure: Measure) -> tuple[NDArray[np.uin
 
 
 def _range(numbers: NDArray[np.floating], scale: str) -> tuple[float, float]:
-    """From the lowest to the highest, the most extreme 1 in 500 left out: one odd memory must not hide all others."""
+    """The lowest and highest number without the most extreme 1 in 500: one odd memory must not hide all others."""
     known = numbers[np.isfinite(numbers) & ((numbers > 0) | (scale != "log"))]
     if not len(known):
         return (1e-9, 1.0) if scale == "log" else (0.0, 1.0)

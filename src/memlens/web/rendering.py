@@ -26,7 +26,7 @@ from pydantic import BaseModel
 from memlens import __version__
 from memlens.errors import BusyError, FilesError, IndexFolderError, ModelError, UnknownName
 from memlens.experiments.style import css_variables
-from memlens.reports.report import template_environment
+from memlens.reports.report import template_environment, vega_bundle
 from memlens.text import finite, head, letter, probability, signed, tail
 from memlens.web.security import cookie_name, keeps_model_at_work, read_cookies
 from memlens.web.workbench import Turns, Workbench
@@ -47,15 +47,15 @@ _KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 @cache
 def static_files() -> dict[str, tuple[bytes, str, str]]:
     """Name -> content, media type, tag. Read once: no name from a request ever becomes a path."""
-    found = {}
+    by_name = {}
     for entry in files("memlens.web").joinpath("static").iterdir():
         kind = _KINDS.get("." + entry.name.rpartition(".")[2])
         if kind:
             content = entry.read_bytes()
             if entry.name == "style.css":
                 content = css_variables().encode() + content
-            found[entry.name] = (content, kind, _tag(content))
-    return found
+            by_name[entry.name] = (content, kind, _tag(content))
+    return by_name
 
 
 @router.get("/static/{name}")
@@ -82,8 +82,6 @@ def _vega() -> tuple[bytes, str, str]:
 
 @cache
 def vega_file() -> tuple[bytes, str, str]:
-    from memlens.reports.report import vega_bundle
-
     content = vega_bundle().encode()
     return content, "text/javascript", _tag(content)
 
@@ -250,7 +248,7 @@ def hits(text: str, wanted: str) -> Markup:
         return escape(text)
     pattern = re.compile(re.escape(wanted), re.IGNORECASE if wanted == wanted.lower() else 0)
     parts, at = [], 0
-    for found in pattern.finditer(text):
-        parts += [escape(text[at : found.start()]), Markup("<b>"), escape(found[0]), Markup("</b>")]
-        at = found.end()
+    for match in pattern.finditer(text):
+        parts += [escape(text[at : match.start()]), Markup("<b>"), escape(match[0]), Markup("</b>")]
+        at = match.end()
     return Markup("").join([*parts, escape(text[at:])])

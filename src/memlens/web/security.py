@@ -89,7 +89,7 @@ class Access:
 
 
 class Guard:
-    """ASGI middleware."""
+    """The ASGI middleware that lets a request pass, or answers it with the reason why not."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
@@ -191,10 +191,10 @@ def read_cookies(headers: Headers) -> dict[str, str]:
 
 def _name_of(host: str) -> str:
     """The name in a Host header, its port left out; empty where it is nothing but that."""
-    found = _HOST.fullmatch(host.lower())
-    if found is None or (found[1] is not None and ":" not in found[1]):
+    match = _HOST.fullmatch(host.lower())
+    if match is None or (match[1] is not None and ":" not in match[1]):
         return ""
-    return found[1] or found[2]
+    return match[1] or match[2]
 
 
 def _host_of(address: str) -> str:
@@ -245,8 +245,8 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 20
 
 
-def _same(one: str, other: str) -> bool:
-    return secrets.compare_digest(one.encode("utf-8", "replace"), other.encode())
+def _same(given: str, expected: str) -> bool:
+    return secrets.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
 def _is_api(scope: Scope) -> bool:

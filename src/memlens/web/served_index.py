@@ -124,10 +124,10 @@ class ServedIndex(Index):
             raise IndexFolderError(self._closed) from error
 
     def _source_of(self, table: str) -> str:
-        kept = self._in_memory.get(table)
-        if kept is not None:
+        loaded = self._in_memory.get(table)
+        if loaded is not None:
             try:
-                if self.stamp(table) == kept:
+                if self.stamp(table) == loaded:
                     return f'"{table}"'
             except (OSError, MemlensError):  # being replaced at this moment; the file will say what is wrong
                 pass
@@ -176,42 +176,42 @@ def read_statistics(index: ServedIndex) -> Statistics:
 def _read(index: Index) -> Statistics:
     layers = tuple(index.layers)
     counts = [index.memories(layer) for layer in layers]
-    found = Statistics(layers, index.names, np.concatenate([[0], np.cumsum(counts)]))
+    statistics = Statistics(layers, index.names, np.concatenate([[0], np.cumsum(counts)]))
     table = index.table("memories", ["layer", "memory", "max", "mean", "frequency", "dead"])
-    rows = found.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
+    rows = statistics.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
     for name in ("max", "mean", "frequency"):
-        found.numbers[name] = _placed(len(found), rows, table.column(name).to_numpy(), np.nan)
+        statistics.numbers[name] = _placed(len(statistics), rows, table.column(name).to_numpy(), np.nan)
     dead = table.column("dead").to_numpy(zero_copy_only=False).astype(np.uint8)
-    found.categories["dead"] = _placed(len(found), rows, dead, 0)
+    statistics.categories["dead"] = _placed(len(statistics), rows, dead, 0)
     if index.has("values"):
-        _add_values_(found, index)
+        _add_values_(statistics, index)
     if index.has("patterns"):
-        _add_classes_(found, index)
+        _add_classes_(statistics, index)
     if index.has("roles"):
         table = index.table("roles", ["layer", "memory", "role"])
-        rows = found.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
+        rows = statistics.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
         places = {role: 1 + place for place, role in enumerate(ROLES)}  # 0: none, or one of another version
         roles = np.array([places.get(role, 0) for role in table.column("role").to_pylist()])
-        found.categories["role"] = _placed(len(found), rows, roles.astype(np.uint8), 0)
-    return found
+        statistics.categories["role"] = _placed(len(statistics), rows, roles.astype(np.uint8), 0)
+    return statistics
 
 
-def _add_values_(found: Statistics, index: Index) -> None:
+def _add_values_(statistics: Statistics, index: Index) -> None:
     table = index.table("values", ["layer", "memory", "max_p", "argmax", "target"])
-    rows = found.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
-    found.numbers["max_p"] = _placed(len(found), rows, table.column("max_p").to_numpy(), np.nan)
+    rows = statistics.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
+    statistics.numbers["max_p"] = _placed(len(statistics), rows, table.column("max_p").to_numpy(), np.nan)
     target = table.column("target").fill_null(-1).to_numpy()
     agrees = np.where(target < 0, 0, 1 + (table.column("argmax").to_numpy() == target))
-    found.categories["agreement"] = _placed(len(found), rows, agrees.astype(np.uint8), 0)
+    statistics.categories["agreement"] = _placed(len(statistics), rows, agrees.astype(np.uint8), 0)
 
 
-def _add_classes_(found: Statistics, index: Index) -> None:
+def _add_classes_(statistics: Statistics, index: Index) -> None:
     table = index.table("patterns", ["layer", "memory", "kind"])
-    rows = found.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
+    rows = statistics.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
     semantic = np.array([kind == "semantic" for kind in table.column("kind").to_pylist()], np.bool_)
-    classes = np.zeros(len(found), np.uint8)
+    classes = np.zeros(len(statistics), np.uint8)
     np.bitwise_or.at(classes, rows, np.where(semantic, 2, 1).astype(np.uint8))  # shallow 1, semantic 2, both 3
-    found.categories["class"] = classes
+    statistics.categories["class"] = classes
 
 
 def _placed(count: int, rows: NDArray[np.int64], values: NDArray[Any], missing: Any) -> NDArray[Any]:

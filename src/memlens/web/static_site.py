@@ -76,10 +76,10 @@ class SiteIndex(ServedIndex):
         return self.manifest.layers if shown is None else shown
 
     def table(self, table: str, columns: Sequence[str] | None = None, filters: Any = None) -> pa.Table:
-        found = super().table(table, columns, filters)
-        if self._shown is None or "layer" not in found.column_names:
-            return found
-        return found.filter(pc.is_in(found.column("layer"), pa.array(self._shown, found.schema.field("layer").type)))
+        rows = super().table(table, columns, filters)
+        if self._shown is None or "layer" not in rows.column_names:
+            return rows
+        return rows.filter(pc.is_in(rows.column("layer"), pa.array(self._shown, rows.schema.field("layer").type)))
 
     def _source_of(self, table: str) -> str:
         source = super()._source_of(table)
@@ -205,14 +205,14 @@ class _Site:
     def lines_of(self, names: list[MemoryId]) -> list[str]:
         """Each memory as it stands in a list of results."""
         summaries = read_summaries(self.index, names)
-        found = tuple(MemoryHit(name, summaries.get(name)) for name in names)
-        answer = SearchResult((), "name", len(found), found)
+        hits = tuple(MemoryHit(name, summaries.get(name)) for name in names)
+        answer = SearchResult((), "name", len(hits), hits)
         content = search_content(self.index, read_asked()) | {"problem": None, "more": ""}
         page = self.render("results.html", "/search", answer=answer, **content)
         return ["<li" + line.partition("</li>")[0] + "</li>" for line in page.split("<li")[1:]]
 
     def note_words(self, row: int, record: MemoryRecord) -> None:
-        found: set[str] = set()
+        words_here: set[str] = set()
         for end in self.ends:
             for trigger in record.triggers[end]:
                 sentence = trigger.prefix.sentence
@@ -221,8 +221,8 @@ class _Site:
                     matches = [(match[0].lower(), match.end()) for match in _WORD.finditer(text)]
                     self.words[sentence] = [match[0] for match in matches], [match[1] for match in matches]
                 words, ends = self.words[sentence]
-                found.update(words[: bisect_right(ends, len(trigger.text))])
-        for word in found:
+                words_here.update(words[: bisect_right(ends, len(trigger.text))])
+        for word in words_here:
             self.triggers[word].append(row)
         for word in {word for pattern in record.patterns or () for word in _WORD.findall(pattern.description.lower())}:
             self.patterns[word].append(row)
@@ -338,7 +338,7 @@ else if (found) location.replace(`${found[1]}${found[2]}.html${location.search}`
 
 def localized(page: str) -> str:
     """Addresses of the workbench as names of the site's files. In text a quote is escaped, so none of it is changed."""
-    return _ADDRESS.sub(lambda found: f'{found[1]}="{_local(found[2])}"', page)
+    return _ADDRESS.sub(lambda match: f'{match[1]}="{_local(match[2])}"', page)
 
 
 def _local(address: str) -> str:

@@ -176,8 +176,8 @@ class KeptPrompts:
         self._answers.move_to_end(key)
         while len(self._answers) > _MOST_ANSWERS:
             self._answers.popitem(last=False)
-        found: T = self._answers[key]
-        return found
+        answer: T = self._answers[key]
+        return answer
 
 
 def trigger_text(index: ServedIndex) -> TriggerText | None:

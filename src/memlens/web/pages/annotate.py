@@ -37,7 +37,7 @@ Annotator = Annotated[
 Memory = Annotated[str, Query(max_length=30, description="Layer and memory from 0, like L3N51.")]
 
 
-class Draw(BaseModel):
+class SampleRequest(BaseModel):
     """A sample to draw."""
 
     per_layer: int = Field(10, ge=1, le=10_000)
@@ -51,13 +51,13 @@ class Person(BaseModel):
     annotator: Name
 
 
-class Who(Person):
-    """A person, and the memory whose last label is meant."""
+class LabelReference(Person):
+    """A person, and the memory whose label is meant."""
 
     memory: str = Field(max_length=30)
 
 
-class NewLabel(Who):
+class NewLabel(LabelReference):
     """One person's patterns of one memory; none is an answer, too."""
 
     patterns: list[LabelledPattern] = Field(max_length=50)
@@ -199,7 +199,7 @@ def read_labels(bench: Bench, annotator: Annotator) -> PersonalStudy:
 
 
 @router.post("/api/annotate/sample", responses=MODEL_PROBLEMS)
-def draw_annotation_sample(bench: Bench, draw: Draw) -> Study:
+def draw_annotation_sample(bench: Bench, draw: SampleRequest) -> Study:
     """Draw the memories to label; refused once somebody has labelled."""
     _begin_study(bench.index, draw.per_layer, draw.top, draw.seed)
     return read_study(bench.index)
@@ -213,7 +213,7 @@ def save_one_label(bench: Bench, label: NewLabel) -> PersonalStudy:
 
 
 @router.post("/api/annotate/undo", responses=MODEL_PROBLEMS)
-def undo_one_label(bench: Bench, who: Who) -> PersonalStudy:
+def undo_one_label(bench: Bench, who: LabelReference) -> PersonalStudy:
     """Take a person's last label of a memory back; the one before counts again."""
     _undo(bench.index, who.annotator, who.memory)
     return read_person(bench.index, who.annotator)

@@ -58,25 +58,25 @@ def read_collections(bench: Bench) -> list[Note]:
 
 
 @router.put("/api/collections/{name}", responses=PROBLEMS)
-def keep_memory(bench: Bench, viewer: Viewer, name: Name, kept: KeptMemory) -> Note:
-    """Keep a memory, or with nothing in it take it back; what was said before stays in the history."""
-    note = Note(viewer or "me", bench.index.check(name), **_parts(kept))
+def keep_memory(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -> Note:
+    """Keep a memory, or remove it where all is empty; earlier notes stay in the history."""
+    note = Note(viewer or "me", bench.index.check(name), **_parts(content))
     with Annotations(bench.index) as annotations:
         annotations.save(note)
     return note
 
 
 @router.patch("/api/collections/{name}", responses=PROBLEMS)
-def change_kept(bench: Bench, viewer: Viewer, name: Name, kept: KeptMemory) -> Note:
+def change_kept(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -> Note:
     """Change what is given and leave the rest as it is now, whoever wrote it and since when a page is open."""
     with Annotations(bench.index) as annotations:
-        return annotations.change_note(bench.index.check(name), viewer or "me", _parts(kept))
+        return annotations.change_note(bench.index.check(name), viewer or "me", _parts(content))
 
 
-def _parts(kept: KeptMemory) -> dict[str, Any]:
+def _parts(content: KeptMemory) -> dict[str, Any]:
     """The parts of a note that were given."""
-    given: dict[str, Any] = {name: getattr(kept, name) for name in kept.model_fields_set}
-    given |= {name: given[name].strip() for name in ("name", "note") if name in given}
-    if "lists" in given:
-        given["lists"] = tuple(dict.fromkeys(name.strip() for name in given["lists"] if name.strip()))
-    return given
+    parts: dict[str, Any] = {name: getattr(content, name) for name in content.model_fields_set}
+    parts |= {name: parts[name].strip() for name in ("name", "note") if name in parts}
+    if "lists" in parts:
+        parts["lists"] = tuple(dict.fromkeys(name.strip() for name in parts["lists"] if name.strip()))
+    return parts

@@ -66,7 +66,7 @@ def read_comparison(
 
 
 def _compare(bench: Workbench, by: str, layers: str, order: str | None, top: int) -> IndexComparison:
-    """Computed once as long as the tables stay the same."""
+    """The comparison, computed once as long as the tables stay the same."""
     if bench.other is None and not layers:
         raise SettingError("there is one index only; name two of its layers, or serve with --compare INDEX")
     other, alike = bench.other or bench.index, None if order is None else order == "alike"

@@ -119,12 +119,12 @@ def memory_page(
     if name != str(memory):  # L3D51, l3n51: one address for one memory
         return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
     view = read_labelled_memory(bench.index, memory, viewer, (end,))
-    found = read_related(bench, str(memory)) if related == "yes" else None
+    related_memories = read_related(bench, str(memory)) if related == "yes" else None
     content = memory_content(bench.index, view, end)
     content |= {"kept": kept_notes(bench.index).get(memory), "expert": None if memory.kind == "dense" else memory.owner}
     opened = [trigger for trigger in view.triggers[end] if trigger.rank == context]
     content["contexts"] = {trigger.rank: read_context(bench.index, trigger.prefix.sentence) for trigger in opened}
-    return page(request, "memory.html", related=found, **content)
+    return page(request, "memory.html", related=related_memories, **content)
 
 
 def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[str, Any]:

@@ -26,8 +26,8 @@ _DRAWING = Lock()  # several pages may ask at once; one draws
 
 def experiment_tables(index: ServedIndex) -> list[str]:
     """The experiments that were run, by the names of their tables."""
-    found = sorted(name.removesuffix(".parquet") for name in index.manifest.files if name.startswith(EXPERIMENTS))
-    return [name for name in found if index.has(name)]
+    names = sorted(name.removesuffix(".parquet") for name in index.manifest.files if name.startswith(EXPERIMENTS))
+    return [name for name in names if index.has(name)]
 
 
 def read_charts(index: ServedIndex) -> list[Section]:
@@ -88,12 +88,12 @@ def overview_page(
 def overview_content(bench: Workbench, by: str = "max", sort: str = "place") -> dict[str, Any]:
     """The variables of overview.html, but for the tables of the experiments."""
     index = bench.index
-    found, orders = measures(read_statistics(index)), sorts(read_statistics(index))
+    known_measures, orders = measures(read_statistics(index)), sorts(read_statistics(index))
     return {
         "counts": read_counts(bench),
         "layers": read_layers(index),
-        "measures": found,
-        "by": by if any(by == measure.name for measure in found) else found[0].name,
+        "measures": known_measures,
+        "by": by if any(by == measure.name for measure in known_measures) else known_measures[0].name,
         "sorts": orders,
         "sort": sort if any(sort == order.name for order in orders) else orders[0].name,
         "missing": _missing(index),
@@ -195,11 +195,11 @@ def read_brief(bench: Bench, name: str, by: Annotated[str, Query(max_length=30)]
     memory = bench.index.check(name)
     statistics = read_statistics(bench.index)
     column = statistics.numbers.get(by)
-    kept, found = names_beside(bench.index).get(memory), read_summaries(bench.index, [memory]).get(memory)
+    note, summary = names_beside(bench.index).get(memory), read_summaries(bench.index, [memory]).get(memory)
     return Brief(
         name=str(memory),
         value=None if column is None else float(column[statistics.row_of(memory)]),
-        summary=f"{kept.name}: {found or ''}" if kept and kept.name else found,
+        summary=f"{note.name}: {summary or ''}" if note and note.name else summary,
     )
 
 

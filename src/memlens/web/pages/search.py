@@ -193,7 +193,7 @@ def _found(bench: Workbench, asked: SearchRequest) -> SearchResult | FiringResul
 
 
 def reason(hit: MemoryHit) -> str:
-    """Why a memory was found, in a few words."""
+    """The reason why a memory was found, in a few words."""
     if isinstance(hit, FiringHit):
         return f"{100 * hit.relative:.0f}% of its range, effect {signed(hit.effect)}"
     if isinstance(hit, TriggerHit):

@@ -61,14 +61,14 @@ def last_of_each(sets: list[str]) -> list[str]:
     return list(by_target.values())
 
 
-def read_grid(model: MemoryModel, text: str, sets: list[str], kept: KeptPrompts | None = None) -> Grid:
+def read_grid(model: MemoryModel, text: str, sets: list[str], cache: KeptPrompts | None = None) -> Grid:
     """All layers at all positions; with edits, the edited model's, and what was there without."""
     from memlens.tracer.prompt import read_prompt
 
-    prompt, kept = read_prompt(model, text), kept or KeptPrompts()
+    prompt, cache = read_prompt(model, text), cache or KeptPrompts()
     edits = last_of_each(sets)
-    after = kept.run(model, prompt, tuple(edits)).tops  # first: refuses edits that cannot be made
-    before = kept.run(model, prompt).tops if edits else after
+    after = cache.run(model, prompt, tuple(edits)).tops  # first: refuses edits that cannot be made
+    before = cache.run(model, prompt).tops if edits else after
     texts = model.tokenizer.token_text
     rows = (
         tuple(_cell(after, before, layer, position, texts) for position in range(len(prompt.tokens)))
@@ -110,11 +110,11 @@ def _answer(bench: Workbench, model: MemoryModel, address: TraceAddress) -> Trac
 
 def open_cell(bench: Workbench, address: TraceAddress) -> Trace | InterventionEffect:
     """The layer and the last one of the answer."""
-    found = read_answer(bench, address)
-    if isinstance(found, Trace):
-        return _layer_and_last(found, address.layer)
-    before, after = (_layer_and_last(trace, address.layer) for trace in (found.before, found.after))
-    return replace(found, before=before, after=after)
+    answer = read_answer(bench, address)
+    if isinstance(answer, Trace):
+        return _layer_and_last(answer, address.layer)
+    before, after = (_layer_and_last(trace, address.layer) for trace in (answer.before, answer.after))
+    return replace(answer, before=before, after=after)
 
 
 def _layer_and_last(trace: Trace, layer: int | None) -> Trace:
