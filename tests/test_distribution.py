@@ -18,6 +18,7 @@ from memlens.index.reader import Index
 
 ROOT = Path(__file__).parent.parent
 MOST_BYTES = 25_000_000
+BUILT_WITH = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The wheel and the source distribution, built as `make dist` does."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, env=BUILT_WITH)
     (wheel,), (source,) = out.glob("*.whl"), out.glob("*.tar.gz")
     return wheel, source
 
@@ -46,20 +47,25 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built: tuple[P
     assert built[0].stat().st_size <= MOST_BYTES
 
 
-def test_the_source_distribution_builds_what_the_repository_does(built: tuple[Path, Path], tmp_path: Path) -> None:
+def test_the_source_distribution_builds_the_same_wheel_byte_for_byte_anywhere(
+    built: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """In another folder, language and time zone, from files of other permissions and times."""
     with tarfile.open(built[1]) as source:
         inside = {name.partition("/")[2] for name in source.getnames()}
         source.extractall(tmp_path, filter="data")
     hidden = {name for name in tracked() if name.startswith((".ci/", ".github/"))}
     assert inside == (tracked() - hidden) | {"PKG-INFO"}
     (folder,) = tmp_path.iterdir()
-    command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path / "again", folder]
-    subprocess.run(command, check=True, capture_output=True)
-    (again,) = (tmp_path / "again").glob("*.whl")
-    with zipfile.ZipFile(again) as one, zipfile.ZipFile(built[0]) as other:
-        assert {name: one.read(name) for name in one.namelist()} == {
-            name: other.read(name) for name in other.namelist()
-        }
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o600)
+            os.utime(path, (1_800_000_000, 1_800_000_000))
+    command = [sys.executable, "-P", "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "again folder")]
+    elsewhere = BUILT_WITH | {"TZ": "Asia/Kolkata", "LC_ALL": "C", "PYTHONHASHSEED": "7"}
+    subprocess.run(command, check=True, capture_output=True, cwd=folder, env=elsewhere)
+    (again,) = (tmp_path / "again folder").glob("*.whl")
+    assert again.name == built[0].name and again.read_bytes() == built[0].read_bytes()
 
 
 def plain(name: str) -> str:
