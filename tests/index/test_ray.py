@@ -83,7 +83,7 @@ def test_values_edits_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: An
     here, there = (Path(shutil.copytree(alone, tmp_path / name)) for name in ("here", "there"))
     for folder, options in ((here, {}), (there, {"executor": "ray"})):
         memlens.values(folder, top=4, threads=1, **options)
-        memlens.experiment(folder, ["active", "local-edits"], sample=40, threads=1, **options)
+        memlens.experiment(folder, ["active", "local-edits"], sample=300, threads=1, **options)
     tables = ["values", "keys", "experiments/prefixes", "experiments/prefix-layers", "experiments/active"]
     tables += ["experiments/local-edits"]
     for table in tables:

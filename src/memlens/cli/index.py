@@ -90,7 +90,7 @@ def export(
         typer.Option(
             "--format",
             metavar="jsonl|csv|neuronpedia",
-            help="One memory a line, one trigger a row, or a folder in the layout that Neuronpedia imports.",
+            help="One memory per line, one trigger per row, or a folder in the layout that Neuronpedia imports.",
         ),
     ] = "jsonl",
     out: Annotated[

@@ -34,7 +34,7 @@ def probe(
     model: Annotated[
         str, typer.Argument(metavar="MODEL|INDEX", help="A model, or an index folder: its model is loaded.")
     ],
-    labels: Annotated[str, typer.Argument(metavar="LABELS", help="A .csv or .jsonl file: a text and a label a row.")],
+    labels: Annotated[str, typer.Argument(metavar="LABELS", help="A .csv or .jsonl file: a text and a label per row.")],
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the best probe as JSON.", rich_help_panel=_USE)
     ] = None,

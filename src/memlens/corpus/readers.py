@@ -57,7 +57,7 @@ def read_whole(file: SourceFile) -> Iterator[Passage]:
         if size > DOCUMENT_LIMIT:
             raise CorpusError(
                 f"'{file.shown}' holds more than {DOCUMENT_LIMIT >> 20} million characters, too many for one document; "
-                "write one document a line as .jsonl, or use --unit block:N"
+                "write one document per line as .jsonl, or use --unit block:N"
             )
     if text := "\n".join(lines).strip():
         yield Passage(text, file.name)

@@ -34,7 +34,7 @@ _COLUMNS = (
     "patterns:int64 prefixes:int64",
     *(f"{kind}:int64" for kind in KINDS),
     *(f"{kind}_{edge}" for kind in KINDS for edge in ("low", "high")),
-    "lead lead_low lead_high each each_low each_high",  # shallow less semantic share; patterns a memory
+    "lead lead_low lead_high each each_low each_high",  # shallow less semantic share; patterns per memory
 )
 SCHEMA = ex.schema(
     *_COLUMNS,

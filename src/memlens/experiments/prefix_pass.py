@@ -223,7 +223,7 @@ def run_pass(
     where: Mapper | None = None,
     values: ValueReading | None = None,
 ) -> tuple[Columns, dict[int, Columns]]:
-    """The pass itself: columns with an entry a prefix, and the same for each layer."""
+    """The pass itself: columns with an entry per prefix, and the same for each layer."""
     whole: list[Columns] = []
     layers: dict[int, list[Columns]] = {layer: [] for layer in promoted}
     order: list[NDArray[np.int64]] = []

@@ -220,7 +220,7 @@ def _json_records(file: SourceFile) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             record = json.loads(line)
         except (ValueError, RecursionError):
-            raise CorpusError(f"{place}: not JSON; write one object a line") from None
+            raise CorpusError(f"{place}: not JSON; write one object per line") from None
         if not isinstance(record, dict):
             raise CorpusError(f"{place}: not a JSON object; write one with a text and a label")
         yield place, record

@@ -83,11 +83,11 @@ class MapLayer(BaseModel):
 
 
 class MemoryMap(BaseModel):
-    """Cells of all layers, one after another: a byte a cell, in base64. 255 is a cell of which nothing is known.
+    """Cells of all layers, one after another: a byte per cell, in base64. 255 is a cell of which nothing is known.
 
     A number's level l means low + (high - low) * l / 254, or on a log scale low * (high / low) ** (l / 254); for
-    anything else it is a place in `kinds`. `memories` says which memory of its layer each cell stands for (four bytes a
-    cell, little endian), where that is not simply its place.
+    anything else it is a place in `kinds`. `memories` says which memory of its layer each cell stands for (four bytes
+    per cell, little endian), where that is not simply its place.
     """
 
     by: str

@@ -1,6 +1,6 @@
 """The page Steer: a text goes on without and with edits, side by side, token by token; the address holds everything.
 
-A continuation comes as lines of JSON, one a token, the last one the whole text, or what went wrong. Each token waits
+A continuation comes as lines of JSON, one per token, then the whole text, or what went wrong. Each token waits
 for its turn with the model, so that several texts, of one person or of two, go on at once and other pages answer
 meanwhile. All numbers are those of `memlens trace --generate`.
 """

@@ -237,8 +237,8 @@ async function showMap() {
   const memories = found.memories && new Uint32Array(bytes(found.memories).buffer);
   map = { ...found, shape, starts, levels: bytes(found.levels), memories };
   const size = Math.max(...found.layers.map((layer) => layer.size));
-  const cell = size > 1 ? `one cell the highest of ${size} memories` : "one cell a memory";
-  section.querySelector(".told").textContent = `One row a layer, ${cell}: ${found.meaning}.${ORDERS[found.sort] ?? ""}`;
+  const cell = size > 1 ? `one cell the highest of ${size} memories` : "one cell per memory";
+  section.querySelector(".told").textContent = `One row per layer, ${cell}: ${found.meaning}.${ORDERS[found.sort] ?? ""}`;
   goTo(null);
   draw();
   showLegend();
