@@ -153,8 +153,8 @@ def merge_shards(
             for name in (CORPUS, VOCABULARY):
                 with replacing(folder / PARTIAL / name) as beside:
                     shutil.copyfile(first.partial / name, beside)
-            hands = [shard_folder for shard in shards for shard_folder in shard.content.get("scanned_with", [])]
-            apart = [shard_folder for number, shard_folder in enumerate(hands) if shard_folder not in hands[:number]]
+            hands = [hand for shard in shards for hand in shard.content.get("scanned_with", [])]
+            apart = [hand for number, hand in enumerate(hands) if hand not in hands[:number]]
             words = first.files[VOCABULARY]
 
             def refuse_both() -> None:

@@ -211,11 +211,9 @@ class CoefficientBlock(NamedTuple):
             return coefficients, coefficients.new_ones(len(rows)) if self.weights is None else self.weights[rows]
         place = torch.full((self.shape[0] * self.shape[1],), len(self.rows), device=rows.device)
         place[self.rows] = torch.arange(len(self.rows), device=rows.device)
-        coefficients = torch.cat([self.coefficients, self.coefficients.new_zeros(1, self.coefficients.shape[1])])[
-            place[rows]
-        ]
+        padded = torch.cat([self.coefficients, self.coefficients.new_zeros(1, self.coefficients.shape[1])])
         weights = self.coefficients.new_ones(len(self.rows)) if self.weights is None else self.weights
-        return coefficients, torch.cat([weights, weights.new_zeros(1)])[place[rows]]
+        return padded[place[rows]], torch.cat([weights, weights.new_zeros(1)])[place[rows]]
 
     def everywhere(self) -> Tensor:
         """[batch, pos, size]; zeros at tokens that do not reach the group."""
