@@ -217,10 +217,10 @@ def test_a_part_is_compiled_once_for_constants_and_variables_and_can_be_called_f
     made: Counter[str] = Counter()
 
     class Listener(event.Listener):
-        def on_start(self, told: event.Event) -> None:
-            made[told.data["dispatcher"].py_func.__name__] += 1
+        def on_start(self, happening: event.Event) -> None:
+            made[happening.data["dispatcher"].py_func.__name__] += 1
 
-        def on_end(self, told: event.Event) -> None:
+        def on_end(self, happening: event.Event) -> None:
             pass
 
     with event.install_listener("numba:compile", Listener()):

@@ -16,8 +16,8 @@ from memlens.index.reader import Index
 Run = Callable[..., tuple[int, str, str]]
 
 
-def note(index: Index, number: int, who: str = "me", **said: object) -> Note:
-    return Note(who, index.names.name(index.layers[0], number), **said)  # type: ignore[arg-type]
+def note(index: Index, number: int, who: str = "me", **parts: object) -> Note:
+    return Note(who, index.names.name(index.layers[0], number), **parts)  # type: ignore[arg-type]
 
 
 def test_the_last_word_counts_and_everything_stays_in_the_history(index: Index) -> None:

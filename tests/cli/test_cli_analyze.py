@@ -129,10 +129,10 @@ def test_the_command_prints_curves_and_where_the_page_is(run: Run, models: Paths
     assert ran.code == 0 and str(whole / "report.html") in ran.out
     assert "agreement" in ran.out and "in the paper" in ran.out and "█" in ran.out
     assert ran.err.count("complete already") == 4 and "report: done" in ran.err
-    told = json.loads(run(*command, "--json", "--quiet").out)
-    assert [stage["name"] for stage in told["stages"]] == list(STAGES)
-    assert [stage["outcome"] for stage in told["stages"]] == ["kept"] * 4 + ["made"]
-    assert told["report"] == str(whole / "report.html") and told["scan"]["memories"] == 120
+    answer = json.loads(run(*command, "--json", "--quiet").out)
+    assert [stage["name"] for stage in answer["stages"]] == list(STAGES)
+    assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 4 + ["made"]
+    assert answer["report"] == str(whole / "report.html") and answer["scan"]["memories"] == 120
 
 
 def test_the_command_stops_with_130_and_continues(run, models, text, analyzed, tmp_path, monkeypatch) -> None:

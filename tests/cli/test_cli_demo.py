@@ -35,20 +35,20 @@ def bundled(models: Paths, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_demo_has_every_stage_and_five_findings_and_says_what_was_made_smaller(shown: Demo) -> None:
     assert outcomes(shown) == dict.fromkeys(STAGES, "made")
-    assert len(shown.findings) == len({told.name for told in shown.findings}) == 5
+    assert len(shown.findings) == len({smaller.name for smaller in shown.findings}) == 5
     assert sum(shown.verdicts.values()) >= 20
     assert shown.report == shown.index.folder / "report.html" and shown.report.is_file()
     assert all(map(shown.index.has, ["values", "patterns", *(f"experiments/{name}" for name in EXPERIMENTS)]))
-    told = {one.experiment: (one.here, one.default) for one in shown.smaller}
-    assert told["local-edits"] == (2, 100) and told["refinement"] == (30, 4000)
+    smaller = {sample.experiment: (sample.here, sample.default) for sample in shown.smaller}
+    assert smaller["local-edits"] == (2, 100) and smaller["refinement"] == (30, 4000)
     noted = shown.index.manifest.content["experiments"]
-    assert {name: noted[name]["sample"] for name in told} == {name: here for name, (here, _) in told.items()}
+    assert {name: noted[name]["sample"] for name in smaller} == {name: here for name, (here, _) in smaller.items()}
 
 
 def test_the_command_of_every_finding_runs(shown: Demo, capsys: pytest.CaptureFixture[str]) -> None:
-    for told in shown.findings:
-        words = shlex.split(told.command)
-        assert words[0] == "memlens" and main(words[1:]) == 0, told.command
+    for finding in shown.findings:
+        words = shlex.split(finding.command)
+        assert words[0] == "memlens" and main(words[1:]) == 0, finding.command
     assert capsys.readouterr().out
 
 
@@ -72,9 +72,9 @@ def test_the_command_prints_findings_report_and_how_to_browse(run: Run, shown: D
     assert f"browse  memlens serve '{folder}'" in ran.out and "yours   memlens analyze " in ran.out
     assert f"The paper's {sum(shown.verdicts.values())} claims" in ran.out
     assert "local-edits looked at 2 memories per layer; the default is 100" in ran.err
-    told = json.loads(run("demo", "-o", folder, "--json", "-q").out)
-    assert len(told["findings"]) == 5 and told["index"] == str(folder)
-    assert [stage["outcome"] for stage in told["stages"]] == ["kept"] * 4 + ["made"]
+    answer = json.loads(run("demo", "-o", folder, "--json", "-q").out)
+    assert len(answer["findings"]) == 5 and answer["index"] == str(folder)
+    assert [stage["outcome"] for stage in answer["stages"]] == ["kept"] * 4 + ["made"]
 
 
 @pytest.mark.usefixtures("bundled")
@@ -104,12 +104,12 @@ def test_a_sample_that_no_experiment_can_have_is_refused_before_the_scan(models,
 
 
 def test_the_bundled_model_on_bundled_text_has_five_findings(tmp_path: Path) -> None:
-    found = demo(out=tmp_path / "index", max_tokens=6000, prefixes=40, edited=1, threads=1)
-    noted = found.index.manifest
-    assert noted.model.name == "bundled" and len(found.index.layers) == len(memlens.load("bundled").layers)
-    assert len(found.findings) == 5 and found.report.is_file()
+    outcome = demo(out=tmp_path / "index", max_tokens=6000, prefixes=40, edited=1, threads=1)
+    noted = outcome.index.manifest
+    assert noted.model.name == "bundled" and len(outcome.index.layers) == len(memlens.load("bundled").layers)
+    assert len(outcome.findings) == 5 and outcome.report.is_file()
     assert noted.experiment("refinement").origin == "40 random prefixes of the corpus bundled:held-out, seed 0"
-    assert all("CORPUS" not in told.command for told in found.findings)
+    assert all("CORPUS" not in finding.command for finding in outcome.findings)
 
 
 def test_larger_samples_that_are_there_are_kept_and_fresh_begins_anew(shown, models, text, copy_of) -> None:

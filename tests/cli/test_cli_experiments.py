@@ -16,8 +16,8 @@ from memlens.reports.sections import Tables, make_sections
 
 def test_without_a_name_every_experiment_is_listed_with_its_state(run: Run, valued: Path, whole: Path) -> None:
     def states(folder: Path) -> dict[str, str]:
-        told = json.loads(run("experiment", folder, "--json").out)["experiments"]
-        return {one["name"]: one["state"] for one in told}
+        listed = json.loads(run("experiment", folder, "--json").out)["experiments"]
+        return {experiment["name"]: experiment["state"] for experiment in listed}
 
     ran = run("experiment", valued)
     assert ran.code == 0 and [line.split()[0] for line in ran.out.splitlines()[1:]] == list(EXPERIMENTS)
@@ -43,23 +43,23 @@ def test_an_experiment_is_kept_and_printed_with_its_curve_and_the_papers(run: Ru
 
 
 def test_json_has_the_rows_of_the_tables(run: Run, whole: Path) -> None:
-    told = json.loads(run("experiment", whole, "all", "--sample", 30, "--threads", 1, "--json").out)
-    assert [one["name"] for one in told["experiments"]] == list(EXPERIMENTS) and told["skipped"] == []
-    assert told["prefixes"].startswith("30 random prefixes of the scanned corpus")
+    answer = json.loads(run("experiment", whole, "all", "--sample", 30, "--threads", 1, "--json").out)
+    assert [experiment["name"] for experiment in answer["experiments"]] == list(EXPERIMENTS) and answer["skipped"] == []
+    assert answer["prefixes"].startswith("30 random prefixes of the scanned corpus")
     index = Index(whole)
-    for one in told["experiments"]:
-        known = EXPERIMENTS[one["name"]]
-        assert (one["seed"], one["sample"]) == (0, 30 if known.on_prefixes else known.sample)
-        for name, rows in one["tables"].items():
+    for experiment in answer["experiments"]:
+        known = EXPERIMENTS[experiment["name"]]
+        assert (experiment["seed"], experiment["sample"]) == (0, 30 if known.on_prefixes else known.sample)
+        for name, rows in experiment["tables"].items():
             kept = index.table(f"experiments/{name}")
             assert len(rows) == kept.num_rows and all(list(row) == kept.column_names for row in rows)
-        assert [claim["claim"] for claim in one["claims"]] == [claim.slug for claim in known.claims]
-        assert all(claim["verdict"] in VERDICTS and claim["reason"].endswith(".") for claim in one["claims"])
+        assert [claim["claim"] for claim in experiment["claims"]] == [claim.slug for claim in known.claims]
+        assert all(claim["verdict"] in VERDICTS and claim["reason"].endswith(".") for claim in experiment["claims"])
     reported = json.loads(run("report", whole, "--json").out)["claims"]
     assert {claim["claim"]: claim for claim in reported} == {
-        claim["claim"]: claim for one in told["experiments"] for claim in one["claims"]
+        claim["claim"]: claim for experiment in answer["experiments"] for claim in experiment["claims"]
     }
-    assert {"predictive-values", "predictive-values-bins"} == set(told["experiments"][2]["tables"])
+    assert {"predictive-values", "predictive-values-bins"} == set(answer["experiments"][2]["tables"])
 
 
 def test_every_experiment_has_its_picture(run: Run, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,8 +83,8 @@ def test_prefixes_come_from_a_validation_text_where_one_is_given(run: Run, with_
     missing = run("experiment", with_values, "cases", "--validation", tmp_path / "nothing.txt")
     assert is_refused(missing, "nothing.txt")
     sections = {section.name: section for section in make_sections(Tables(Index(with_values)))}
-    told = shlex.split(sections["refinement"].command)
-    assert told[-4:] == ["--validation", str(tmp_path / "other.txt"), "--unit", "line"]
+    command = shlex.split(sections["refinement"].command)
+    assert command[-4:] == ["--validation", str(tmp_path / "other.txt"), "--unit", "line"]
     before = tables(with_values)
     (with_values / "experiments" / "refinement.parquet").unlink()
     assert memlens.repair(with_values) == ["experiments/refinement.parquet"]
@@ -93,13 +93,13 @@ def test_prefixes_come_from_a_validation_text_where_one_is_given(run: Run, with_
 
 def test_an_unknown_experiment_is_refused_with_the_known_ones(run: Run, with_values: Path) -> None:
     before = checksums(with_values)
-    for words, *said in (
+    for words, *messages in (
         (["rank", "rang"], "'rang'", "agreement, rank", "or all"),
         (["rank", "--sample", 0], "--sample is 0"),
         (["rank", "--seed", -1], "--seed"),
         (["cases", "--stop-words", "xx"], "'xx'", "frequent"),
     ):
-        assert is_refused(run("experiment", with_values, *words), *said)
+        assert is_refused(run("experiment", with_values, *words), *messages)
     assert checksums(with_values) == before
 
 
@@ -132,9 +132,9 @@ def test_report_writes_one_page_and_says_where(run: Run, whole: Path, tmp_path: 
     assert ran.code == 0 and ran.out == f"{tmp_path / 'page.html'}\n" and "not in it yet" not in ran.err
     assert (tmp_path / "page.html").read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html>")
     (whole / "report.html").unlink()
-    told = json.loads(run("report", whole, "--json").out)
-    assert told["report"] == str(whole / "report.html") and told["missing_experiments"] == []
-    assert told["bytes"] == (whole / "report.html").stat().st_size
+    answer = json.loads(run("report", whole, "--json").out)
+    assert answer["report"] == str(whole / "report.html") and answer["missing_experiments"] == []
+    assert answer["bytes"] == (whole / "report.html").stat().st_size
     assert memlens.report(whole, out=tmp_path / "again.html") == tmp_path / "again.html"
 
 

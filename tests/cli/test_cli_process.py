@@ -52,8 +52,8 @@ sys.exit(main())
 def test_a_signal_before_the_command_has_begun_is_one_line(number: int, module: str) -> None:
     arguments = [sys.executable, "-c", EARLY, str(int(number)), module]
     ran = subprocess.run(arguments, capture_output=True, text=True, timeout=600)
-    said = "memlens: interrupted; run the same command again\n"
-    assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", said)
+    message = "memlens: interrupted; run the same command again\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (128 + number, "", message)
 
 
 @pytest.mark.parametrize(("arguments", "option"), [(("export", "{}"), "-o"), (("annotate", "{}", "export"), "--file")])
@@ -61,8 +61,8 @@ def test_an_export_to_a_closed_stdout_is_refused(
     made: dict[str, Path], arguments: tuple[str, ...], option: str
 ) -> None:
     ran = shell('"$@" >&-', *(word.format(made["plain"]) for word in arguments))
-    said = f"memlens: stdout is closed, so the export would go nowhere; name a file with {option}\n"
-    assert (ran.returncode, ran.stderr) == (2, said)
+    message = f"memlens: stdout is closed, so the export would go nowhere; name a file with {option}\n"
+    assert (ran.returncode, ran.stderr) == (2, message)
 
 
 @pytest.mark.parametrize("arguments", [("show", "{}", "L0N0"), ("export", "{}"), ("--help",)])

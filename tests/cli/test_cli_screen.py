@@ -104,8 +104,8 @@ def test_a_bug_shows_its_traceback_and_asks_to_be_reported(capsys: pytest.Captur
         raise RuntimeError("this cannot be")
 
     assert outcome.guarded(broken)() == 1
-    said = capsys.readouterr().err
-    assert "Traceback" in said and "this cannot be" in said and said.strip().endswith("the lines above")
+    message = capsys.readouterr().err
+    assert "Traceback" in message and "this cannot be" in message and message.strip().endswith("the lines above")
 
 
 def test_help_names_every_verb_and_only_those_and_no_python_types(run: Run) -> None:
@@ -139,5 +139,5 @@ def test_the_speed_of_reading_is_told_at_the_end_of_the_text_where_there_is_much
         with screen.ScanProgress(screen.Screen(verbose=verbose)) as progress:
             for stage, done in (("corpus", 0), ("corpus", read // 2), ("corpus", read), ("scan", 0)):
                 progress(stage, done, None)
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("read ")]
-    assert told == ["read 5.0 MB of text, 1.67 MB/s", "read 0.0 MB of text, 0.00 MB/s"]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("read ")]
+    assert lines == ["read 5.0 MB of text, 1.67 MB/s", "read 0.0 MB of text, 0.00 MB/s"]

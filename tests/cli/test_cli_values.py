@@ -28,13 +28,13 @@ def test_values_writes_what_the_library_writes(run: Run, plain: Path, valued: Pa
 
 
 def test_values_as_json_has_the_most_confident_values_and_counts_agreement(run: Run, with_values: Path) -> None:
-    told = json.loads(run("values", with_values, "--top", 4, "--reading", "raw", "--threads", 1, "--json").out)
+    answer = json.loads(run("values", with_values, "--top", 4, "--reading", "raw", "--threads", 1, "--json").out)
     rows, vocabulary = rows_of(with_values, "values"), Index(with_values).vocabulary
-    assert (told["reading"], told["top"], told["memories"]) == ("raw", 4, 120)
-    assert told["agree"] == sum(row["argmax"] == row["target"] for row in rows if row["target"] is not None)
-    assert told["with_target"] == sum(row["target"] is not None for row in rows)
+    assert (answer["reading"], answer["top"], answer["memories"]) == ("raw", 4, 120)
+    assert answer["agree"] == sum(row["argmax"] == row["target"] for row in rows if row["target"] is not None)
+    assert answer["with_target"] == sum(row["target"] is not None for row in rows)
     naive = sorted(rows, key=lambda row: (-row["max_p"], row["layer"], row["memory"]))[:10]
-    assert [(one["layer"], one["memory"], one["text"], one["p"]) for one in told["most_confident"]] == [
+    assert [(value["layer"], value["memory"], value["text"], value["p"]) for value in answer["most_confident"]] == [
         (row["layer"], row["memory"], vocabulary[row["argmax"]], row["max_p"]) for row in naive
     ]
     assert {len(row["tokens"]) for row in rows} == {4}
@@ -67,14 +67,16 @@ def test_a_model_folder_that_changed_since_the_scan_is_refused(run, models, text
 def test_show_has_both_ends_of_the_value_the_key_and_the_agreement(run: Run, valued: Path) -> None:
     vocabulary, keys = Index(valued).vocabulary, rows_of(valued, "keys")
     for row, key in list(zip(rows_of(valued, "values"), keys, strict=True))[::17]:
-        told = json.loads(run("show", valued, f"L{row['layer']}N{row['memory']}", "--json").out)["value"]
+        value = json.loads(run("show", valued, f"L{row['layer']}N{row['memory']}", "--json").out)["value"]
         for end, tokens, p in (("promotes", "tokens", "p"), ("demotes", "bottom_tokens", "bottom_p")):
-            assert [(one["token"], one["number"]) for one in told[end]] == list(zip(row[tokens], row[p], strict=True))
-            assert all(one["text"] == vocabulary[one["token"]] for one in told[end])
+            assert [(entry["token"], entry["number"]) for entry in value[end]] == list(
+                zip(row[tokens], row[p], strict=True)
+            )
+            assert all(entry["text"] == vocabulary[entry["token"]] for entry in value[end])
         matches = list(zip(key["tokens"], key["scores"], strict=True))
-        assert [(one["token"], one["number"]) for one in told["key"]] == matches
-        assert told["target_rank"] == row["target_rank"]
-        assert told["agrees"] is (None if row["target"] is None else row["target"] == row["argmax"])
+        assert [(entry["token"], entry["number"]) for entry in value["key"]] == matches
+        assert value["target_rank"] == row["target_rank"]
+        assert value["agrees"] is (None if row["target"] is None else row["target"] == row["argmax"])
 
 
 def test_show_for_people_marks_agreement_and_lists_as_many_tokens_as_asked(run: Run, valued: Path) -> None:
@@ -108,15 +110,15 @@ def test_show_without_values_names_the_command(run: Run, made: Paths) -> None:
 )
 def test_search_in_values_finds_what_the_library_finds(run, valued, queries, option) -> None:
     command = ["search", valued, *queries, "--in", "values", *([option] if option else [])]
-    told = json.loads(run(*command, "--limit", 1000, "--json").out)
+    answer = json.loads(run(*command, "--limit", 1000, "--json").out)
     query = SearchQuery(tuple(queries), "values", bottom=option == "--bottom", limit=1000)
     found = search_values(Index(valued), query, "substring" if option == "--substring" else "word").found
-    assert told["total"] == len(found) > 0
+    assert answer["total"] == len(found) > 0
     assert [
-        (one["name"], one["p"], [(t["token"], t["text"], t["p"]) for t in one["tokens"]]) for one in told["found"]
-    ] == [(str(one.name), one.p, [(t.token, t.text, t.p) for t in one.tokens]) for one in found]
+        (hit["name"], hit["p"], [(t["token"], t["text"], t["p"]) for t in hit["tokens"]]) for hit in answer["found"]
+    ] == [(str(hit.name), hit.p, [(t.token, t.text, t.p) for t in hit.tokens]) for hit in found]
     people = run(*command, "--limit", 1)
-    assert told["found"][0]["name"] in people.out and len(people.out.splitlines()) == 2
+    assert answer["found"][0]["name"] in people.out and len(people.out.splitlines()) == 2
 
 
 def test_search_refuses_what_is_no_token_and_options_of_the_other_place(run: Run, valued: Path, made: Paths) -> None:

@@ -26,11 +26,11 @@ def every_memory(index: Index) -> list[MemoryId]:
 
 
 def test_info_tells_what_the_library_knows_to_machines_and_to_people(run: Run, models: Paths) -> None:
-    told = json.loads(run("info", models["gated"], "--threads", 1, "--json").out)
-    known, scan = describe(load(models["gated"])), told["scan"]
+    answer = json.loads(run("info", models["gated"], "--threads", 1, "--json").out)
+    known, scan = describe(load(models["gated"])), answer["scan"]
     expected = {"layers": 3, "total_memories": 120, "gated": True, "bos": "<s>", "adds_bos": True}
-    assert {name: told[name] for name in expected} == expected and told["parameters"] == known.parameters
-    assert 0 <= told["proof"]["output"] <= told["proof"]["tolerance"]
+    assert {name: answer[name] for name in expected} == expected and answer["parameters"] == known.parameters
+    assert 0 <= answer["proof"]["output"] <= answer["proof"]["tolerance"]
     assert scan["tokens_per_second"] > 0 and scan["threads"] == 1
     parts = [scan[name] for name in ("weights_bytes", "lists_bytes", "batch_bytes")]
     assert min(parts) > 0 and scan["memory_bytes"] == sum(parts) and parts[0] == 4 * known.parameters
@@ -75,14 +75,16 @@ def test_a_preset_gives_way_to_what_is_given_and_the_recorded_number_of_threads_
 def test_the_summary_counts_what_was_cut_repeated_and_dead(run, models, text, tmp_path) -> None:
     common = ("scan", models["plain"], text, "-o", tmp_path / "index", "--threads", 1, "--max-length", 9)
     people, machines = run(*common), run(*common, "--json")
-    told = json.loads(machines.out)
+    summary = json.loads(machines.out)
     corpus = Index(tmp_path / "index").table("corpus").to_pylist()
-    assert told["cut_sentences"] == sum(row["cut"] > 0 for row in corpus) > 0
-    assert told["cut_tokens"] == sum(row["cut"] for row in corpus)
+    assert summary["cut_sentences"] == sum(row["cut"] > 0 for row in corpus) > 0
+    assert summary["cut_tokens"] == sum(row["cut"] for row in corpus)
     prefixes = [tuple(row["tokens"][: end + 1]) for row in corpus for end in range(len(row["tokens"]))]
-    assert told["repeated_prefixes"] == len(prefixes) - len(set(prefixes)) > 0
-    assert set(told["dead"]) == {"0", "1", "2"}
-    assert all(str(told[name]) in people.out for name in ("cut_sentences", "cut_tokens", "repeated_prefixes", "tokens"))
+    assert summary["repeated_prefixes"] == len(prefixes) - len(set(prefixes)) > 0
+    assert set(summary["dead"]) == {"0", "1", "2"}
+    assert all(
+        str(summary[name]) in people.out for name in ("cut_sentences", "cut_tokens", "repeated_prefixes", "tokens")
+    )
     assert "next: memlens show" in people.err and "complete already" in machines.err
 
 
@@ -92,8 +94,8 @@ def test_dead_memories_are_counted_by_layer(run: Run, tmp_path: Path, text: Path
     weights = load_file(folder / "model.safetensors")
     weights["model.decoder.layers.1.fc1.bias"][[4, 9]] = -1e4
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    told = json.loads(run("scan", folder, text, "-o", tmp_path / "index", "--threads", 1, "--json").out)
-    assert told["dead"]["1"] >= 2
+    summary = json.loads(run("scan", folder, text, "-o", tmp_path / "index", "--threads", 1, "--json").out)
+    assert summary["dead"]["1"] >= 2
     shown = run("show", tmp_path / "index", "L1N4")
     assert "dead" in shown.out and "no top triggers" in shown.out
     lines = [json.loads(line) for line in run("export", tmp_path / "index").out.splitlines()]
@@ -126,15 +128,15 @@ def test_an_interrupted_scan_exits_with_130_and_continues_to_the_same_bytes(run,
 @pytest.mark.parametrize("kind", ["plain", "gated"])
 def test_show_as_json_is_complete(run: Run, made: Paths, kind: str) -> None:
     index = Index(made[kind])
-    told = json.loads(run("show", made[kind], "L1N3", "--json").out)
+    answer = json.loads(run("show", made[kind], "L1N3", "--json").out)
     facts = index.facts("L1N3")
-    assert (told["name"], told["max"], told["frequency"]) == ("L1N3", facts.max, facts.frequency)
-    assert told["histogram"] == facts.histogram and len(told["histogram_edges"]) + 1 == len(facts.histogram)
+    assert (answer["name"], answer["max"], answer["frequency"]) == ("L1N3", facts.max, facts.frequency)
+    assert answer["histogram"] == facts.histogram and len(answer["histogram_edges"]) + 1 == len(facts.histogram)
     for end in ("top", "bottom"):
         triggers = index.triggers("L1N3", end)
-        assert [t["before"] + t["token"] for t in told["triggers"][end]] == [t.text for t in triggers]
-        assert [t["next_token"] for t in told["triggers"][end]] == [t.next_token for t in triggers]
-    assert bool(told["triggers"]["bottom"]) == (kind == "gated")
+        assert [t["before"] + t["token"] for t in answer["triggers"][end]] == [t.text for t in triggers]
+        assert [t["next_token"] for t in answer["triggers"][end]] == [t.next_token for t in triggers]
+    assert bool(answer["triggers"]["bottom"]) == (kind == "gated")
 
 
 def test_show_lists_both_ends_best_first_with_the_token_marked(run: Run, made: Paths) -> None:
@@ -168,10 +170,10 @@ def test_search_finds_what_looking_at_every_trigger_finds(run, made, kind, query
             memory = MemoryId.parse(name)
             naive.append((-len(hits), hits[0], memory.layer, memory.memory, end))
     naive.sort(key=lambda match: (*match[:4], match[4] == "bottom"))
-    told = json.loads(run("search", made[kind], query, *options, "--limit", 10_000, "--json").out)
-    hits = [(MemoryId.parse(hit["name"]), hit) for hit in told["found"]]
+    answer = json.loads(run("search", made[kind], query, *options, "--limit", 10_000, "--json").out)
+    hits = [(MemoryId.parse(hit["name"]), hit) for hit in answer["found"]]
     found = [(-m["matches"], m["trigger"]["rank"], n.layer, n.memory, m["end"]) for n, m in hits]
-    assert found == naive and told["total"] == len(naive)
+    assert found == naive and answer["total"] == len(naive)
     assert query in ("ÉD OP", "é") or naive  # the plain queries do find something
 
 

@@ -48,9 +48,9 @@ def test_the_readmes_tree_lists_every_folder_of_the_package_with_a_line_and_noth
         path.relative_to(package) for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts
     ]
     folders = {f"{path.parts[0]}/" for path in files if len(path.parts) > 1}
-    said = {line.split()[0]: line.split()[1:] for line in tree()[1:] if line.startswith("  ")}
-    assert folders <= said.keys(), folders - said.keys()
-    assert all(said.values()), "a folder without a line"
+    lines = {line.split()[0]: line.split()[1:] for line in tree()[1:] if line.startswith("  ")}
+    assert folders <= lines.keys(), folders - lines.keys()
+    assert all(lines.values()), "a folder without a line"
     named = [(package if line.startswith("  ") else ROOT) / line.split()[0] for line in tree()[1:]]
     assert not [path for path in named if not path.exists()]
 

@@ -169,11 +169,11 @@ def test_equal_prompts_are_measured_once(made: Paths) -> None:
 def test_the_demo_tells_of_the_planted_memory_by_silencing_it(made: Paths) -> None:
     index = memlens.open_index(made["index"])
     model = index.load_model()
-    told = most_needed(Material(index), model)
-    assert told is not None and f"Without {PLANTED} alone, ' of'" in told.title
-    verb, folder, prompt, *options = shlex.split(told.command)[1:]
+    finding = most_needed(Material(index), model)
+    assert finding is not None and f"Without {PLANTED} alone, ' of'" in finding.title
+    verb, folder, prompt, *options = shlex.split(finding.command)[1:]
     assert (verb, folder) == ("trace", str(index.folder)) and options == ["--token", " of", "--set", f"{PLANTED}=0"]
     compared = memlens.intervene(model, prompt, f"{PLANTED}=0", token=" of")
     p, without = compared.before.token.p, compared.after.token.p
-    assert f"is {p:.3f} there" in told.lines[1] and f"it is {without:.3f}" in told.lines[1]
-    assert f"{p / without:.1f} times" in told.title and main(shlex.split(told.command)[1:]) == 0
+    assert f"is {p:.3f} there" in finding.lines[1] and f"it is {without:.3f}" in finding.lines[1]
+    assert f"{p / without:.1f} times" in finding.title and main(shlex.split(finding.command)[1:]) == 0

@@ -33,10 +33,10 @@ def judged(fresh: tuple[memlens.Index, MemoryModel]) -> Judged:
 
 def test_the_table_counts_what_people_say_now(judged: Judged) -> None:
     index, model, examples = judged
-    said = {"ann": ("related", "distant", "distant"), "bob": ("related", "related", "distant")}
+    by_person = {"ann": ("related", "distant", "distant"), "bob": ("related", "related", "distant")}
     assert not is_outdated(index, LAST) and is_made(index, LAST, sample=SAMPLE)
     with Annotations(index) as notes:
-        for person, verdicts in said.items():
+        for person, verdicts in by_person.items():
             for example, verdict in zip(examples, verdicts, strict=False):
                 notes.save(Verdict(person, example, verdict))
         notes.save(Verdict("ann", examples[3], "related"))

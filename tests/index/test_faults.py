@@ -58,10 +58,10 @@ def one_run(nursery: subprocess.Popen[str], steps: int | None, delay: float) -> 
     nursery.stdin.write("go\n")
     nursery.stdin.flush()
     child = int(nursery.stdout.readline().split()[1])
-    for told, line in enumerate(nursery.stdout, start=1):
+    for step, line in enumerate(nursery.stdout, start=1):
         if line.startswith("end"):
             return int(line.split()[1])
-        if told == steps:
+        if step == steps:
             time.sleep(delay)
             with suppress(ProcessLookupError):  # done meanwhile
                 os.kill(child, signal.SIGKILL)

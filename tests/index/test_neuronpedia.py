@@ -82,11 +82,11 @@ def brute_force(index: Index, model: MemoryModel, layer: int, memory: int, sente
 
 def check_values(index: Index, model: MemoryModel, folder: Path, top: int) -> None:
     for layer in index.layers:
-        told = iter(lines(folder, "activations", layer))
+        records = iter(lines(folder, "activations", layer))
         for memory in range(index.memories(layer)):
             triggers = index.triggers(index.names.name(layer, memory), limit=top)
             for trigger in triggers:
-                line, position = next(told), trigger.prefix.position
+                line, position = next(records), trigger.prefix.position
                 first = -1 if position < 0 else max(position - 64, 0)
                 along = brute_force(index, model, layer, memory, trigger.prefix.sentence)[first + 1 : position + 18]
                 assert line["values"] == pytest.approx(along, rel=1e-3, abs=1e-5)
@@ -97,7 +97,7 @@ def check_values(index: Index, model: MemoryModel, folder: Path, top: int) -> No
                 assert len(line["tokens"]) == len(line["values"]) and line["tokens"][place] == trigger.token
                 assert (trigger.text + trigger.after).startswith("".join(line["tokens"]))
                 assert (line["binMin"], line["binMax"], line["binContains"]) == (-1, triggers[0].coefficient, -1)
-        assert next(told, None) is None
+        assert next(records, None) is None
 
 
 def test_every_token_has_the_coefficient_that_the_model_gives_it(index: Index, folder: Path) -> None:
@@ -152,10 +152,10 @@ def test_statistics_both_ends_and_names_are_the_indexs(index: Index, folder: Pat
             assert heights == [] or (heights[0] and heights[-1])
             value = read_value(index, facts.id)
             assert value is not None
-            for end, told in ((value.promotes, "pos"), (value.demotes, "neg")):
-                assert line[f"{told}_str"] == [one.text for one in end[:10]]
+            for end, sign in ((value.promotes, "pos"), (value.demotes, "neg")):
+                assert line[f"{sign}_str"] == [one.text for one in end[:10]]
                 wanted = [math.log(one.number * len(index.vocabulary)) for one in end[:10]]
-                assert line[f"{told}_values"] == pytest.approx(wanted)
+                assert line[f"{sign}_values"] == pytest.approx(wanted)
             assert all(line[field] == [] for field in neuronpedia._UNKNOWN)
         names = {row["memory"]: row["name"] for row in index.table("names").to_pylist() if row["layer"] == layer}
         assert {int(one["index"]): one["description"] for one in lines(folder, "explanations", layer)} == names
@@ -169,11 +169,11 @@ def test_a_long_sentence_is_cut_around_the_trigger(
     export_neuronpedia(index, tmp_path / "out", index.load_model(), top=5)
     for layer in index.layers:
         short, whole = (lines(one, "activations", layer) for one in (tmp_path / "out" / "llama", folder))
-        for told, had in zip(short, whole, strict=True):
-            place, first = had["qualifyingTokenIndex"], max(had["qualifyingTokenIndex"] - 2, 0)
-            assert told["tokens"] == had["tokens"][first : place + 2]
-            assert told["values"] == pytest.approx(had["values"][first : place + 2], rel=2e-3)
-            assert told["qualifyingTokenIndex"] == place - first
+        for cut, whole_line in zip(short, whole, strict=True):
+            place, first = whole_line["qualifyingTokenIndex"], max(whole_line["qualifyingTokenIndex"] - 2, 0)
+            assert cut["tokens"] == whole_line["tokens"][first : place + 2]
+            assert cut["values"] == pytest.approx(whole_line["values"][first : place + 2], rel=2e-3)
+            assert cut["qualifyingTokenIndex"] == place - first
 
 
 def test_the_same_index_gives_the_same_bytes_in_files_of_any_size(

@@ -97,7 +97,7 @@ def test_an_agent_that_is_killed_is_one_line(small_checkpoint: Path, scans: Scan
     os.kill(lost, signal.SIGKILL)
     _, err = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 2, err
-    said = [line for line in err.splitlines() if line.startswith("memlens: ")]
-    assert len(said) == 1 and "has ended; what was handed over is kept" in said[0]
+    lines = [line for line in err.splitlines() if line.startswith("memlens: ")]
+    assert len(lines) == 1 and "has ended; what was handed over is kept" in lines[0]
     assert gone(processes)
     scans.go_on(tmp_path)

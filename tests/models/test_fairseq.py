@@ -374,8 +374,8 @@ def test_the_tokenizer_says_what_goes_before_a_text_and_what_a_token_reads(model
     texts = [tokenizer.token_text(token) for token in (0, 1, 2, 3, 4, 36, 37)]
     assert texts == ["<s>", "<pad>", "</s>", "<unk>", "word0", "word32", "<no token 37>"]
     assert [tokenizer.id_of(text) for text in ("word0", " word32", "<unk>", "<pad>")] == [4, 36, 3, 1]
-    for text, said in (("nowhere", "not in this model's dictionary"), ("word0 word1", "'word0' \\+ 'word1'")):
-        with pytest.raises(UnknownName, match=said):
+    for text, message in (("nowhere", "not in this model's dictionary"), ("word0 word1", "'word0' \\+ 'word1'")):
+        with pytest.raises(UnknownName, match=message):
             tokenizer.id_of(text)
     for token in (-1, -5):
         with pytest.raises(UnknownName):

@@ -172,11 +172,11 @@ def test_a_saved_probe_says_of_texts_what_it_said_when_it_was_fitted(model: Memo
     probe = memlens.SparseProbe.load(tmp_path / "probe.json")
     assert probe == result.best
     _, test = read_labels((TEXTS, ABOUT), "", "", "auto").divided(0.3, 0)
-    said = probe.apply(model, [TEXTS[row] for row in test])
+    predictions = probe.apply(model, [TEXTS[row] for row in test])
     y = np.array([ABOUT[row] == "water" for row in test])
-    p = np.array([one.p["water"] for one in said])  # type: ignore[index]
+    p = np.array([prediction.p["water"] for prediction in predictions])  # type: ignore[index]
     assert roc_auc_score(y, p) == pytest.approx(probe.score[0], abs=1e-9)
-    assert all(one.label == ("water" if one.p["water"] > 0.5 else "land") for one in said)  # type: ignore[index]
+    assert all(prediction.label == ("water" if prediction.p["water"] > 0.5 else "land") for prediction in predictions)  # type: ignore[index]
     other = memlens.load(tiny_model("gpt2", seed=5), tokenizer=tiny_tokenizer())
     with pytest.raises(memlens.MemlensError, match="fingerprint differs"):
         probe.apply(other, TEXTS[:1])

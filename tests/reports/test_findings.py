@@ -18,14 +18,14 @@ from memlens.text import visible
 
 
 def only(index: memlens.Index, name: str) -> Insight:
-    (told,) = find(index, name)
-    assert told.name == name
-    return told
+    (insight,) = find(index, name)
+    assert insight.name == name
+    return insight
 
 
-def run_command(told: Insight, capsys: pytest.CaptureFixture[str]) -> Any:
+def run_command(insight: Insight, capsys: pytest.CaptureFixture[str]) -> Any:
     """The JSON that a finding's command prints."""
-    assert main([*shlex.split(told.command)[1:], "--json"]) == 0
+    assert main([*shlex.split(insight.command)[1:], "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -34,11 +34,11 @@ def rows_of(index: memlens.Index, table: str) -> list[dict[str, Any]]:
 
 
 def test_an_index_with_every_table_tells_nearly_everything_in_the_order_asked_for(full: memlens.Index) -> None:
-    told = [one.name for one in find_all(full)]
-    assert len(told) >= 12 and len(set(told)) == len(told)
-    assert {"memory", "settling", "right", "depth", "composition", "dead", "claim-last-token"} <= set(told)
-    assert [one.name for one in find(full, "dead", "settling", "wanted")] == ["dead", "settling", "wanted"]
-    assert all(one.name == name for name in finders() for one in find(full, name))
+    names = [insight.name for insight in find_all(full)]
+    assert len(names) >= 12 and len(set(names)) == len(names)
+    assert {"memory", "settling", "right", "depth", "composition", "dead", "claim-last-token"} <= set(names)
+    assert [insight.name for insight in find(full, "dead", "settling", "wanted")] == ["dead", "settling", "wanted"]
+    assert all(insight.name == name for name in finders() for insight in find(full, name))
 
 
 def test_without_experiments_only_what_scan_and_values_know_is_told(bare: memlens.Index) -> None:
@@ -62,11 +62,11 @@ def test_the_memory_that_is_right_has_the_largest_share_and_its_command_lists_th
     material = Material(bare)
     words = {name: share for name, share in many.items() if material.is_word(top[name])} or many
     assert len(words) > 1
-    told = only(bare, "right")
+    insight = only(bare, "right")
     best = max(words, key=lambda name: (words[name], followed[name], -name[0], -name[1]))
-    assert told.title.startswith(f"L{best[0]}N{best[1]} promotes ")
-    assert f"follows {agree[best]} of its {followed[best]} strongest triggers" in told.title
-    shown = run_command(told, capsys)
+    assert insight.title.startswith(f"L{best[0]}N{best[1]} promotes ")
+    assert f"follows {agree[best]} of its {followed[best]} strongest triggers" in insight.title
+    shown = run_command(insight, capsys)
     following = [one["next_token"] for one in shown["triggers"]["top"] if one["next_token"] is not None]
     assert len(following) == followed[best]
     assert following.count(shown["value"]["promotes"][0]["token"]) == agree[best]
@@ -84,16 +84,16 @@ def test_the_clearest_memory_promotes_most_words_of_the_sentences_that_fire_it(f
         triggers = [places[(*name, rank)] for rank in row["prefixes"] if (*name, rank) in places]
         if triggers:
             read = set.union(*(sentences[trigger["sentence"]] for trigger in triggers))
-            said = [token for token in values[name] if token in read and material.is_word(token)]
+            promoted = [token for token in values[name] if token in read and material.is_word(token)]
             is_phrase = median(trigger["position"] for trigger in triggers) >= 5
-            order = (row["kind"] != "semantic", len(row["prefixes"]) < 10, not is_phrase, -len(said))
+            order = (row["kind"] != "semantic", len(row["prefixes"]) < 10, not is_phrase, -len(promoted))
             found.append(((*order, -row["confidence"], *name, row["pattern"]), row["description"]))
     order, description = min(found)
-    told = only(full, "memory")
+    insight = only(full, "memory")
     assert len({one[0][:4] for one in found}) > 1, "nothing to choose between"
-    assert told.title.startswith(f"L{order[5]}N{order[6]} knows ")
-    assert told.title.endswith(visible(description).removeprefix("about: "))
-    assert (order[3] == 0) == (not any("are words of those sentences" in line for line in told.lines))
+    assert insight.title.startswith(f"L{order[5]}N{order[6]} knows ")
+    assert insight.title.endswith(visible(description).removeprefix("about: "))
+    assert (order[3] == 0) == (not any("are words of those sentences" in line for line in insight.lines))
 
 
 def test_the_rarest_memory_fires_on_the_fewest_prefixes(bare: memlens.Index) -> None:
@@ -112,9 +112,9 @@ def test_the_token_of_most_values_is_counted_and_its_command_lists_them(
     material = Material(bare)
     words = [token for token in times if material.is_word(token)] or list(times)
     best = min(words, key=lambda token: (-times[token], token))
-    told = only(bare, "wanted")
-    assert told.title.endswith(f"is the top token of {times[best]:,} values")
-    assert sum(one["rank"] == 0 for one in run_command(told, capsys)["found"]) == times[best]
+    insight = only(bare, "wanted")
+    assert insight.title.endswith(f"is the top token of {times[best]:,} values")
+    assert sum(one["rank"] == 0 for one in run_command(insight, capsys)["found"]) == times[best]
 
 
 def test_dead_memories_are_counted(bare: memlens.Index) -> None:
@@ -143,11 +143,11 @@ def test_where_predictions_settle_is_read_off_the_table(
     full: memlens.Index, rates: list[float], title: str, crossed: str, verdict: str
 ) -> None:
     write_rows(full, "refinement", refinement(rates))
-    told = only(full, "settling")
-    assert told.title == f"{title} prediction settles layer by layer"
-    assert f"{rates[0]:.1%} in layer 0" in told.lines[0] and f"{rates[-1]:.1%} in layer 15" in told.lines[0]
-    assert told.lines[1] == f"{crossed} begins with more than half of its predictions made, beyond doubt"
-    assert f"verdict: {verdict}" in told.lines
+    insight = only(full, "settling")
+    assert insight.title == f"{title} prediction settles layer by layer"
+    assert f"{rates[0]:.1%} in layer 0" in insight.lines[0] and f"{rates[-1]:.1%} in layer 15" in insight.lines[0]
+    assert insight.lines[1] == f"{crossed} begins with more than half of its predictions made, beyond doubt"
+    assert f"verdict: {verdict}" in insight.lines
 
 
 def test_the_share_of_compositions_is_the_mean_over_layers(full: memlens.Index) -> None:
@@ -181,9 +181,9 @@ def test_commands_can_be_pasted_whatever_the_folder_is_called(
     folder = full.folder.with_name("an index; with $signs")
     full.folder.rename(folder)
     index = memlens.open_index(folder)
-    for told in find_all(index):
-        assert shlex.split(told.command)[::2][:2] == ["memlens", str(folder)]
+    for insight in find_all(index):
+        assert shlex.split(insight.command)[::2][:2] == ["memlens", str(folder)]
     about_memories = list(find(index, "right", "rarest", "wanted", "dead"))
-    for told in about_memories:
-        assert main(shlex.split(told.command)[1:]) == 0 and capsys.readouterr().out, told.command
+    for insight in about_memories:
+        assert main(shlex.split(insight.command)[1:]) == 0 and capsys.readouterr().out, insight.command
     assert len(about_memories) >= 3

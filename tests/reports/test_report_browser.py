@@ -32,16 +32,16 @@ def test_it_opens_without_a_complaint_or_a_request(
 ) -> None:
     context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
     opened = context.new_page()
-    said: list[str] = []
+    complaints: list[str] = []
     asked: list[str] = []
-    opened.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
-    opened.on("pageerror", lambda error: said.append(str(error)))
+    opened.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.on("request", lambda request: asked.append(request.url))
     opened.goto(full_page.as_uri())
     opened.locator("html[data-ready=yes]").wait_for()
     charts = opened.locator("[data-chart]").count()
     assert charts > 10 and opened.locator("[data-chart].drawn svg.marks").count() == charts
-    assert said == [] and asked == [full_page.as_uri()]
+    assert complaints == [] and asked == [full_page.as_uri()]
     assert opened.evaluate("document.documentElement.scrollWidth") <= size[0]  # nothing to scroll sideways
     assert opened.locator(".toc").evaluate("contents => contents.open") == (size[0] > 1000)  # a phone's is closed
     context.close()

@@ -117,8 +117,8 @@ def excess(name: str, found: float, width: float, base: float = 0.3) -> list[Row
 
 def changes(distant: int, related: int, hinted: float = 0.1) -> list[Row]:
     """Judged by one person; all cosines on one side of the bar."""
-    said = [{"distant": 1, "related": 0}] * distant + [{"distant": 0, "related": 1}] * related
-    return [{"layer": 15, "cosine": hinted, "bar": 0.5} | one for one in said]
+    verdicts = [{"distant": 1, "related": 0}] * distant + [{"distant": 0, "related": 1}] * related
+    return [{"layer": 15, "cosine": hinted, "bar": 0.5} | verdict for verdict in verdicts]
 
 
 def ranks(share: Any, width: float = 0.002) -> list[Row]:

@@ -75,7 +75,7 @@ def test_several_people_label_without_javascript(browser: Any, study: Index) -> 
                     page.get_by_role("button", name="Save, next").click()
                 page.get_by_role("button", name="Finish").click()
                 page.get_by_text("Thank you").wait_for()
-                told = page.inner_text("main")
-                assert f"{person} sees this" in told and ("ann sees this" in told or person == "ann")
+                shown_text = page.inner_text("main")
+                assert f"{person} sees this" in shown_text and ("ann sees this" in shown_text or person == "ann")
                 assert page.evaluate("document.documentElement.scrollWidth") <= 390
         assert labels(study, "bob")[0] == (LabelledPattern("bob sees this", "semantic", (0, 2, 5)),)

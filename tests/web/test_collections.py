@@ -17,14 +17,14 @@ from memlens.web.workbench import Workbench
 def test_what_is_kept_is_shown_everywhere(client_of: Callable[..., TestClient], own_index: Index) -> None:
     client = client_of(own_index.folder)
     assert client.get("/api/collections").json() == [] and "Nothing is kept" in client.get("/collections").text
-    said = {"star": True, "name": "rivers <b>", "note": "water", "lists": ["nature", " nature ", ""]}
-    kept = client.put("/api/collections/L1N7", json=said).json()
+    note = {"star": True, "name": "rivers <b>", "note": "water", "lists": ["nature", " nature ", ""]}
+    kept = client.put("/api/collections/L1N7", json=note).json()
     assert kept["lists"] == ["nature"] and client.get("/api/collections").json() == [kept]
     for path in ("/collections", "/m/L1N7", "/search?q=L1N7&in=values", "/search?layers=1&limit=100"):
         page = client.get(path).text
         assert "rivers &lt;b&gt;" in page or path.startswith("/search?q=")
     assert client.get("/api/brief/L1N7").json()["summary"].startswith("rivers <b>: ")
-    assert client.put("/api/collections/L9N7", json=said).status_code == 404
+    assert client.put("/api/collections/L9N7", json=note).status_code == 404
     assert client.put("/api/collections/L1N7", json={"name": "x" * 201}).status_code == 422
     client.put("/api/collections/L1N7", json={})
     assert client.get("/api/collections").json() == []

@@ -137,20 +137,22 @@ def test_a_trace(client: TestClient, index: Index, run: Run, model_folder: Path)
     assert answer["parts"] == pytest.approx(shown["parts"], abs=1e-4)
     html = client.get("/trace", params={"prompt": PROMPT, "layer": 1, "at": -1}).text
     layer = answer["layers"][1]
-    effects = [signed(one["effect"], 3) for one in layer["by_effect"]]
-    told = [float(one.replace("−", "-")) for one in found(r'<td class="right">([^<]*)</td>', html)]
+    effects = [signed(entry["effect"], 3) for entry in layer["by_effect"]]
+    numbers = [float(entry.replace("−", "-")) for entry in found(r'<td class="right">([^<]*)</td>', html)]
     parts = [value for value in answer["parts"].values() if value]
-    assert told[: len(parts) + 1] == pytest.approx([*parts, answer["logit"]], abs=6e-4)
+    assert numbers[: len(parts) + 1] == pytest.approx([*parts, answer["logit"]], abs=6e-4)
     strongest = html[html.index('<ol class="strongest">') : html.index("</ol>", html.index('<ol class="strongest">'))]
-    every = sorted((one for own in answer["layers"] for one in own["by_effect"]), key=lambda one: -abs(one["effect"]))
-    named = [f"{one['memory']} {signed(one['effect'], 3)}" for one in every]
+    every = sorted(
+        (entry for own in answer["layers"] for entry in own["by_effect"]), key=lambda entry: -abs(entry["effect"])
+    )
+    named = [f"{entry['memory']} {signed(entry['effect'], 3)}" for entry in every]
     of_page = zip(found(r">(L\d+N\d+)<", strongest), found(r'<span class="n">([^<]*)<', strongest), strict=True)
     pairs = [" ".join(pair) for pair in of_page]
     assert pairs and pairs == named[: len(pairs)]
     opened = html[html.index('<section class="opened"') :]
     assert found(r'class="effect [^"]*" style="[^"]*">([^<]*)<', opened) == effects
-    states = [one for state in ("residual", "ffn", "output") for one in layer[state][:5]]
-    assert found(r'<span class="n">([^<]*)</span>', opened) == [probability(one["p"]) for one in states]
+    states = [entry for state in ("residual", "ffn", "output") for entry in layer[state][:5]]
+    assert found(r'<span class="n">([^<]*)</span>', opened) == [probability(entry["p"]) for entry in states]
     grid = client.get("/api/trace", params={"prompt": PROMPT}).json()
     assert html.count('class="cell') >= sum(len(row) for row in grid["layers"])
 

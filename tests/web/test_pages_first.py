@@ -95,6 +95,6 @@ def test_whatever_loading_fails_with_is_said(
 
     monkeypatch.setattr(ServedIndex, "load_model", fail)
     client = client_of(index_folder, "model")
-    while (told := client.get("/api/status").json())["status"] == "loading":
+    while (status := client.get("/api/status").json())["status"] == "loading":
         pass
-    assert "no such library" in str(told)
+    assert "no such library" in str(status)

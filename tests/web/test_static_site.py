@@ -170,7 +170,7 @@ def test_it_is_browsed_and_searched_without_a_server(
         page = context.new_page()
         problems: list[str] = []
         asked: list[str] = []
-        page.on("console", lambda said: problems.append(said.text) if said.type == "error" else None)
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda request: asked.append(request.url))
         page.goto(f"{base}/index.html")
@@ -195,8 +195,8 @@ def test_it_is_browsed_and_searched_without_a_server(
         page.goto(f"{base}/search.html?q=river")
         page.wait_for_selector(".results li")
         expected = {str(name) for name in map(str, names_of(index)) if has_word(index, name, "river")}
-        told = page.inner_text("#results .count")
-        assert int(told.split()[0].replace(",", "")) == len(expected)
+        count = page.inner_text("#results .count")
+        assert int(count.split()[0].replace(",", "")) == len(expected)
         assert {one.inner_text() for one in page.locator(".results .memory").all()} <= expected
         page.click(".results a")
         page.wait_for_selector(".memory-page")

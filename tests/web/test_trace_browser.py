@@ -76,8 +76,8 @@ def test_one_token_is_explained_against_another_by_keys_alone(open_page: Open, w
     page.keyboard.press("Enter")
     page.wait_for_url("**against=*river*")
     assert page.locator("#answer-title").inner_text() == "Why ␣the rather than ␣river"
-    told = [float(one.replace("−", "-")) for one in page.locator(".parts .right").all_inner_texts()]
-    assert len(told) > 3 and sum(told[:-1]) == pytest.approx(told[-1], abs=0.001 * len(told))  # it adds up
+    numbers = [float(cell.replace("−", "-")) for cell in page.locator(".parts .right").all_inner_texts()]
+    assert len(numbers) > 3 and sum(numbers[:-1]) == pytest.approx(numbers[-1], abs=0.001 * len(numbers))  # it adds up
     assert page.locator(".by-layer .memories").count() == page.locator(".by-layer .attention").count() == 3
     assert page.locator(".answer").bounding_box()["y"] < page.locator(".grid").bounding_box()["y"]
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")

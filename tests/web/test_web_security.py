@@ -265,14 +265,14 @@ def test_bytes_are_counted_as_they_arrive(workbench: Workbench, access: Access) 
     """After a million bytes a request is refused, whatever it says of its length, and no more is read."""
     headers = {"host": "127.0.0.1:8000", "x-memlens-csrf": access.csrf, "content-length": "2"}
     headers["cookie"] = f"memlens-csrf-8000={access.csrf}"
-    read, said = [], []
+    read, answers = [], []
 
     async def receive() -> Message:
         read.append(1)
         return {"type": "http.request", "body": b" " * 100_000, "more_body": True}
 
     async def send(message: Message) -> None:
-        said.append(message)
+        answers.append(message)
 
     scope = {
         "type": "http",
@@ -282,7 +282,7 @@ def test_bytes_are_counted_as_they_arrive(workbench: Workbench, access: Access) 
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
     }
     anyio.run(create_app(workbench, access), scope, receive, send)
-    assert said[0]["status"] == 413 and len(read) == 11
+    assert answers[0]["status"] == 413 and len(read) == 11
 
 
 def test_a_body_that_does_not_come_is_refused(

@@ -150,8 +150,8 @@ def test_after_its_index_was_replaced_every_page_says_so(
     for _ in range(2):
         for path in PATHS:
             answer = client.get(path)
-            said = answer.json()["error"] if path.startswith("/api/") else html.unescape(answer.text)
-            assert answer.status_code == 409 and REFUSED in said and "Snow" not in answer.text, path
+            message = answer.json()["error"] if path.startswith("/api/") else html.unescape(answer.text)
+            assert answer.status_code == 409 and REFUSED in message and "Snow" not in answer.text, path
         draw = client.post("/api/annotate/sample", json={"per_layer": 1})
         assert draw.status_code == 409 and REFUSED in draw.json()["error"]
     if by == "another scan":
