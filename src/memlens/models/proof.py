@@ -14,8 +14,8 @@ prediction    the last state read through the lens gives the model's own logits
 
 In one layer of those that run the same code the products of torch's own linear maps are made once more; in the others
 they are taken from the run, since that code multiplies and does nothing else. A second probe of 64 positions and larger
-numbers (far.py) looks for what begins later or above a size, in one layer of those that run the same code; and no part
-of a block may make memories that were not seen (unseen.py).
+numbers (second_probe.py) looks for what begins later or above a size, in one layer of those that run the same code; and
+no part of a block may make memories that were not seen (unseen.py).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from torch import Tensor, nn
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
 from memlens.models.blocks import BlockCall, ModuleCall, Probe, in_float32, passed_over, replaced
-from memlens.models.far import as_recorded, code_of, far_calls, is_plain, projections, stood_in
 from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryLayer, scaled
 from memlens.models.lens import at_least_float32
 from memlens.models.match import carried, rows_of
 from memlens.models.memory_model import MemoryModel
+from memlens.models.second_probe import as_recorded, code_of, is_plain, projections, second_calls, stood_in
 from memlens.models.unseen import unseen_part
 
 _CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
@@ -44,7 +44,7 @@ _TOLERANCE, _FINE_TOLERANCE = 3e-5, 1e-6
 # Within, a tensor of a class of its own is no more than its numbers: such a class may do more in a product than
 # multiply, and would do so in the formula as in the network.
 _plain_numbers = torch._C.DisableTorchFunctionSubclass
-_FAR = 10  # times as much for the second probe, whose numbers are large on purpose
+_SECOND = 10  # times as much for the second probe, whose numbers are large on purpose
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,16 @@ def prove(model: MemoryModel) -> Proof:
             (layer.number, layer.block) for layer in model.layers
         ]:
             worst.refuse("its layers are not the blocks that run, one after another")
-        far, seen = far_calls(model, probe.calls), set[Any]()
+        second, seen = second_calls(model, probe.calls), set[Any]()
         for layer, call in zip(model.layers, probe.calls, strict=True):
             with in_float32(layer.block):
                 is_known = (built := code_of(layer.block)) in seen
                 seen.add(built)
                 _LayerProof(as_recorded(layer, call) if is_known else layer, call, worst).prove()
-                if far is not None and not is_known:
-                    with stood_in(layer, far[layer.number]) as stand_in:
-                        larger = _Worst(model.name, tolerance * _FAR)
-                        _LayerProof(stand_in, far[layer.number], larger).prove_arithmetic()
+                if second is not None and not is_known:
+                    with stood_in(layer, second[layer.number]) as stand_in:
+                        larger = _Worst(model.name, tolerance * _SECOND)
+                        _LayerProof(stand_in, second[layer.number], larger).prove_arithmetic()
         with in_float32(*probe.around, deep=False):
             _prove_prediction(model, probe, worst)
     return Proof(**worst.deviations, tolerance=tolerance, positions=probe.tokens.numel())

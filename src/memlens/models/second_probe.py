@@ -24,7 +24,7 @@ _LENGTH, _DIRECTIONS, _SEED = 64, 4, 2022
 _STREAM, _LARGEST = 100.0, 1000.0  # sizes: of the stream as a multiple of the probe's, and of what keys find
 
 
-def far_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCall] | None:
+def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCall] | None:
     """The calls of the blocks in a longer row, none of which is run; None where the model reads no longer row."""
     length = _LENGTH if model.context is None else min(_LENGTH, model.context)
     if length <= calls[0].shape[1]:
