@@ -130,7 +130,7 @@ def test_the_wheel_runs_with_the_packages_it_names(packages: Path, tiny_gpt2_val
     }
     imported = run_in(packages, "-c", IMPORTS)
     assert imported.stdout.strip() == str(packages / "memlens" / "__init__.py"), imported.stderr
-    info = run_in(packages, "-m", "memlens", "info", "bundled", "--json", "--no-estimate")
+    info = run_in(packages, "-m", "memlens", "info", "bundled", "--json")
     assert info.returncode == 0 and json.loads(info.stdout), info.stderr
     report = run_in(packages, "-m", "memlens", "report", tiny_gpt2_values.folder, "-o", "report.html")
     assert report.returncode == 0 and (packages.parent / "report.html").is_file(), report.stderr

@@ -31,6 +31,13 @@ def test_the_plan_of_the_architecture_names_every_module_of_the_package() -> Non
     assert set(re.findall(r"^\| `([\w/]+\.py)` \|", page, re.MULTILINE)) == modules
 
 
+def test_the_way_of_a_scan_names_as_many_files_as_it_says_and_few_enough_to_open() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    way = page.split("## From `memlens scan` to bytes")[1].split("\n## ")[0]
+    files = set(re.findall(r"`([\w/]+\.py)`", way))
+    assert f"The {len(files)} files named here" in way and len(files) <= 35
+
+
 def test_the_order_of_imports_is_the_one_that_is_checked() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     (rows,) = [block.code for block in blocks(page) if block.code.startswith("errors ")]
