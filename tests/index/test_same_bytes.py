@@ -109,7 +109,6 @@ def test_two_workers(checkpoint: Path, alone: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_processors")
-@pytest.mark.parametrize("checkpoint", ["mixture"], indirect=True)  # dense, shared and routed memories
 def test_ray(checkpoint: Path, alone: Path, tmp_path: Path) -> None:
     memlens.scan(checkpoint, TEXTS, out=tmp_path, executor="ray", workers=2, **OPTIONS)
     assert tables_of(tmp_path) == tables_of(alone)
