@@ -381,24 +381,25 @@ def refuse_nul(path: Path) -> None:
 def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterable[str] = ()) -> None:
     """Make a folder for files of memlens' own making, or refuse one that holds something else.
 
-    Folders in it that are `replaced` are thrown away; whatever is forced, only if memlens has made them.
+    What is `replaced` is thrown away in that order; folders, whatever is forced, only if memlens has made them.
     """
     refuse_place(folder)
     if kind := valuable_folder(folder):
         raise OutputError(f"{folder} is {kind}; name another folder")
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; name a folder")
-    old = [folder / name for name in replaced if (folder / name).is_symlink() or (folder / name).exists()]
-    if (old and not (folder / FOLDER_MARK).is_file()) or any(entry.is_symlink() for entry in old):
-        raise OutputError(f"{old[0]} would be replaced and was not made by memlens; name another folder")
+    old = [folder / name for name in replaced if (folder / name).exists()]
+    is_ours = (folder / FOLDER_MARK).is_file()
+    if folders := [] if is_ours else [entry for entry in old if entry.is_dir()]:
+        raise OutputError(f"{folders[0]} would be replaced and was not made by memlens; name another folder")
     entries = list(_entries(folder))
-    if entries and not (folder / FOLDER_MARK).is_file() and not force:
+    if entries and not is_ours and not force:
         raise OutputError(f"{folder} holds files that memlens did not make; name another folder, or say --force")
     for entry in entries:  # what is written to a link ends up elsewhere
         _refuse_kind(entry, "move it away, or name another folder")
     try:
         for entry in old:
-            shutil.rmtree(entry)
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FOLDER_MARK).write_text("memlens made the files in this folder and will replace them.\n")
     except OSError as error:

@@ -45,10 +45,13 @@ from memlens.web.rendering import render, static_files, vega_file
 from memlens.web.served_index import ServedIndex, read_statistics
 from memlens.web.workbench import Workbench
 
+# The first page is removed first and written last: a site without it is not whole.
+PAGES = ("index.html", "search.html", "memory.html", "report.html", "404.html")
 _PAGES = 32  # memories in one file of pages
 _LINES = 256
 _PART = 512  # memories that are read from the tables at once
-_SHARDS = {"triggers": 512, "values": 256, "patterns": 128}
+_SHARDS = {"triggers": 512, "values": 256, "patterns": 128}  # of words, in a site of many memories
+_OF_A_SHARD = 16  # memories that are worth another file of words
 _NAV = (("/", "Overview"), ("/search", "Search"), ("/report", "Report"))
 _ABSENT: dict[str, Any] = {"related": None, "expert": None, "contexts": {}}  # from a memory's page in a site
 _WORD = re.compile(r"\w+")
@@ -135,7 +138,7 @@ def make_site(
     if top < 1:
         raise SettingError(f"--top is {top}; show at least 1 trigger of a memory")
     site = _Site(SiteIndex(folder, layers), out, top, progress)
-    prepare_output_folder(out, force=force, replaced=("data", "static"))
+    prepare_output_folder(out, force=force, replaced=(*PAGES, "data", "static"))
     with explain_os_errors(out):
         site.write()
     return out / "index.html"
@@ -160,11 +163,11 @@ class _Site:
     def write(self) -> None:
         self.progress("site", 0, len(self.names))
         self.write_static()
-        self.write_frames()
         self.write_pages()
         self.write_words()
         self.write_whole()
         make_report(self.index, self.out / "report.html", force=True, links=SITE)
+        self.write_frames()
 
     # Data
 
@@ -173,7 +176,8 @@ class _Site:
         packed = base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 9, mtime=0)).decode()
         path = self.out / "data" / f"{name}.js"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f'memlensSite.arrived("{name}","{packed}")\n', encoding="ascii")
+        with replacing(path) as beside:
+            beside.write_text(f'memlensSite.arrived("{name}","{packed}")\n', encoding="ascii")
 
     def write_pages(self) -> None:
         """Every memory's page and line, and the words that lead to it."""
@@ -222,24 +226,29 @@ class _Site:
                     self.words[sentence] = [match[0] for match in matches], [match[1] for match in matches]
                 words, ends = self.words[sentence]
                 words_here.update(words[: bisect_right(ends, len(trigger.text))])
-        for word in words_here:
+        for word in sorted(words_here):  # a set's order is another one in every process, and with it a file's bytes
             self.triggers[word].append(row)
-        for word in {word for pattern in record.patterns or () for word in _WORD.findall(pattern.description.lower())}:
+        named = {word for pattern in record.patterns or () for word in _WORD.findall(pattern.description.lower())}
+        for word in sorted(named):
             self.patterns[word].append(row)
         for place, token in enumerate(record.value.promotes[:TOKENS_SHOWN] if record.value else ()):
             self.values[token.text].append((row, place, float(f"{token.number:.4g}")))
 
+    @cached_property
+    def shards(self) -> dict[str, int]:
+        return {place: min(most, len(self.names) // _OF_A_SHARD + 1) for place, most in _SHARDS.items()}
+
     def write_words(self) -> None:
         for place, lists in (("triggers", self.triggers), ("patterns", self.patterns)):
-            shards: list[dict[str, list[int]]] = [{} for _ in range(_SHARDS[place])]
+            shards: list[dict[str, list[int]]] = [{} for _ in range(self.shards[place])]
             for word, rows in lists.items():
                 steps = [row - before for row, before in zip(rows, [0, *rows], strict=False)]
-                shards[shard_of(word, _SHARDS[place])][word] = steps
+                shards[shard_of(word, len(shards))][word] = steps
             for number, content in enumerate(shards):
                 self.data(f"{place}/{number}", content)
-        tokens: list[dict[str, Any]] = [{} for _ in range(_SHARDS["values"])]
+        tokens: list[dict[str, Any]] = [{} for _ in range(self.shards["values"])]
         for text, hits in self.values.items():
-            tokens[shard_of(text.strip().lower(), _SHARDS["values"])][text] = hits
+            tokens[shard_of(text.strip().lower(), len(tokens))][text] = hits
         for number, content in enumerate(tokens):
             self.data(f"values/{number}", content)
 
@@ -254,9 +263,8 @@ class _Site:
                 "pages": _PAGES,
                 "lines": _LINES,
                 "shards": {
-                    "triggers": _SHARDS["triggers"],
-                    "values": _SHARDS["values"] if self.index.has("values") else 0,
-                    "patterns": _SHARDS["patterns"] if self.index.has("patterns") else 0,
+                    place: count if place == "triggers" or self.index.has(place) else 0
+                    for place, count in self.shards.items()
                 },
             },
         )
@@ -297,12 +305,11 @@ class _Site:
         contents["vega.js"] = vega_file()[0]
         for name, content in contents.items():
             if not name.startswith(("annotate", "compare", "steer", "trace")):
-                (self.out / "static" / name).write_bytes(content)
+                with replacing(self.out / "static" / name) as beside:
+                    beside.write_bytes(content)
 
     def write_frames(self) -> None:
         """The pages themselves; that of a memory is empty until site.js has filled it."""
-        overview = self.render("overview.html", "/", sections=None, routing=[], **overview_content(self.bench))
-        self.write_page("index.html", "overview", overview)
         asked = search_content(self.index, read_asked()) | {"problem": None, "more": "/search?limit=100"}
         answer = search(self.index, SearchQuery(layers=self.index.layers))
         self.write_page("search.html", "search", self.render("search.html", "/search", answer=answer, **asked))
@@ -314,6 +321,8 @@ class _Site:
         note = '<noscript><p class="note">This page is put together by JavaScript.</p></noscript>'
         self.write_page("memory.html", "memory", f"{head}{_MAIN}{note}</main>{rest.rpartition('</main>')[2]}")
         self.write_page("404.html", "", _LOST)
+        overview = self.render("overview.html", "/", sections=None, routing=[], **overview_content(self.bench))
+        self.write_page("index.html", "overview", overview)
 
     def write_page(self, name: str, kind: str, page: str) -> None:
         """Write a page of the workbench with site.js in place of its scripts."""
