@@ -75,6 +75,7 @@ def _make_bad_files(bad: Path) -> None:
     for fifo in ("fifo", "fifo.txt", "fifo.gguf", "manifest-fifo/manifest.json"):
         os.mkfifo(bad / fifo)
     (bad / "link").symlink_to(bad / "folder")
+    (bad / "loop").symlink_to(bad / "loop")
     (bad / "zero.txt").symlink_to("/dev/zero")
     contents = {
         "empty.txt": b"\n \n",

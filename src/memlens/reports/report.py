@@ -27,7 +27,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from memlens import __version__
-from memlens.errors import FilesError
+from memlens.errors import FilesError, OutputError
 from memlens.experiments.experiment import LAYERS, PAPER_LAYERS, Panel
 from memlens.experiments.registry import all_tables
 from memlens.experiments.style import COLOURS, EXPORT_WIDTH, css_variables, export_spec
@@ -116,7 +116,12 @@ def make_report(
     `force`: also in the place of files that memlens did not make. `links`: where names of memories lead.
     """
     refuse_nul(out)
-    if out.resolve() == (index.folder / REPORT).resolve():  # the index's own place for it
+    place = Path(os.path.realpath(out))  # links that lead to each other are refused below
+    if assets is not None:
+        refuse_nul(assets)
+        if Path(os.path.realpath(assets)).is_relative_to(place):
+            raise OutputError(f"{assets} cannot hold the charts, for {out} is the page; name another folder")
+    if place == Path(os.path.realpath(index.folder / REPORT)):  # the index's own place for it
         refuse_content(out, is_report, force=True)
     else:
         refuse_output(out, is_report, force=force)
