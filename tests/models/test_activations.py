@@ -11,6 +11,7 @@ from memlens.models import activations
 from memlens.models.activations import in_blocks, stepwise
 from memlens.models.load import load
 from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.vocab.kernels import use_threads
 
 NAMES = ("gelu_new", "gelu_fast", "quick_gelu", "gelu_accurate", "relu2")
 
@@ -32,6 +33,22 @@ def test_blocks_have_the_numbers_of_the_whole(name, small_blocks):
     torch.testing.assert_close(blocks, whole, rtol=1e-6, atol=1e-7)
     assert blocks.shape == given.shape and blocks.is_contiguous()
     assert "forward" not in vars(module)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NAMES)
+def test_with_one_thread_blocks_are_the_whole_bit_for_bit(name, dtype, small_blocks):
+    module = ACT2FN[name]
+    given = (torch.randn(3, 7, 33, generator=torch.Generator().manual_seed(1)) * 4).to(dtype)
+    with torch.no_grad(), use_threads(1):
+        whole = module(given)
+        with in_blocks([module]):
+            assert torch.equal(module(given), whole)
+    assert whole.numel() > 64 and whole.numel() % 64
+
+
+def test_a_block_is_a_multiple_of_every_vectors_width():
+    assert activations.BLOCK % 64 == 0  # two vectors of 512 bits with numbers of 16 bits
 
 
 def test_only_large_inputs_without_gradients_are_cut(small_blocks):

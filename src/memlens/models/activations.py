@@ -1,7 +1,8 @@
 """Activations that transformers computes in several steps, run block by block: the same numbers, in less time.
 
 GPT-2's GELU makes eight passes over all coefficients of a batch, each of them into new memory. Every step looks at one
-number at a time, so that a block that fits the cache can go through all steps before the next block begins.
+number at a time, so that a block that fits the cache can go through all steps before the next block begins. With one
+thread they are the same bit for bit; with more, a last bit may differ where the shares of two threads meet.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor, nn
 from transformers import activations
 
-BLOCK = 1 << 17  # numbers of a block for each thread: they and what the steps make of them fit the second-level cache
+# Numbers of a block for each thread: they and what the steps make of them fit the second-level cache. A multiple of
+# every vector's width: what is left over at the end of a thread's share is computed one by one, in other last bits.
+BLOCK = 1 << 17
 
 # Those of transformers that are several elementwise steps in Python; others are one compiled step.
 _STEPWISE = (
