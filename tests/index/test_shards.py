@@ -10,6 +10,7 @@ from scale_helpers import OPTIONS, TEXTS, Scans, tables_of
 
 import memlens
 from memlens.errors import IndexFolderError, MemlensError, SettingError
+from memlens.files import read_sealed, write_sealed
 from memlens.index import staging
 
 OF = 3
@@ -99,6 +100,16 @@ def test_missing_doubled_and_foreign_parts_are_refused(parts: list[Path], scans:
         with pytest.raises(IndexFolderError, match=words):
             memlens.merge(given, out=out)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["plan", "model", "shapes", "counts", "tokens", "scanned_with", "files"])
+def test_a_sealed_document_of_other_kinds_is_refused(parts: list[Path], tmp_path: Path, name: str) -> None:
+    part = shutil.copytree(parts[1], tmp_path / "part")
+    content = read_sealed(part / "partial" / "shard.json")
+    write_sealed(part / "partial" / "shard.json", {key: content[key] for key in content if key != "seal"} | {name: 7})
+    with pytest.raises(IndexFolderError, match=rf"damaged \({name} is not what it should be\); make that shard again"):
+        memlens.merge([parts[0], part, parts[2]], out=tmp_path / "index")
+    assert not (tmp_path / "index").exists()
 
 
 def test_a_folder_of_another_part_is_not_continued(parts: list[Path], scans: Scans) -> None:

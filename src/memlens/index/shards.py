@@ -102,6 +102,10 @@ def finish(
             (partial / name).unlink(missing_ok=True)
 
 
+# What a shard's document holds: anybody can seal another one.
+_KINDS = dict.fromkeys(("plan", "model", "shapes", "counts", "files"), dict) | {"tokens": str, "scanned_with": list}
+
+
 def open_shard(folder: Path) -> Shard:
     """A finished shard; its files are looked at when they are used."""
     path = folder / PARTIAL / SHARD
@@ -117,6 +121,9 @@ def open_shard(folder: Path) -> Shard:
             f"{folder} has schema version {content['schema']}, this memlens reads {SCHEMA_VERSION}; "
             "use the memlens that wrote it or scan again"
         )
+    for name, kind in _KINDS.items():
+        if not isinstance(content.get(name), kind):
+            raise IndexFolderError(f"{path} is damaged ({name} is not what it should be); make that shard again")
     return Shard(folder, ShardNumber.parse(content["plan"]["shard"]), content)
 
 
