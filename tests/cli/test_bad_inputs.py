@@ -97,6 +97,8 @@ def _make_bad_files(bad: Path) -> None:
         "deep.json": b"[" * 100_000,
         "edits.json": json.dumps({"kind": "memlens intervention", "schema": 99}).encode(),
         "labels.csv": b"annotator,memory\nann,L0N0\n",
+        "labels3.json": b'{"memlens_annotations": 3, "task": "labels", "events": []}',
+        "labels-of-none.json": b'{"memlens_annotations": null, "task": "labels", "events": []}',
     }
     for name, content in contents.items():
         (bad / name).write_bytes(content)

@@ -146,6 +146,9 @@ def _read_events(notes: Annotations, task: str, text: str) -> list[dict[str, Any
         raise SettingError(f"the file is not JSON ({error}); is it CSV? then {advice}") from error
     if not isinstance(content, dict) or not isinstance(content.get("events"), list):
         raise SettingError(f"the file is JSON, but no export of `memlens {_EXPORTED_BY[task]}`")
+    version = content.get("memlens_annotations", content.get("memlens_verdicts", 1))
+    if isinstance(version, bool) or version not in (1, 2):
+        raise SettingError(f"the file has version {version!r:.40}, this memlens reads 1 and 2; export it anew")
     task_there = content.get("task", VERDICTS if "memlens_verdicts" in content else LABELS)
     if task_there != task:
         hint = "use `memlens annotate INDEX restore`" if task_there == _BOTH else "is it an export of the other kind?"
