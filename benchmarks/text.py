@@ -44,6 +44,7 @@ def measure(text: str, model: str, processes: int, dedup: str) -> None:
     """The text stage by itself, its figures as JSON."""
     from memlens.corpus.sentences import corpus_fingerprint, corpus_stamps
     from memlens.index.build import corpus_stage, longest_sentence
+    from memlens.index.corpus_reading import TextOrder
     from memlens.models.load import load
     from memlens.parallel import Stopper, no_progress
     from memlens.settings import CorpusSettings, ScanSettings
@@ -58,9 +59,11 @@ def measure(text: str, model: str, processes: int, dedup: str) -> None:
         corpus_fingerprint(corpus)
         figures["fingerprint"] = spent() - began
         longest = longest_sentence(loaded, settings)
-        store = corpus_stage(
-            loaded, corpus, settings, longest, Path(folder), stamps, no_progress, Stopper(), processes
+        order = TextOrder(
+            Path(folder), Path(folder) / "lock", corpus, stamps, loaded.tokenizer, loaded.name, loaded.vocabulary,
+            longest, settings.max_tokens, dedup, processes,
         )  # fmt: skip
+        store = corpus_stage(order, no_progress, Stopper())
         figures |= {"clock": time.monotonic() - clock, "own": spent() - began, "sentences": store.counts["sentences"]}
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     figures |= {"others": children.ru_utime + children.ru_stime, "others_mb": children.ru_maxrss / 1024}
@@ -70,17 +73,16 @@ def measure(text: str, model: str, processes: int, dedup: str) -> None:
 
 def time_repeats(figures: dict[str, float]) -> None:
     """Have the processor time of finding repeats noted when that is done."""
-    from memlens.index import corpus_store
+    from memlens.index.corpus_writer import _FreshPositions
 
-    write = corpus_store._write_fresh
+    find = _FreshPositions.find
 
-    def timed_write(*arguments: object) -> object:
+    def timed_find(positions: _FreshPositions, sentences: int, tokens: int) -> None:
         began = spent()
-        left_out = write(*arguments)  # type: ignore[arg-type]
-        figures["repeats"] = spent() - began
-        return left_out
+        find(positions, sentences, tokens)
+        figures["repeats"] = figures.get("repeats", 0.0) + spent() - began
 
-    corpus_store._write_fresh = timed_write  # type: ignore[assignment]
+    _FreshPositions.find = timed_find  # type: ignore[method-assign]
 
 
 def measure_store(text: str, model: str, megabytes: float) -> None:

@@ -1,13 +1,13 @@
 """Builds an index from a model and a corpus, in stages that can be stopped at any moment and continued.
 
 plan      partial/plan.json: which model, corpus and settings this scan is of
-corpus    partial/corpus.parquet and the flat arrays beside it
+corpus    partial/corpus.parquet and the flat arrays beside it; the scan of a long text begins while it is read
 scan      partial/parts: what workers have found, saved at intervals and when stopped
 tables    partial/*.parquet: triggers, memories, ordinary, vocabulary
 publish   the tables move up into the folder, then manifest.json, last
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from memlens import __version__
-from memlens.corpus.encoding import EncodedChunk, encode_corpus
 from memlens.corpus.sentences import corpus_fingerprint, corpus_stamps
-from memlens.errors import CorpusError, SettingError
-from memlens.files import FileFacts, FileStamp, explain_os_errors, only_writer
+from memlens.errors import SettingError, WorkerError
+from memlens.files import FileFacts, explain_os_errors, only_writer
 from memlens.index import shards, staging
+from memlens.index.corpus_reading import TextOrder, read_text
 from memlens.index.corpus_store import CorpusStore
+from memlens.index.corpus_stream import TextStream
 from memlens.index.layout import (
     CORPUS,
     LOCK,
@@ -35,11 +36,21 @@ from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabular
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
 from memlens.scanner.autotune import refuse_large_lists
-from memlens.scanner.executors import SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
+from memlens.scanner.executors import KEPT, SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
 from memlens.scanner.lists import EDGES
 from memlens.scanner.sample import bin_edges
-from memlens.scanner.scanner import bos_to_feed, plan_batches
-from memlens.scanner.state import LayerShape, PartFolder, ShardNumber, ranges_left, shapes_of, wait_for_orphans
+from memlens.scanner.scanner import ScanSentence, bos_to_feed, plan_batches
+from memlens.scanner.state import (
+    WORKERS,
+    BatchRange,
+    LayerShape,
+    PartFolder,
+    ShardNumber,
+    ranges_left,
+    ranges_while_read,
+    shapes_of,
+    wait_for_orphans,
+)
 from memlens.settings import WINDOW, CorpusSettings, ScanSettings, choose_layers
 
 
@@ -77,62 +88,18 @@ def make_plan(
     return plan if shard is None else {**plan, "shard": str(shard)}
 
 
-def corpus_stage(
-    model: MemoryModel,
-    corpus: CorpusSettings,
-    settings: ScanSettings,
-    max_length: int | None,
-    partial: Path,
-    stamps: Mapping[str, FileStamp | None],
-    progress: Progress,
-    stopper: Stopper,
-    processes: int = 1,
-) -> CorpusStore:
-    """The sentences to be scanned: those of the unfinished scan in `partial`, or read from the corpus."""
-    if CorpusStore.exists(partial):
-        return CorpusStore.verified(partial)
+def corpus_stage(order: TextOrder, progress: Progress, stopper: Stopper) -> CorpusStore:
+    """The sentences to be scanned: those of the unfinished scan in partial/, or read from the corpus."""
+    if CorpusStore.exists(order.folder):
+        return CorpusStore.verified(order.folder)
 
     def report(read: int) -> None:
         progress("corpus", read, None)
         stopper.check()
 
     report(0)
-    chunks = encode_corpus(
-        corpus,
-        model.tokenizer,
-        max_length=max_length,
-        max_tokens=settings.max_tokens,
-        processes=processes,
-        look=stopper.check,
-    )
-    with closing(chunks):  # ends its processes, whatever happens
-        return CorpusStore.create(
-            partial, _refuse_changes(_checked(chunks, model), corpus, stamps), settings.dedup, report
-        )
-
-
-def _refuse_changes(
-    chunks: Iterator[EncodedChunk], corpus: CorpusSettings, stamps: Mapping[str, FileStamp | None]
-) -> Iterator[EncodedChunk]:
-    """All chunks, refused at the end if a file is not what it was when the corpus was given its fingerprint."""
-    yield from chunks
-    now = corpus_stamps(corpus)
-    changed = [name for name in sorted({*now, *stamps}) if now.get(name) != stamps.get(name)]
-    if changed:
-        raise CorpusError(f"{changed[0]} changed while it was read; run the same command again when it is at rest")
-
-
-def _checked(chunks: Iterator[EncodedChunk], model: MemoryModel) -> Iterator[EncodedChunk]:
-    """Refuse tokens that the model has no embedding for, before they fail deep inside it."""
-    for chunk in chunks:
-        largest = chunk.rows.column("tokens").flatten().to_numpy().max(initial=0)
-        if largest >= model.vocabulary:
-            row = next(row for row in chunk.rows.to_pylist() if max(row["tokens"]) >= model.vocabulary)
-            raise SettingError(
-                f"the tokenizer gives token {max(row['tokens'])} at {row['source']}, but {model.name} has only "
-                f"{model.vocabulary}; use the tokenizer that belongs to the model"
-            )
-        yield chunk
+    read_text(order, report, stopper.check)
+    return CorpusStore(order.folder)
 
 
 def build_index(
@@ -149,13 +116,14 @@ def build_index(
     layer_budget: int | None = None,
     device_map: Any = None,
     text_processes: int = 1,
+    stream_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Make `folder` the index of this model and corpus; continues what an interrupted call began. Its plan comes back.
 
     `executor` None works in this process. With a `shard` the folder becomes that shard, for `merge_shards`. At most
     `layer_budget` layers are scanned in one pass over the corpus. `device_map` is what the model was loaded with, for
-    workers who load it again. `text_processes` cut and tokenize a long text. None of these changes a byte of
-    the result.
+    workers who load it again. `text_processes` cut and tokenize a long text. One of at least `stream_bytes` is scanned
+    while it is read; what is done is kept once it is whole. None of these changes a byte of the result.
     """
     if layer_budget is not None and layer_budget < 1:
         raise SettingError(f"--layer-budget is {layer_budget}; it must be 1 or more")
@@ -173,17 +141,24 @@ def build_index(
         wait_for_orphans(folder)
         if resume and (staging.is_finished(folder, plan) or shards.is_finished(folder, plan)):
             return plan
-        with staging.nothing_left_if_refused(folder):
-            staging.begin(folder, plan, resume)
-            store = corpus_stage(
-                model, corpus, settings, max_length, folder / PARTIAL, stamps, progress, stopper, text_processes
-            )
 
         def recipe() -> ModelRecipe:
             return ModelRecipe.of(model, plan["model"], device_map)
 
-        scan = _Scan(model, recipe, settings, shapes, store, shard, progress, stopper)
-        scanned = scan.run(executor or SerialExecutor(), layer_budget, save_seconds)
+        order = TextOrder(
+            folder / PARTIAL, folder / WORKERS, corpus, stamps, model.tokenizer, model.name, model.vocabulary,
+            max_length, settings.max_tokens, settings.dedup, text_processes,
+        )  # fmt: skip
+        scan = _Scan(
+            model, recipe, settings, shapes, shard, progress, stopper, executor or SerialExecutor(), layer_budget,
+            PartFolder(folder / PARTIAL / PARTS), save_seconds,
+        )  # fmt: skip
+        with staging.nothing_left_if_refused(folder):
+            staging.begin(folder, plan, resume)
+            is_long = stream_bytes is not None and order.bytes_about >= stream_bytes
+            store = scan.while_read(order) if is_long and not CorpusStore.exists(folder / PARTIAL) else None
+            store = store or corpus_stage(order, progress, stopper)
+        scanned = scan.run(store)
         progress("tables", 0, None)
         with explain_os_errors(folder):
             vocabulary = write_vocabulary(folder / PARTIAL, model.tokenizer, model.vocabulary)
@@ -286,21 +261,69 @@ class _Scan:
     recipe: Callable[[], ModelRecipe]
     settings: ScanSettings
     shapes: dict[int, LayerShape]
-    store: CorpusStore
     shard: ShardNumber | None
     progress: Progress
     stopper: Stopper
+    executor: Executor
+    layer_budget: int | None
+    parts: PartFolder
+    save_seconds: float
 
-    def run(self, executor: Executor, layer_budget: int | None, save_seconds: float) -> JoinedParts:
-        bos = bos_to_feed(self.model, self.settings)
-        counts = self.store.batches(lambda window: len(plan_batches(window, self.settings, bos)), self.stopper.check)
-        parts = PartFolder(self.store.folder / PARTS)
-        parts.tidy(self.shapes, self.settings)
-        before = JoinedParts([parts], self.shapes, self.settings)
-        total = int(self.store.counts["tokens"]) // (1 if self.shard is None else self.shard.of)
+    def while_read(self, order: TextOrder) -> CorpusStore | None:
+        """Have the text read, and scan it for the layers of the first pass, from the first windows on.
+
+        None where no other process can read it; then it is still to be read.
+        """
+        layers = next(_passes([tuple(self.shapes)], self.layer_budget))
+        fed = 0
+        self.progress("corpus", 0, None)
+        with closing(TextStream(order, lambda read: self.progress("corpus", read, None))) as stream:
+            if not stream.goes_on:
+                return None
+
+            def on_tokens(tokens: int) -> None:
+                nonlocal fed
+                fed += tokens * len(layers)
+                total = None if stream.store is None else self._tokens(stream.store)
+                self.progress("scan", fed // len(self.shapes), total)
+
+            ranges = ranges_while_read(stream.batches(self._batches), self.shard)
+            try:
+                self.executor.run(self._job(layers, ranges, stream.corpus.window, on_tokens))
+            except WorkerError as error:
+                if stream.store is not None:
+                    raise
+                raise WorkerError(str(error).replace(KEPT, "text was still read, so nothing is kept")) from error
+            return stream.store
+
+    def _batches(self, window: Sequence[ScanSentence]) -> int:
+        return len(plan_batches(window, self.settings, bos_to_feed(self.model, self.settings)))
+
+    def _tokens(self, store: CorpusStore) -> int:
+        """About how many are to be fed."""
+        return int(store.counts["tokens"]) // (1 if self.shard is None else self.shard.of)
+
+    def _job(
+        self,
+        layers: tuple[int, ...],
+        ranges: Iterable[BatchRange | None],
+        window: Callable[[int], Sequence[ScanSentence]],
+        on_tokens: Callable[[int], None],
+    ) -> ScanJob:
+        return ScanJob(
+            self.model, self.recipe, self.settings, layers, ranges, window, self.parts, on_tokens, self.stopper,
+            self.save_seconds,
+        )  # fmt: skip
+
+    def run(self, store: CorpusStore) -> JoinedParts:
+        """Scan what is not done of a text that is whole."""
+        counts = store.batches(self._batches, self.stopper.check)
+        self.parts.tidy(self.shapes, self.settings)
+        before = JoinedParts([self.parts], self.shapes, self.settings)
+        total = self._tokens(store)
         fed = before.tokens * len(self.shapes)  # tokens, once for each layer that has seen them
         self.progress("scan", before.tokens, total)
-        for layers in _passes(before.layers_alike(), layer_budget):
+        for layers in _passes(before.layers_alike(), self.layer_budget):
 
             def on_tokens(tokens: int, layers: Sequence[int] = layers) -> None:
                 nonlocal fed
@@ -309,13 +332,9 @@ class _Scan:
 
             left = ranges_left(counts, before.done(layers[0]), self.shard)
             for first in left:  # there is at least one: workers are worth starting
-                job = ScanJob(
-                    self.model, self.recipe, self.settings, layers, chain([first], left), self.store.window, parts,
-                    on_tokens, self.stopper, save_seconds,
-                )  # fmt: skip
-                executor.run(job)
+                self.executor.run(self._job(layers, chain([first], left), store.window, on_tokens))
         self.progress("scan", total, total)
-        after = JoinedParts([parts], self.shapes, self.settings)
+        after = JoinedParts([self.parts], self.shapes, self.settings)
         for layer in self.shapes:
             if next(ranges_left(counts, after.done(layer), self.shard), None) is not None:
                 raise AssertionError("an executor has left batches undone")

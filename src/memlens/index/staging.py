@@ -40,6 +40,7 @@ from memlens.index.layout import (
     made_with,
     recorded_plan,
 )
+from memlens.scanner.state import WORKERS
 
 _MACHINES = "made_with.json"  # in partial/: the versions and kinds of processor that the scan was worked on with
 
@@ -166,8 +167,9 @@ def nothing_left_if_refused(folder: Path) -> Iterator[None]:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Take away a folder that holds nothing but the lock; to be used under the lock."""
-    if [entry.name for entry in folder.iterdir()] == [LOCK]:
+    """Take away a folder that holds nothing but locks; to be used under the lock, when no worker is left."""
+    if {entry.name for entry in folder.iterdir()} <= {LOCK, WORKERS}:
+        (folder / WORKERS).unlink(missing_ok=True)
         (folder / LOCK).unlink()
         folder.rmdir()
 

@@ -19,11 +19,12 @@ from memlens.errors import MemlensError, ModelError, WorkerError
 from memlens.models.memory_model import MemoryModel
 from memlens.models.tokenizer import Tokenizer
 from memlens.parallel import Mapper, Stopper
-from memlens.processes import RETRIES
+from memlens.processes import LOOK, RETRIES
 from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.state import BatchRange, PartFolder, ScanState
 from memlens.settings import RunSettings, ScanSettings
 
+KEPT = "what was done is kept"  # said where a scan fails; not so while its text is still read
 SAVE_SECONDS = 15.0  # at least so long between two saves,
 _SAVE_RATIO = 50  # and at least so many times as long as a save takes
 
@@ -36,7 +37,7 @@ class ScanJob:
     recipe: Callable[[], ModelRecipe]
     settings: ScanSettings
     layers: tuple[int, ...]
-    ranges: Iterable[BatchRange]
+    ranges: Iterable[BatchRange | None]  # None while text is still read and there is no range yet
     window: Callable[[int], Sequence[ScanSentence]]  # sentences by the number of their window; can be pickled
     parts: PartFolder
     on_tokens: Callable[[int], None]  # called with how many tokens were fed, batch by batch
@@ -65,7 +66,11 @@ class SerialExecutor:
             job.stop.check()
 
         for batches in job.ranges:
-            worker.scan(batches, job.window, after_batch)
+            if batches is None:
+                time.sleep(LOOK)
+                job.stop.check()
+            else:
+                worker.scan(batches, job.window, after_batch)
         saver.save(worker.state)
 
 
@@ -121,8 +126,9 @@ class Saver:
 class WorkQueue:
     """Ranges that wait for a worker, and how often each was lost with one."""
 
-    def __init__(self, ranges: Iterable[BatchRange]) -> None:
+    def __init__(self, ranges: Iterable[BatchRange | None]) -> None:
         self._fresh = iter(ranges)
+        self.has_ended = False  # else a range may come where there is none yet
         self._again: deque[BatchRange] = deque()
         self._lost: Counter[tuple[int, int]] = Counter()
         self._failed_starts = 0
@@ -131,7 +137,10 @@ class WorkQueue:
         """The next range to scan; None while there is none."""
         if self._again:
             return self._again.popleft()
-        return next(self._fresh, None)
+        for batches in self._fresh:
+            return batches
+        self.has_ended = True
+        return None
 
     def has_more(self) -> bool:
         batches = self.take()
@@ -150,8 +159,7 @@ class WorkQueue:
             if self._lost[batches.key] > RETRIES:
                 raise WorkerError(
                     f"{reason}, and so did {RETRIES} before it at the same place (window {batches.window}); "
-                    "what was done is kept: mend the cause (often memory: try fewer --workers) and run the same "
-                    "command again"
+                    f"{KEPT}: mend the cause (often memory: try fewer --workers) and run the same command again"
                 )
             self._again.append(batches)
 
@@ -162,7 +170,7 @@ class WorkQueue:
         self._failed_starts += 1
         if self._failed_starts > RETRIES:
             raise WorkerError(
-                f"{reason} while starting, {self._failed_starts} times in a row; what was done is kept: mend the cause "
+                f"{reason} while starting, {self._failed_starts} times in a row; {KEPT}: mend the cause "
                 "(often memory: try fewer --workers) and run the same command again"
             )
 

@@ -158,7 +158,7 @@ class WorkerPool:
     def work(self) -> None:
         """Hand out batches until every one is saved."""
         waiting = self._wanted()
-        while self.processes or waiting:
+        while self.processes or waiting or not self.queue.has_ended:
             for batches in waiting:
                 self._start()
                 self.processes[-1].assigned.append(batches)
@@ -168,7 +168,7 @@ class WorkerPool:
                 self._stop()
             for worker in self.processes:
                 self._supply(worker)
-            if not any(worker.assigned for worker in self.processes):
+            if self.queue.has_ended and not any(worker.assigned for worker in self.processes):
                 for worker in self.processes:
                     worker.end(FINISH)
             waiting = self._wanted()

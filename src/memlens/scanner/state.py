@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,8 +103,13 @@ class DoneBatches:
 def all_ranges(counts: Sequence[int] | NDArray[np.integer[Any]]) -> Iterator[BatchRange]:
     """The plan in its order; `counts` says how many batches each window has."""
     for window, count in enumerate(counts):
-        for first in range(0, int(count), BATCHES_PER_RANGE):
-            yield BatchRange(window, first, min(first + BATCHES_PER_RANGE, int(count)))
+        yield from ranges_of(window, int(count))
+
+
+def ranges_of(window: int, count: int) -> Iterator[BatchRange]:
+    """The ranges of a window of so many batches."""
+    for first in range(0, count, BATCHES_PER_RANGE):
+        yield BatchRange(window, first, min(first + BATCHES_PER_RANGE, count))
 
 
 def ranges_left(
@@ -114,6 +119,20 @@ def ranges_left(
     for number, batches in enumerate(all_ranges(counts)):
         if shard is None or shard.has(number):
             yield from done.left_of(batches)
+
+
+def ranges_while_read(counts: Iterable[int | None], shard: ShardNumber | None = None) -> Iterator[BatchRange | None]:
+    """The same ranges, of a text that is still read; None wherever the next window is not there yet."""
+    window = number = 0
+    for count in counts:
+        if count is None:
+            yield None
+            continue
+        for batches in ranges_of(window, count):
+            if shard is None or shard.has(number):
+                yield batches
+            number += 1
+        window += 1
 
 
 class ShardNumber(NamedTuple):
