@@ -2,7 +2,8 @@
 
     python benchmarks/text.py FILE [FILE ...] [--model bundled] [--processes 2] [--megabytes 10] [--threads]
     python benchmarks/text.py FILE --memory 10 100           # peak memory of the text stage, megabytes of text each
-    python benchmarks/text.py FILE --store 10 1000           # of writing and finding repeats alone, without tokenizing
+    python benchmarks/text.py FILE --store 10 1000           # of writing and finding repeats alone, at doublings of the
+                                                             # text as beside a scan, without tokenizing
 
 FILE is plain text; its lines are repeated, each with a number that was not there before, until there is enough. Every
 run is a process of its own that does what `memlens scan` does before the model starts. Processor time is that of all
@@ -92,6 +93,7 @@ def measure_store(text: str, model: str, megabytes: float) -> None:
 
     from memlens.corpus.encoding import EncodedChunk, encode_corpus
     from memlens.index.corpus_store import CorpusStore
+    from memlens.index.corpus_writer import write_corpus
     from memlens.models.load import load
     from memlens.settings import CorpusSettings
 
@@ -116,7 +118,8 @@ def measure_store(text: str, model: str, megabytes: float) -> None:
     time_repeats(figures)
     with TemporaryDirectory() as folder:
         clock, began = time.monotonic(), spent()
-        store = CorpusStore.create(Path(folder), chunks(), "prefix", lambda read: None)
+        write_corpus(Path(folder), chunks(), "prefix", lambda read: None, lambda windows: None)
+        store = CorpusStore(Path(folder))
         figures |= {"clock": time.monotonic() - clock, "own": spent() - began, "sentences": store.counts["sentences"]}
     print(json.dumps(figures | {"peak_mb": peak_mb()}))
 

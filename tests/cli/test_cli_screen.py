@@ -138,6 +138,23 @@ def test_the_speed_of_reading_is_told_at_the_end_of_the_text_where_there_is_much
     for read, verbose in ((5_000_000, False), (5_000, True), (5_000, False)):
         with screen.ScanProgress(screen.Screen(verbose=verbose)) as progress:
             for stage, done in (("corpus", 0), ("corpus", read // 2), ("corpus", read), ("scan", 0)):
-                progress(stage, done, None)
+                progress(stage, done, 9 if stage == "scan" else None)
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("read ")]
     assert lines == ["read 5.0 MB of text, 1.67 MB/s", "read 0.0 MB of text, 0.00 MB/s"]
+
+
+def test_a_scan_beside_reading_is_one_stage_and_the_speed_of_reading_is_told_when_that_ends(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(screen.time, "monotonic", lambda: float(next(clock)))
+    steps = [("corpus", 0, None), ("scan", 0, None), ("corpus", 4_000_000, None), ("scan", 9, None)]
+    with screen.ScanProgress(screen.Screen()) as progress:
+        for step in [*steps, ("corpus", 8_000_000, None), ("scan", 20, 50), ("scan", 50, 50), ("tables", 0, None)]:
+            progress(*step)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith(("read ", "scanning", "contin"))]
+    assert lines == [
+        "scanning begins while text is still read; how long it takes is known when that ends",
+        "read 8.0 MB of text, 1.60 MB/s",
+    ]
+    assert progress.stages == ["model", "corpus", "scan", "tables"]

@@ -68,7 +68,7 @@ class Beside:
         self.act, self.heard = act, 0
 
     def __call__(self, stage: str, done: int, total: int | None) -> None:
-        if stage == "scan" and total is None:
+        if stage == "scan" and done and total is None:
             self.heard += 1
             if self.heard == 1:
                 self.act()

@@ -178,7 +178,8 @@ class ScanProgress:
         self._bar: Progress | None = None
         self._drawn = 0.0
         self._began, self._first = 0.0, 0  # when the stage began, and at which count
-        self._read = 0  # bytes of the corpus
+        self._read, self._read_since = 0, 0.0  # bytes of the corpus, and since when
+        self._is_read_beside = False  # is text still read while it is scanned?
 
     def __enter__(self) -> "ScanProgress":
         if self.screen.shows_progress:
@@ -196,9 +197,13 @@ class ScanProgress:
     def __call__(self, stage: str, done: int, total: int | None) -> None:
         now = time.monotonic()
         self._read = done if stage == "corpus" else self._read
+        if stage == "corpus" and self._is_read_beside:
+            return  # told when all is read; the bar is the scan's
         is_new = not self.stages or self.stages[-1] != stage
         if is_new:
             self._begin(stage, done, total, now)
+        elif self._is_read_beside and total is not None:
+            self._tell_speed(now)
         if self._bar is None or (now - self._drawn < _REDRAW and done != total and not is_new):
             return
         self._drawn = now
@@ -207,9 +212,13 @@ class ScanProgress:
         self._bar.update(task, completed=done, total=total, counts=counts, left=left)
 
     def _begin(self, stage: str, done: int, total: int | None, now: float) -> None:
+        self._read_since = now if stage == "corpus" else self._read_since
         if self.stages and self.stages[-1] == "corpus":
-            tell = self.screen.note if self._read >= _WORTH_TELLING else self.screen.detail
-            tell(f"read {_speed(self._read, now - self._began)}")
+            if stage == "scan" and total is None:
+                self._is_read_beside = True
+                self.screen.note("scanning begins while text is still read; how long it takes is known when that ends")
+            else:
+                self._tell_speed(now)
         self.stages.append(stage)
         self._began, self._first = now, done
         if stage == "scan" and done:
@@ -220,6 +229,11 @@ class ScanProgress:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
             self._bar.add_task(words, total=total, completed=done, counts="", left=self._time_left(stage, done, total))
+
+    def _tell_speed(self, now: float) -> None:
+        self._is_read_beside = False
+        tell = self.screen.note if self._read >= _WORTH_TELLING else self.screen.detail
+        tell(f"read {_speed(self._read, now - self._read_since)}")
 
     def _time_left(self, stage: str, done: int, total: int | None) -> str:
         """The time left of all stages together; only the bar of a scan that starts from nothing is all of its stage."""

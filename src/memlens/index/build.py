@@ -287,6 +287,7 @@ class _Scan:
                 total = None if stream.store is None else self._tokens(stream.store)
                 self.progress("scan", fed // len(self.shapes), total)
 
+            self.progress("scan", 0, None)
             ranges = ranges_while_read(stream.batches(self._batches), self.shard)
             try:
                 self.executor.run(self._job(layers, ranges, stream.corpus.window, on_tokens))

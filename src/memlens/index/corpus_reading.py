@@ -130,18 +130,20 @@ def _unpickled(packed: bytes) -> TextOrder | None:
 
 def _read(connection: Connection, order: TextOrder) -> None:
     gc.freeze()  # collections need not look at the libraries' objects
-    told = 0.0
+    told, latest = 0.0, 0
 
     def look() -> None:
         if connection.poll():  # the driver says nothing more: it has closed its end
             connection.recv()
 
     def on_bytes(read: int) -> None:
-        nonlocal told
+        nonlocal told, latest
         look()
+        latest = read
         if time.monotonic() - told >= _TELL_SECONDS:
             told = time.monotonic()
             connection.send((READ, read))
 
     read_text(order, on_bytes, look, lambda windows: connection.send((FINAL, windows)))
+    connection.send((READ, latest))
     connection.send((WHOLE,))
