@@ -268,6 +268,9 @@ def test_a_driver_that_is_killed_while_text_is_read_leaves_nobody_and_the_same_c
         command = [sys.executable, "-c", code, *map(str, (small_checkpoint, text, out, gate))]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
             next(line for line in driver.stdout or () if line.startswith(until))
+            while until == "scan" and not list((out / "partial" / "parts").glob("*.npz")):
+                assert driver.poll() is None
+                time.sleep(0.05)
             time.sleep(2 * moments.random())
             left = [*children_of(driver.pid, READER), *children_of(driver.pid)]
             driver.kill()
