@@ -158,9 +158,6 @@ class WorkerPool:
     def work(self) -> None:
         """Hand out batches until every one is saved."""
         waiting = self._wanted()
-        if not waiting and not self.queue.has_ended:  # text is still read: load the model meanwhile
-            for _ in range(self.size):
-                self._start()
         while self.processes or waiting or not self.queue.has_ended:
             for batches in waiting:
                 self._start()
