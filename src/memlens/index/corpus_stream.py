@@ -44,7 +44,7 @@ class TextStream:
             raise
 
     def batches(self, plan: Callable[[Sequence[ScanSentence]], int]) -> Iterator[int | None]:
-        """How many batches each window has, as `plan` counts them; None wherever the next one is still read.
+        """The number of batches in each window, as `plan` counts them; None wherever the next one is still read.
 
         Ends without a store where another process cannot have the tokenizer: then nobody has read anything. An error
         of reading is raised here.
