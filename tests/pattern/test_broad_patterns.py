@@ -1,4 +1,4 @@
-"""Planted patterns of what sort the last word is, and of where in its sentence a prefix ends, are found again."""
+"""Planted patterns of sorts of last words, of words before them and of places in a sentence are found again."""
 
 import random
 import re
@@ -15,7 +15,7 @@ FILLER = [f"{a}{b}{c}" for a in SYLLABLES for b in ["ber", "dal", "fen", "gor", 
 PREPOSITIONS = ["of", "in", "on", "at", "by", "for", "with", "from"]
 KIN = ["father", "mother", "son", "daughter", "brother", "sister", "wife"]
 OPENINGS = ["while", "because", "therefore", "here"]
-KINDS = ("list", "unfinished", "opening", "early")
+KINDS = ("list", "unfinished", "opening", "early", "before", "inside")
 RIGHT = {
     0: lambda words, goes_on, since: words[-1] in PREPOSITIONS and not goes_on,
     1: lambda words, goes_on, since: words[-1] in KIN and not goes_on,
@@ -25,8 +25,18 @@ RIGHT = {
     5: lambda words, goes_on, since: words[-since] == "here" and since > 1,
     6: lambda words, goes_on, since: since == 1,
     7: lambda words, goes_on, since: since <= 3,
+    8: lambda words, goes_on, since: len(words) > 1 and words[-2] in PREPOSITIONS,
+    9: lambda words, goes_on, since: len(words) > 1 and words[-2] in KIN,
+    10: lambda words, goes_on, since: is_inside(words),
+    11: lambda words, goes_on, since: is_inside(words),
 }
-MEMORIES, TRIGGERS = 20, 50
+MEMORIES, TRIGGERS = 24, 50
+
+
+def is_inside(words: list[str]) -> bool:
+    """Is a bracket open before the last word?"""
+    brackets = [word for word in words if word in "()"]
+    return bool(brackets) and brackets[-1] == "(" and words[-1] != "("
 
 
 def cut_words(text: str) -> list[str]:
@@ -53,7 +63,7 @@ def places_of(texts: list[str]) -> dict[tuple[int, int], tuple[list[str], bool, 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, dict[int, set[int]]]:
-    """Memories 0 to 7 with a planted pattern in four fifths of their triggers; the others are noise."""
+    """Memories 0 to 11 with a planted pattern in four fifths of their triggers; the others are noise."""
     draw = random.Random(8)
     texts = []
     for _ in range(1500):
@@ -62,6 +72,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Index, dict[int, set
             words = [draw.choice(OPENINGS + FILLER[:8]).capitalize(), *draw.choices(FILLER, k=10)]
             words.insert(draw.randrange(3, 9), draw.choice(PREPOSITIONS))
             words.insert(draw.randrange(3, 9), draw.choice(KIN))
+            if draw.random() < 0.3:
+                words[9:11] = ["(" + words[9], words[10] + ")"]
             parts.append(" ".join(words) + ".")
         texts.append(" ".join(parts))
     places = places_of(texts)
@@ -106,10 +118,13 @@ def test_they_are_called_what_a_person_calls_them(made: tuple[Index, dict[int, s
     assert 'sentence begins with "because"' in said[4]
     assert "ends with the first word of a sentence" in said[6]
     assert "ends within the first three words of a sentence" in said[7]
+    assert any(one.startswith("before the last word a preposition: ") for one in said[8])
+    assert any(one.startswith("before the last word a word of kinship: ") for one in said[9])
+    assert "ends inside brackets" in said[10]
 
 
 def test_noise_has_no_pattern(made: tuple[Index, dict[int, set[int]]]) -> None:
-    rows = made[0].sql("SELECT DISTINCT memory FROM {patterns} WHERE memory >= 8")
+    rows = made[0].sql("SELECT DISTINCT memory FROM {patterns} WHERE memory >= 12")
     assert len(rows) <= 1
 
 

@@ -10,7 +10,7 @@ import pytest
 from index_by_hand import pieces, write_index
 from memlens.index.reader import Index
 from memlens.pattern.table import compute_patterns
-from memlens.vocab.tokens import TOKENS_SCHEMA
+from memlens.vocab.tokens import CLASSES as CLASS_COLUMNS, TOKENS_SCHEMA
 
 MONTHS = ["may", "june", "july", "march", "april", "august"]
 TOOLS = ["anvil", "chisel", "hammer", "mallet", "pliers", "wrench"]
@@ -53,7 +53,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
     numbers = [next((n for n, own in enumerate(CLASSES) if text.strip() in own), -1) for text in made.vocabulary]
     column = pa.array(numbers, pa.int32(), mask=np.array(numbers) < 0)
     tokens = {"token": range(len(numbers)), "count": [1] * len(numbers), "norm": [1.0] * len(numbers)}
-    tokens |= {"trained": [True] * len(numbers), "coarse": column, "fine": column}
+    tokens |= {"trained": [True] * len(numbers), **dict.fromkeys(CLASS_COLUMNS, column)}
     made.write({"tokens": (TOKENS_SCHEMA, [pa.table(tokens).cast(TOKENS_SCHEMA)])}, dict)
     compute_patterns(made)
     return made

@@ -2,7 +2,8 @@
 
 Beside 100 memories with triggers from one file of the bundled prose, so that the cut for topics is as loose as with
 real memories, there are 250 of each kind of fake: random prefixes, prefixes with one last token, with three last
-tokens, and the triggers of the first 100 swapped for prefixes of other paragraphs with the same last token.
+tokens, and the triggers of the first 100 swapped for prefixes of other paragraphs with the same last token. All of it
+twice: with 25 triggers a memory, and with 25 more that are held out and have a part in the test of topics.
 """
 
 import random
@@ -19,11 +20,12 @@ from memlens.pattern.table import compute_patterns
 from memlens.settings import MOST_SEED, CorpusSettings
 
 KINDS = ("subject", "random", "one token", "three tokens", "swapped")
-REAL, FAKE, TRIGGERS = 100, 250, 25
+REAL, FAKE = 100, 250
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
+@pytest.fixture(scope="module", params=[25, 50])
+def index(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Index:
+    triggers_each = request.param
     units = list(read_units(CorpusSettings(("bundled:prose",))))
     texts, sources = [unit.text for unit in units], [unit.source for unit in units]
     cut = [pieces(text) for text in texts]
@@ -34,9 +36,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
             files[sources[sentence].rpartition(":")[0]].append((sentence, position))
             by_token[own[position]].append((sentence, position))
     everywhere = [place for own in files.values() for place in own]
-    frequent = [own for own in by_token.values() if len({s for s, _ in own}) >= 2 * TRIGGERS]
+    frequent = [own for own in by_token.values() if len({s for s, _ in own}) >= 2 * triggers_each]
 
-    def one_a_sentence(places: list[Place], count: int = TRIGGERS) -> list[Place]:
+    def one_a_sentence(places: list[Place], count: int = triggers_each) -> list[Place]:
         drawn = list({sentence: (sentence, p) for sentence, p in draw.sample(places, len(places))}.values())
         return draw.sample(drawn, min(count, len(drawn)))
 
@@ -49,10 +51,12 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
         "subject": [one_a_sentence(files[subjects[i % len(subjects)]]) for i in range(REAL)],
         "random": [one_a_sentence(draw.sample(everywhere, 200)) for _ in range(FAKE)],
         "one token": [one_a_sentence(draw.choice(frequent)) for _ in range(FAKE)],
-        "three tokens": [
-            [place for own in draw.sample(frequent, 3) for place in one_a_sentence(own, 8)] for _ in range(FAKE)
-        ],
     }
+    of_three = (
+        [place for own in draw.sample(frequent, 3) for place in one_a_sentence(own, triggers_each // 3)]
+        for _ in range(FAKE)
+    )
+    made["three tokens"] = [draw.sample(own, len(own)) for own in of_three]
     made["swapped"] = [list({swapped(place): 0 for place in made["subject"][i % REAL]}) for i in range(FAKE)]
     triggers = {(layer, m): places for layer, kind in enumerate(KINDS) for m, places in enumerate(made[kind])}
     index = write_index(tmp_path_factory.mktemp("null") / "index", texts, triggers, sources)

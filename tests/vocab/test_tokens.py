@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import memlens
-from memlens.vocab.tokens import k_means, undertrained, whole_numbers
+from memlens.vocab.tokens import CLASSES, k_means, undertrained, whole_numbers
 
 
 def test_counts_and_norms_are_those_of_corpus_and_embedding(tiny_gpt2: Path, tiny_text: Path, tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_counts_and_norms_are_those_of_corpus_and_embedding(tiny_gpt2: Path, tin
     for row, vector in zip(rows, index.load_model().lens.embedding.numpy(), strict=True):
         assert row["count"] == tokens.count(row["token"])
         assert row["norm"] == pytest.approx(float(np.sqrt((vector**2).sum())), rel=1e-5)
-        assert (row["coarse"] is None) == (row["fine"] is None) == (row["count"] == 0)
+        assert all((row[name] is None) == (row["count"] == 0) for name in CLASSES)
 
 
 @pytest.mark.parametrize("how", ["pushed", "shrunk", "none"])

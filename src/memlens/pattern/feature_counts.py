@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from memlens.parallel import compiled, compiled_part
 from memlens.pattern.features import (
     ANYWHERE,
+    BEFORE,
     BITS,
     EARLY,
     EARLY_WORDS,
@@ -24,10 +25,14 @@ from memlens.pattern.features import (
     FIRST,
     FIRST_LIST,
     GAPS,
+    INSIDE,
     KIND,
     LAST,
+    LAST_CLASS,
     LONGEST,
     OF_ANYWHERE,
+    OF_BEFORE,
+    OF_CLASSES,
     OF_LAST_WORDS,
     OF_OPENINGS,
     SHAPE,
@@ -61,15 +66,16 @@ class _PrefixArrays(NamedTuple):
     token_lengths: Any
     marks: Any
     lists: Any
+    sorts: Any
+    brackets: Any
     of_whole_words: Any
 
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> _PrefixArrays:
         own = (prefixes.words, prefixes.offsets, prefixes.last, prefixes.opens, prefixes.goes_on)
         of_tokens = (prefixes.tokens, spelled.classes, spelled.pieces, spelled.lengths, spelled.token_lengths)
-        return cls(
-            *own, spelled.numbers, spelled.offsets, *of_tokens, spelled.marks, spelled.lists, spelled.of_whole_words
-        )
+        of_words = (spelled.marks, spelled.lists, spelled.sorts, spelled.brackets, spelled.of_whole_words)
+        return cls(*own, spelled.numbers, spelled.offsets, *of_tokens, *of_words)
 
 
 @compiled_part
@@ -102,13 +108,15 @@ def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
     if token >= 0:
         for grain in range(len(prefixes.classes)):
             if prefixes.classes[grain, token] > 0:
-                keys[count] = (np.int64(SHAPE) << KIND) | np.int64(prefixes.classes[grain, token])
+                own = (np.int64(LAST_CLASS) << (2 * BITS)) | np.int64(prefixes.classes[grain, token])
+                keys[count] = (np.int64(SHAPE) << KIND) | own
                 count += 1
         if prefixes.pieces[token] > 0 and prefixes.token_lengths[token] < prefixes.lengths[last]:
             keys[count] = (np.int64(SHAPE) << KIND) | np.int64(prefixes.pieces[token])
             keys[count + 1] = (np.int64(SHAPE) << KIND) | np.int64(3)
             count += 2
     count = _add_opening_(prefixes, prefixes.offsets[row], end, keys, count)
+    count = _add_before_(prefixes, prefixes.offsets[row], end, keys, count)
     return _add_frames_(words, prefixes.offsets[row], end, keys, count)
 
 
@@ -147,6 +155,25 @@ def _add_opening_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, coun
 
 
 @compiled_part
+def _add_before_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, count: int) -> int:
+    """Append the sorts of the word before the last, and whether a bracket is open."""
+    if end - begin >= 2:
+        for number in prefixes.sorts[prefixes.words[end - 2]]:
+            if number > 0:
+                keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(BEFORE) << (2 * BITS)) | np.int64(number)
+                count += 1
+    words, opens, closes = prefixes.words, prefixes.brackets[0], prefixes.brackets[1]
+    place = end - 1
+    while place >= begin and words[place] != opens and words[place] != closes:
+        place -= 1
+    # a bracket that is the last word itself is an ending; 0 is any word that is not known
+    if begin <= place < end - 1 and words[place] == opens and opens > 0:
+        keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(INSIDE) << (2 * BITS)) | np.int64(1)
+        count += 1
+    return count
+
+
+@compiled_part
 def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int:
     """Append the frames of the last three words: "one … three", "… two …", "one two …"."""
     if end - begin < 2:
@@ -168,7 +195,7 @@ def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int
 @compiled_part
 def _room(prefixes: _PrefixArrays, row: int) -> int:
     """An upper bound of the number of keys of a prefix."""
-    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 48
+    return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 56
 
 
 @compiled
@@ -285,7 +312,10 @@ def families_of(keys: KeyArray) -> NDArray[np.int64]:
     """The place of every key in FAMILIES: as Feature.family, for many at once."""
     kinds, about = keys >> KIND, (keys >> (2 * BITS)) & ((1 << BITS) - 1)
     of_wordings = np.array([GAPS, *range(LONGEST), *range(OF_ANYWHERE, OF_ANYWHERE + LONGEST)])[kinds % SHAPE]
-    return np.where(kinds == SHAPE, np.where(about == LAST, OF_LAST_WORDS, OF_OPENINGS), of_wordings)
+    of_shapes = np.full(LAST_CLASS + 1, OF_OPENINGS)
+    of_shapes[[LAST, BEFORE, INSIDE, LAST_CLASS]] = OF_LAST_WORDS, OF_BEFORE, OF_BEFORE, OF_CLASSES
+    of_shapes = of_shapes[np.minimum(about, LAST_CLASS)]
+    return np.where(kinds == SHAPE, of_shapes, of_wordings)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,8 +5,9 @@
     ANYWHERE + n   n words in a row, anywhere in the window
     SHAPE          a shape of the last word (a year, a capital, an opening quote) or an affix (-ing, un-), a piece
                    inside a word that the last token is, a class of the last token (tokens.parquet), a list that the
-                   last word is in (word_lists), whether the word goes on after the prefix, or
-                   the first word of the sentence that the prefix ends in, and how many words of it there are
+                   last word is in (word_lists), whether the word goes on after the prefix, a list or a plain form
+                   of the word before the last, the first word of the sentence that the prefix ends in, how many words
+                   of it there are, or whether a bracket is open at its end
 
 An affix is two to four letters at either end of a word that is longer by at least one. A key holds its kind and up to
 three word numbers, so that it is read back without a table.
@@ -28,8 +29,8 @@ from memlens.pattern.words import Words
 LONGEST = 3
 FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has one word at least, so that 0 is free for frames
 # What a key of SHAPE is about, above its 40 lowest bits: the last word, the first word of the sentence as it is or by
-# its list, how many words of the sentence there are.
-LAST, FIRST, FIRST_LIST, EARLY = 0, 1, 2, 3
+# its list, how many words of the sentence there are, the word before the last, an open bracket, the last token's class.
+LAST, FIRST, FIRST_LIST, EARLY, BEFORE, INSIDE, LAST_CLASS = 0, 1, 2, 3, 4, 5, 6
 EARLY_WORDS = (1, 3, 6)  # of a sentence
 GAP = 0  # in the words of a frame
 BITS, KIND = 20, 60
@@ -41,10 +42,12 @@ KeyArray = NDArray[np.int64]
 # Families of hypotheses, each with a cut of its own: there are few sorts of words, more words and many wordings.
 _WORDINGS = ("one word at the end", "two words at the end", "three words at the end", "words with a gap at the end")
 _ANYWHERE = ("one word anywhere", "two words anywhere", "three words anywhere")
-FAMILIES = (*_WORDINGS, *_ANYWHERE, "sorts of last words", "openings of sentences")
-GAPS, OF_ANYWHERE, OF_LAST_WORDS, OF_OPENINGS = 3, 4, 7, 8  # places in FAMILIES; GAPS after endings of 1 to 3 words
-_FAMILY = {"frame": GAPS, **dict.fromkeys(("shape", "piece", "class", "list"), OF_LAST_WORDS)}
-_FAMILY |= {"opening": OF_OPENINGS, "early": OF_OPENINGS}
+_SORTS_OF = ("forms of last words", "openings of sentences", "sorts of words before them", "classes of last words")
+FAMILIES = (*_WORDINGS, *_ANYWHERE, *_SORTS_OF)
+GAPS, OF_ANYWHERE = 3, 4  # places in FAMILIES; GAPS after endings of 1 to 3 words
+OF_LAST_WORDS, OF_OPENINGS, OF_BEFORE, OF_CLASSES = 7, 8, 9, 10
+_FAMILY = {"frame": GAPS, **dict.fromkeys(("shape", "piece", "list"), OF_LAST_WORDS), "class": OF_CLASSES}
+_FAMILY |= {"opening": OF_OPENINGS, "early": OF_OPENINGS, "inside": OF_BEFORE, "before": OF_BEFORE}
 
 # From the special to the general; a word has every shape that it matches.
 _SHAPES = {
@@ -57,6 +60,8 @@ _SHAPES = {
 OPENING_QUOTE, UNFINISHED, LATER_PIECE = "opening quote", "unfinished", "later piece"
 STOP, SIGN, SHORT = 1, 2, 3
 MOST_LISTS = 3  # that a word is in
+MOST_SORTS = 5  # of a word before the last
+_SORTS = ("-s", "-ed", "-ing", "-ly", "year", "number")  # of its forms, those that people name
 PLURAL = "-s"  # not of words in -ss, -us and -is
 PIECE, CLASS, LIST = "piece ", "class ", "list "  # how the names of these begin
 _DESCRIPTIONS = {
@@ -100,6 +105,12 @@ def _describe(shape: str) -> str:
     return _DESCRIPTIONS.get(shape, affix)
 
 
+def _sort(shape: str) -> str:
+    """What a word before the last is."""
+    plain = {PLURAL: "a plural or another word in -s", "year": "a year", "number": "a number"}
+    return plain.get(shape, f"a word in {shape}" if shape.startswith("-") else shape)
+
+
 def _early(words: int) -> str:
     which = {1: "with the first word", 3: "within the first three words", 6: "within the first six words"}
     return f"ends {which[words]} of a sentence"
@@ -126,6 +137,8 @@ class SpellingFeatures:
     token_lengths: NDArray[np.int32]  # [vocabulary]: letters
     marks: NDArray[np.int8]  # [words]: STOP, another SIGN, SHORT words, after which a stop is no end, or 0
     lists: NDArray[np.int32]  # [words, MOST_LISTS]: numbers of the lists a word is in, 0 for none
+    sorts: NDArray[np.int32]  # [words, MOST_SORTS]: the same of lists and forms of a word before the last
+    brackets: NDArray[np.int64]  # [2]: the words "(" and ")", 0 where there are none
     of_whole_words: NDArray[np.bool_]  # [names + 1]: is it said of whole words only, not of one that goes on?
 
     @classmethod
@@ -153,12 +166,18 @@ class SpellingFeatures:
         classes = np.array(grains, np.int32).reshape(len(grains), len(tokens.texts))
         marks = np.array([_mark(text) for text in words.texts], np.int8)
         lists = np.zeros((len(words.texts), MOST_LISTS), np.int32)
+        sorts = np.zeros((len(words.texts), MOST_SORTS), np.int32)
         for number, text in enumerate(words.texts):
-            for place, name in enumerate(lists_of(text)[:MOST_LISTS]):
-                lists[number, place] = numbers.setdefault(f"{LIST}{name}", len(numbers) + 1)
+            named = [f"{LIST}{name}" for name in lists_of(text)]
+            plain = [name for name in shapes_of(text) if name in _SORTS] if len(text) > 3 else []
+            for into, names in ((lists, named), (sorts, named + plain)):
+                for place, name in enumerate(names[: into.shape[1]]):
+                    into[number, place] = numbers.setdefault(name, len(numbers) + 1)
+        brackets = np.array([words.find("("), words.find(")")], np.int64)
         whole = np.array([False, *(name == PLURAL or name.startswith(LIST) for name in numbers)])
         of_pieces = np.array(pieces, np.int32)
-        return cls(list(numbers), *spelled, classes, of_pieces, lengths[0], lengths[1], marks, lists, whole)
+        sizes = (lengths[0], lengths[1])
+        return cls(list(numbers), *spelled, classes, of_pieces, *sizes, marks, lists, sorts, brackets, whole)
 
 
 @dataclass(frozen=True)
@@ -181,20 +200,21 @@ class Feature:
         """The last words that it looks at: 1 for the last, 0 for the start of its sentence; none for an n-gram."""
         if self.kind == "n-gram":
             return frozenset()
-        if self.kind in ("opening", "early"):
-            return frozenset([0])
+        if self.kind in ("opening", "early", "before", "inside"):
+            return frozenset([{"before": 2, "inside": -1}.get(self.kind, 0)])
         words = reversed(self.words or (1,))
         return frozenset(place for place, word in enumerate(words, 1) if word != GAP)
 
     @property
     def is_of_last_word(self) -> bool:
         """Does it say something of the last word but not which one it is?"""
-        return self.family == OF_LAST_WORDS and self.shape != OPENING_QUOTE
+        return self.family in (OF_LAST_WORDS, OF_CLASSES) and self.shape != OPENING_QUOTE
 
     @property
     def is_broad(self) -> bool:
         """Does it say of what sort a word is, or where it stands, without a single word or piece of one?"""
-        return self.kind in ("list", "opening", "early") or self.shape in (UNFINISHED, LATER_PIECE, PLURAL)
+        of_words = self.kind in ("list", "opening", "early", "before", "inside")
+        return of_words or self.shape in (UNFINISHED, LATER_PIECE, PLURAL)
 
     def text(self, words: Words) -> str:
         texts = ["…" if number == GAP else words.texts[number] for number in self.words]
@@ -206,9 +226,13 @@ class Feature:
             return describe_class(examples)
         if self.kind == "early":
             return _early(int(self.shape))
+        if self.kind == "inside":
+            return "ends inside brackets"
         shown = f": {', '.join(examples[:SHOWN])}" if examples else ""
         if self.kind == "list":
             return f"ends with {self.shape}{shown}"
+        if self.kind == "before":
+            return f"before the last word {_sort(self.shape)}{shown}"
         if self.kind == "opening":
             return "sentence begins with " + (self.shape + shown if self.shape else f'"{self.text(words)}"')
         if self.shape in (UNFINISHED, LATER_PIECE, PLURAL):
@@ -230,9 +254,13 @@ def read_key(key: int, names: Sequence[str]) -> Feature:
         about, number = body >> (2 * BITS), body & _MASK
         if about == EARLY:
             return Feature("early", shape=str(number))
+        if about == INSIDE:
+            return Feature("inside", shape="brackets")
         if about == FIRST:
             return Feature("opening", (number,))
         name = names[number - 1]
+        if about == BEFORE:
+            return Feature("before", shape=name.removeprefix(LIST))
         if about == FIRST_LIST:
             return Feature("opening", shape=name.removeprefix(LIST))
         for start in (PIECE, CLASS, LIST):

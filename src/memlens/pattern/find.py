@@ -126,8 +126,8 @@ def find_patterns(
     ]
     own = VectorWords.of(texts.prefixes, vectors)
     tokens = LastTokens.of(texts.prefixes, own, texts.matched, vectors)
-    found, swapped = find_topics(texts, triggers, chosen, own, tokens, vectors, settings, progress)
     same = same_last_tokens(triggers.held, tokens, settings.seed)
+    found, swapped = find_topics(texts, triggers, chosen, own, tokens, same, vectors, settings, progress)
     topics = _score_topics(found, texts, triggers, own, same, vectors, settings.seed)
     kept = []
     for m, significant_here in enumerate(candidates):
@@ -152,9 +152,15 @@ def find_patterns(
         "background": len(texts.sample),
         "highest_p": dict(zip(FAMILIES, significant.cutoffs, strict=True)),
         "word_vectors": len(vectors.vectors),
-        "swapped": {str(layer): float(swapped[triggers.layer == layer].mean()) for layer in np.unique(triggers.layer)},
+        "swapped": _by_layer(swapped, triggers.layer),
     }
     return PatternResult(triggers, patterns, notes)
+
+
+def _by_layer(swapped: NDArray[np.float64], layers: NDArray[np.int32]) -> dict[str, float]:
+    """By layer, the share of memories with a topic if triggers are swapped, of those that were tried (nan: not)."""
+    tried = ~np.isnan(swapped)
+    return {str(layer): float(swapped[tried & (layers == layer)].mean()) for layer in np.unique(layers[tried])}
 
 
 def _score_topics(
@@ -230,7 +236,7 @@ def _shallow_pattern(
 def _example_words(feature: Feature, texts: Texts, row: int, ends: Ending) -> list[int]:
     """The words of a trigger in the place that a feature is about."""
     if feature.kind != "opening":
-        return [ends[-1]]
+        return [ends[-2 if feature.kind == "before" else -1]]
     prefixes = texts.prefixes
     start = sentence_start(
         prefixes.words, texts.spelled.marks, int(prefixes.offsets[row]), int(prefixes.offsets[row + 1])

@@ -62,13 +62,13 @@ def is_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64])
     By the normal approximation of the rank-sum test, one-sided, at 5%. Fewer than ENOUGH triggers say nothing. A prefix
     that was drawn more than once is one observation: it counts by Kish's effective size of a weighted sample.
     """
-    mine, others = (_effective_size(rows) for rows in (held, same))
+    mine, others = (effective_size(rows) for rows in (held, same))
     if scores[1] is None or mine < ENOUGH:
         return False
     return scores[1] < 0.5 + ONE_SIDED * math.sqrt((mine + others + 1) / (12 * mine * others))
 
 
-def _effective_size(rows: NDArray[np.int64]) -> float:
+def effective_size(rows: NDArray[np.int64]) -> float:
     """The effective number of independent prefixes of rows of which some are repeated: (sum w)^2 / sum w^2."""
     times = np.unique(rows[rows >= 0], return_counts=True)[1]
     return float(times.sum() ** 2 / max((times**2).sum(), 1))

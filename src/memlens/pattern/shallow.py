@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from memlens.index.reader import Index
 from memlens.parallel import Progress
 from memlens.pattern.feature_counts import Background, families_of, shared_keys
-from memlens.pattern.features import GAP, OF_OPENINGS, Feature, SpellingFeatures, TokenFeatures, read_key
+from memlens.pattern.features import GAP, Feature, SpellingFeatures, TokenFeatures, read_key
 from memlens.pattern.matched import MatchedPlaces, draw_matched
 from memlens.pattern.words import GROUNDED, PrefixWords, TriggerRows, Words, read_prefix_words, sample_prefixes
 from memlens.settings import PatternSettings
@@ -41,9 +41,9 @@ _FREQUENT = 4e-3  # of all words: a word that is so frequent has no content
 _RARE = 1e-3  # below this, rarity adds nothing to the order of choice
 _COVERS_AS_MUCH = 0.9
 _COVERS_MUCH_LESS = 0.7
-_SURE_INSIDE = 1e-3  # chance of an ending among the prefixes of a broader pattern
+_SURE_INSIDE = 0.05  # chance of an ending among the prefixes of a broader pattern
 _EXPLAINED = 0.01  # a feature no rarer than this, given its content word, is explained by the word
-_GRAINS = ["coarse", "fine"]  # classes of tokens.parquet
+_GRAINS = ("broad", "coarse", "fine", "finest")  # classes of tokens.parquet; older indexes have the two in the middle
 _ONE_WORD = 0.67  # of the prefixes of a class or shape that end with one word: it is an ending first
 _DOMINANT = 0.6  # a content word in so many of the triggers is a pattern whatever the topic
 
@@ -113,8 +113,9 @@ def read_tokens(index: Index) -> TokenFeatures:
     """Texts of all tokens, and their classes where `memlens values` has made them."""
     if not index.has("tokens"):
         return TokenFeatures(index.vocabulary, np.zeros((0, len(index.vocabulary)), np.int32))
-    table = index.table("tokens", _GRAINS)
-    classes = [pc.fill_null(table.column(name), -1).to_numpy() for name in _GRAINS]
+    there = set(index.schema_names("tokens"))
+    table = index.table("tokens", [name for name in _GRAINS if name in there])
+    classes = [pc.fill_null(column, -1).to_numpy() for column in table.columns]
     return TokenFeatures(index.vocabulary, np.array(classes, np.int32)[:, : len(index.vocabulary)])
 
 
@@ -232,7 +233,7 @@ def _pick(
         taken = 0
         at_end = sum(1 << rank for rank, words in enumerate(ends) if words[-1] in candidate.feature.words)
         for other in picked:
-            if candidate.feature.family == OF_OPENINGS or _same_words(candidate.feature, other.feature):
+            if candidate.feature.kind in ("opening", "early") or _same_words(candidate.feature, other.feature):
                 taken |= other.members  # a place in the sentence is no pattern of prefixes with one wording
             elif other.feature.is_of_last_word:
                 taken |= other.members & at_end
@@ -279,9 +280,9 @@ def _is_varied(feature: Feature, members: int, ends: Sequence[Ending]) -> bool:
     if feature.kind == "frame":
         gaps = [place for place, word in enumerate(feature.words) if word == GAP and any(feature.words[:place])]
     else:
-        gaps = [-1] if feature.is_of_last_word else []
+        gaps = [-1] if feature.is_of_last_word else [-2] if feature.kind == "before" else []
     open_words = {tuple(own[gap] for gap in gaps) for rank, own in enumerate(ends) if members >> rank & 1}
-    return not gaps or len(open_words) >= GROUNDED
+    return not gaps or len(open_words) >= (2 if feature.kind == "before" else GROUNDED)  # "his" and "their" are a sort
 
 
 def _same_words(one: Feature, other: Feature) -> bool:
@@ -333,7 +334,7 @@ def _length(feature: Feature) -> int:
 def _implies(longer: Feature, shorter: Feature) -> bool:
     if longer.kind != shorter.kind:
         return False
-    if longer.kind in ("piece", "class", "list", "opening", "early"):
+    if longer.kind in ("piece", "class", "list", "opening", "early", "before", "inside"):
         return False
     if longer.kind == "shape":  # of affixes: -ing implies -ng, under- implies und-
         one, other = longer.shape, shorter.shape

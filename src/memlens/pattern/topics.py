@@ -1,7 +1,10 @@
 """Topics: prefixes of a memory that speak of the same thing beyond the words they share, and the words that name it.
 
-Whether a memory has a topic is one hypothesis: its triggers are more coherent than swapped ones (coherence; words of
-its shallow patterns are left out), with a cut of its own at the rate of false discoveries (Benjamini, Hochberg 1995).
+Whether a memory has a topic is one hypothesis with two tests of different triggers, words of its shallow patterns left
+out of both. (a) Its triggers are more coherent than swapped ones (coherence). (b) Triggers that were held out, of other
+documents, are nearer to the topic of the first than prefixes with the same last tokens are (a rank-sum test). Both
+p-values make one (Fisher's sum of logarithms), with a cut of its own at the rate of false discoveries (Benjamini and
+Hochberg, 1995). A memory above _WORTH in (a) has no topic; one with too few held-out triggers has (a) alone.
 
 Topic of a coherent memory:
 
@@ -14,6 +17,7 @@ Topic of a coherent memory:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,11 +27,12 @@ from numpy.typing import NDArray
 
 from memlens.parallel import Progress
 from memlens.pattern.coherence import Coherence, ExcludedWords, LastTokens
+from memlens.pattern.score import ENOUGH, HELD, effective_size
 from memlens.pattern.shallow import ShallowChoice, Texts
 from memlens.pattern.word_vectors import SIZES, VectorWords, WordVectors, prefix_vectors, size_class
 from memlens.pattern.words import GROUNDED, WINDOW, TriggerRows, one_per_document
 from memlens.settings import PatternSettings
-from memlens.stats import q_values
+from memlens.stats import q_values, roc_area
 
 BAR = 1.65
 TOPICS = 3  # of a memory, at most
@@ -37,6 +42,8 @@ _ROUNDS = 3
 _PRIOR = 200.0  # words that the prior counts for
 _SURE = 1.96
 _NEAR = 0.15  # cosine of a word with the topic
+_SWAPPED = 8192  # memories, about, that are tested with swapped triggers
+_WORTH = 0.15  # a memory with a higher p-value of coherence is not looked at
 
 
 @dataclass(frozen=True)
@@ -137,50 +144,109 @@ def _telling_words(words: list[NDArray[np.int32]], vectors: WordVectors, directi
     return [int(rows[i]) for i in order if kept[i]]
 
 
+@dataclass(frozen=True, eq=False)
+class _TopicTest:
+    """What the two tests of topics need."""
+
+    own: VectorWords
+    vectors: WordVectors
+    excluded: ExcludedWords
+    pool: Pool
+    documents: NDArray[np.int64]  # of every prefix
+
+    def run(
+        self, p: NDArray[np.float64], memories: NDArray[np.int64], sets: NDArray[np.int64], held: Any, same: Any
+    ) -> tuple[dict[int, SemanticTopic], NDArray[np.float64]]:
+        """Topics by place in `memories`, and the p-values of both tests (1: no topic); `p` are those of coherence.
+
+        sets [all memories, t], held and same [all memories, any]: rows of prefixes, -1 for none.
+        """
+        found, both = {}, np.ones(len(memories))
+        for i in np.flatnonzero(p <= _WORTH).tolist():
+            m = int(memories[i])
+            topic = _find_topic(self.own, self.vectors, sets[m], self.excluded, m, self.pool)
+            ranks = [] if topic is None else [rank for rank in range(sets.shape[1]) if topic.members >> rank & 1]
+            if topic and len(set(self.documents[sets[m, ranks]].tolist())) >= GROUNDED:
+                found[i] = topic
+                both[i] = _combined(float(p[i]), self._held_out(topic, m, sets[m], held[m], same[m]))
+        return found, both
+
+    def _held_out(self, topic: SemanticTopic, m: int, own: Any, held: Any, same: Any) -> float | None:
+        """Chance that held-out triggers of other documents are as near to the topic; None if they are too few."""
+        seen = self.documents[own[own >= 0]]
+        free = np.where((held >= 0) & ~np.isin(self.documents[np.maximum(held, 0)], seen), held, -1)
+        free = one_per_document(free[None], self.documents)[0]
+        (mine, rows), (others, other_rows) = (self._nearness(topic, m, rows) for rows in (free, same))
+        if len(mine) < ENOUGH or len(others) < ENOUGH:
+            return None
+        n, k = effective_size(rows), effective_size(other_rows)
+        area = roc_area(mine, others)
+        z = 0.0 if area is None else (area - 0.5) / math.sqrt((n + k + 1) / (12 * n * k))
+        return math.erfc(z / math.sqrt(2)) / 2
+
+    def _nearness(self, topic: SemanticTopic, m: int, rows: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Of prefixes that have a vector without last word and words of patterns: the cosine with the topic; rows."""
+        there = np.ascontiguousarray(rows[rows >= 0])
+        words = self.excluded.words[self.excluded.offsets[m] : self.excluded.offsets[m + 1]]
+        unit, counts = prefix_vectors(self.own, self.vectors, there, np.ones(len(there), np.bool_), words)
+        return (unit[counts > 0] @ topic.direction).astype(np.float64), there[counts > 0]
+
+
+def _combined(p: float, other: float | None) -> float:
+    """One p-value of two independent ones: the tail of chi-squared with 4 degrees of freedom at -2 log(p other)."""
+    if other is None:
+        return p
+    product = max(p * other, 1e-300)
+    return product * (1 - math.log(product))
+
+
 def find_topics(
     texts: Texts,
     triggers: TriggerRows,
     chosen: Sequence[ShallowChoice],
     own: VectorWords,
     tokens: LastTokens,
+    same: NDArray[np.int64],
     vectors: WordVectors,
     settings: PatternSettings,
     progress: Progress,
-) -> tuple[dict[int, list[SemanticTopic]], NDArray[np.bool_]]:
-    """Topics by row of TriggerRows; and which memories would be coherent with swapped triggers.
+) -> tuple[dict[int, list[SemanticTopic]], NDArray[np.float64]]:
+    """Topics by row of TriggerRows; and which memories would have one with swapped triggers: 1, 0, nan if not tried.
 
-    After a topic the triggers that it does not hold are tested again, for another; a memory has TOPICS at most.
+    `same` are prefixes with the last tokens of held-out triggers (score). After a topic the triggers that it does not
+    hold are tested again, for another; a memory has TOPICS at most.
     """
     if len(vectors.vectors) == 0:
-        return {}, np.zeros(len(triggers.rows), np.bool_)
-    sample = VectorWords.of(texts.sample, vectors)
+        return {}, np.zeros(len(triggers.rows))
     excluded = _words_of_patterns(chosen, vectors)
     rows = one_per_document(triggers.rows, texts.prefixes.documents)
     coherence = Coherence.calibrate(rows, own, tokens, excluded, vectors, settings.seed)
-    pool = Pool.draw(sample, vectors, settings.seed)
+    pool = Pool.draw(VectorWords.of(texts.sample, vectors), vectors, settings.seed)
+    test = _TopicTest(own, vectors, excluded, pool, texts.prefixes.documents)
     found: dict[int, list[SemanticTopic]] = {}
     left, memories, cut = triggers.rows.copy(), np.arange(len(rows)), -1.0
     for turn in range(TOPICS):
+        progress("topics", turn, TOPICS)
         p = coherence.p_values(*coherence.z_scores(np.where(left >= 0, rows, -1)[memories], memories))
+        topics, p = test.run(p, memories, left, triggers.held, same)
         q = q_values(p, len(p))
-        coherent = np.flatnonzero(q <= settings.rate)
-        cut = float(p[coherent].max(initial=-1.0)) if turn == 0 else cut
-        more = []
-        for done, i in enumerate(coherent.tolist()):
-            progress("topics", done, len(coherent))
-            m = int(memories[i])
-            topic = _find_topic(own, vectors, left[m], excluded, m, pool)
-            alone = np.flatnonzero(rows[m] >= 0)  # the first of its document
-            if topic and sum(topic.members >> int(rank) & 1 for rank in alone) >= GROUNDED:
-                found.setdefault(m, []).append(replace(topic, q=float(q[i])))
-                left[m, [rank for rank in range(left.shape[1]) if topic.members >> rank & 1]] = -1
-                more.append(m)
-        memories = np.array(more, np.int64)
+        kept = [i for i in topics if q[i] <= settings.rate]
+        cut = float(p[kept].max(initial=-1.0)) if turn == 0 else cut
+        for i in kept:
+            m, members = int(memories[i]), topics[i].members
+            found.setdefault(m, []).append(replace(topics[i], q=float(q[i])))
+            left[m, [rank for rank in range(left.shape[1]) if members >> rank & 1]] = -1
+        memories = memories[kept]
         if len(memories) == 0:
             break
     random = np.random.default_rng([settings.seed, 10])
-    swapped = coherence.p_values(*coherence.z_scores(coherence.swap(rows, random), np.arange(len(rows))))
-    return found, swapped <= cut
+    some = np.arange(0, len(rows), max(len(rows) // _SWAPPED, 1))
+    sets = np.full(rows.shape, -1)
+    sets[some] = coherence.swap(rows[some], random)
+    p = coherence.p_values(*coherence.z_scores(sets[some], some))
+    swapped = np.full(len(rows), np.nan)
+    swapped[some] = test.run(p, some, sets, same[:, :HELD], same[:, HELD:])[1] <= cut
+    return found, swapped
 
 
 def _words_of_patterns(chosen: Sequence[ShallowChoice], vectors: WordVectors) -> ExcludedWords:

@@ -23,7 +23,7 @@ from memlens.index.memory import token_counts
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 
-CLASSES = {"coarse": 150, "fine": 500}
+CLASSES = {"broad": 50, "coarse": 150, "fine": 500, "finest": 1500}
 ALIKE = 0.9  # cosine
 _OFTEN = 10  # occurrences
 _RARE = 5e-6  # of all tokens of the corpus
