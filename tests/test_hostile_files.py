@@ -25,7 +25,7 @@ from gguf import GGUFWriter
 import memlens
 from memlens.annotations.answers import Label
 from memlens.annotations.store import Annotations
-from memlens.errors import MemlensError
+from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import facts_of, read_sealed, write_sealed
 from memlens.index.corpus_store import CorpusStore, read_batches
 from memlens.index.reader import Index
@@ -232,6 +232,50 @@ def test_an_unfinished_scan_with_objects_in_its_arrays_is_refused(
     with pytest.raises(MemlensError):
         memlens.scan(tiny_gpt2, tiny_text, out=out, top=3, threads=1, shard="1/2")
     assert not mark.exists()
+
+
+FACTS = {"bytes": 1, "sha256": "0"}
+SEALED = (
+    {"counts": None},
+    {"counts": []},
+    {"counts": {}},
+    {"counts.tokens": "7"},
+    {"counts.tokens": -1},
+    {"counts.tokens": 10**30},
+    {"counts.sentences": True},
+    {"counts.sentences": 2.5},
+    {"counts.cut_tokens": [1]},
+    {"files": None},
+    {"files": []},
+    {"files": {}},
+    {"files.tokens.bin": None},
+    {"files.tokens.bin": 3},
+    {"files.tokens.bin": {}},
+    {"files.tokens.bin": {**FACTS, "more": 1}},
+    {"files.tokens.bin": {"bytes": "1", "sha256": "0"}},
+    {"files.corpus.parquet": {"bytes": 1, "sha256": None}},
+    {"files.../manifest.json": FACTS},
+)
+
+
+def test_an_unfinished_scan_that_was_sealed_with_wrong_kinds_is_refused(
+    tiny_gpt2: Path, tiny_text: Path, tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    out = tmp_path / "shard"
+    memlens.scan(tiny_gpt2, tiny_text, out=out, top=3, threads=1, shard="1/2")
+    noted = out / "partial" / "corpus.json"
+    (out / "partial" / "shard.json").unlink()
+    good = json.loads(noted.read_text())
+    for change in SEALED:
+        ((place, wrong),) = change.items()
+        part, _, name = place.partition(".")
+        write_sealed(noted, {**good, part: {**good[part], name: wrong} if name else wrong})
+        with pytest.raises(IndexFolderError, match=r"corpus.json is missing or damaged; start over with --fresh"):
+            CorpusStore(out / "partial")
+    words = ("scan", tiny_gpt2, tiny_text, "-o", out, "--top", 3, "--threads", 1, "--shard", "1/2")
+    assert run(*words) == (2, "", f"memlens: {noted} is missing or damaged; start over with --fresh\n")
+    write_sealed(noted, {name: content for name, content in good.items() if name in ("counts", "files")})
+    assert run(*words)[0] == 0
 
 
 def test_an_index_whose_tables_are_pickles_is_refused(

@@ -35,6 +35,7 @@ from memlens.scanner.scanner import ScanSentence
 from memlens.settings import WINDOW
 
 BATCHES = "batches.npz"
+COUNTS = {"sentences", "tokens", "cut_sentences", "cut_tokens", "repeated_prefixes"}
 
 
 class CorpusStore:
@@ -42,7 +43,9 @@ class CorpusStore:
 
     def __init__(self, folder: Path) -> None:
         saved = read_sealed(folder / "corpus.json")
-        self.counts: dict[str, Any] = saved["counts"]
+        if not _can_be_read(saved):  # whoever sends a scan can seal anything
+            raise _damaged(folder / "corpus.json")
+        self.counts: dict[str, int] = saved["counts"]
         self.files = {name: FileFacts(**facts) for name, facts in saved["files"].items()}
         self.folder = folder.absolute()
         self._stamps = self._stamps_now()
@@ -179,6 +182,24 @@ def _mapped(path: Path, kind: type, length: int) -> NDArray[Any]:
     if array.dtype != kind or array.shape != (length,):
         raise _damaged(path)
     return array
+
+
+def _can_be_read(saved: dict[str, Any]) -> bool:
+    """Does corpus.json hold numbers as counts, and size and checksum of every file?"""
+    counts, files = saved.get("counts"), saved.get("files")
+    if not isinstance(counts, dict) or not isinstance(files, dict):
+        return False
+    if not counts.keys() >= COUNTS or files.keys() != {CORPUS, *FLAT}:
+        return False
+    if not all(type(count) is int and 0 <= count < 1 << 60 for count in counts.values()):
+        return False
+    return all(
+        isinstance(facts, dict)
+        and facts.keys() == {"bytes", "sha256"}
+        and type(facts["bytes"]) is int
+        and isinstance(facts["sha256"], str)
+        for facts in files.values()
+    )
 
 
 def _damaged(path: Path) -> IndexFolderError:
