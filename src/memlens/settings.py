@@ -107,6 +107,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         check_limits(self)
+        if self.ray_address is not None and not self.ray_address.strip():
+            raise SettingError("--ray-address is empty; write one like 10.0.0.1:6379, or leave it out")
         if self.executor != "ray":
             for name in ("ray_address", "gpus_per_worker"):
                 if getattr(self, name):

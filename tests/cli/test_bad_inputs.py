@@ -60,6 +60,7 @@ def places(
     for name, folder in copied.items():
         shutil.copytree(folder, room / name)
     shutil.copy(text, room)
+    _make_bad_indexes(room / "bad", made["plain"])
     with Annotations(Index(room / "labelled")) as notes:
         notes.save(Label("bob", MemoryId(0, 0), ()))
     _make_bad_files(room / "bad")
@@ -159,6 +160,16 @@ def _make_bad_labels(bad: Path) -> None:
     }
     for name, content in contents.items():
         (bad / name).write_text(content)
+
+
+def _make_bad_indexes(bad: Path, good: Path) -> None:
+    """Without a lock, as a copy from elsewhere: one that is left behind shows."""
+    for name in ("index-newer", "index-without-corpus"):
+        shutil.copytree(good, bad / name, ignore=shutil.ignore_patterns(".lock"))
+    (bad / "index-without-corpus" / "corpus.parquet").unlink()
+    manifest = bad / "index-newer" / "manifest.json"
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"schema": 99}))
 
 
 def _make_bad_models(bad: Path, good: Path) -> None:

@@ -160,6 +160,23 @@ def test_a_damaged_plan_does_not_stand_in_the_way_of_a_fresh_scan(model: MemoryM
     memlens.scan(model, TEXTS[0], out=tmp_path, top=3, threads=1, resume=False)
 
 
+def test_an_index_of_a_newer_memlens_is_named_and_left_and_replaced_if_asked_for(
+    model: MemoryModel, finished: Path, index: Path, tmp_path: Path
+) -> None:
+    memlens.scan(model, TEXTS[0], out=tmp_path / "shard", top=3, shard="1/1")
+    manifest = index / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema": 99}))
+    (index / ".lock").unlink()
+    before = {path.name: path.read_bytes() for path in index.iterdir()}
+    with pytest.raises(IndexFolderError, match=r"newer memlens \(schema version 99.*choose another folder with -o"):
+        memlens.scan(model, TEXTS[0], out=index, top=3)
+    with pytest.raises(IndexFolderError, match="an index of a newer memlens"):
+        memlens.merge([tmp_path / "shard"], out=index)
+    assert {path.name: path.read_bytes() for path in index.iterdir()} == before
+    memlens.scan(model, TEXTS[0], out=index, top=3, resume=False)
+    assert tables_of(index) == tables_of(finished)
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_a_damaged_table_is_named_not_a_bug(model: MemoryModel, index: Path, table: str) -> None:
     opened, path = memlens.open_index(index), index / f"{table}.parquet"

@@ -134,6 +134,8 @@ def build_index(
     stamps = corpus_stamps(corpus)  # before the fingerprint, which is the plan's
     plan = make_plan(model, corpus, settings, layers, shard)
     staging.refuse_inside(folder, corpus.sources)
+    if resume:
+        staging.refuse_newer(folder)  # before the lock, which would be left in it
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         staging.refuse_foreign(folder)

@@ -138,6 +138,8 @@ def merge_shards(
         raise SettingError(f"-o {folder} is one of the shards; choose another folder for the index")
     _refuse_other_plans(shards)
     _refuse_gaps(shards)
+    if resume:
+        staging.refuse_newer(folder)
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         staging.refuse_foreign(folder)

@@ -33,6 +33,7 @@ from memlens.index.layout import (
     PARTIAL,
     REPORT,
     SCAN_TABLES,
+    SCHEMA_VERSION,
     SHARD,
     Manifest,
     foreign_entries,
@@ -76,6 +77,17 @@ def refuse_foreign(folder: Path) -> None:
     if foreign:
         raise IndexFolderError(
             f"{folder} holds '{foreign[0]}', which is not part of an index; choose an empty or new folder with -o"
+        )
+
+
+def refuse_newer(folder: Path) -> None:
+    """An index of a newer memlens is not compared with a plan: this one does not know what its parts mean."""
+    with explain_os_errors(folder):
+        version = read_json(folder / MANIFEST).get("schema") if is_complete(folder) else None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise IndexFolderError(
+            f"{folder} holds an index of a newer memlens (schema version {version}, this one reads up to "
+            f"{SCHEMA_VERSION}); choose another folder with -o, install a newer memlens, or replace it with --fresh"
         )
 
 

@@ -120,6 +120,8 @@ def compute_values(
     """
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
+    for table in ("triggers", "corpus", "vocabulary"):
+        index.path(table)  # refused now where it is missing, not after some tables were written
     model = checked_model(index, model)
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
     kept = trained_tokens(index, model) if vocabulary == "trained" else None
