@@ -253,14 +253,14 @@ class ProbeSettings:
         if not 0 < self.test < 1:
             raise SettingError(f"--test is {self.test}; it is a share between 0 and 1, like 0.3")
         if not self.sizes:
-            raise SettingError(f"--k is '{self.k}'; write numbers of memories with commas, like 1,2,4")
+            raise SettingError(f"--k is '{self.k}'; write numbers of at most 9 digits with commas, like 1,2,4")
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The numbers of memories; empty where they cannot be read."""
         parts = [part.strip() for part in self.k.split(",")]
-        known = all(part.isascii() and part.isdecimal() and int(part[:9]) > 0 for part in parts)
-        return tuple(sorted({int(part[:9]) for part in parts})) if known else ()
+        known = all(part.isascii() and part.isdecimal() and len(part) < 10 and int(part) > 0 for part in parts)
+        return tuple(sorted({int(part) for part in parts})) if known else ()
 
 
 BUNDLED = "bundled"  # the model and the text that come with memlens

@@ -13,7 +13,7 @@ import memlens
 from memlens.cli.options import Force, IndexFolder, ModelNow, Resume, refuse_unused, with_screen, with_settings
 from memlens.cli.screen import ScanProgress, Screen, open_output
 from memlens.errors import FilesError, IndexFolderError, SettingError, needing
-from memlens.settings import LiveSettings
+from memlens.settings import LiveSettings, option_name
 from memlens.text import plain_table, size, visible
 
 if TYPE_CHECKING:
@@ -234,7 +234,9 @@ def serve(
 
     if model is not None and no_model:
         raise SettingError("--model names a model and --no-model leaves it out; give one of them")
-    if model is not None and not Path(model).is_dir():  # else it is loaded, or refused, while pages answer
+    if no_model:
+        refuse_unused({option_name(name): True for name in options}, "is a limit of live pages, which need a model")
+    if model is not None and not (model and Path(model).is_dir()):  # else it is loaded, or refused, while pages answer
         from memlens.models.load import refuse_missing
 
         refuse_missing(model)

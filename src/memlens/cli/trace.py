@@ -27,7 +27,7 @@ from memlens.text import cut_left, number, plain, quoted, visible
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
     from memlens.tracer.intervene import Continuation
-    from memlens.tracer.intervention import Intervention
+    from memlens.tracer.intervention import Edit, Intervention
     from memlens.tracer.result import InterventionEffect, LayerTrace, Token, TokenShare, Trace, TracedMemory
 
 _GAP, _TOKEN_WIDTH, _LEAST_PROMPT, _MEMORIES = 2, 12, 20, 10
@@ -330,9 +330,20 @@ def _intervention(sets: list[str], at: list[int] | None, file: Path | None) -> I
     parts = [] if file is None else [Intervention.load(file)]
     if sets:
         parts.append(Intervention.parse(*sets, positions=at or None))
+        _refuse_contrary(parts[-1].edits)
     if not parts:
         return None
     return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+
+def _refuse_contrary(edits: Sequence[Edit]) -> None:
+    """Refuse an edit that changes nothing since a later one sets the very same memory; scaling what was set is fine."""
+    last: dict[str, Edit] = {}
+    for edit in edits:
+        before = last.get(edit.target, edit)
+        if edit.action != "scale" and str(before) != str(edit):
+            raise SettingError(f"--set {before} would change nothing, since {edit} comes after it; leave one out")
+        last[edit.target] = edit
 
 
 def _look(

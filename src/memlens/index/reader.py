@@ -345,8 +345,8 @@ class Index:
         """The model this index was made from, from where it was then or from `model`; refused if it has changed."""
         from memlens.models.load import load
 
-        source = model or self.manifest.model.source
-        if not source:
+        source = self.manifest.model.source if model is None else model
+        if model is None and not source:
             raise ModelError("the index was made from a model in memory; say where the model is with --model")
         loaded = load(source, **({"dtype": self.manifest.model.dtype} | options))
         self.check_model(loaded)
