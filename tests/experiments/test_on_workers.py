@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import memlens
+from memlens.experiments.edited_prefixes import EditedPasses
+from memlens.experiments.run import run
 from memlens.models.memory_model import MemoryModel
 from memlens.processes import WorkerProcess, listen
 from memlens.scanner.local_map import LocalMapper
@@ -25,13 +27,24 @@ WORDS = ("the old harbour", "ships sail", "a small garden", "rain falls", "her b
 @pytest.fixture(scope="module")
 def valued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, MemoryModel]:
     """An index folder with values, to be copied and not changed, and its model; one kind: processes are slow."""
-    folder = tmp_path_factory.mktemp("workers")
+    folder, model = scan_lines("llama", tmp_path_factory.mktemp("workers"), batch_tokens=128)
+    memlens.values(folder, model=model)
+    return folder, model
+
+
+def scan_lines(family: str, folder: Path, batch_tokens: int) -> tuple[Path, MemoryModel]:
+    """A new index folder, and its model."""
     lines = [f"{one} {two} {three}" for one in WORDS for two in WORDS for three in WORDS[:2]]
     (folder / "text.txt").write_text("\n".join(lines), encoding="utf-8")
-    model = memlens.load(tiny_model("llama"), tokenizer=tiny_tokenizer(adds_bos=True))
-    memlens.scan(model, folder / "text.txt", out=folder / "index", top=7, unit="line", batch_tokens=128)
-    memlens.values(folder / "index", model=model)
+    model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer(adds_bos=family == "llama"))
+    memlens.scan(model, folder / "text.txt", out=folder / "index", top=7, unit="line", batch_tokens=batch_tokens)
     return folder / "index", model
+
+
+class OtherProcesses(LocalMapper):
+    """Answers nothing in this process, which else would be done before the others have begun."""
+
+    here = 0
 
 
 def bytes_of(folder: Path, *tables: str) -> list[bytes]:
@@ -54,6 +67,23 @@ def test_experiments_on_two_workers_have_the_bytes_of_one_process(
         memlens.experiment(folder, NAMES, model=valued[1], sample=40, threads=1, workers=workers)
     made = [f"experiments/{name}" for name in (*NAMES, "prefixes", "prefix-layers")]
     assert bytes_of(here, *made) == bytes_of(there, *made)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_local_edits_with_three_passes_at_once_have_the_same_bytes_on_two_workers(family: str, tmp_path: Path) -> None:
+    """Each pass has one thread then, so that one pass after another with one thread has the bytes, too."""
+    folder, model = scan_lines(family, tmp_path, batch_tokens=32)
+    beside, there, one_by_one = (shutil.copytree(folder, tmp_path / name) for name in ("beside", "there", "one"))
+    plan = EditedPasses.plan(model, 32, 3)
+    assert (plan.at_once, plan.threads) == (3, 1)
+    with use_threads(3), closing(OtherProcesses(model, 2, 3)) as mapper:
+        run(memlens.open_index(beside), ["local-edits"], model, sample=None)
+        run(memlens.open_index(there), ["local-edits"], model, sample=None, mapper=lambda _: mapper)
+        assert mapper.begun >= 2
+    with use_threads(1):
+        run(memlens.open_index(one_by_one), ["local-edits"], model, sample=None)
+    made = [bytes_of(copy, "experiments/local-edits") for copy in (beside, there, one_by_one)]
+    assert made[0] == made[1] == made[2]
 
 
 def test_a_worker_that_dies_costs_no_answer_and_a_mapper_serves_several_maps(
