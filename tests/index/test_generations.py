@@ -15,7 +15,7 @@ import pytest
 import memlens
 from memlens.corpus.encoding import encode_corpus
 from memlens.errors import CorpusError, IndexFolderError
-from memlens.index import build
+from memlens.index import corpus_reading
 from memlens.index.reader import Index
 
 
@@ -150,7 +150,7 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(
         else:
             text.unlink()
 
-    monkeypatch.setattr(build, "encode_corpus", encode)
+    monkeypatch.setattr(corpus_reading, "encode_corpus", encode)
     with pytest.raises(CorpusError, match=r"changed while it was read|does not exist"):
         memlens.scan(tiny_gpt2, text, out=tmp_path / "index", top=3, threads=1, max_tokens=3000)
     assert done and not (tmp_path / "index" / "manifest.json").exists()
