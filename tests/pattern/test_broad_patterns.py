@@ -118,8 +118,8 @@ def test_they_are_called_what_a_person_calls_them(made: tuple[Index, dict[int, s
     assert 'sentence begins with "because"' in said[4]
     assert "ends with the first word of a sentence" in said[6]
     assert "ends within the first three words of a sentence" in said[7]
-    assert any(one.startswith("before the last word a preposition: ") for one in said[8])
-    assert any(one.startswith("before the last word a word of kinship: ") for one in said[9])
+    assert any(one.startswith("a preposition before the last word: ") for one in said[8])
+    assert any(one.startswith("a word of kinship before the last word: ") for one in said[9])
     assert "ends inside brackets" in said[10]
 
 

@@ -232,7 +232,7 @@ class Feature:
         if self.kind == "list":
             return f"ends with {self.shape}{shown}"
         if self.kind == "before":
-            return f"before the last word {_sort(self.shape)}{shown}"
+            return f"{_sort(self.shape)} before the last word{shown}"
         if self.kind == "opening":
             return "sentence begins with " + (self.shape + shown if self.shape else f'"{self.text(words)}"')
         if self.shape in (UNFINISHED, LATER_PIECE, PLURAL):
