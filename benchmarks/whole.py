@@ -137,9 +137,9 @@ def run_child(out: Path, arguments: list[str], kernels: bool) -> None:
     if kernels:
         watch.time_kernels()
     from memlens.cli import main
-    from memlens.parallel import rest_idle_threads
+    from memlens.own_process import prepare_process
 
-    rest_idle_threads()  # as the command does
+    prepare_process()  # as the command does
     code = 0
     try:
         code = main(arguments)

@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "memlens"
 
 # Each row may import the rows above it and itself; parts in one row do not know each other.
 ORDER = (
-    ("errors", "loop_sources"),
+    ("errors", "loop_sources", "own_process"),
     ("memory", "text", "parallel", "processes", "settings"),
     ("files", "stats", "sorting"),
     ("models", "corpus"),

@@ -1,4 +1,4 @@
-"""Compiled loops, torch and its threads, memory given back, a map over items, progress, and stopping by a signal.
+"""Compiled loops, a map over items, progress, and stopping by a signal.
 
 Python runs a signal's handler wherever C code asks for it, also on the way out of a compiled loop, where an exception
 is lost, reported as a SystemError or fatal. So handlers here do not raise:
@@ -11,7 +11,6 @@ Outside of the main thread signals cannot be handled, and nothing changes.
 """
 
 import fcntl
-import gc
 import os
 import select
 import signal
@@ -21,7 +20,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
 from types import FrameType
@@ -167,70 +165,6 @@ class Progress(Protocol):
 
 def no_progress(stage: str, done: int, total: int | None) -> None:
     """A Progress that does nothing, for callers who do not look."""
-
-
-def rest_idle_threads() -> None:
-    """Let torch's threads sleep while they wait; to be called before torch and numpy are imported.
-
-    It changes the environment: for processes of memlens' own, the command line's and workers. torch's numbers do not
-    change; last bits of numpy's products no longer depend on the number of cores.
-
-    By default a thread spins for some milliseconds after every matrix product, which takes the cores from other
-    programs. 10,000 turns are about 50 microseconds: enough to be there for the next product of the same layer.
-    numpy gets no threads of its own beside torch's: its products here are small, and starting them takes longer.
-    """
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-
-def import_torch() -> None:
-    """Import torch and transformers with the garbage collector paused: what is imported stays, and is a lot."""
-    if "torch" in sys.modules:
-        return
-    is_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for library in ("torch", "transformers.modeling_utils"):
-            import_module(library)
-    finally:
-        if is_collecting:
-            gc.enable()
-    gc.freeze()  # later collections need not look at the libraries' objects
-
-
-_MALLOC = {  # parameters of mallopt, and names under which somebody may have set them for the process
-    "MALLOC_TRIM_THRESHOLD_": (-1, 1 << 20),
-    "MALLOC_MMAP_THRESHOLD_": (-3, 1 << 18),
-    "MALLOC_ARENA_MAX": (-8, 2),
-}
-_TRIM_SECONDS = 20.0
-
-
-def return_freed_memory() -> None:
-    """Have the C library give freed memory back to the system; for a program that goes on for days, before its threads.
-
-    By default glibc has a heap per thread, and once a large array was freed it takes arrays of up to 32 MB from there,
-    where any small object that was made after them keeps the room of all from the system: a server that computes in
-    many threads grows to a multiple of what it holds. Gaps between smaller arrays are given back by a thread, now and
-    then. Other C libraries have no such settings and are left alone.
-    """
-    import ctypes
-
-    library = ctypes.CDLL(None)
-    mallopt, trim = getattr(library, "mallopt", None), getattr(library, "malloc_trim", None)
-    if mallopt is None or trim is None:
-        return
-    for name, (parameter, size) in _MALLOC.items():
-        if name not in os.environ:
-            mallopt(parameter, size)
-
-    def give_back() -> None:
-        while True:
-            time.sleep(_TRIM_SECONDS)
-            trim(0)
-
-    threading.Thread(target=give_back, name="memlens memory", daemon=True).start()
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

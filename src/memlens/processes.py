@@ -29,11 +29,11 @@ RETRIES = 3  # so often the same work may be lost with its worker, and so often 
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)  # what a pipe raises whose other end is closed
 _AHEAD = 2  # items that a worker has, so that it never waits for the driver
 
-# sys.path as it is here: a test or a notebook may have added to it. A worker is ours, so that its threads are told to
-# rest, also where the driver is somebody else's process, which keeps its environment.
+# sys.path as it is here: a test or a notebook may have added to it. A worker is ours, also where the driver is somebody
+# else's process, which keeps its environment.
 _PROGRAM = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from memlens.parallel import rest_idle_threads; rest_idle_threads(); "
+    "from memlens.own_process import prepare_process; prepare_process(); "
     "from {module} import serve; serve(int(sys.argv[1]))"
 )
 

@@ -18,10 +18,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         _answer_early_signals()
         _prepare_process()
-        if sys.argv[1:2] == ["serve"]:
-            from memlens.parallel import return_freed_memory
-
-            return_freed_memory()
     from memlens.cli.app import run
 
     return run(arguments)
@@ -53,9 +49,9 @@ def _prepare_process() -> None:
     import atexit
     import warnings
 
-    from memlens.parallel import rest_idle_threads
+    from memlens.own_process import prepare_process
 
-    rest_idle_threads()
+    prepare_process(for_days=sys.argv[1:2] == ["serve"])
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # takes the place of a closed stream, which else the next file would have: prints would land in it
     # When Python ends, DuckDB would report its objects that are still held by what import_torch has frozen.

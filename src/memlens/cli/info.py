@@ -10,7 +10,7 @@ from rich.text import Text
 
 from memlens.cli.options import Device, Dtype, Json, Model, Quiet, Threads, Verbose
 from memlens.cli.screen import Screen
-from memlens.parallel import import_torch
+from memlens.own_process import import_torch
 from memlens.settings import ScanSettings
 from memlens.text import duration, plain, size, visible
 

@@ -15,7 +15,7 @@ from memlens.cli.options import Device, Force, refuse_unused, with_screen, with_
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.files import refuse_output
-from memlens.parallel import import_torch
+from memlens.own_process import import_torch
 from memlens.settings import RUN, ProbeSettings, divide
 from memlens.text import plain_table, quoted, tail, visible
 

@@ -20,7 +20,7 @@ from memlens.cli.options import Device, refuse_unused, with_screen
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
 from memlens.files import refuse_output
-from memlens.parallel import import_torch
+from memlens.own_process import import_torch
 from memlens.settings import RUN
 from memlens.text import cut_left, number, plain, quoted, visible
 
