@@ -24,6 +24,7 @@ from memlens.index.corpus_writer import write_corpus
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.autotune import stream_bytes
 from memlens.scanner.executors import RunSettings, make_executor
+from memlens.scanner.scanner import ScanSentence
 from memlens.scanner.state import ShardNumber
 from memlens.settings import WINDOW, CorpusSettings, ScanRunSettings, ScanSettings
 
@@ -196,6 +197,24 @@ def test_a_text_that_is_refused_at_its_end_leaves_the_folder_as_it_was(
     assert not new.exists()
     assert files_of(old) == before and not (old / "partial").exists()
     assert not children_of(os.getpid(), READER) and not children_of(os.getpid())
+
+
+def test_a_refusal_is_what_is_said_where_the_text_of_a_window_is_gone_with_it(
+    gated: MemoryModel, gate: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "z.txt").write_bytes(f"{MARK}\n".encode() + b"caf\xe9\n")
+    window = GrowingCorpus.window
+
+    def too_late(corpus: GrowingCorpus, number: int) -> list[ScanSentence]:
+        gate.touch()
+        while (corpus.folder / "offsets.npy.part").exists():
+            time.sleep(0.01)
+        return window(corpus, number)
+
+    monkeypatch.setattr(GrowingCorpus, "window", too_late)
+    with pytest.raises(CorpusError, match=r"z.txt. line 2: not UTF-8"):
+        build(gated, (text, tmp_path / "z.txt"), tmp_path / "index", stream_bytes=1)
+    assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -9,14 +9,14 @@ publish   the tables move up into the folder, then manifest.json, last
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from memlens import __version__
 from memlens.corpus.sentences import corpus_fingerprint, corpus_stamps
-from memlens.errors import SettingError, WorkerError
+from memlens.errors import FilesError, SettingError, WorkerError
 from memlens.files import FileFacts, explain_os_errors, only_writer
 from memlens.index import shards, staging
 from memlens.index.corpus_reading import TextOrder, read_text
@@ -292,7 +292,11 @@ class _Scan:
             self.progress("scan", 0, None)
             ranges = ranges_while_read(stream.batches(self._batches), self.shard)
             try:
-                self.executor.run(self._job(layers, ranges, stream.corpus.window, on_tokens))
+                job = self._job(layers, ranges, stream.corpus.window, on_tokens)
+                self.executor.run(replace(job, is_read_meanwhile=True))
+            except FilesError:
+                stream.raise_refusal()
+                raise
             except WorkerError as error:
                 if stream.store is not None:
                     raise

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from subprocess import TimeoutExpired
@@ -84,6 +85,13 @@ class TextStream:
                 self.goes_on = False
             else:
                 raise worker_error(what, *details)
+
+    def raise_refusal(self) -> None:
+        """Raise the error of a reader that gives up, where it does: it takes its files away before it tells."""
+        until = time.monotonic() + _PATIENCE
+        while (reader := self._reader) is not None and self.goes_on and (left := until - time.monotonic()) > 0:
+            if reader.connection.poll(left):
+                self._listen()
 
     def close(self) -> None:
         """End the reader: it tidies up when it finds the pipe closed, and is killed where that takes long."""

@@ -43,6 +43,7 @@ class ScanJob:
     on_tokens: Callable[[int], None]  # called with how many tokens were fed, batch by batch
     stop: Stopper
     save_seconds: float = SAVE_SECONDS
+    is_read_meanwhile: bool = False  # its text: then the first batch comes before workers
 
 
 class Executor(Protocol):

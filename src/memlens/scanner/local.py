@@ -1,7 +1,8 @@
 """LocalExecutor: a pool of worker processes on this machine, each with the model loaded and a part of its own.
 
 A worker that dies costs what it had not saved: its part stays, the rest goes to a new worker, a few times. At the first
-signal workers finish their batch and save; at the second they are ended at once. The driver holds no state.
+signal workers finish their batch and save; at the second they are ended at once. The driver holds no state, but where a
+text is still read it scans itself until a worker is ready.
 
 The driver sends a worker (see `processes`) the work order, its number and the name of its part, then ranges of batches,
 at last FINISH or STOP. It answers with tuples that begin with one of the words below.
@@ -35,7 +36,7 @@ from memlens.processes import (
 )
 from memlens.scanner.executors import ModelRecipe, Saver, ScanJob, WorkQueue
 from memlens.scanner.scanner import ScanSentence, Worker
-from memlens.scanner.state import BatchRange, PartFolder
+from memlens.scanner.state import PartFolder
 from memlens.settings import ScanSettings
 
 FINISH, STOP = "finish", "stop"
@@ -157,12 +158,10 @@ class WorkerPool:
 
     def work(self) -> None:
         """Hand out batches until every one is saved."""
-        waiting = self._wanted()
-        while self.processes or waiting or not self.queue.has_ended:
-            for batches in waiting:
-                self._start()
-                self.processes[-1].assigned.append(batches)
-                self.processes[-1].send(batches)
+        if self.job.is_read_meanwhile:
+            self._scan_until_ready()
+        self._start_workers()
+        while self.processes or not self.queue.has_ended:
             self._listen()
             if self.job.stop.stopped or self.trouble is not None:
                 self._stop()
@@ -171,12 +170,45 @@ class WorkerPool:
             if self.queue.has_ended and not any(worker.assigned for worker in self.processes):
                 for worker in self.processes:
                     worker.end(FINISH)
-            waiting = self._wanted()
+            self._start_workers()
 
-    def _wanted(self) -> list[BatchRange]:
-        """Ranges for which a worker is to be started."""
-        ranges = (self.queue.take() for _ in range(self.size - len(self.processes)))
-        return [batches for batches in ranges if batches is not None]
+    def _scan_until_ready(self) -> None:
+        """Scan in this process, which has the model, until a worker is ready: they begin with the second batch.
+
+        On few cores the libraries that workers import would keep the reader from the text of the first.
+        """
+        job = self.job
+        worker = Worker(job.model, job.settings, job.layers)
+        saver = Saver(job.parts, job.parts.new_name(), job.save_seconds)
+
+        def look(seconds: float) -> None:
+            self._listen(seconds)
+            if job.stop.stopped or self.trouble is not None or saver.is_due():
+                saver.save(worker.state)
+            if job.stop.stopped or self.trouble is not None:
+                self._stop()
+
+        def after_batch(batch: Batch) -> None:
+            job.on_tokens(int(batch.lengths.sum()))
+            self._start_workers()
+            look(0)
+
+        while not any(process.is_ready for process in self.processes) and not self.queue.has_ended:
+            batches = self.queue.take()
+            if batches is None:
+                look(LOOK)
+            else:
+                worker.scan(batches, job.window, after_batch)
+        saver.save(worker.state)
+
+    def _start_workers(self) -> None:
+        """Start those that are lacking, each with a range, as far as there are ranges."""
+        ranges = [self.queue.take() for _ in range(self.size - len(self.processes))]
+        for batches in ranges:
+            if batches is not None:
+                self._start()
+                self.processes[-1].assigned.append(batches)
+                self.processes[-1].send(batches)
 
     def _start(self) -> None:
         name = self.job.parts.new_name()
@@ -197,8 +229,8 @@ class WorkerPool:
             worker.assigned.append(batches)
             worker.send(batches)
 
-    def _listen(self) -> None:
-        listen(self.processes, self._hear, self._remove, LOOK)
+    def _listen(self, seconds: float = LOOK) -> None:
+        listen(self.processes, self._hear, self._remove, seconds)
 
     def _hear(self, worker: WorkerProcess, what: str, *details: Any) -> None:
         if what == READY:
