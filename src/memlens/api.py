@@ -85,6 +85,7 @@ def scan(
     The number of threads changes last bits, so it is recorded: a scan that is continued keeps it. With `executor` "ray"
     workers run on a Ray cluster. `shard` "3/16" does the third of sixteen shards, to be joined by `merge`.
     """
+    from memlens.corpus.sentences import CorpusState
     from memlens.index.build import build_index
     from memlens.index.shards import open_shard
     from memlens.index.staging import recorded_threads
@@ -100,6 +101,7 @@ def scan(
     recorded = recorded_threads(folder) if run.threads is None and resume else None
     settings = ScanSettings.with_preset(**scanning | {"threads": run.threads or recorded})
     sources = corpus_settings(corpus, **cutting)
+    state = CorpusState(sources)  # found while the model is loaded
     mapped: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
     loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
     workers = choose_workers(run, loaded, settings, sources, recorded, is_complete(folder) and resume)
@@ -116,6 +118,7 @@ def scan(
         device_map=run.device_map,
         text_processes=text_processes(run, workers),
         stream_bytes=stream_bytes(run),
+        state=state,
     )
     if shard is not None:
         return open_shard(folder)

@@ -187,8 +187,8 @@ class ProcessMap:
 
     A worker gets the `order` and says READY, then gets (number, item) and answers (ANSWER, number, answer). An item
     whose worker died goes to another one, a few times. `most` bounds the sum of the items' sizes as `size_of` tells
-    them, of items that wait and of answers that nobody has taken yet; one item is always let in. `workers` counts
-    this process, too, where a subclass lets it answer items (`answer_here`, and `here` is 1).
+    them, of items that wait and of answers that nobody has taken yet; one item is always let in. A subclass may let
+    this process answer items, too (`answer_here`): as one of the `workers` (`here` is 1), or until one is ready.
     """
 
     here = 0  # workers that are this process
@@ -235,12 +235,16 @@ class ProcessMap:
 
     def _work_here(self) -> bool:
         """Answer one item that no worker has, where this process does so."""
-        if not self.here or not self.unassigned:
+        if not self.unassigned or not self.works_here():
             return False
         number = self.unassigned.popleft()
         self.answers[number] = self.answer_here(self.waiting[number])
         del self.waiting[number]
         return True
+
+    def works_here(self) -> bool:
+        """Does this process answer items now?"""
+        return self.here > 0
 
     def answer_here(self, item: Any) -> Any:
         """The answer, computed in this process."""

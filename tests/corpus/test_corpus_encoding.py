@@ -52,7 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def odd_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of sizes that divide nothing, and processes for the smallest text."""
+    """Chunks of sizes that divide nothing, and processes for the smallest text, which do all of the work."""
+    monkeypatch.setattr(encoding._TextProcesses, "works_here", lambda pool: False)
     for name, value in {"_WORTH": 1, "_WORTH_TOKENS": 1, "_FIRST": 97, "_CHUNK": 1009}.items():
         monkeypatch.setattr(encoding, name, value)
 
@@ -89,6 +90,34 @@ def test_one_two_and_three_processes_give_the_sentences_of_a_plain_loop(
     assert len(expected) > 5
     for processes in (1, 2, 3):
         assert rows(encode_corpus(corpus, tokenizer, processes=processes, **limits)) == expected, processes
+
+
+class Noting:
+    """A tokenizer that notes how often it was called in this process."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer, self.calls = tokenizer, 0
+
+    def encode(self, texts: Sequence[str]) -> Sequence[EncodedText]:
+        self.calls += 1
+        return self.tokenizer.encode(texts)
+
+
+def test_this_process_works_until_another_one_is_ready_and_nobody_can_tell(
+    folder: Path, tokenizer: Tokenizer, odd_chunks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = CorpusSettings((str(folder),))
+    expected = outcome(corpus, tokenizer)
+
+    def works_here(pool: Any) -> bool:
+        while pool.begun and noting.calls == 3 and not any(worker.is_ready for worker in pool.workers):
+            process_module.listen(pool.workers, pool.hear, pool._remove, 0.1)  # slow from here on
+        return not any(worker.is_ready for worker in pool.workers)
+
+    monkeypatch.setattr(encoding._TextProcesses, "works_here", works_here)
+    noting = Noting(tokenizer)
+    assert outcome(corpus, noting, processes=2) == expected
+    assert noting.calls == 3
 
 
 def test_what_was_read_is_counted_in_bytes(folder: Path, tokenizer: Tokenizer) -> None:

@@ -27,7 +27,8 @@ MODULE = "memlens.corpus.encoding"
 
 @pytest.fixture(autouse=True)
 def odd_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of sizes that divide nothing, and processes for the smallest text."""
+    """Chunks of sizes that divide nothing, and processes for the smallest text, which do all of the work."""
+    monkeypatch.setattr(encoding._TextProcesses, "works_here", lambda pool: False)
     for name, value in {"_WORTH": 1, "_WORTH_TOKENS": 1, "_FIRST": 97, "_CHUNK": 5003}.items():
         monkeypatch.setattr(encoding, name, value)
 

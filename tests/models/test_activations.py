@@ -1,6 +1,7 @@
 """Activations in blocks: the numbers of the whole, the module as it was afterwards, gradients as ever."""
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -112,6 +113,20 @@ def test_the_module_is_as_it_was_after_an_error_and_within_itself(small_blocks):
         assert "forward" in vars(module)
         raise ZeroDivisionError
     assert "forward" not in vars(module)
+
+
+def test_threads_that_run_one_network_do_not_take_its_forward_away_from_each_other(small_blocks):
+    modules = [ACT2FN["gelu_new"] for _ in range(50)]
+
+    def run():
+        for _ in range(200):
+            with in_blocks(modules):
+                pass
+
+    with ThreadPoolExecutor(4) as pool:
+        for answer in [pool.submit(run) for _ in range(4)]:
+            answer.result()
+    assert all("forward" not in vars(module) for module in modules)
 
 
 def test_a_pass_gives_the_states_of_the_network_itself(small_blocks):

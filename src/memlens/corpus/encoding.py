@@ -159,7 +159,7 @@ def _encoded(
         chunks = chain(begun, chunks)
         order = _pickled(encoder) if sum(map(_size, begun)) >= _WORTH else b""
     if order:
-        with closing(_TextProcesses(min(processes, MOST_PROCESSES), order, look)) as pool:
+        with closing(_TextProcesses(min(processes, MOST_PROCESSES), encoder, order, look)) as pool:
             try:
                 yield from pool.in_order(chunks)
             except _NoTokenizerError:
@@ -220,12 +220,20 @@ class _NoTokenizerError(Exception):
 
 
 class _TextProcesses(ProcessMap):
-    def __init__(self, processes: int, encoder: bytes, look: Callable[[], None]) -> None:
+    """Until one of them is ready this process does their work: who waits for the first sentences has them sooner."""
+
+    def __init__(self, processes: int, encoder: ChunkEncoder, packed: bytes, look: Callable[[], None]) -> None:
         super().__init__(__name__, processes, size_of=_size, most=max(_UNDER_WAY, 2 * processes * _CHUNK), look=look)
-        self.encoder = encoder
+        self.encoder, self.packed = encoder, packed
 
     def order(self, number: int) -> bytes:
-        return pickle.dumps((os.getpid(), self.encoder))
+        return pickle.dumps((os.getpid(), self.packed))
+
+    def works_here(self) -> bool:
+        return not any(worker.is_ready for worker in self.workers)
+
+    def answer_here(self, item: Any) -> Any:
+        return self.encoder(item)
 
     def hear(self, worker: WorkerProcess, what: str, *details: Any) -> None:
         if what == NO_TOKENIZER:

@@ -14,6 +14,7 @@ on the right, where a causal model's earlier positions cannot see it.
 import hashlib
 import json
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -273,6 +274,31 @@ def corpus_stamps(settings: CorpusSettings) -> dict[str, FileStamp | None]:
     """Every file of a corpus with its stamp: equal before and after reading only if nothing was changed meanwhile."""
     local = [source for source in settings.sources if not is_hub_source(source)]
     return {str(file.path): file_stamp(file.path) for source in local for file in list_files(source)}
+
+
+class CorpusState:
+    """The stamps of a corpus' files and then its fingerprint, which a thread finds beside other work.
+
+    To hash a gigabyte takes about as long as importing torch.
+    """
+
+    def __init__(self, settings: CorpusSettings) -> None:
+        self.stamps = corpus_stamps(settings)  # before the fingerprint: a file that changes in between shows
+        self._answer: str | Exception = ""
+        self._thread = threading.Thread(target=self._find, args=(settings,), daemon=True)
+        self._thread.start()
+
+    def _find(self, settings: CorpusSettings) -> None:
+        try:
+            self._answer = corpus_fingerprint(settings)
+        except Exception as error:  # raised where it is asked for
+            self._answer = error
+
+    def fingerprint(self) -> str:
+        self._thread.join()
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
 
 
 def _digest(file: SourceFile) -> str:

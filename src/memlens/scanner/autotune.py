@@ -213,12 +213,11 @@ def fastest_workers(
     possible = [count for count in every_core if count.workers <= room and threads in (None, count.threads)]
     if not any(count.workers > 1 for count in possible) or _is_short_anywhere(model, tokens):
         return together
-    began = time.monotonic()
-    rate = _probe_body(model, together, seconds / (1 + len(possible)))
-    if tokens / rate < WORTH_SECONDS:
+    each = seconds / (1 + len(possible))
+    rates = {together: _probe_body(model, together, each)}
+    if tokens / rates[together] < WORTH_SECONDS:
         return together
-    left = seconds - (time.monotonic() - began)
-    return fastest(possible, lambda count: _probe_body(model, count, left / len(possible)))
+    return fastest(possible, lambda count: rates.get(count) or _probe_body(model, count, each))
 
 
 def _is_short_anywhere(model: MemoryModel, tokens: int) -> bool:

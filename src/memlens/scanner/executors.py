@@ -66,6 +66,8 @@ class SerialExecutor:
                 saver.save(worker.state)
             job.stop.check()
 
+        if job.is_read_meanwhile:
+            worker.warm_up()
         for batches in job.ranges:
             if batches is None:
                 time.sleep(LOOK)

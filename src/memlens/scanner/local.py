@@ -193,6 +193,7 @@ class WorkerPool:
             self._start_workers()
             look(0)
 
+        worker.warm_up()
         while not any(process.is_ready for process in self.processes) and not self.queue.has_ended:
             batches = self.queue.take()
             if batches is None:

@@ -85,6 +85,11 @@ class Worker:
         self._sentences = {sentence.id: sentence for sentence in sentences}
         return len(self._batches)
 
+    def warm_up(self) -> None:
+        """Have the compiled loops loaded, by a sentence whose state is thrown away; for who waits for text anyway."""
+        spare = Worker(self.model, self.settings, self.layers[:1])
+        spare.scan(BatchRange(0, 0, 1), lambda _: [ScanSentence(0, np.zeros(2, np.int64))])
+
     def take_state(self) -> ScanState:
         """Take the state that was added since the last call; the next batch begins anew."""
         taken, self.state = self.state, ScanState.start(self.model, self.layers, self.settings)
