@@ -39,8 +39,8 @@ Rain fell on the hills, and the rivers rose. In 1990 a café opened near the riv
 The end of the war came in the spring, as the papers of the day had said it would. The River City was free.
 """
 LONG = ("cli/test_cli_demo.py", "docs/test_paper_example.py", "faults/test_crash_points.py", "index/test_ray.py",
-        "index/test_ray_lost.py", "index/test_same_bytes.py", "index/test_workers.py", "models/test_types.py",
-        "test_distribution.py")  # fmt: skip
+        "index/test_ray_lost.py", "index/test_same_bytes.py", "index/test_scan_while_read.py", "index/test_workers.py",
+        "models/test_types.py", "test_distribution.py", "test_own_process.py", "web/test_web_browser.py")  # fmt: skip
 FLAGS = [f"--{flag}" for flag in ("headless", "disable-gpu", "no-first-run", "disable-background-networking",
          "disable-component-update", "disable-sync")]  # fmt: skip
 
