@@ -107,7 +107,7 @@ def _sorted_parts(group: SentenceGroup, folder: Path, look: Callable[[], None]) 
                     lengths = np.full(len(ids), len(sample) // 4)
                     yield _SortedPart(ids, lengths, lengths.copy(), sample, sample)
             elif count:
-                between = SentenceGroup(count, tokens, _Unpacked(shelves, shelf))
+                between = SentenceGroup(count, tokens, _ShelfReader(shelves, shelf))
                 yield from _sorted_parts(between, folder, look)
 
 
@@ -197,7 +197,7 @@ class _Shelves:
 
 
 @dataclass(frozen=True)
-class _Unpacked:
+class _ShelfReader:
     """The sentences of one shelf, many at a time: there are some of each chunk that was divided."""
 
     shelves: _Shelves

@@ -199,7 +199,7 @@ def _find(
     return count
 
 
-class Looked(NamedTuple):
+class Region(NamedTuple):
     """The sentences [first, last) and columns [tile, tile + width) that were looked at."""
 
     first: int
@@ -212,19 +212,19 @@ class Looked(NamedTuple):
 
 @compiled_part
 def _enter_(
-    block: FloatArray, candidates: Candidates, looked: Looked, sign: np.float32, extremes: FloatArray,
+    block: FloatArray, candidates: Candidates, region: Region, sign: np.float32, extremes: FloatArray,
     peaks: FloatArray, peak_steps: FloatArray, lists: Lists, found: KeyArray, spare: Lists,
 ) -> None:  # fmt: skip
     """Bring the lists of one end up to date: top with the sign 1, bottom with -1."""
-    for c in range(looked.width):
-        m = looked.memory + c
+    for c in range(region.width):
+        m = region.memory + c
         bar, extreme = bar_of(lists, m), sign * extremes[c]
         if extreme > 0 and extreme >= bar:
             count = _find(
-                block, candidates, looked.first, looked.last, looked.tile + c, sign, peaks[:, c], peak_steps[:, c], bar,
-                looked.one_a_sentence, found,
+                block, candidates, region.first, region.last, region.tile + c, sign, peaks[:, c], peak_steps[:, c], bar,
+                region.one_a_sentence, found,
             )  # fmt: skip
-            take_(lists, m, found, count, candidates.sentences, candidates.positions, looked.one_a_sentence, spare)
+            take_(lists, m, found, count, candidates.sentences, candidates.positions, region.one_a_sentence, spare)
 
 
 @compiled_part
@@ -294,10 +294,10 @@ def collect_(
             for c in range(width):
                 sums.highest[c] = max(sums.highest[c], group_peak[c])
                 sums.lowest[c] = min(sums.lowest[c], group_trough[c])
-            looked = Looked(first, last, tile, width, memory, one_a_sentence)
-            _enter_(block, candidates, looked, one, group_peak, peak, peak_step, top, found, spare)
+            region = Region(first, last, tile, width, memory, one_a_sentence)
+            _enter_(block, candidates, region, one, group_peak, peak, peak_step, top, found, spare)
             if keep_bottom:
-                _enter_(block, candidates, looked, -one, group_trough, trough, trough_step, bottom, found, spare)
+                _enter_(block, candidates, region, -one, group_trough, trough, trough_step, bottom, found, spare)
             first = last
         if has_gates:
             end_quadrants_(looks, quadrants, memory, width)
