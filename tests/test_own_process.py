@@ -51,14 +51,14 @@ def test_a_number_of_numpys_threads_that_somebody_has_set_stays() -> None:
     assert ran.stdout.split()[-1] == "3"
 
 
-def test_neither_the_library_nor_a_command_inside_of_somebody_elses_process_changes_the_environment() -> None:
+def test_neither_the_library_nor_a_command_inside_of_somebody_elses_process_changes_its_settings() -> None:
     code = """
-import os
-before = dict(os.environ)
+import gc, os
+before = dict(os.environ), gc.get_threshold(), gc.get_freeze_count()
 import memlens
 from memlens.cli import main
-memlens.load, memlens.scan, main(["--help"]), main(["show"])
-assert dict(os.environ) == before, set(os.environ.items()) ^ set(before.items())
+memlens.load, memlens.scan, main(["--help"]), main(["show"]), main(["info", "/nowhere"])
+assert (dict(os.environ), gc.get_threshold(), gc.get_freeze_count()) == before
 """
     subprocess.run([sys.executable, "-c", code], env=unset(), capture_output=True, text=True, check=True)
 
@@ -172,7 +172,7 @@ def test_memory_of_large_arrays_is_kept_for_the_next_ones() -> None:
         command = [sys.executable, "-c", KEPT, name]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         cleared[name] = int(done.stdout)
-    assert cleared["kept"] < 24 < cleared["as usual"]  # megabytes that the system gave out anew, of 960
+    assert cleared["kept"] < 24 <= cleared["as usual"]  # megabytes that the system gave out anew, of 960
 
 
 def test_gaps_between_what_stays_are_given_back_now_and_then() -> None:

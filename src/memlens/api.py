@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -101,25 +102,26 @@ def scan(
     recorded = recorded_threads(folder) if run.threads is None and resume else None
     settings = ScanSettings.with_preset(**scanning | {"threads": run.threads or recorded})
     sources = corpus_settings(corpus, **cutting)
-    state = CorpusState(sources)  # found while the model is loaded
     mapped: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
-    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
-    workers = choose_workers(run, loaded, settings, sources, recorded, is_complete(folder) and resume)
-    plan = build_index(
-        loaded,
-        sources,
-        replace(settings, threads=workers.threads),
-        folder,
-        resume=resume,
-        progress=progress,
-        executor=make_executor(run, workers.workers),
-        shard=shard,
-        layer_budget=run.layer_budget,
-        device_map=run.device_map,
-        text_processes=text_processes(run, workers),
-        stream_bytes=stream_bytes(run),
-        state=state,
-    )
+    with closing(CorpusState(sources)) as state:  # found while the model is loaded
+        loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
+        state.wait()  # where workers are tried, no core may be busy with it
+        workers = choose_workers(run, loaded, settings, sources, recorded, is_complete(folder) and resume)
+        plan = build_index(
+            loaded,
+            sources,
+            replace(settings, threads=workers.threads),
+            folder,
+            resume=resume,
+            progress=progress,
+            executor=make_executor(run, workers.workers),
+            shard=shard,
+            layer_budget=run.layer_budget,
+            device_map=run.device_map,
+            text_processes=text_processes(run, workers),
+            stream_bytes=stream_bytes(run),
+            state=state,
+        )
     if shard is not None:
         return open_shard(folder)
     index = _open_built(folder, plan)

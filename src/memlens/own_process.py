@@ -21,7 +21,7 @@ def prepare_process(*, for_days: bool = False) -> None:
 
     One that goes on for days, as a server does, gives memory back to the system; others keep it for what they do next.
     """
-    gc.set_threshold(_OBJECTS)
+    gc.set_threshold(_OBJECTS)  # also the sign by which import_torch knows that the process is ours
     _rest_idle_threads()
     if for_days:
         _return_freed_memory()
@@ -31,7 +31,7 @@ def prepare_process(*, for_days: bool = False) -> None:
 
 def import_torch() -> None:
     """Import torch and transformers with the garbage collector paused: what is imported stays, and is a lot."""
-    if "torch" in sys.modules:
+    if "torch" in sys.modules or gc.get_threshold()[0] != _OBJECTS:  # there, or somebody else's process
         return
     is_collecting = gc.isenabled()
     gc.disable()
@@ -101,6 +101,6 @@ def _set_malloc(sizes: dict[str, int]) -> Callable[[int], int] | None:
     if mallopt is None or trim is None:
         return None
     for name, size in sizes.items():
-        if name not in os.environ:
+        if name not in os.environ and "glibc.malloc." not in os.environ.get("GLIBC_TUNABLES", ""):
             mallopt(_MALLOC[name], size)
     return trim

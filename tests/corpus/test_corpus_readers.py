@@ -216,6 +216,10 @@ def test_a_state_has_stamps_and_fingerprint_and_raises_where_it_is_asked(tmp_pat
     state = CorpusState(settings)
     assert state.fingerprint() == state.fingerprint() == corpus_fingerprint(settings)
     assert list(state.stamps) == [str(tmp_path / "a.txt")]
+    state.close()
+    closed = CorpusState(settings)
+    closed.close()
+    closed.wait()  # whatever it found: nobody asks
     os.mkfifo(tmp_path / "pipe.txt")
     refused = CorpusState(CorpusSettings((str(tmp_path / "pipe.txt"),)))
     with pytest.raises(CorpusError, match=r"pipe\.txt. is not a regular file"):

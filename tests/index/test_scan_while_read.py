@@ -24,8 +24,9 @@ from memlens.index.corpus_writer import write_corpus
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.autotune import stream_bytes
 from memlens.scanner.executors import RunSettings, make_executor
-from memlens.scanner.scanner import ScanSentence
-from memlens.scanner.state import ShardNumber
+from memlens.scanner.local import WorkerPool
+from memlens.scanner.scanner import ScanSentence, Worker
+from memlens.scanner.state import BatchRange, ShardNumber
 from memlens.settings import WINDOW, CorpusSettings, ScanRunSettings, ScanSettings
 
 READER = "memlens.index.corpus_reading"
@@ -215,6 +216,52 @@ def test_a_refusal_is_what_is_said_where_the_text_of_a_window_is_gone_with_it(
     with pytest.raises(CorpusError, match=r"z.txt. line 2: not UTF-8"):
         build(gated, (text, tmp_path / "z.txt"), tmp_path / "index", stream_bytes=1)
     assert not (tmp_path / "index").exists()
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+import memlens
+from memlens.parallel import no_progress
+from memlens.scanner.scanner import Worker
+from test_scan_while_read import build
+checkpoint, text, out = map(Path, sys.argv[1:])
+model = memlens.load(checkpoint, prove=False)
+Worker(model, memlens.settings.ScanSettings(threads=1), (0,)).warm_up()  # loops are kept on the disk, too
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    build(model, (text,), out, 1, stream_bytes=1)
+except memlens.MemlensError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_a_reader_that_cannot_write_says_so(small_checkpoint: Path, text: Path, tmp_path: Path) -> None:
+    code = FULL.format(here=str(Path(__file__).parent))
+    command = [sys.executable, "-c", code, *map(str, (small_checkpoint, text, tmp_path / "index"))]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert ran.stdout.startswith("FilesError cannot write ") and "larger than allowed" in ran.stdout, ran
+
+
+def test_the_driver_scans_until_a_worker_is_ready_and_workers_do_the_rest(
+    gated: MemoryModel, gate: Path, text: Path, whole: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.touch()
+    scan, before, after = Worker.scan, [], []
+
+    def scan_and_note(worker: Worker, batches: BatchRange, *more: Any) -> None:
+        (after if any(process.is_ready for pool in pools for process in pool.processes) else before).append(batches)
+        scan(worker, batches, *more)
+        while pools and len(before) == 3 and not any(process.is_ready for process in pools[0].processes):
+            pools[0]._listen()  # slow from here on
+
+    pools: list[WorkerPool] = []
+    begin = WorkerPool.__init__
+    monkeypatch.setattr(WorkerPool, "__init__", lambda pool, *given: (pools.append(pool), begin(pool, *given))[1:][0])
+    monkeypatch.setattr(Worker, "scan", scan_and_note)
+    assert files_of(build(gated, (text,), tmp_path / "index", 2, stream_bytes=1)) == files_of(whole["prefix"])
+    assert len(before) == 3 and not after  # the first of them to warm up
 
 
 @pytest.mark.parametrize("workers", [1, 2])

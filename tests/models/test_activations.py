@@ -55,25 +55,31 @@ def test_with_one_thread_blocks_are_the_whole_bit_for_bit(name, dtype, small_blo
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("norm", [LlamaRMSNorm, Gemma2RMSNorm, Qwen3NextRMSNorm, HYV4UnweightedRMSNorm])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_norms_are_cut_between_rows_and_are_the_whole_bit_for_bit(threads, norm, dtype, small_blocks):
+def test_norms_are_cut_between_rows_and_are_the_whole_bit_for_bit(threads, norm, dtype, small_blocks, monkeypatch):
     module = norm(33) if norm is not HYV4UnweightedRMSNorm else norm()
     for weight in module.parameters():
         weight.data = torch.randn(33, generator=torch.Generator().manual_seed(2)).to(dtype)
     assert stepwise(torch.nn.Sequential(module)) == [module]
     given = (torch.randn(5, 7, 33, generator=torch.Generator().manual_seed(1)) * 4).to(dtype)
+    forward, rows = norm.forward, []
+    monkeypatch.setattr(norm, "forward", lambda self, x: (rows.append(len(x)), forward(self, x))[1])
     with torch.no_grad(), use_threads(threads):
         whole = module(given)
         with in_blocks([module]):
             blocks = module(given)
-            assert torch.equal(module(given[0, 0]), module.__class__.forward(module, given[0, 0]))
+            assert torch.equal(module(given[0, 0]), forward(module, given[0, 0]))
     assert torch.equal(blocks, whole) and blocks.dtype == whole.dtype and blocks.is_contiguous()
+    each = max(1, 64 * threads // 33)
+    assert rows == [5, *[each] * (35 // each), *[35 % each] * (35 % each > 0), 33]
 
 
-def test_a_norm_that_is_not_of_transformers_is_left_alone():
+def test_a_norm_that_is_not_of_transformers_or_has_products_is_left_alone():
     class OwnRMSNorm(torch.nn.Module):
         pass
 
-    assert stepwise(torch.nn.Sequential(OwnRMSNorm(), torch.nn.RMSNorm(3), torch.nn.LayerNorm(3))) == []
+    gated = LlamaRMSNorm(3)
+    gated.gate = torch.nn.Linear(3, 3)
+    assert stepwise(torch.nn.Sequential(OwnRMSNorm(), torch.nn.RMSNorm(3), torch.nn.LayerNorm(3), gated)) == []
 
 
 def test_a_block_is_a_multiple_of_every_vectors_width():

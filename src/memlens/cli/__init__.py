@@ -51,7 +51,7 @@ def _prepare_process() -> None:
 
     from memlens.own_process import prepare_process
 
-    prepare_process(for_days=sys.argv[1:2] == ["serve"])
+    prepare_process(for_days=sys.argv[1:2] == ["serve"] or "--serve" in sys.argv)
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # takes the place of a closed stream, which else the next file would have: prints would land in it
     # When Python ends, DuckDB would report its objects that are still held by what import_torch has frozen.

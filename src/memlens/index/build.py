@@ -295,9 +295,9 @@ class _Scan:
             ranges = ranges_while_read(stream.batches(self._batches), self.shard)
             try:
                 job = self._job(layers, ranges, stream.corpus.window, on_tokens)
-                self.executor.run(replace(job, is_read_meanwhile=True))
+                self.executor.run(replace(job, is_text_growing=True))
             except FilesError:
-                stream.raise_refusal()
+                stream.raise_if_refused()  # else the files are in trouble by themselves
                 raise
             except WorkerError as error:
                 if stream.store is not None:

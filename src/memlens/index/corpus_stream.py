@@ -71,6 +71,7 @@ class TextStream:
             try:
                 what, *details = reader.connection.recv()
             except (EOFError, OSError) as error:
+                self.goes_on = False
                 raise WorkerError(
                     f"{reader.how_it_ended()} while it read text (often memory: try fewer --workers and --threads); "
                     "run the same command again"
@@ -84,10 +85,11 @@ class TextStream:
             elif what == NO_TOKENIZER:
                 self.goes_on = False
             else:
+                self.goes_on = False
                 raise worker_error(what, *details)
 
-    def raise_refusal(self) -> None:
-        """Raise the error of a reader that gives up, where it does: it takes its files away before it tells."""
+    def raise_if_refused(self) -> None:
+        """Raise the error of a reader that gives up; it takes its files away before it tells, so wait a moment."""
         until = time.monotonic() + _PATIENCE
         while (reader := self._reader) is not None and self.goes_on and (left := until - time.monotonic()) > 0:
             if reader.connection.poll(left):

@@ -41,9 +41,12 @@ def stepwise(network: nn.Module) -> list[nn.Module]:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    """Is it one that transformers has written out for a kind of model? All of them look at a row at a time."""
-    kind = type(module)
-    return kind.__name__.endswith(_NORM) and kind.__module__.startswith("transformers.models.")
+    """Is it one that transformers has written out for a kind of model? They look at a row at a time.
+
+    One with modules inside has products, whose last bits may depend on the number of rows.
+    """
+    kind, is_plain = type(module), not any(True for _ in module.children())
+    return kind.__name__.endswith(_NORM) and kind.__module__.startswith("transformers.models.") and is_plain
 
 
 @contextmanager

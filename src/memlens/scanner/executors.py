@@ -43,7 +43,7 @@ class ScanJob:
     on_tokens: Callable[[int], None]  # called with how many tokens were fed, batch by batch
     stop: Stopper
     save_seconds: float = SAVE_SECONDS
-    is_read_meanwhile: bool = False  # its text: then the first batch comes before workers
+    is_text_growing: bool = False  # then batches come one by one, the first of them before workers are started
 
 
 class Executor(Protocol):
@@ -66,7 +66,7 @@ class SerialExecutor:
                 saver.save(worker.state)
             job.stop.check()
 
-        if job.is_read_meanwhile:
+        if job.is_text_growing:
             worker.warm_up()
         for batches in job.ranges:
             if batches is None:
