@@ -233,3 +233,15 @@ def test_compiled_parts_do_not_need_a_folder_to_be_kept_in() -> None:
     ran = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.splitlines() == ["no cache", "0.25"]
+
+
+def test_what_cannot_be_kept_is_made_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "loops.py").write_text(
+        "from memlens.parallel import compiled\n\n\n@compiled\ndef add(a, b):\n    return a + b\n"
+    )
+    code = "import resource, loops; resource.setrlimit(resource.RLIMIT_FSIZE, (9, 9)); print(loops.add(1, 2))"
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "kept"), "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=300
+    )
+    assert ran.stdout == "3\n", ran.stderr

@@ -61,6 +61,8 @@ def compiled(function: Callable[..., Any]) -> Any:
             except (AttributeError, ImportError, EOFError, UnpicklingError):
                 compiled._cache.flush()  # what is kept is of another version, or cut short
                 return compile_(signature)
+            except OSError:  # it is made, but cannot be kept: the disk or a quota is full
+                return compile_(signature)
 
     compiled.compile = compile_in_turn
     return compiled
