@@ -115,6 +115,8 @@ def patterns(
 
     with ScanProgress(screen) as progress:
         memlens.patterns(opened, progress=progress, **options)
+    if not opened.has("tokens"):
+        screen.note("no classes of last words (months, countries): they need `memlens values`; then run this again")
     _summarize(screen, opened)
 
 
