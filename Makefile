@@ -5,8 +5,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet
 RUNS := $(VENV)/.runs
 INSTALLED := $(VENV)/.installed
-# Two more than a small machine's cores: tests wait for processes that they start. Long files first (tests/conftest.py).
-JOBS ?= 4
+# One more than a small machine's cores: tests wait for processes that they start. Long files first (tests/conftest.py).
+JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 .PHONY: demo test faults everywhere dist docs check format clean chromium
