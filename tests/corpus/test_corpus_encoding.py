@@ -117,7 +117,7 @@ def test_this_process_works_until_another_one_is_ready_and_nobody_can_tell(
     monkeypatch.setattr(encoding._TextProcesses, "works_here", works_here)
     noting = Noting(tokenizer)
     assert outcome(corpus, noting, processes=2) == expected
-    assert noting.calls == 3
+    assert 1 <= noting.calls <= 3  # fewer where a process was very quick to be ready
 
 
 def test_what_was_read_is_counted_in_bytes(folder: Path, tokenizer: Tokenizer) -> None:

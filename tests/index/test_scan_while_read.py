@@ -261,7 +261,7 @@ def test_the_driver_scans_until_a_worker_is_ready_and_workers_do_the_rest(
     monkeypatch.setattr(WorkerPool, "__init__", lambda pool, *given: (pools.append(pool), begin(pool, *given))[1:][0])
     monkeypatch.setattr(Worker, "scan", scan_and_note)
     assert files_of(build(gated, (text,), tmp_path / "index", 2, stream_bytes=1)) == files_of(whole["prefix"])
-    assert len(before) == 3 and not after  # the first of them to warm up
+    assert 2 <= len(before) <= 3 and not after  # the first of them to warm up
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -45,8 +45,9 @@ def _is_norm(module: nn.Module) -> bool:
 
     One with modules inside has products, whose last bits may depend on the number of rows.
     """
-    kind, is_plain = type(module), not any(True for _ in module.children())
-    return kind.__name__.endswith(_NORM) and kind.__module__.startswith("transformers.models.") and is_plain
+    kind = type(module)
+    is_row_by_row = next(module.children(), None) is None
+    return kind.__name__.endswith(_NORM) and kind.__module__.startswith("transformers.models.") and is_row_by_row
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def in_blocks(modules: Sequence[nn.Module]) -> Iterator[None]:
     """Within, these modules are computed block by block where no gradient is wanted."""
     changed = [module for module in modules if "forward" not in vars(module)]
     for module in changed:
-        module.forward = partial(_run_rows if _is_norm(module) else _run_numbers, module.forward)
+        module.forward = partial(_run, module.forward, _is_norm(module))
     try:
         yield
     finally:
@@ -62,30 +63,15 @@ def in_blocks(modules: Sequence[nn.Module]) -> Iterator[None]:
             vars(module).pop("forward", None)  # another thread that runs the same network may have been quicker
 
 
-def _run_numbers(forward: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+def _run(forward: Callable[[Tensor], Tensor], by_rows: bool, given: Tensor) -> Tensor:
     size = BLOCK * torch.get_num_threads()
-    if not _is_worth(given, size):
+    if given.numel() <= size or given.device.type != "cpu" or torch.is_grad_enabled() or not given.is_contiguous():
         return forward(given)
-    return _run(forward, given.view(-1), size).view_as(given)
-
-
-def _run_rows(forward: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
-    size = BLOCK * torch.get_num_threads()
-    if not _is_worth(given, size):
-        return forward(given)
-    rows = _run(forward, given.view(-1, given.shape[-1]), max(1, size // given.shape[-1]))
-    return rows.view(*given.shape[:-1], rows.shape[-1])
-
-
-def _is_worth(given: Tensor, size: int) -> bool:
-    is_large = given.numel() > size and given.is_contiguous()
-    return is_large and given.device.type == "cpu" and not torch.is_grad_enabled()
-
-
-def _run(forward: Callable[[Tensor], Tensor], given: Tensor, size: int) -> Tensor:
-    first = forward(given[:size])
-    out = first.new_empty(len(given), *first.shape[1:])
+    width = given.shape[-1]
+    flat, size = (given.view(-1, width), max(1, size // width)) if by_rows else (given.view(-1), size)
+    first = forward(flat[:size])
+    out = first.new_empty(len(flat), *first.shape[1:])
     out[:size] = first
-    for start in range(size, len(given), size):
-        out[start : start + size] = forward(given[start : start + size])
-    return out
+    for start in range(size, len(flat), size):
+        out[start : start + size] = forward(flat[start : start + size])
+    return out.view(*given.shape[:-1], -1)
