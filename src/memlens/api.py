@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
@@ -86,7 +85,6 @@ def scan(
     The number of threads changes last bits, so it is recorded: a scan that is continued keeps it. With `executor` "ray"
     workers run on a Ray cluster. `shard` "3/16" does the third of sixteen shards, to be joined by `merge`.
     """
-    from memlens.corpus.sentences import CorpusState
     from memlens.index.build import build_index
     from memlens.index.shards import open_shard
     from memlens.index.staging import recorded_threads
@@ -103,25 +101,22 @@ def scan(
     settings = ScanSettings.with_preset(**scanning | {"threads": run.threads or recorded})
     sources = corpus_settings(corpus, **cutting)
     mapped: dict[str, Any] = {} if run.device_map is None else {"device_map": run.device_map}
-    with closing(CorpusState(sources)) as state:  # found while the model is loaded
-        loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
-        state.wait()  # where workers are tried, no core may be busy with it
-        workers = choose_workers(run, loaded, settings, sources, recorded, is_complete(folder) and resume)
-        plan = build_index(
-            loaded,
-            sources,
-            replace(settings, threads=workers.threads),
-            folder,
-            resume=resume,
-            progress=progress,
-            executor=make_executor(run, workers.workers),
-            shard=shard,
-            layer_budget=run.layer_budget,
-            device_map=run.device_map,
-            text_processes=text_processes(run, workers),
-            stream_bytes=stream_bytes(run),
-            state=state,
-        )
+    loaded = load(model, tokenizer=tokenizer, device=device, dtype=dtype, **mapped)
+    workers = choose_workers(run, loaded, settings, sources, recorded, is_complete(folder) and resume)
+    plan = build_index(
+        loaded,
+        sources,
+        replace(settings, threads=workers.threads),
+        folder,
+        resume=resume,
+        progress=progress,
+        executor=make_executor(run, workers.workers),
+        shard=shard,
+        layer_budget=run.layer_budget,
+        device_map=run.device_map,
+        text_processes=text_processes(run, workers),
+        stream_bytes=stream_bytes(run),
+    )
     if shard is not None:
         return open_shard(folder)
     index = _open_built(folder, plan)

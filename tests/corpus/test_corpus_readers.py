@@ -16,7 +16,7 @@ from hypothesis import example, given, strategies as st
 
 from memlens.corpus.files import _split_lines
 from memlens.corpus.readers import Passage
-from memlens.corpus.sentences import CorpusState, corpus_fingerprint, cut_sentences, read_passages, read_units
+from memlens.corpus.sentences import corpus_fingerprint, cut_sentences, read_passages, read_units
 from memlens.errors import CorpusError
 from memlens.settings import CorpusSettings
 
@@ -209,21 +209,6 @@ def test_the_fingerprint_does_not_know_where_the_folder_lies_but_where_a_file_en
         write(tmp_path / folder / "b" / "c.txt", second)
         prints.append(corpus_fingerprint(CorpusSettings((str(tmp_path / folder),))))
     assert prints[0] == prints[1] != prints[2] and len(prints[0]) == 64
-
-
-def test_a_state_has_stamps_and_fingerprint_and_raises_where_it_is_asked(tmp_path: Path) -> None:
-    settings = CorpusSettings((write(tmp_path / "a.txt", "one"),))
-    state = CorpusState(settings)
-    assert state.fingerprint() == state.fingerprint() == corpus_fingerprint(settings)
-    assert list(state.stamps) == [str(tmp_path / "a.txt")]
-    state.close()
-    closed = CorpusState(settings)
-    closed.close()
-    closed.wait()  # whatever it found: nobody asks
-    os.mkfifo(tmp_path / "pipe.txt")
-    refused = CorpusState(CorpusSettings((str(tmp_path / "pipe.txt"),)))
-    with pytest.raises(CorpusError, match=r"pipe\.txt. is not a regular file"):
-        refused.fingerprint()
 
 
 def test_the_fingerprint_changes_with_every_byte_name_order_and_setting(tmp_path: Path) -> None:

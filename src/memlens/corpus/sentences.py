@@ -14,7 +14,6 @@ on the right, where a causal model's earlier positions cannot see it.
 import hashlib
 import json
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -257,18 +256,15 @@ def _cut_blocks(unit: TextUnit, pieces: Iterable[EncodedText], block: int) -> It
         yield _Part(unit.text[begin:], ids, [end - begin for end in ends], unit.source)
 
 
-def corpus_fingerprint(settings: CorpusSettings, is_over: Callable[[], bool] = lambda: False) -> str:
-    """sha256 over the files' names and bytes in reading order, and over unit, column and language.
-
-    Where `is_over` nobody wants it any more: it ends soon, with an answer that means nothing.
-    """
+def corpus_fingerprint(settings: CorpusSettings) -> str:
+    """sha256 over the files' names and bytes in reading order, and over unit, column and language."""
     entries: list[list[str]] = [["settings", settings.unit, settings.column, settings.language]]
     for source in settings.sources:
         if is_hub_source(source):
             spec = HubSpec.parse(source)
             entries.append(["hub", str(spec), hub_fingerprint(spec)])
         else:
-            entries.extend(["file", file.name, _digest(file, is_over)] for file in list_files(source))
+            entries.extend(["file", file.name, _digest(file)] for file in list_files(source))
     # JSON keeps the borders between the parts, so that no two corpora are written alike
     return hashlib.sha256(json.dumps(entries).encode()).hexdigest()
 
@@ -279,49 +275,11 @@ def corpus_stamps(settings: CorpusSettings) -> dict[str, FileStamp | None]:
     return {str(file.path): file_stamp(file.path) for source in local for file in list_files(source)}
 
 
-class CorpusState:
-    """The stamps of a corpus' files and then its fingerprint, which a thread finds beside other work; to be closed.
-
-    To hash a gigabyte takes about as long as importing torch.
-    """
-
-    def __init__(self, settings: CorpusSettings) -> None:
-        self.stamps = corpus_stamps(settings)  # before the fingerprint: a file that changes in between shows
-        self._answer: str | BaseException = ""
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._find, args=(settings,), daemon=True)
-        if any(map(is_hub_source, settings.sources)):
-            self._find(settings)  # it imports libraries, which two threads had better not do at once
-        else:
-            self._thread.start()
-
-    def _find(self, settings: CorpusSettings) -> None:
-        try:
-            self._answer = corpus_fingerprint(settings, self._is_closed.is_set)
-        except BaseException as error:  # raised where it is asked for
-            self._answer = error
-
-    def wait(self) -> None:
-        """Until nothing is hashed any more."""
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def fingerprint(self) -> str:
-        self.wait()
-        if isinstance(self._answer, BaseException):
-            raise self._answer
-        return self._answer
-
-    def close(self) -> None:
-        """Nobody wants the answer any more."""
-        self._is_closed.set()
-
-
-def _digest(file: SourceFile, is_over: Callable[[], bool]) -> str:
+def _digest(file: SourceFile) -> str:
     digest = hashlib.sha256()
     with open_raw(file) as stream:
         try:
-            while not is_over() and (chunk := stream.read(CHUNK)):
+            while chunk := stream.read(CHUNK):
                 digest.update(chunk)
         except OSError as problem:
             raise unreadable(file, problem) from None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from memlens import __version__
-from memlens.corpus.sentences import CorpusState
+from memlens.corpus.sentences import corpus_fingerprint, corpus_stamps
 from memlens.errors import FilesError, SettingError, WorkerError
 from memlens.files import FileFacts, explain_os_errors, only_writer
 from memlens.index import shards, staging
@@ -72,7 +72,7 @@ def longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
 
 def make_plan(
     model: MemoryModel,
-    corpus: CorpusState,
+    corpus: CorpusSettings,
     settings: ScanSettings,
     layers: tuple[int, ...],
     shard: ShardNumber | None = None,
@@ -81,7 +81,7 @@ def make_plan(
     plan = {
         "schema": SCHEMA_VERSION,
         "model": model.fingerprint(),
-        "corpus": corpus.fingerprint(),
+        "corpus": corpus_fingerprint(corpus),
         "settings": {**settings.to_json(), "layers": list(layers)},
         "window": WINDOW,
     }
@@ -117,15 +117,13 @@ def build_index(
     device_map: Any = None,
     text_processes: int = 1,
     stream_bytes: int | None = None,
-    state: CorpusState | None = None,
 ) -> dict[str, Any]:
     """Make `folder` the index of this model and corpus; continues what an interrupted call began. Its plan comes back.
 
     `executor` None works in this process. With a `shard` the folder becomes that shard, for `merge_shards`. At most
     `layer_budget` layers are scanned in one pass over the corpus. `device_map` is what the model was loaded with, for
     workers who load it again. `text_processes` cut and tokenize a long text. One of at least `stream_bytes` is scanned
-    while it is read; what is done is kept once it is whole. None of these changes a byte of the result. `state` is
-    that of the corpus, if somebody has begun to find it.
+    while it is read; what is done is kept once it is whole. None of these changes a byte of the result.
     """
     if layer_budget is not None and layer_budget < 1:
         raise SettingError(f"--layer-budget is {layer_budget}; it must be 1 or more")
@@ -133,8 +131,8 @@ def build_index(
     shapes = shapes_of(model, layers, settings)
     refuse_large_lists(shapes, settings, layer_budget)
     max_length = longest_sentence(model, settings)
-    state = state or CorpusState(corpus)
-    plan = make_plan(model, state, settings, layers, shard)
+    stamps = corpus_stamps(corpus)  # before the fingerprint, which is the plan's
+    plan = make_plan(model, corpus, settings, layers, shard)
     staging.refuse_inside(folder, corpus.sources)
     if resume:
         staging.refuse_newer(folder)  # before the lock, which would be left in it
@@ -150,7 +148,7 @@ def build_index(
             return ModelRecipe.of(model, plan["model"], device_map)
 
         order = TextOrder(
-            folder / PARTIAL, folder / WORKERS, corpus, state.stamps, model.tokenizer, model.name, model.vocabulary,
+            folder / PARTIAL, folder / WORKERS, corpus, stamps, model.tokenizer, model.name, model.vocabulary,
             max_length, settings.max_tokens, settings.dedup, text_processes,
         )  # fmt: skip
         scan = _Scan(
