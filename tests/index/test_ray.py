@@ -1,7 +1,9 @@
 """A Ray cluster of two nodes gives the bytes of one process, also when a node is lost or the driver fails."""
 
 import os
+import pickle
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +19,12 @@ from memlens.experiments import prefix_pass
 from memlens.experiments.prefixes import Prefixes
 from memlens.index.build import build_index
 from memlens.parallel import SerialMapper
-from memlens.scanner import executors
+from memlens.scanner import executors, ray_worker
 from memlens.scanner.executors import ModelRecipe
-from memlens.scanner.ray import RayExecutor, RayWorker, _versions, merge_states
+from memlens.scanner.ray import RayExecutor
 from memlens.scanner.ray_cluster import ensure_secret
+from memlens.scanner.ray_map import RayMapper
+from memlens.scanner.ray_worker import MapWorker, ScanWorker, merge_states, versions
 from memlens.scanner.scanner import PackedSentences, ScanSentence
 from memlens.scanner.state import BatchRange, ScanState, shapes_of
 from memlens.settings import CorpusSettings, ScanSettings
@@ -90,6 +94,31 @@ def test_values_edits_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: An
         assert (here / f"{table}.parquet").read_bytes() == (there / f"{table}.parquet").read_bytes(), table
 
 
+def test_workers_of_a_map_are_prepared_and_one_that_dies_costs_no_answer(
+    cluster: Any, memory_model: Any, tmp_path: Path
+) -> None:
+    died = tmp_path / "died"
+
+    def look(model: Any, item: int) -> tuple[int, int]:
+        import gc
+
+        if item == 2 and not died.exists():
+            died.touch()
+            os._exit(1)
+        return item * len(model.layers), gc.get_threshold()[0]
+
+    mapper = RayMapper(memory_model, threads=1, workers=1, address=None, gpus_per_worker=0)
+    assert list(mapper.map(look, [1, 2, 3])) == [(item * len(memory_model.layers), 50_000) for item in (1, 2, 3)]
+    assert died.exists()
+
+
+def test_a_process_of_ray_has_neither_torch_nor_numpy_before_it_is_prepared() -> None:
+    """The class and the first call's arguments are unpickled before."""
+    arguments = pickle.dumps((ScanWorker, MapWorker, ScanSettings(), (0,), versions()))
+    code = f"import pickle, sys; pickle.loads({arguments!r}); print(sorted({{'torch', 'numpy'}} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
 def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(memory_model, monkeypatch) -> None:
     draw = np.random.default_rng(3)
     sentences = [draw.integers(0, 97, draw.integers(2, 20)) for _ in range(60)]
@@ -118,10 +147,17 @@ def test_a_node_removed_mid_run_costs_no_result(cluster, scans, tmp_path, monkey
     assert removed and tables_of(tmp_path) == tables_of(scans.alone)
 
 
+@pytest.fixture
+def unprepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker in this process, which is the tests'."""
+    monkeypatch.setattr(ray_worker, "prepare_process", lambda: None)
+
+
+@pytest.mark.usefixtures("unprepared")
 def test_a_node_without_the_model_says_so_and_works_with_a_copy(memory_model: Any) -> None:
     settings = ScanSettings(top=3)
     recipe = ModelRecipe("/nowhere/model", fingerprint=memory_model.fingerprint())
-    worker = RayWorker(settings, (0, 2), _versions())
+    worker = ScanWorker(settings, (0, 2), versions())
     assert worker.start(recipe) is False
     assert worker.start(recipe.as_copy(memory_model)) is True
     window = [ScanSentence(i, np.arange(3 + i) % 97, 0) for i in range(5)]
@@ -130,9 +166,12 @@ def test_a_node_without_the_model_says_so_and_works_with_a_copy(memory_model: An
     assert worker.hand_over()["counts"].tolist() == [0, 0], "what was handed over is not handed over again"
 
 
+@pytest.mark.usefixtures("unprepared")
 def test_a_node_with_other_versions_is_refused() -> None:
     with pytest.raises(WorkerError, match=r"memlens 0\.0\.1 with torch 1\.0; results would differ"):
-        RayWorker(ScanSettings(), (0,), ("0.0.1", "1.0")).start(ModelRecipe("x"))
+        ScanWorker(ScanSettings(), (0,), ("0.0.1", "1.0")).start(ModelRecipe("x"))
+    with pytest.raises(WorkerError, match=r"memlens 0\.0\.1 with torch 1\.0; results would differ"):
+        MapWorker(1, ("0.0.1", "1.0")).start(ModelRecipe("x"), lambda model, item: item)
 
 
 def test_a_window_travels_unchanged() -> None:

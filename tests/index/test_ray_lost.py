@@ -69,7 +69,7 @@ def started(checkpoint: Path, out: Path) -> tuple[subprocess.Popen[str], dict[in
         assert driver.poll() is None and time.monotonic() < until
         time.sleep(0.02)
     processes = descendants(driver.pid)
-    assert any("RayWorker" in command for command in processes.values())
+    assert any("ScanWorker" in command for command in processes.values())
     return driver, processes
 
 

@@ -92,7 +92,7 @@ def make_executor(run: RunSettings, workers: int) -> Executor:
 def open_mapper(run: RunSettings, threads: int) -> Iterator[Callable[[MemoryModel], Mapper] | None]:
     """The Mapper that a stage is computed on, once the model is there; None for this process. Workers end with it."""
     if run.executor == "ray":
-        from memlens.scanner.ray import RayMapper
+        from memlens.scanner.ray_map import RayMapper
 
         yield lambda model: RayMapper(model, threads, run.workers or 0, run.ray_address, run.gpus_per_worker)
     elif run.workers is None or run.workers == 1:

@@ -1,4 +1,4 @@
-"""RayExecutor and RayMapper: the same work on the nodes of a Ray cluster.
+"""RayExecutor: a scan on the nodes of a Ray cluster.
 
 The model is loaded once per worker, from where it was loaded here, or as a copy through the object store where a node
 does not have it. Sentences travel through the object store, so nodes share no file system. At intervals all workers
@@ -8,21 +8,15 @@ lost worker had not handed over goes to others; none of Ray's own retries is rel
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import torch
-from numpy.typing import NDArray
-
-from memlens import __version__
 from memlens.errors import WorkerError
-from memlens.models.memory_model import MemoryModel
-from memlens.scanner.executors import ModelRecipe, Saver, ScanJob, WorkQueue
+from memlens.scanner.executors import Saver, ScanJob, WorkQueue
 from memlens.scanner.ray_cluster import (
     AGENT_SECONDS,
+    START_SECONDS,
     actor_class,
     connected,
     end_all,
@@ -31,63 +25,13 @@ from memlens.scanner.ray_cluster import (
     room_for,
     worker_error,
 )
-from memlens.scanner.scanner import PackedSentences, Worker
-from memlens.scanner.state import BatchRange, LayerShape, ScanState, shapes_of
-from memlens.settings import ScanSettings
+from memlens.scanner.ray_worker import ScanWorker, merge_states, versions
+from memlens.scanner.scanner import PackedSentences
+from memlens.scanner.state import BatchRange, ScanState, shapes_of
 
-Arrays = dict[str, NDArray[Any]]
-
-
-def _versions() -> tuple[str, str]:
-    return __version__, torch.__version__
-
-
-class RayWorker:
-    """A worker that is asked by calls, one after another."""
-
-    def __init__(self, settings: ScanSettings, layers: tuple[int, ...], versions: tuple[str, str]) -> None:
-        self.settings, self.layers, self.versions = settings, layers, versions
-        self.worker: Worker | None = None
-
-    def start(self, recipe: ModelRecipe) -> bool:
-        """Load the model; False if this node does not have it."""
-        if self.versions != _versions():
-            theirs, ours = ("memlens {} with torch {}".format(*v) for v in (_versions(), self.versions))
-            raise WorkerError(f"a Ray node has {theirs}, the driver {ours}; results would differ: install the same")
-        torch.set_num_threads(self.settings.threads)
-        model = recipe.load_or_none()
-        if model is not None:
-            self.worker = Worker(model, self.settings, self.layers)
-        return model is not None
-
-    def scan(self, batches: BatchRange, sentences: PackedSentences) -> int:
-        """Scan some batches; how many tokens were fed comes back."""
-        assert self.worker is not None, "start comes first"
-        before = self.worker.state.tokens
-        self.worker.scan(batches, lambda number: sentences.unpack())
-        return self.worker.state.tokens - before
-
-    def hand_over(self) -> Arrays:
-        """The state that was added since the last call."""
-        assert self.worker is not None, "start comes first"
-        return self.worker.take_state().arrays()
-
-
-def merge_states(settings: ScanSettings, shapes: Mapping[int, LayerShape], one: Arrays, other: Arrays) -> Arrays:
-    """Two disjoint states as one; needs no model."""
-    states = []
-    for arrays in (one, other):
-        state = ScanState.empty(shapes, settings)
-        state.restore_(arrays)
-        states.append(state)
-    states[0].merge(states[1])
-    return states[0].arrays()
-
-
-_AHEAD = 2  # ranges, or items of a map, that a worker has, so that it never waits for the driver
+_AHEAD = 2  # ranges that a worker has, so that it never waits for the driver
 _LOOK = 0.2  # seconds between two looks whether somebody wants to stop
 _WINDOWS = 4  # that are kept in the object store
-START_SECONDS = 300.0  # so long no worker at all may be there
 
 
 class RayExecutor:
@@ -141,7 +85,7 @@ class RayPool:
         self.recipe = ray.put(replace(job.recipe(), device="cuda" if gpus else "cpu"))
         threads = job.settings.threads
         self.size = size or room_for(ray, threads, gpus)
-        self.make = actor_class(ray, RayWorker, threads, gpus)
+        self.make = actor_class(ray, ScanWorker, threads, gpus)
         self.merge = ray.remote(num_cpus=0, max_retries=3)(merge_states)
         self.last_sign = time.monotonic()  # when a worker last gave one
         self.last_look = time.monotonic()  # at Ray's agents
@@ -165,7 +109,7 @@ class RayPool:
                 self._stop()
 
     def _start(self) -> None:
-        handle = self.make.remote(self.job.settings, self.job.layers, _versions())
+        handle = self.make.remote(self.job.settings, self.job.layers, versions())
         self.actors.append(RayActor(handle, handle.start.remote(self.recipe)))
 
     def _supply(self) -> None:
@@ -305,110 +249,3 @@ class RayPool:
         """End whoever is left, at once."""
         end_all(self.ray, [actor.handle for actor in self.actors])
         self.actors = []
-
-
-class MapWorker:
-    """Answers one item after another on a node."""
-
-    def __init__(self, threads: int) -> None:
-        torch.set_num_threads(threads)
-
-    def start(self, recipe: ModelRecipe, work: Callable[[MemoryModel, Any], Any]) -> bool:
-        """Load the model; False if this node does not have it."""
-        self.work, self.model = work, recipe.load_or_none()
-        return self.model is not None
-
-    def answer(self, item: Any) -> Any:
-        assert self.model is not None, "start comes first"
-        return self.work(self.model, item)
-
-
-class RayMapper:
-    """The Mapper on a Ray cluster, with so many workers at most, or with 0 as many as it has room for."""
-
-    def __init__(
-        self, model: MemoryModel, threads: int, workers: int, address: str | None, gpus_per_worker: float
-    ) -> None:
-        self.model, self.threads, self.workers = model, threads, workers
-        self.address, self.gpus = address, gpus_per_worker
-
-    def map(self, work: Callable[[MemoryModel, Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        with connected(self.address) as ray:
-            pool = RayMapPool(ray, self, work)
-            try:
-                yield from pool.answers(iter(items))
-            finally:
-                pool.end()
-
-
-class RayMapPool:
-    """The workers of one map."""
-
-    def __init__(self, ray: Any, mapper: RayMapper, work: Any) -> None:
-        self.ray, self.mapper = ray, mapper
-        recipe = ModelRecipe.of(mapper.model, mapper.model.fingerprint())
-        self.recipe = replace(recipe, device="cuda" if mapper.gpus else "cpu")
-        self.work = ray.put(work)
-        self.copy: Any = None
-        self.make = actor_class(ray, MapWorker, mapper.threads, mapper.gpus)
-        room = room_for(ray, mapper.threads, mapper.gpus)
-        self.size = min(mapper.workers or room, room)
-        self.actors: deque[Any] = deque()
-        self.queue = WorkQueue(())  # counts lost workers, as for a scan
-        self._start(self.size)
-
-    def answers(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The answers in the order of the items; an item whose worker was lost goes to another."""
-        waiting: deque[tuple[Any, Any]] = deque()  # item, call
-        for item in items:
-            waiting.append((item, self._ask(item)))
-            if len(waiting) >= _AHEAD * self.size:
-                yield self._answer(*waiting.popleft())
-        while waiting:
-            yield self._answer(*waiting.popleft())
-
-    def _ask(self, item: Any) -> Any:
-        self.actors.rotate(-1)
-        return self.actors[0], self.actors[0].answer.remote(item)
-
-    def _answer(self, item: Any, asked: tuple[Any, Any]) -> Any:
-        actor, call = asked
-        while True:
-            try:
-                while not self.ray.wait([call], timeout=AGENT_SECONDS)[0]:
-                    refuse_lost_agent(self.ray)
-                return self.ray.get(call)
-            except self.ray.exceptions.RayTaskError as error:
-                raise worker_error(error) from error
-            except self.ray.exceptions.RayError as error:
-                refuse_lost_agent(self.ray)
-                self.queue.fail_start(f"a Ray worker was lost ({type(error).__name__})")
-                if actor in self.actors:
-                    self.ray.kill(actor)
-                    self.actors.remove(actor)
-                if not self.actors:  # else the others do it: the cluster may have no room for a new one
-                    self._start(1)
-                actor, call = self._ask(item)
-
-    def _start(self, count: int) -> None:
-        """Start workers; a node that lacks the model gets a copy of it."""
-        started = [self.make.remote(self.mapper.threads) for _ in range(count)]
-        self.actors.extend(started)
-        recipe: Any = self.recipe if self.copy is None else self.copy
-        loaded = self._get([actor.start.remote(recipe, self.work) for actor in started])
-        for actor, has_model in zip(started, loaded, strict=True):
-            if not has_model:
-                self.copy = self.copy or self.ray.put(self.recipe.as_copy(self.mapper.model))
-                self._get([actor.start.remote(self.copy, self.work)])
-
-    def _get(self, calls: list[Any]) -> list[Any]:
-        try:
-            answers: list[Any] = self.ray.get(calls, timeout=START_SECONDS)
-        except self.ray.exceptions.RayTaskError as error:
-            raise worker_error(error) from error
-        except self.ray.exceptions.RayError as error:
-            raise WorkerError(f"Ray workers did not start ({type(error).__name__}); look at the cluster") from error
-        return answers
-
-    def end(self) -> None:
-        end_all(self.ray, self.actors)

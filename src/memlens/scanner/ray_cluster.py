@@ -12,6 +12,7 @@ from uuid import uuid4
 from memlens.errors import MemlensError, SettingError, WorkerError, needing
 
 AGENT_SECONDS = 2.0  # between two looks whether Ray's agents are there, and for one look
+START_SECONDS = 300.0  # so long no worker at all may be there
 
 
 def import_ray() -> Any:
