@@ -5,11 +5,9 @@ Nothing of this is done in somebody else's process that imports memlens.
 
 import gc
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
-from importlib import import_module
 
 # New objects between two collections. torch and transformers make a million objects that stay: with Python's 700 a
 # quarter of the time in which they are imported and a model is loaded would go into looking at them.
@@ -21,27 +19,12 @@ def prepare_process(*, for_days: bool = False) -> None:
 
     One that goes on for days, as a server does, gives memory back to the system; others keep it for what they do next.
     """
-    gc.set_threshold(_OBJECTS)  # also the sign by which import_torch knows that the process is ours
+    gc.set_threshold(_OBJECTS)
     _rest_idle_threads()
     if for_days:
         _return_freed_memory()
     else:
         _keep_freed_memory()
-
-
-def import_torch() -> None:
-    """Import torch and transformers with the garbage collector paused: what is imported stays, and is a lot."""
-    if "torch" in sys.modules or gc.get_threshold()[0] != _OBJECTS:  # there, or somebody else's process
-        return
-    is_collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for library in ("torch", "transformers.modeling_utils"):
-            import_module(library)
-    finally:
-        if is_collecting:
-            gc.enable()
-    gc.freeze()  # later collections need not look at the libraries' objects
 
 
 def _rest_idle_threads() -> None:

@@ -54,7 +54,7 @@ def _prepare_process() -> None:
     prepare_process(for_days=sys.argv[1:2] == ["serve"] or "--serve" in sys.argv)
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # takes the place of a closed stream, which else the next file would have: prints would land in it
-    # When Python ends, DuckDB would report its objects that are still held by what import_torch has frozen.
+    # When Python ends, what libraries report of objects that are still held (DuckDB does) is for nobody.
     atexit.register(os.dup2, descriptor, 2)
     sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8")
     sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8")

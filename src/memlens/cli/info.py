@@ -10,7 +10,6 @@ from rich.text import Text
 
 from memlens.cli.options import Device, Dtype, Json, Model, Quiet, Threads, Verbose
 from memlens.cli.screen import Screen
-from memlens.own_process import import_torch
 from memlens.settings import ScanSettings
 from memlens.text import duration, plain, size, visible
 
@@ -46,7 +45,6 @@ def info(
 ) -> None:
     """Show a model as memories, with proof, and what a scan takes here."""
     screen = Screen(as_json, quiet, verbose)
-    import_torch()
     from memlens.models.info import describe
     from memlens.models.load import load
     from memlens.scanner.autotune import estimate_scan, usable_cores

@@ -15,7 +15,6 @@ from memlens.cli.options import Device, Force, refuse_unused, with_screen, with_
 from memlens.cli.screen import ScanProgress, Screen
 from memlens.errors import SettingError
 from memlens.files import refuse_output
-from memlens.own_process import import_torch
 from memlens.settings import RUN, ProbeSettings, divide
 from memlens.text import plain_table, quoted, tail, visible
 
@@ -113,7 +112,6 @@ def _fit(
     settings = ProbeSettings(**given)
     if towards is not None:  # before an hour of work
         check_label(read_labels(labels, settings.column, settings.label, settings.kind).classes, towards)
-    import_torch()
     from memlens.probing.probe import probe as run
 
     with ScanProgress(screen) as progress:
@@ -129,7 +127,6 @@ def _apply(
     screen: Screen, file: Path, model: str, labels: str, towards: str | None, column: str, place: dict[str, Any]
 ) -> SparseProbe:
     """Apply a saved probe to the texts, show what it predicts, and give it."""
-    import_torch()
     from memlens.probing.labels import check_label, read_texts
     from memlens.probing.saved import SparseProbe
     from memlens.tracer.prompt import open_model

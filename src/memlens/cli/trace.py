@@ -20,7 +20,6 @@ from memlens.cli.options import Device, refuse_unused, with_screen
 from memlens.cli.screen import Screen
 from memlens.errors import SettingError
 from memlens.files import refuse_output
-from memlens.own_process import import_torch
 from memlens.settings import RUN
 from memlens.text import cut_left, number, plain, quoted, visible
 
@@ -301,7 +300,6 @@ def trace(
         raise SettingError("--temperature and --seed say how a text goes on, but there is no --generate")
     if temperature == 0 and seed != 0:
         raise SettingError("--seed is for tokens that are drawn, and with --temperature 0 none is; leave it out")
-    import_torch()
     from memlens.tracer.prompt import open_model
 
     loaded, index = open_model(model, where=where, device=device, dtype=dtype)

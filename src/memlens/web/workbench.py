@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from memlens.errors import BusyError, MemlensError, ModelError, SettingError
 from memlens.index.reader import Index
 from memlens.index.trigger_text import TriggerText
-from memlens.own_process import import_torch
 from memlens.settings import LiveSettings
 from memlens.tracer.intervention import Intervention
 from memlens.web.served_index import ServedIndex, read_statistics
@@ -294,7 +293,7 @@ class Workbench:
             if self._preparing is not None:
                 self.pages_first.wait_for(self._preparing)  # tables are needed by every page
             self.pages_first.wait()
-            import_torch()
+            import_module("memlens.models.load")  # and with it torch
             self.pages_first.wait()
             loaded = self.index.load_model(self._source)
         except Exception as error:  # whatever it is, the other pages can be used, and the status says why
