@@ -48,7 +48,8 @@ for line in sys.stdin:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
-    print("end", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print("\\nend", code, flush=True)  # on a line of its own: the child may have been killed in the middle of one
 """
 
 
