@@ -9,6 +9,11 @@ INSTALLED := $(VENV)/.installed
 JOBS ?= 3
 PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
+# Where modules are not kept compiled, as in many containers, each of hundreds of processes compiles them again.
+unexport PYTHONDONTWRITEBYTECODE
+# Two targets may install into the same environment.
+.NOTPARALLEL:
+
 .PHONY: demo test faults everywhere dist docs check format clean chromium
 
 demo: $(RUNS)
@@ -56,9 +61,11 @@ $(RUNS): pyproject.toml constraints.txt
 	$(PIP) install --constraint constraints.txt --editable '.[serve]'
 	touch $@
 
-$(INSTALLED): $(RUNS)
+# All that the tests need, in one step.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	touch $(RUNS) $@
 
 # The browser tests drive Debian's chromium; elsewhere install it (or Chrome) yourself.
 chromium:
