@@ -1,6 +1,8 @@
-"""`local-edits` and the pass over prefixes with one process and with two workers: the ratio, and equal bytes.
+"""`local-edits` and the pass over prefixes with one process, with two workers and on Ray: ratios, and equal bytes.
 
-    python benchmarks/edits.py INDEX [--model MODEL] [--workers 2] [--sample 100]      # an index that has values
+    python benchmarks/edits.py INDEX [--model MODEL] [--workers 2] [--sample 100] [--ray]    # an index that has values
+
+With --ray the same on a cluster of this machine that is there already, beside the workers.
 
 Every process has one thread. Starting workers (libraries, the model) is in the time, as it is for who waits. There are
 two ratios: by the clock, which says nothing on a machine that does anything else, and by processor time, of one process
@@ -15,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import memlens
+from memlens.own_process import prepare_process
 
 NAMES = {"local-edits": ("local-edits",), "refinement": ("prefixes", "prefix-layers", "refinement")}
 
@@ -26,14 +29,14 @@ def busy(whose: int) -> float:
 
 
 def run(
-    index: Path, name: str, sample: int, model: str | None, workers: int
+    index: Path, name: str, sample: int, model: str | None, workers: int, executor: str = "local"
 ) -> tuple[float, tuple[float, float], list[bytes]]:
     """Seconds by the clock, processor seconds of this process and of each other one on average, and the tables."""
     with TemporaryDirectory() as scratch:
         copy = shutil.copytree(index, Path(scratch) / "index")
         shutil.rmtree(copy / "experiments", ignore_errors=True)
         began, here, there = time.monotonic(), busy(resource.RUSAGE_SELF), busy(resource.RUSAGE_CHILDREN)
-        memlens.experiment(copy, name, model=model, sample=sample, threads=1, workers=workers)
+        memlens.experiment(copy, name, model=model, sample=sample, threads=1, workers=workers, executor=executor)
         seconds, here = time.monotonic() - began, busy(resource.RUSAGE_SELF) - here
         there = (busy(resource.RUSAGE_CHILDREN) - there) / max(workers - 1, 1)  # the driver is one of the workers
         return (
@@ -49,7 +52,15 @@ def main() -> None:
     parser.add_argument("--model", help="where it is now, if not where it was scanned")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--sample", type=int, default=100, help="memories per layer; forty times as many prefixes")
+    parser.add_argument("--ray", action="store_true", help="also on a Ray cluster with so many workers")
     given = parser.parse_args()
+    if given.ray:
+        import ray
+
+        from memlens.scanner.ray_cluster import ensure_secret
+
+        ensure_secret()
+        ray.init("local", num_cpus=given.workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     for name in NAMES:
         sample = given.sample if name == "local-edits" else 40 * given.sample
         run(given.index, name, 2, given.model, 1)  # libraries are imported, loops compiled
@@ -61,7 +72,12 @@ def main() -> None:
             f"  processor time: {alone[0]:.1f} s; {shared[0]:.1f} s here and {shared[1]:.1f} s in a worker process: "
             f"{alone[0] / max(shared):.2f} x"
         )
+        if given.ray:
+            on_ray, _, there = run(given.index, name, sample, given.model, given.workers, "ray")
+            same = "the same bytes" if here == there else "OTHER BYTES"
+            print(f"  on Ray {on_ray:.1f} s: {on_ray / more:.2f} x the time of workers (goal 1.10); {same}")
 
 
 if __name__ == "__main__":
+    prepare_process()  # as the command does
     main()

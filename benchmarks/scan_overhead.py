@@ -1,12 +1,13 @@
 """What finding the top triggers costs beside the bare forward pass over the same batches.
 
-    python benchmarks/scan_overhead.py [--shape gpt2|llama|llama15m|bundled] [--tokens 60000] [--memory]
+    python benchmarks/scan_overhead.py [--shape gpt2|llama|llama15m|bundled] [--tokens 60000] [--plain] [--memory]
 
 One thread, processor time, the programs take turns on every batch, so that a noisy machine hurts all alike; what other
 programs do to caches and memory still shows, hence the median and quartiles over the batches beside the sum.
 The programs:
 the bare body, as transformers runs it; memlens' scan; the body's matrix products alone, without norms, attention,
 activations and Python; and for comparison a hook that concatenates and calls torch.topk, as most tools do.
+All of them keep freed memory and collect garbage seldom, as commands and workers do; not so with `--plain`.
 `--memory` instead prints the peak memory of scanning 100k and 1M tokens into an index.
 """
 
@@ -30,6 +31,7 @@ import memlens
 from memlens.corpus.sentences import Batch, cut_batches
 from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
+from memlens.own_process import prepare_process
 from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.state import BatchRange
 from memlens.settings import ScanSettings
@@ -211,11 +213,14 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--shape", choices=[*SHAPES, BUNDLED, "all"], default="all")
     arguments.add_argument("--tokens", type=int, default=60_000, help="tokens that are measured, after 100k others")
+    arguments.add_argument("--plain", action="store_true", help="memory and garbage as in any program")
     arguments.add_argument("--memory", action="store_true")
     chosen = arguments.parse_args()
     if chosen.memory:
         compare_memory()
         return
+    if not chosen.plain:
+        prepare_process()
     torch.set_num_threads(1)
     warm_compiled_code()
     for shape in (*SHAPES, BUNDLED) if chosen.shape == "all" else [chosen.shape]:

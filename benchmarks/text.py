@@ -210,6 +210,10 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] in (["--measure"], ["--measure-store"]):
+        from memlens.own_process import prepare_process
+
+        prepare_process()  # as the command does
     if sys.argv[1:2] == ["--measure"]:
         measure(sys.argv[2], sys.argv[3], int(sys.argv[4]), sys.argv[5])
     elif sys.argv[1:2] == ["--measure-store"]:
