@@ -7,10 +7,6 @@ import numpy as np
 import pytest
 import torch
 from transformers.activations import ACT2FN
-from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
-from transformers.models.hy_v4.modeling_hy_v4 import HYV4UnweightedRMSNorm
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNorm
 
 from memlens.models import activations
 from memlens.models.activations import in_blocks, stepwise
@@ -50,36 +46,6 @@ def test_with_one_thread_blocks_are_the_whole_bit_for_bit(name, dtype, small_blo
         with in_blocks([module]):
             assert torch.equal(module(given), whole)
     assert whole.numel() > 64 and whole.numel() % 64
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("norm", [LlamaRMSNorm, Gemma2RMSNorm, Qwen3NextRMSNorm, HYV4UnweightedRMSNorm])
-@pytest.mark.parametrize("threads", [1, 3])
-def test_norms_are_cut_between_rows_and_are_the_whole_bit_for_bit(threads, norm, dtype, small_blocks, monkeypatch):
-    module = norm(33) if norm is not HYV4UnweightedRMSNorm else norm()
-    for weight in module.parameters():
-        weight.data = torch.randn(33, generator=torch.Generator().manual_seed(2)).to(dtype)
-    assert stepwise(torch.nn.Sequential(module)) == [module]
-    given = (torch.randn(5, 7, 33, generator=torch.Generator().manual_seed(1)) * 4).to(dtype)
-    forward, rows = norm.forward, []
-    monkeypatch.setattr(norm, "forward", lambda self, x: (rows.append(len(x)), forward(self, x))[1])
-    with torch.no_grad(), use_threads(threads):
-        whole = module(given)
-        with in_blocks([module]):
-            blocks = module(given)
-            assert torch.equal(module(given[0, 0]), forward(module, given[0, 0]))
-    assert torch.equal(blocks, whole) and blocks.dtype == whole.dtype and blocks.is_contiguous()
-    each = max(1, 64 * threads // 33)
-    assert rows == [5, *[each] * (35 // each), *[35 % each] * (35 % each > 0), 33]
-
-
-def test_a_norm_that_is_not_of_transformers_or_has_products_is_left_alone():
-    class OwnRMSNorm(torch.nn.Module):
-        pass
-
-    gated = LlamaRMSNorm(3)
-    gated.gate = torch.nn.Linear(3, 3)
-    assert stepwise(torch.nn.Sequential(OwnRMSNorm(), torch.nn.RMSNorm(3), torch.nn.LayerNorm(3), gated)) == []
 
 
 def test_a_block_is_a_multiple_of_every_vectors_width():

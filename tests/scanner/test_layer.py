@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from memlens.models.groups import CoefficientBlock, LinearGroup
+from memlens.scanner.kernels import COLUMNS
 from memlens.scanner.layer import LayerScan
 from memlens.scanner.lists import make_candidates
 from memlens.settings import ScanSettings
@@ -50,6 +51,34 @@ def test_filtering_on_the_device_keeps_the_same_as_the_compiled_pass(per_sentenc
             np.testing.assert_array_equal(array, there.arrays()[name], err_msg=name)
     for end, lists in here.triggers.result().items():
         np.testing.assert_array_equal(lists.positions, there.triggers.result()[end].positions)
+
+
+@pytest.mark.parametrize("per_sentence", ["best", "all"])
+def test_memories_of_a_wide_layer_are_as_in_narrow_ones(per_sentence: str) -> None:
+    """A block of several tiles beside blocks of one tile each: lists, sums and counts, those of quadrants, too."""
+    settings = ScanSettings(top=4, per_sentence=per_sentence)
+    random, rows, width = np.random.default_rng(4), 60, COLUMNS + 77
+    sentences, positions = np.repeat(np.arange(20), 3), np.tile(np.arange(3), 20)
+    coefficients, gates = torch.from_numpy(random.normal(size=(2, rows, width)).astype(np.float32))
+
+    def arrays_of(first: int, last: int) -> dict[str, np.ndarray]:
+        size = last - first
+        group = LinearGroup(
+            key_projection=torch.nn.Linear(1, size), up_projection=torch.nn.Linear(1, size),
+            down=torch.nn.Linear(size, 1), activate=torch.nn.functional.silu,
+        )  # fmt: skip
+        layer = LayerScan(0, size, bottom=True, gated=True, settings=settings)
+        block = CoefficientBlock(group, (20, 3), None, coefficients[:, first:last], None, gates[:, first:last])
+        layer.update(block, make_candidates(np.arange(rows), sentences, positions))
+        return layer.arrays()
+
+    wide, left, right = arrays_of(0, width), arrays_of(0, 900), arrays_of(900, width)
+    compared = 0
+    for name, array in wide.items():
+        if len(array) % width == 0 and not name.startswith("sample"):  # which drew by the number of a memory
+            np.testing.assert_array_equal(array, np.concatenate([left[name], right[name]]), err_msg=name)
+            compared += 1
+    assert compared >= 12 and wide["quadrants.counts"].min() > 0
 
 
 def test_merging_in_any_order_gives_the_same_bits() -> None:

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from memlens.errors import SettingError
+from memlens.scanner.kernels import COLUMNS
 from memlens.scanner.layer import TopTriggers
 
 MEMORIES = 3
@@ -84,7 +85,7 @@ def test_any_order_split_and_merge_tree_gives_the_same(rows: list, top: int, per
 def test_many_updates_over_wide_blocks_equal_brute_force(per_sentence: str) -> None:
     """Wider than one tile, more sentences than one group, lists that fill up and turn over."""
     random = np.random.default_rng(7)
-    memories, top = 1500, 9
+    memories, top = COLUMNS + 476, 9
     triggers = TopTriggers(memories, top, per_sentence=per_sentence, bottom=True)
     sentences = np.repeat(np.arange(120), 5)
     positions = np.tile(np.arange(5), 120)
