@@ -3,15 +3,18 @@
 import json
 import random
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from scale_helpers import OPTIONS, TEXTS, Scans, tables_of
 
 import memlens
+from memlens.corpus import sentences
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.files import read_sealed, write_sealed
 from memlens.index import staging
+from memlens.index.shards import open_shard
 
 OF = 3
 
@@ -100,6 +103,28 @@ def test_missing_doubled_and_foreign_parts_are_refused(parts: list[Path], scans:
         with pytest.raises(IndexFolderError, match=words):
             memlens.merge(given, out=out)
     assert not out.exists()
+
+
+def test_a_part_whose_sentences_begin_elsewhere_is_refused(
+    parts: list[Path], scans: Scans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same tokens, cut into sentences by another version of the library that cuts."""
+    cut = sentences.cut_sentences
+
+    def cut_more(line: str, language: str) -> Iterator[str]:
+        for sentence in cut(line, language):
+            at = sentence.rfind(".")
+            is_within_the_context = 0 < at < 40  # longer ones lose their last tokens
+            yield from (sentence[:at], sentence[at:]) if is_within_the_context else (sentence,)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sentences, "cut_sentences", cut_more)
+        scans.run(tmp_path / "part", shard="2/3")
+    ours, theirs = (open_shard(folder).content["tokens"].split() for folder in (parts[1], tmp_path / "part"))
+    assert ours[0] == theirs[0] and ours[1] != theirs[1]
+    with pytest.raises(IndexFolderError, match="a scan of another cut of the corpus, compared with"):
+        memlens.merge([parts[0], tmp_path / "part", parts[2]], out=tmp_path / "index")
+    assert not (tmp_path / "index").exists()
 
 
 @pytest.mark.parametrize("name", ["plan", "model", "shapes", "counts", "tokens", "scanned_with", "files"])
