@@ -15,7 +15,7 @@ _OBJECTS = 50_000
 
 
 def prepare_process(*, for_days: bool = False) -> None:
-    """To be called first: before torch and numpy are imported, before threads are started.
+    """To be called first: before torch and numpy are imported, and by a server before threads are started.
 
     One that goes on for days, as a server does, gives memory back to the system; others keep it for what they do next.
     """

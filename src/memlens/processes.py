@@ -27,7 +27,7 @@ READY, ANSWER, ERROR, BUG = "ready", "answer", "error", "bug"
 LOOK = 0.2  # seconds between two looks whether the driver is still there, or somebody wants to stop
 RETRIES = 3  # so often the same work may be lost with its worker, and so often in a row a worker may fail to start
 GONE = (EOFError, BrokenPipeError, ConnectionResetError)  # what a pipe raises whose other end is closed
-_AHEAD = 2  # items that a worker has, so that it never waits for the driver
+AHEAD = 2  # items that a worker has, so that it never waits for the driver
 
 # sys.path as it is here: a test or a notebook may have added to it. A worker is ours, also where the driver is somebody
 # else's process, which keeps its environment.
@@ -252,7 +252,7 @@ class ProcessMap:
 
     def _supply(self, given: Iterator[tuple[int, Any]]) -> None:
         """Take some items more, start workers for them, and give workers that have too few."""
-        while len(self.sizes) < 2 * _AHEAD * self.size and sum(self.sizes.values()) < self.most:
+        while len(self.sizes) < 2 * AHEAD * self.size and sum(self.sizes.values()) < self.most:
             number, item = next(given, (-1, None))
             if number < 0:
                 break
@@ -264,7 +264,7 @@ class ProcessMap:
             with suppress(BrokenPipeError, ConnectionResetError):
                 worker.connection.send_bytes(self.order(worker.number))
         for worker in self.workers:
-            while self.unassigned and worker.is_ready and len(worker.assigned) < _AHEAD:
+            while self.unassigned and worker.is_ready and len(worker.assigned) < AHEAD:
                 worker.assigned.append(self.unassigned.popleft())
                 worker.send(self.message(worker.assigned[-1]))
 

@@ -66,7 +66,8 @@ def started(checkpoint: Path, out: Path) -> tuple[subprocess.Popen[str], dict[in
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     until = time.monotonic() + PATIENCE
     while not list((out / "partial" / "parts").glob("*.npz")):
-        assert driver.poll() is None and time.monotonic() < until
+        assert driver.poll() is None, driver.communicate()[1]
+        assert time.monotonic() < until
         time.sleep(0.02)
     processes = descendants(driver.pid)
     assert any("ScanWorker" in command for command in processes.values())

@@ -14,6 +14,20 @@ from memlens.testing import tiny_model, tiny_tokenizer
 RAY = SimpleNamespace(put=lambda thing: thing, get=lambda thing: thing, remote=lambda **options: lambda made: made)
 
 
+def test_a_node_without_the_model_computes_where_the_others_do(tmp_path: Path) -> None:
+    """A driver on its processor with workers on GPUs, and the other way round."""
+    model = load(tiny_model("gpt2"), tokenizer=tiny_tokenizer(), prove=False)
+    for gpus, here, there in ((1.0, "cpu", "cuda"), (0.0, "cuda:0", "cpu")):
+        job = SimpleNamespace(
+            model=model, settings=ScanSettings(top=3), layers=(0,), ranges=[], save_seconds=1.0,
+            parts=PartFolder(tmp_path), recipe=lambda here=here: ModelRecipe("/nowhere", device=here),
+        )  # fmt: skip
+        pool = RayPool(RAY, job, 1, gpus)  # type: ignore[arg-type]
+        assert pool.stored.device == there
+        copy = pool._copy()
+        assert copy.device == there and copy.copy and not copy.source
+
+
 def test_a_range_that_failed_before_its_worker_handed_over_is_done_again(tmp_path: Path) -> None:
     model = load(tiny_model("gpt2"), tokenizer=tiny_tokenizer(), prove=False)
     settings, layers = ScanSettings(top=3), (0, 1)

@@ -204,6 +204,10 @@ class ModelRecipe:
         """The same, for who cannot load it from its source."""
         return self if self.copy else replace(self, source="", copy=_pickled(model))
 
+    def elsewhere(self, gpus: float) -> ModelRecipe:
+        """The same for a worker on any machine: on a GPU of its own, or on the processor."""
+        return replace(self, device="cuda" if gpus else "cpu")
+
     def load_or_none(self, number: int = 0) -> MemoryModel | None:
         """The model, or None where its source is not here or is another: then a copy is needed."""
         try:

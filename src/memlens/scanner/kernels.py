@@ -21,8 +21,8 @@ from memlens.scanner.quadrants import (
 )
 from memlens.scanner.routing import UNIT
 
-# Chosen by measurement: the accumulators of some sentences stay in the second-level cache, four rows in the first.
-# A row that is read in one piece is a tenth faster than one in two, which the processor cannot read ahead.
+# Chosen by measurement (docs/benchmarks.md): the accumulators of some sentences stay in the second-level cache, and
+# rows of usual widths are read in one piece, which the processor can read ahead.
 COLUMNS = 1536
 ROWS = 4  # that are looked at together
 SENTENCES = 16  # that are looked at before the lists are brought up to date, so that their bars rise

@@ -22,6 +22,7 @@ import torch
 from memlens.corpus.sentences import Batch
 from memlens.errors import WorkerError
 from memlens.processes import (
+    AHEAD,
     GONE,
     LOOK,
     READY,
@@ -41,7 +42,6 @@ from memlens.settings import ScanSettings
 
 FINISH, STOP = "finish", "stop"
 BATCH, RANGE_DONE, SAVED, NO_MODEL = "batch", "range", "saved", "no model"
-_AHEAD = 2  # ranges that a worker has, so that it never waits for the driver
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ class WorkerPool:
         worker.send((worker.number, name))
 
     def _supply(self, worker: WorkerProcess) -> None:
-        while worker.is_ready and not worker.is_ending and len(worker.assigned) < _AHEAD:
+        while worker.is_ready and not worker.is_ending and len(worker.assigned) < AHEAD:
             batches = self.queue.take()
             if batches is None:
                 return

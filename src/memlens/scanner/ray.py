@@ -8,11 +8,12 @@ lost worker had not handed over goes to others; none of Ray's own retries is rel
 """
 
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from memlens.errors import WorkerError
+from memlens.processes import AHEAD
 from memlens.scanner.executors import Saver, ScanJob, WorkQueue
 from memlens.scanner.ray_cluster import (
     AGENT_SECONDS,
@@ -29,7 +30,6 @@ from memlens.scanner.ray_worker import ScanWorker, merge_states, versions
 from memlens.scanner.scanner import PackedSentences
 from memlens.scanner.state import BatchRange, ScanState, shapes_of
 
-_AHEAD = 2  # ranges that a worker has, so that it never waits for the driver
 _LOOK = 0.2  # seconds between two looks whether somebody wants to stop
 _WINDOWS = 4  # that are kept in the object store
 
@@ -82,7 +82,8 @@ class RayPool:
         self.handover: Handover | None = None
         self.windows: dict[int, Any] = {}
         self.copy: Any = None
-        self.recipe = ray.put(replace(job.recipe(), device="cuda" if gpus else "cpu"))
+        self.recipe = job.recipe().elsewhere(gpus)
+        self.stored = ray.put(self.recipe)
         threads = job.settings.threads
         self.size = size or room_for(ray, threads, gpus)
         self.make = actor_class(ray, ScanWorker, threads, gpus)
@@ -110,11 +111,11 @@ class RayPool:
 
     def _start(self) -> None:
         handle = self.make.remote(self.job.settings, self.job.layers, versions())
-        self.actors.append(RayActor(handle, handle.start.remote(self.recipe)))
+        self.actors.append(RayActor(handle, handle.start.remote(self.stored)))
 
     def _supply(self) -> None:
         for actor in self.actors:
-            while actor.starting is None and len(actor.calls) < _AHEAD:
+            while actor.starting is None and len(actor.calls) < AHEAD:
                 batches = self.queue.take()
                 if batches is None:
                     return
@@ -176,7 +177,7 @@ class RayPool:
 
     def _copy(self) -> Any:
         if self.copy is None:
-            self.copy = self.ray.put(self.job.recipe().as_copy(self.job.model))
+            self.copy = self.ray.put(self.recipe.as_copy(self.job.model))
         return self.copy
 
     def _lose(self, actor: RayActor, reason: str) -> None:

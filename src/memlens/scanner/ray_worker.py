@@ -1,7 +1,7 @@
 """Workers on the nodes of a Ray cluster: they scan, merge what others found, and answer items of a map.
 
-A process of Ray's that runs one is memlens' own. So that it is prepared before torch and numpy are loaded, this file
-imports neither of them nor what needs them: the work itself does.
+A process of Ray's that runs one is memlens' own. So that it is prepared before torch is loaded, this file imports
+neither torch nor what needs it: the work itself does.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,23 +23,25 @@ if TYPE_CHECKING:
     Arrays = dict[str, NDArray[Any]]
 
 
-def versions() -> tuple[str, str]:
-    """Those that results depend on, of memlens and of torch."""
+def versions() -> tuple[str, str, str]:
+    """Those that results depend on, of memlens, torch and transformers."""
     import torch
+    import transformers
 
-    return __version__, str(torch.__version__)  # as it is, it would have torch imported where it is unpickled
+    # torch's is no plain text: as it is, it would have torch imported where it is unpickled
+    return __version__, str(torch.__version__), transformers.__version__
 
 
-def refuse_other_versions(expected: tuple[str, str]) -> None:
+def refuse_other_versions(expected: tuple[str, str, str]) -> None:
     if expected != versions():
-        theirs, ours = ("memlens {} with torch {}".format(*v) for v in (versions(), expected))
+        theirs, ours = ("memlens {} with torch {} and transformers {}".format(*v) for v in (versions(), expected))
         raise WorkerError(f"a Ray node has {theirs}, the driver {ours}; results would differ: install the same")
 
 
 class ScanWorker:
     """A worker of a scan that is asked by calls, one after another."""
 
-    def __init__(self, settings: ScanSettings, layers: tuple[int, ...], expected: tuple[str, str]) -> None:
+    def __init__(self, settings: ScanSettings, layers: tuple[int, ...], expected: tuple[str, str, str]) -> None:
         prepare_process()
         self.settings, self.layers, self.expected = settings, layers, expected
         self.worker: Worker | None = None
@@ -88,7 +90,7 @@ def merge_states(
 class MapWorker:
     """Answers one item of a map after another."""
 
-    def __init__(self, threads: int, expected: tuple[str, str]) -> None:
+    def __init__(self, threads: int, expected: tuple[str, str, str]) -> None:
         prepare_process()
         self.threads, self.expected = threads, expected
 
