@@ -293,7 +293,11 @@ class Workbench:
             if self._preparing is not None:
                 self.pages_first.wait_for(self._preparing)  # tables are needed by every page
             self.pages_first.wait()
-            import_module("memlens.models.load")  # and with it torch
+            for library in (
+                "memlens.models.load",
+                "transformers.modeling_utils",
+            ):  # with torch, most of the time it takes
+                import_module(library)
             self.pages_first.wait()
             loaded = self.index.load_model(self._source)
         except Exception as error:  # whatever it is, the other pages can be used, and the status says why
