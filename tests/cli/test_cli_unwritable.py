@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from cli_helpers import Run, checksums, is_refused
+
+from full_disk import files_no_larger_than
 
 
 def test_a_read_only_folder_is_refused(run: Run, models: dict[str, Path], text: Path, tmp_path: Path) -> None:
@@ -39,12 +40,8 @@ def test_a_read_only_index_can_be_read_but_not_replaced(
 
 
 def test_a_full_disk_is_named(run: Run, models: dict[str, Path], text: Path, tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (600, hard))
-    try:
+    with files_no_larger_than(600):
         ran = run("scan", models["plain"], text, "-o", tmp_path / "out", "--threads", 1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert is_refused(ran, "cannot write")
 
 

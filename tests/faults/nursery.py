@@ -225,6 +225,7 @@ def run_one(
             os.setpgid(0, 0)
             if fault == SHORT and at is not None:
                 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+                sys.dont_write_bytecode = True  # half a compiled module would be kept for all later commands
                 resource.setrlimit(resource.RLIMIT_FSIZE, (at, resource.RLIM_INFINITY))
             elif delay is None:
                 Events(folder, at, fault, log.fileno(), looks).install()

@@ -3,20 +3,19 @@
 import errno
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from scale_helpers import TEXTS, Scans, tables_of
 
 import memlens
+from full_disk import files_no_larger_than
 from memlens import files
 from memlens.errors import FilesError, IndexFolderError
 from memlens.index import staging
@@ -92,17 +91,6 @@ def test_a_driver_killed_at_twenty_random_moments_loses_nothing(small_checkpoint
         nursery.stdin.close()
     assert tables_of(out) == tables_of(alone)
     assert memlens.check(out).is_whole and not (out / "partial").exists()
-
-
-@contextmanager
-def files_no_larger_than(size: int) -> Iterator[None]:
-    """What a full disk does to a writer: from some byte on, writing fails."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_full_disk_is_one_line_and_the_scan_goes_on_when_there_is_room(scans: Scans, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from memlens.index.build import build_index
 from memlens.index.corpus_store import CorpusStore, GrowingCorpus
 from memlens.index.corpus_writer import write_corpus
 from memlens.models.memory_model import MemoryModel
+from memlens.processes import WorkerProcess
 from memlens.scanner.autotune import stream_bytes
 from memlens.scanner.executors import RunSettings, make_executor
 from memlens.scanner.local import WorkerPool
@@ -74,6 +75,20 @@ class Beside:
             self.heard += 1
             if self.heard == 1:
                 self.act()
+
+
+def at_the_gate(model: MemoryModel) -> bool:
+    """Was all text before the mark given?"""
+    assert isinstance(model.tokenizer, GatedTokenizer)
+    return model.tokenizer.is_at_the_gate
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 200) -> None:
+    """Less than the gate waits and a test may take, so that it is said which condition never came."""
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.02)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -292,11 +307,15 @@ def test_ctrl_c_while_text_is_waited_for_is_answered_at_once(
         asked.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    timer = threading.Timer(3.0, ask)  # long after all there is was scanned
-    beside = Beside(timer.start)
+    def wait_and_ask() -> None:
+        wait_until(lambda: at_the_gate(gated))
+        time.sleep(3.0)  # until all there is was scanned, as a rule
+        ask()
+
+    beside = Beside(threading.Thread(target=wait_and_ask, daemon=True).start)
     with pytest.raises(KeyboardInterrupt):
         build(gated, (text,), tmp_path / "index", workers, stream_bytes=1, progress=beside)
-    assert time.monotonic() - asked[0] < 10, "not when the text goes on, which is never"
+    assert time.monotonic() - asked[0] < 60, "not when the text goes on, which is never"
     assert not children_of(os.getpid(), READER) and not children_of(os.getpid())
     assert not CorpusStore.exists(tmp_path / "index" / "partial")
     gate.touch()
@@ -307,17 +326,15 @@ def test_the_work_of_a_worker_that_dies_while_text_is_waited_for_is_done_again_a
     gated: MemoryModel, gate: Path, text: Path, whole: dict[str, Path], pools: list[WorkerPool], tmp_path: Path
 ) -> None:
     def wait_for_text() -> None:  # so that a worker is started, whoever is faster
-        while not gated.tokenizer.is_at_the_gate:  # type: ignore[attr-defined]
-            time.sleep(0.02)
+        wait_until(lambda: at_the_gate(gated))
         threading.Thread(target=kill_and_wait, daemon=True).start()
 
     def kill_and_wait() -> None:
-        while not (idle := [one for one in pools[0].processes if one.unsaved and not one.assigned]):
-            time.sleep(0.05)
+        idle: list[WorkerProcess] = []
+        wait_until(lambda: idle.extend(one for one in pools[0].processes if one.unsaved and not one.assigned) or idle)
         killed, lost = idle[0], idle[0].unsaved[0]
         killed.process.kill()
-        while not any(lost in one.unsaved for one in pools[0].processes if one is not killed):
-            time.sleep(0.05)
+        wait_until(lambda: any(lost in one.unsaved for one in pools[0].processes if one is not killed))
         gate.touch()  # only now does reading go on
 
     beside, never = Beside(wait_for_text), 1e9
