@@ -11,8 +11,10 @@ PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loa
 
 # Where modules are not kept compiled, as in many containers, each of hundreds of processes compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
-# Two targets may install into the same environment.
+# With `make -j`, two targets may install into the same environment.
 .NOTPARALLEL:
+# Also where an earlier one was interrupted before it had pip.
+MAKE_VENV = $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 
 .PHONY: demo test faults everywhere dist docs check format clean chromium
 
@@ -57,13 +59,13 @@ docs: $(INSTALLED)
 # What the demo and the workbench it leads to need. Where pip's usual index gives a torch for GPUs (3 GB more), name one of
 # CPU builds in PIP_EXTRA_INDEX_URL.
 $(RUNS): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(MAKE_VENV)
 	$(PIP) install --constraint constraints.txt --editable '.[serve]'
 	touch $@
 
 # All that the tests need, in one step.
 $(INSTALLED): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(MAKE_VENV)
 	$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	touch $(RUNS) $@
 
