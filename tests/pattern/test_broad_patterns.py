@@ -131,8 +131,7 @@ def test_noise_has_no_pattern(made: tuple[Index, dict[int, set[int]]]) -> None:
 def test_a_stop_after_an_initial_is_no_end_of_a_sentence(tmp_path: Path) -> None:
     import numpy as np
 
-    from memlens.pattern.feature_counts import sentence_start
-    from memlens.pattern.features import SpellingFeatures, TokenFeatures
+    from memlens.pattern.features import SpellingFeatures, TokenFeatures, sentence_start
     from memlens.pattern.words import Words, read_prefix_words
 
     text = "It rained . “ The U . S . army came"

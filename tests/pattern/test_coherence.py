@@ -2,8 +2,15 @@
 
 import numpy as np
 
-from memlens.pattern.coherence import Coherence, ExcludedWords, LastTokens, _unit_vectors, swap_prefixes
-from memlens.pattern.word_vectors import VectorWords, WordVectors
+from memlens.pattern.topics import (
+    Coherence,
+    ExcludedWords,
+    LastTokens,
+    VectorWords,
+    WordVectors,
+    _unit_vectors,
+    swap_prefixes,
+)
 
 WORDS, PREFIXES, LENGTH = 30, 60, 5
 

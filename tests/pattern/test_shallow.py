@@ -87,8 +87,19 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 def test_the_family_of_a_key_is_that_of_its_feature() -> None:
     import numpy as np
 
-    from memlens.pattern.feature_counts import families_of
-    from memlens.pattern.features import BEFORE, BITS, EARLY, FIRST, FIRST_LIST, FRAME, INSIDE, KIND, LAST_CLASS, SHAPE
+    from memlens.pattern.features import (
+        BEFORE,
+        BITS,
+        EARLY,
+        FIRST,
+        FIRST_LIST,
+        FRAME,
+        INSIDE,
+        KIND,
+        LAST_CLASS,
+        SHAPE,
+        families_of,
+    )
 
     keys = [(kind + n) << KIND | sum(7 << BITS * place for place in range(n)) for kind in (ENDING, ANYWHERE)
             for n in (1, 2, 3)]  # fmt: skip

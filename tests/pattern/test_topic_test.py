@@ -7,8 +7,7 @@ import pytest
 from scipy.stats import combine_pvalues
 from test_coherence import PREFIXES, WORDS, made
 
-from memlens.pattern.coherence import ExcludedWords
-from memlens.pattern.topics import Pool, SemanticTopic, _combined, _TopicTest
+from memlens.pattern.topics import ExcludedWords, Pool, SemanticTopic, _combined, _TopicTest
 
 
 @pytest.mark.parametrize(("p", "other"), [(0.04, 0.3), (1e-6, 1e-5), (0.05, 1.0), (1.0, 1.0)])

@@ -4,7 +4,7 @@
  2. Find features that three triggers share, with one cut for all memories (features, shallow).
  3. Choose the few of them that a person would name (shallow).
  4. Find memories that are coherent beyond their words and last tokens, with a cut of its own, and their topics
-    (word_vectors, matched, coherence, topics). The share of memories that pass with swapped triggers is noted. Topics
+    (words.draw_matched, topics). The share of memories that pass with swapped triggers is noted. Topics
     that held-out triggers do not bear out are dropped (score).
  5. Add content words that no topic accounts for (shallow).
  6. Score every pattern on triggers that were held out (score) and drop broad ones that these do not have (of a list of
@@ -28,12 +28,8 @@ from numpy.typing import NDArray
 from memlens.index.memory import token_counts
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
-from memlens.pattern.coherence import LastTokens
-from memlens.pattern.feature_counts import sentence_start
-from memlens.pattern.features import FAMILIES, Feature
+from memlens.pattern.features import FAMILIES, Feature, sentence_start
 from memlens.pattern.score import (
-    ENOUGH,
-    HELD,
     RANDOM,
     Scores,
     is_refuted,
@@ -44,9 +40,8 @@ from memlens.pattern.score import (
     wording_scores,
 )
 from memlens.pattern.shallow import Candidate, Ending, ShallowChoice, Texts, add_waiting, choose, find_significant
-from memlens.pattern.topics import SemanticTopic, find_topics
-from memlens.pattern.word_vectors import VectorWords, WordVectors, word_vectors
-from memlens.pattern.words import GROUNDED, TriggerRows, read_trigger_rows
+from memlens.pattern.topics import LastTokens, SemanticTopic, VectorWords, WordVectors, find_topics, word_vectors
+from memlens.pattern.words import ENOUGH, GROUNDED, HELD, TriggerRows, read_trigger_rows
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values, upper_share
 

@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.pattern.coherence import LastTokens, swap_prefixes
-from memlens.pattern.feature_counts import key_shares
+from memlens.pattern.features import key_shares
 from memlens.pattern.shallow import Texts
-from memlens.pattern.word_vectors import VectorWords, WordVectors, prefix_vectors
+from memlens.pattern.topics import LastTokens, VectorWords, WordVectors, effective_size, prefix_vectors, swap_prefixes
+from memlens.pattern.words import ENOUGH
 from memlens.stats import ONE_SIDED, roc_area
 
-HELD = 25  # triggers
-ENOUGH = 10  # of these for a verdict on a topic
 TIMES = 4  # prefixes with the same last token for each of them
 RANDOM = 1000  # random prefixes that topics are compared with
 Scores = tuple[float | None, float | None]  # against random prefixes, against the same last tokens
@@ -66,12 +64,6 @@ def is_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64])
     if scores[1] is None or mine < ENOUGH:
         return False
     return scores[1] < 0.5 + ONE_SIDED * math.sqrt((mine + others + 1) / (12 * mine * others))
-
-
-def effective_size(rows: NDArray[np.int64]) -> float:
-    """The effective number of independent prefixes of rows of which some are repeated: (sum w)^2 / sum w^2."""
-    times = np.unique(rows[rows >= 0], return_counts=True)[1]
-    return float(times.sum() ** 2 / max((times**2).sum(), 1))
 
 
 def same_last_tokens(held: NDArray[np.int64], tokens: LastTokens, seed: int) -> NDArray[np.int64]:

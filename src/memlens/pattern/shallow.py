@@ -29,10 +29,26 @@ from numpy.typing import NDArray
 
 from memlens.index.reader import Index
 from memlens.parallel import Progress
-from memlens.pattern.feature_counts import Background, families_of, shared_keys
-from memlens.pattern.features import GAP, Feature, SpellingFeatures, TokenFeatures, read_key
-from memlens.pattern.matched import MatchedPlaces, draw_matched
-from memlens.pattern.words import GROUNDED, PrefixWords, TriggerRows, Words, read_prefix_words, sample_prefixes
+from memlens.pattern.features import (
+    GAP,
+    Background,
+    Feature,
+    SpellingFeatures,
+    TokenFeatures,
+    families_of,
+    read_key,
+    shared_keys,
+)
+from memlens.pattern.words import (
+    GROUNDED,
+    MatchedPlaces,
+    PrefixWords,
+    TriggerRows,
+    Words,
+    draw_matched,
+    read_prefix_words,
+    sample_prefixes,
+)
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values
 

@@ -1,7 +1,34 @@
-"""Topics: prefixes of a memory that speak of the same thing beyond the words they share, and the words that name it.
+"""Vectors of words and of prefixes, from the corpus alone: words that occur in the same stretches of text are near.
+
+Words (latent semantic analysis; Deerwester et al., 1990):
+
+ 1. Count words in stretches of text: a few sentences of one paragraph, more of one file; at most words.TOKENS.
+ 2. Each cell of [stretches, words] is max(0, log(n_sw N / (n_s n_w))) / sqrt(n_s): positive pointwise mutual
+    information, damped for long stretches, which say less about each of their words.
+ 3. Reduce to DIMENSIONS with a randomised singular value decomposition; centre; unit length.
+
+Words in fewer than LEAST stretches have no vector (it would only say where they stood), nor have numbers and signs.
+
+Prefixes: the mean of the words' vectors, each word once and weighted by its rarity, at unit length. The number of words
+says how noisy that is: the prefix's size class.
+
+Coherence: do prefixes speak of the same thing, beyond the words they share and beyond what their last tokens imply?
+
+1. The vector of a prefix is made of its words but the last; from it the mean vector of text before the same last token
+   in other documents is taken (words.draw_matched), as much of it as prefixes with so many words have on average. What
+   is left has mean 0 for a random prefix with this last token.
+2. S = sum over pairs of prefixes a < b, one prefix a document, of a . b less what equal words of a and b contribute.
+   The mean is estimated from n prefixes, so pairs of one last token get 1/n of its variance less.
+3. z = (S - sum mu_ab) / sqrt(sum sigma2_ab), with mean and variance of pairs of swapped prefixes with as many words as
+   a and b have: short prefixes are noisier. Pairs of independent prefixes are uncorrelated, so variances add; for k
+   prefixes of one last token the estimated mean widens the deviation by 1 + k / n.
+4. p from z of sets in which every trigger of a memory is swapped for a random prefix of another document with the same
+   last token; beyond their 99th percentile the tail is continued as an exponential.
+
+Topics: prefixes of a memory that speak of the same thing beyond the words they share, and the words that name it.
 
 Whether a memory has a topic is one hypothesis with two tests of different triggers, words of its shallow patterns left
-out of both. (a) Its triggers are more coherent than swapped ones (coherence). (b) Triggers that were held out, of other
+out of both. (a) Its triggers are more coherent than swapped ones (Coherence). (b) Triggers that were held out, of other
 documents, are nearer to the topic of the first than prefixes with the same last tokens are (a rank-sum test). Both
 p-values make one (Fisher's sum of logarithms), with a cut of its own at the rate of false discoveries (Benjamini and
 Hochberg, 1995). A memory above _WORTH in (a) has no topic; one with too few held-out triggers has (a) alone.
@@ -20,19 +47,589 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_matrix
 
-from memlens.parallel import Progress
-from memlens.pattern.coherence import Coherence, ExcludedWords, LastTokens
-from memlens.pattern.score import ENOUGH, HELD, effective_size
+from memlens.index.reader import Index
+from memlens.parallel import Progress, compiled, compiled_part
 from memlens.pattern.shallow import ShallowChoice, Texts
-from memlens.pattern.word_vectors import SIZES, VectorWords, WordVectors, prefix_vectors, size_class
-from memlens.pattern.words import GROUNDED, WINDOW, TriggerRows, one_per_document
+from memlens.pattern.words import (
+    ENOUGH,
+    GROUNDED,
+    HELD,
+    RUN,
+    WINDOW,
+    WORD,
+    MatchedPlaces,
+    PrefixWords,
+    TriggerRows,
+    Words,
+    one_per_document,
+    sampled_runs,
+)
 from memlens.settings import PatternSettings
+from memlens.sorting import sort_with_
 from memlens.stats import q_values, roc_area
+
+DIMENSIONS = 96
+LEAST = 3
+NEAR, WIDE = 4, 16  # sentences in a stretch of a paragraph, and of a file
+MOST_WORDS = 40_000
+_FREQUENT = 1e-3  # of all words: weighs half (smooth inverse frequency)
+_POWERS = 3
+SIZES = np.array([1, 2, 3, 5, 9, 17])  # words with a vector: a prefix is in the last class whose bound it reaches
+
+_QUERY = """
+SELECT regexp_extract_all(text, $1) AS words, source FROM {corpus}
+WHERE (sentence // $2) % $3 = $4 ORDER BY sentence
+"""
+
+
+class WordVectors(NamedTuple):
+    """A vector and a weight for every word that has them; a tuple, so that compiled code takes it."""
+
+    rows: NDArray[np.int32]  # [words of Words]: the word's row below, -1 for none
+    numbers: NDArray[np.int64]  # [rows]: the word's number
+    vectors: NDArray[np.float32]  # [rows, dimensions], unit length, centred
+    weights: NDArray[np.float32]  # [rows]
+    shares: NDArray[np.float64]  # [rows]: of all words of the corpus
+
+
+def word_vectors(index: Index, words: Words, seed: int) -> WordVectors:
+    cells = _count_cells(index, words, seed)
+    chosen, weights, shares = _choose_words(cells, words)
+    rows = np.full(len(words.texts), -1, np.int32)
+    rows[chosen] = np.arange(len(chosen), dtype=np.int32)
+    matrix = _information(cells, rows, len(chosen))
+    vectors = _reduce(matrix, min(DIMENSIONS, max(len(chosen) // 4, 1)), seed)
+    vectors -= vectors.mean(0) if len(vectors) else 0
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+    return WordVectors(rows, chosen, vectors.astype(np.float32), weights, shares)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cells:
+    """The number of times that each word occurs in each stretch."""
+
+    stretch: NDArray[np.int64]
+    word: NDArray[np.int64]
+    times: NDArray[np.int64]
+    stretches: int
+
+
+def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
+    every, which = sampled_runs(index, seed)
+    near, wide = _Cutter(NEAR), _Cutter(WIDE)
+    found = [np.zeros(0, np.int64)]
+    for batch in index.batches(_QUERY, (WORD, RUN, every, which)):
+        lists = batch.column("words")
+        flat = lists.flatten().dictionary_encode()
+        spelled = words.add(flat.dictionary.to_pylist())
+        plain = np.asarray(words.plain, np.int64)[spelled][flat.indices.to_numpy(zero_copy_only=False)]
+        sources = batch.column("source").to_pylist()
+        sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
+        for number, cutter in enumerate((near, wide)):
+            names = sources if cutter is near else [source.rpartition(":")[0] for source in sources]
+            stretch = 2 * np.repeat(np.array([cutter.next(name) for name in names], np.int64), sizes) + number
+            found.append((stretch << 20) | plain)
+    keys, times = np.unique(np.concatenate(found), return_counts=True)
+    return _Cells(keys >> 20, keys & ((1 << 20) - 1), times, 2 * max(near.stretch, wide.stretch) + 2)
+
+
+class _Cutter:
+    """Numbers stretches: so many sentences in a row of one source."""
+
+    def __init__(self, sentences: int) -> None:
+        self.sentences, self.stretch, self.inside, self.source = sentences, -1, 0, ""
+
+    def next(self, source: str) -> int:
+        is_new = source != self.source or self.inside == self.sentences or self.stretch < 0
+        self.stretch, self.inside, self.source = self.stretch + is_new, 1 if is_new else self.inside + 1, source
+        return self.stretch
+
+
+def _choose_words(cells: _Cells, words: Words) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]]:
+    """Words in enough stretches, in few enough to tell something; the most frequent where they are too many."""
+    size = len(words.texts)
+    near = cells.stretch % 2 == 0  # the wide stretches hold the same words once more
+    stretches = np.bincount(cells.word[near], minlength=size)
+    times = np.bincount(cells.word[near], cells.times[near], minlength=size)
+    is_word = np.array([text.isalpha() and len(text) > 1 for text in words.texts])
+    common = max(len(np.unique(cells.stretch[near])) / 4, LEAST)
+    chosen = np.flatnonzero(is_word & (stretches >= LEAST) & (stretches <= common))
+    chosen = np.sort(chosen[np.argsort(-times[chosen], kind="stable")][:MOST_WORDS])
+    shares = times[chosen] / max(times.sum(), 1)
+    return chosen, (_FREQUENT / (_FREQUENT + shares)).astype(np.float32), shares
+
+
+def _information(cells: _Cells, rows: NDArray[np.int32], size: int) -> csr_matrix:
+    """Damped positive pointwise mutual information, [stretches, words]."""
+    column: NDArray[np.int64] = rows[cells.word].astype(np.int64)
+    kept = column >= 0
+    stretch, column, times = cells.stretch[kept], column[kept], cells.times[kept].astype(np.float64)
+    in_stretch = np.bincount(stretch, times, minlength=cells.stretches)
+    of_word = np.bincount(column, times, minlength=size)
+    expected = in_stretch[stretch] * of_word[column] / max(times.sum(), 1)
+    values = np.maximum(np.log(np.maximum(times, 1e-9) / expected), 0)
+    values /= np.sqrt(np.maximum(in_stretch[stretch], 1))
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(stretch, minlength=cells.stretches))])
+    return csr_matrix((values, column, offsets), (cells.stretches, size))
+
+
+def _reduce(matrix: csr_matrix, dimensions: int, seed: int) -> NDArray[np.float64]:
+    """The words in the space of the leading singular vectors, scaled by the square root of the singular values."""
+    width = matrix.shape[1]
+    if width == 0:
+        return np.zeros((0, 1))
+    basis = np.random.default_rng([seed, 7]).standard_normal((width, min(dimensions + 8, width)))
+    for _ in range(_POWERS):
+        basis, _ = np.linalg.qr(matrix.T @ (matrix @ basis))
+    projected = matrix @ basis  # [stretches, size]
+    strengths, turns = np.linalg.eigh(projected.T @ projected)
+    order = np.argsort(-strengths)[:dimensions]
+    scale = np.maximum(strengths[order], 0) ** 0.25
+    vectors: NDArray[np.float64] = (basis @ turns[:, order]) * scale
+    return vectors
+
+
+class VectorWords(NamedTuple):
+    """The words of prefixes that have a vector, each once per prefix; a tuple, so that compiled code takes it."""
+
+    rows: NDArray[np.int32]  # rows of WordVectors
+    is_last: NDArray[np.bool_]  # does it stand nowhere but at the end?
+    offsets: NDArray[np.int64]  # [prefixes + 1]
+
+    @classmethod
+    def of(cls, prefixes: PrefixWords, vectors: WordVectors) -> VectorWords:
+        return cls(*_vector_words(prefixes.words, prefixes.offsets, vectors.rows))
+
+
+@compiled
+def _vector_words(words: Any, offsets: Any, row_of: Any) -> tuple[Any, Any, Any]:
+    rows, is_last = np.empty(len(words), np.int32), np.empty(len(words), np.bool_)
+    found = np.zeros(len(offsets), np.int64)
+    count = 0
+    for prefix in range(len(offsets) - 1):
+        begin = count
+        for place in range(offsets[prefix], offsets[prefix + 1]):
+            row = row_of[words[place]]
+            is_new = row >= 0
+            for earlier in range(begin, count):
+                is_new &= rows[earlier] != row
+            if is_new:
+                rows[count], is_last[count] = row, place == offsets[prefix + 1] - 1
+                count += 1
+        found[prefix + 1] = count
+    return rows[:count].copy(), is_last[:count].copy(), found
+
+
+@compiled_part
+def dot(left: Any, right: Any) -> Any:
+    """The product of two vectors, added up in order; an expression of arrays takes far longer to compile."""
+    total = left[0] * right[0]
+    for i in range(1, left.shape[0]):
+        total += left[i] * right[i]
+    return total
+
+
+@compiled_part
+def prefix_vector_(
+    prefixes: VectorWords, prefix: int, excluded: Any, drop_last: bool, vectors: WordVectors,
+    vector: Any, used: Any, parts: Any,
+) -> int:  # fmt: skip
+    """Write the unit vector, its words and their coefficients; how many words it has comes back (0: no vector)."""
+    size, count = vector.shape[0], 0
+    for i in range(size):
+        vector[i] = 0
+    for place in range(prefixes.offsets[prefix], prefixes.offsets[prefix + 1]):
+        row = prefixes.rows[place]
+        if drop_last and prefixes.is_last[place]:
+            continue
+        is_out = False
+        for other in excluded:
+            is_out |= other == row
+        if not is_out:
+            used[count], parts[count] = row, vectors.weights[row]
+            for i in range(size):
+                vector[i] += vectors.weights[row] * vectors.vectors[row, i]
+            count += 1
+    norm = np.sqrt(dot(vector, vector))
+    if norm < 1e-6:
+        return 0
+    for i in range(size):
+        vector[i] /= norm
+    for i in range(count):
+        parts[i] /= norm
+    return count
+
+
+@compiled
+def _prefix_vectors_(
+    prefixes: VectorWords, rows: Any, drop_last: Any, excluded: Any, vectors: WordVectors, unit: Any, words: Any
+) -> Any:
+    counts, parts = np.zeros(len(rows), np.int64), np.empty(WINDOW, np.float32)
+    for i in range(len(rows)):
+        used = words[i if i < len(words) else 0]
+        if rows[i] >= 0:
+            counts[i] = prefix_vector_(prefixes, rows[i], excluded, drop_last[i], vectors, unit[i], used, parts)
+        if counts[i] == 0:
+            for d in range(unit.shape[1]):
+                unit[i, d] = 0
+    return counts
+
+
+def prefix_vectors(
+    prefixes: VectorWords,
+    vectors: WordVectors,
+    rows: NDArray[np.int64],
+    drop_last: NDArray[np.bool_],
+    excluded: NDArray[np.int32] | None = None,
+    words: NDArray[np.int32] | None = None,
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Unit vectors [rows, dimensions] of prefixes (-1 for none) and numbers of words [rows]; both 0 without a vector.
+
+    `words` [rows, WINDOW] gets the rows of the words of each.
+    """
+    unit = np.empty((len(rows), vectors.vectors.shape[1]), np.float32)
+    used = np.empty((1, WINDOW), np.int32) if words is None else words
+    own = np.empty(0, np.int32) if excluded is None else excluded
+    counts: NDArray[np.int64] = _prefix_vectors_(prefixes, rows, drop_last, own, vectors, unit, used)
+    return unit, counts
+
+
+@compiled_part
+def size_class(count: int) -> int:
+    found = 0
+    while found + 1 < len(SIZES) and count >= SIZES[found + 1]:
+        found += 1
+    return found
+
+
+NULL_SETS, FEWER_SETS = 20_000, 4_000  # of the most triggers, and of fewer
+_PAIRS = 200_000
+_TAIL = 0.99
+_SIZES = (3, 4, 6, 9, 14, 20, 25, 35, 50, 64)
+_KNOWN = 3  # prefixes of other documents that say what text before a token is like
+
+
+class ExcludedWords(NamedTuple):
+    """Words of shallow patterns, by memory; a tuple, so that compiled code takes it."""
+
+    words: NDArray[np.int32]  # rows of WordVectors
+    offsets: NDArray[np.int64]  # [memories + 1]
+    last: NDArray[np.uint64]  # [memories]: prefixes whose last word is left out, a bit each
+
+
+class LastTokens(NamedTuple):
+    """Prefixes with their last tokens and documents, and the samples for each token; for compiled code."""
+
+    tokens: NDArray[np.int32]  # [prefixes]
+    documents: NDArray[np.int64]  # [prefixes]
+    slots: NDArray[np.int32]  # as in MatchedPlaces
+    offsets: NDArray[np.int64]  # [slots + 1]: rows of prefixes
+    middles: NDArray[np.int64]
+    first: int  # row of the first sampled prefix
+    vectors: NDArray[np.float32]  # [sampled prefixes, dimensions]: without the last word; 0 where there is none
+    amounts: NDArray[np.float64]  # [size classes]: how much of the mean vector a prefix has
+
+    @classmethod
+    def of(cls, prefixes: PrefixWords, words: VectorWords, places: MatchedPlaces, vectors: WordVectors) -> LastTokens:
+        first = len(prefixes) - len(places.sentences)
+        unit = _unit_vectors(words, first, len(places.sentences), vectors)
+        where = (places.slots, places.offsets + first, places.middles + first)
+        found = cls(prefixes.tokens, prefixes.documents, *where, first, unit, np.ones(len(SIZES)))
+        products, squares = _amounts(words, found, vectors)
+        nearest = np.where(squares > 1, products / np.maximum(squares, 1), 1.0)  # to the prefixes of the second sample
+        return found._replace(amounts=nearest)
+
+
+def _unit_vectors(words: VectorWords, first: int, count: int, vectors: WordVectors) -> Any:
+    unit, _ = prefix_vectors(words, vectors, np.arange(first, first + count), np.ones(count, np.bool_))
+    return unit
+
+
+@compiled
+def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
+    """Each prefix for one of another document with its last token; -1 where there is none that is not used already."""
+    found = np.full(rows.shape, -1, np.int64)
+    for m in range(rows.shape[0]):
+        for i in range(rows.shape[1]):
+            token = -1 if rows[m, i] < 0 else tokens.tokens[rows[m, i]]
+            slot = -1 if token < 0 else tokens.slots[token]
+            if slot < 0:
+                continue
+            begin, count = tokens.middles[slot], tokens.offsets[slot + 1] - tokens.middles[slot]
+            for step in range(count):
+                row = begin + (np.int64(starts[m, i] * count) + step) % count
+                is_free = tokens.documents[row] != tokens.documents[rows[m, i]]
+                for j in range(i):
+                    is_free &= found[m, j] < 0 or tokens.documents[row] != tokens.documents[found[m, j]]
+                if is_free:
+                    found[m, i] = row
+                    break
+    return found
+
+
+def swap_prefixes(rows: NDArray[np.int64], tokens: LastTokens, random: np.random.Generator) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = _swap(np.ascontiguousarray(rows), tokens, random.random(rows.shape))
+    return found
+
+
+@compiled_part
+def _is_there(tokens: LastTokens, row: int) -> bool:
+    """Has a sampled prefix a vector?"""
+    found = False
+    for i in range(tokens.vectors.shape[1]):
+        found |= tokens.vectors[row - tokens.first, i] != 0
+    return found
+
+
+@compiled_part
+def _mean_before(
+    slot: int, documents: Any, filled: int, excluded: Any, words: VectorWords, tokens: LastTokens, vectors: WordVectors,
+    mean: Any, vector: Any, used: Any, parts: Any,
+) -> int:  # fmt: skip
+    """Write the mean vector of text before a token in other documents; of how many prefixes comes back."""
+    size, count = mean.shape[0], 0
+    for i in range(size):
+        mean[i] = 0
+    for row in range(tokens.offsets[slot], tokens.middles[slot]):
+        is_free, has_excluded = True, False
+        for i in range(filled):
+            is_free &= tokens.documents[row] != documents[i]
+        if not is_free:
+            continue
+        for place in range(words.offsets[row], words.offsets[row + 1]):
+            for other in excluded:
+                has_excluded |= words.rows[place] == other
+        if has_excluded:
+            if prefix_vector_(words, row, excluded, True, vectors, vector, used, parts) > 0:
+                for i in range(size):
+                    mean[i] += vector[i]
+                count += 1
+        elif _is_there(tokens, row):
+            for i in range(size):
+                mean[i] += tokens.vectors[row - tokens.first, i]
+            count += 1
+    for i in range(size):
+        mean[i] /= max(count, 1)
+    return count
+
+
+@compiled_part
+def _variance(mean: Any, count: int) -> float:
+    """Variance of unit vectors around their mean, summed over dimensions."""
+    return max(1 - dot(mean, mean), 0.0) * count / (count - 1)
+
+
+@compiled
+def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tuple[Any, Any]:
+    """Products of a token's mean vector with the prefixes of the second sample, and its squares, by size class."""
+    products, squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
+    mean, one, nothing = np.empty(tokens.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
+    spare, used, parts = (
+        np.empty(tokens.vectors.shape[1], np.float32),
+        np.empty(WINDOW, np.int32),
+        np.empty(WINDOW, np.float32),
+    )
+    for slot in range(len(tokens.middles)):
+        for row in range(tokens.middles[slot], tokens.offsets[slot + 1]):
+            vector = tokens.vectors[row - tokens.first]
+            one[0] = tokens.documents[row]
+            count = _mean_before(slot, one, 1, nothing, words, tokens, vectors, mean, spare, used, parts)
+            if count < _KNOWN or not _is_there(tokens, row):
+                continue
+            size = size_class(max(words.offsets[row + 1] - words.offsets[row] - 1, 1))
+            products[size] += dot(vector, mean)
+            squares[size] += dot(mean, mean) - _variance(mean, count) / count
+    return products, squares
+
+
+@compiled
+def _pair_sums(
+    sets: Any, owners: Any, words: VectorWords, tokens: LastTokens, excluded: ExcludedWords, vectors: WordVectors
+) -> tuple[Any, Any, Any]:
+    """S of each set of prefixes (-1: none), how much wider its deviation is, and its prefixes by size class."""
+    memories, triggers = sets.shape
+    sums, wider, classes = np.zeros(memories), np.ones(memories), np.zeros((memories, len(SIZES)))
+    dimensions = vectors.vectors.shape[1]
+    vector, left, total = np.empty(dimensions, np.float32), np.empty(dimensions), np.empty(dimensions)
+    spare, spare_used, spare_parts = (
+        np.empty(dimensions, np.float32),
+        np.empty(WINDOW, np.int32),
+        np.empty(WINDOW, np.float32),
+    )
+    used, parts = np.empty(WINDOW, np.int32), np.empty(WINDOW, np.float32)
+    all_words, all_parts = np.empty(WINDOW * triggers, np.int32), np.empty(WINDOW * triggers)
+    means, slots = np.empty((triggers, dimensions)), np.empty(triggers, np.int64)
+    known, times, documents = np.empty(triggers, np.int64), np.empty(triggers, np.int64), np.empty(triggers, np.int64)
+    taken, taken_squares = np.empty(triggers), np.empty(triggers)
+    for m in range(memories):
+        own = excluded.words[excluded.offsets[owners[m]] : excluded.offsets[owners[m] + 1]]
+        prefixes = 0
+        for row in sets[m]:
+            if row >= 0:
+                documents[prefixes] = tokens.documents[row]
+                prefixes += 1
+        for i in range(dimensions):
+            total[i] = 0
+        squares, groups, word_count, filled = 0.0, 0, 0, 0
+        for row in sets[m]:
+            slot = -1 if row < 0 or tokens.tokens[row] < 0 else tokens.slots[tokens.tokens[row]]
+            count = 0 if slot < 0 else prefix_vector_(words, row, own, True, vectors, vector, used, parts)
+            if count == 0:
+                continue
+            group = 0
+            while group < groups and slots[group] != slot:
+                group += 1
+            if group == groups:
+                slots[group], times[group], taken[group], taken_squares[group] = slot, 0, 0.0, 0.0
+                known[group] = _mean_before(
+                    slot, documents, prefixes, own, words, tokens, vectors, means[group], spare, spare_used, spare_parts
+                )
+                groups += 1
+            if known[group] < _KNOWN:
+                continue
+            size = size_class(count)
+            for i in range(dimensions):
+                left[i] = vector[i] - tokens.amounts[size] * means[group, i]
+                total[i] += left[i]
+            squares += dot(left, left)
+            times[group] += 1
+            taken[group] += tokens.amounts[size]
+            taken_squares[group] += tokens.amounts[size] ** 2
+            filled += 1
+            classes[m, size] += 1
+            for i in range(count):
+                all_words[word_count + i], all_parts[word_count + i] = used[i], parts[i]
+            word_count += count
+        same = _equal_words_(all_words, all_parts, word_count)
+        bias, spread = 0.0, 0.0
+        for group in range(groups):
+            if times[group] > 0:
+                k, n = times[group], known[group]
+                pairs = (taken[group] ** 2 - taken_squares[group]) / 2
+                bias += pairs * _variance(means[group], n) / n
+                spread += k * (1 + k / n)
+        sums[m] = (dot(total, total) - squares - same) / 2 - bias
+        wider[m] = spread / filled if filled else 1.0
+    return sums, wider, classes
+
+
+@compiled_part
+def _equal_words_(words: Any, parts: Any, count: int) -> float:
+    """Twice what equal words of different prefixes contribute to the sum of cosines; the words get sorted."""
+    sort_with_(words, parts, count)
+    same, begin = 0.0, 0
+    while begin < count:
+        end, whole, squares = begin, 0.0, 0.0
+        while end < count and words[end] == words[begin]:
+            whole, squares, end = whole + parts[end], squares + parts[end] * parts[end], end + 1
+        same += whole * whole - squares
+        begin = end
+    return same
+
+
+@dataclass(frozen=True, eq=False)
+class Coherence:
+    """The statistic and its null distribution for one corpus and the triggers found in it."""
+
+    words: VectorWords
+    tokens: LastTokens
+    excluded: ExcludedWords
+    vectors: WordVectors
+    means: NDArray[np.float64]  # [size classes, size classes]
+    variances: NDArray[np.float64]
+    null: dict[int, tuple[NDArray[np.float64], float]]  # by triggers: sorted null statistics, mean excess in the tail
+
+    @classmethod
+    def calibrate(
+        cls,
+        rows: NDArray[np.int64],
+        words: VectorWords,
+        tokens: LastTokens,
+        excluded: ExcludedWords,
+        vectors: WordVectors,
+        seed: int,
+    ) -> Coherence:
+        """`rows` [memories, t]: the triggers, one a document."""
+        random = np.random.default_rng([seed, 8])
+        kinds = (len(SIZES),) * 2
+        found = cls(words, tokens, excluded, vectors, np.zeros(kinds), np.ones(kinds), {})
+        memory, rank = np.nonzero(rows >= 0)
+        if len(memory) < 2:
+            return found
+        drawn = random.integers(0, len(memory), (_PAIRS, 2))
+        pairs = found.swap(rows[memory[drawn], rank[drawn]], random)
+        found.means[:], found.variances[:] = found._pair_moments(pairs, memory[drawn[:, 0]])
+        packed = np.take_along_axis(rows, np.argsort(rows < 0, 1, kind="stable"), 1)  # triggers that are there first
+        filled = (rows >= 0).sum(1)
+        for size in sorted({size for size in _SIZES if size < rows.shape[1]} | {rows.shape[1]}):
+            enough = np.flatnonzero(filled >= min(size, filled.max()))
+            owners = random.choice(enough, NULL_SETS if size >= rows.shape[1] else FEWER_SETS)
+            z, _ = found.z_scores(found.swap(packed[owners, :size], random), owners)
+            z.sort()
+            bar = z[int(_TAIL * len(z))]
+            found.null[size] = (z, float((z[z > bar] - bar).mean()) if (z > bar).any() else 1.0)
+        return found
+
+    def swap(self, rows: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.int64]:
+        """The same sets with every prefix swapped for one of another document with the same last token."""
+        return swap_prefixes(rows, self.tokens, random)
+
+    def z_scores(
+        self, sets: NDArray[np.int64], owners: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """z and the number of prefixes that count, of sets [sets, t] with the excluded words of their owners."""
+        sums, wider, classes = self._sums(sets, owners)
+        pairs = classes[:, :, None] * classes[:, None, :]
+        pairs -= classes[:, :, None] * np.eye(len(SIZES))
+        pairs /= 2  # each pair is there twice
+        expected = (pairs * self.means).sum((1, 2))
+        variance = (pairs * self.variances).sum((1, 2)) + 1e-12
+        return (sums - expected) / (np.sqrt(variance) * wider), classes.sum(1).astype(np.int64)
+
+    def _sums(self, sets: NDArray[np.int64], owners: NDArray[np.int64]) -> tuple[Any, Any, Any]:
+        found: tuple[Any, Any, Any] = _pair_sums(sets, owners, self.words, self.tokens, self.excluded, self.vectors)
+        return found
+
+    def _pair_moments(
+        self, pairs: NDArray[np.int64], owners: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and variance of a pair's product by the size classes of its two prefixes, in either order."""
+        sums, _, classes = self._sums(pairs, owners)
+        both = classes.sum(1) == 2
+        sums, classes = sums[both], classes[both]
+        low = classes.argmax(1)
+        high = len(SIZES) - 1 - classes[:, ::-1].argmax(1)
+        flat = low * len(SIZES) + high
+        kinds = len(SIZES) ** 2
+        counts = np.bincount(flat, minlength=kinds)
+        added, squares = (np.bincount(flat, sums**power, minlength=kinds) for power in (1, 2))
+        enough = counts >= 30
+        overall = (sums.mean(), sums.var()) if len(sums) else (0.0, 1.0)
+        means = np.where(enough, added / np.maximum(counts, 1), overall[0]).reshape(len(SIZES), -1)
+        variances = np.where(enough, squares / np.maximum(counts, 1), overall[1] + overall[0] ** 2)
+        variances = np.maximum(variances.reshape(len(SIZES), -1) - means**2, 1e-6)
+        upper = np.triu(np.ones((len(SIZES),) * 2, np.bool_))
+        return np.where(upper, means, means.T), np.where(upper, variances, variances.T)
+
+    def p_values(self, z: NDArray[np.float64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Chance that swapped triggers are as coherent; 1 where fewer than three count."""
+        p = np.ones(len(z))
+        sizes = sorted(self.null)
+        for size, following in zip(sizes, [*sizes[1:], np.iinfo(np.int64).max], strict=True):
+            own = (filled >= max(size, GROUNDED)) & (filled < following)
+            null, excess = self.null[size]
+            above = len(null) - np.searchsorted(null, z[own], side="left")
+            bar = null[int(_TAIL * len(null))]
+            far = (1 - _TAIL) * np.exp(-np.maximum(z[own] - bar, 0) / excess)
+            p[own] = np.where(z[own] > bar, far, (above + 1) / (len(null) + 1))
+        return p
+
 
 BAR = 1.65
 TOPICS = 3  # of a memory, at most
@@ -190,6 +787,12 @@ class _TopicTest:
         words = self.excluded.words[self.excluded.offsets[m] : self.excluded.offsets[m + 1]]
         unit, counts = prefix_vectors(self.own, self.vectors, there, np.ones(len(there), np.bool_), words)
         return (unit[counts > 0] @ topic.direction).astype(np.float64), there[counts > 0]
+
+
+def effective_size(rows: NDArray[np.int64]) -> float:
+    """The effective number of independent prefixes of rows of which some are repeated: (sum w)^2 / sum w^2."""
+    times = np.unique(rows[rows >= 0], return_counts=True)[1]
+    return float(times.sum() ** 2 / max((times**2).sum(), 1))
 
 
 def _combined(p: float, other: float | None) -> float:

@@ -1,14 +1,13 @@
 """Endings of triggers: which last tokens, and last two tokens, each memory's triggers have, and how rare they are."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.corpus.repeats import SentenceGroup, StoredSentences, cut_by_size, find_repeats
+from memlens.corpus.repeats import find_repeats, split_sentences
 from memlens.index.reader import Index
 from memlens.role.rules import TOKENS
 
@@ -123,16 +122,13 @@ def _fresh_from(index: Index) -> NDArray[np.int32]:
     counts, dedup = index.manifest.counts, index.manifest.settings.dedup
     if dedup == "none":
         return np.zeros(counts.sentences, np.int32)
-    group = SentenceGroup(counts.sentences, counts.tokens, lambda: _stored(index))
     with TemporaryDirectory() as scratch:
-        return np.concatenate(list(find_repeats(group, Path(scratch), dedup)))
+        return find_repeats(_stored(index), counts.sentences, Path(scratch), dedup)
 
 
-def _stored(index: Index) -> Iterator[StoredSentences]:
+def _stored(index: Index) -> Iterator[tuple[Ints, list[bytes]]]:
+    """Yield ids and tokens of the sentences of an index."""
     for batch in index.batches("SELECT sentence, tokens FROM {corpus}"):
-        ids, lists = np.asarray(batch.column(0), np.int64), batch.column(1)
+        lists = batch.column(1)
         lengths, tokens = np.asarray(lists.value_lengths(), np.int64), np.asarray(lists.flatten(), np.int32)
-        ends = np.cumsum(lengths)
-        for begin, stop in pairwise(cut_by_size(lengths)):
-            part = tokens[ends[begin] - lengths[begin] : ends[stop - 1]]
-            yield StoredSentences(ids[begin:stop], lengths[begin:stop], part.tobytes())
+        yield np.asarray(batch.column(0), np.int64), split_sentences(tokens.tobytes(), lengths)
