@@ -89,7 +89,7 @@ def scan(
     from memlens.index.shards import open_shard
     from memlens.index.staging import recorded_threads
     from memlens.models.load import load
-    from memlens.scanner.autotune import choose_workers, stream_bytes, text_processes
+    from memlens.scanner.autotune import choose_workers, text_processes
     from memlens.scanner.executors import make_executor
     from memlens.scanner.state import ShardNumber
 
@@ -115,7 +115,6 @@ def scan(
         layer_budget=run.layer_budget,
         device_map=run.device_map,
         text_processes=text_processes(run, workers),
-        stream_bytes=stream_bytes(run),
     )
     if shard is not None:
         return open_shard(folder)

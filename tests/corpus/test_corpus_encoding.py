@@ -103,6 +103,7 @@ class Noting:
         return self.tokenizer.encode(texts)
 
 
+@pytest.mark.sweep
 def test_this_process_works_until_another_one_is_ready_and_nobody_can_tell(
     folder: Path, tokenizer: Tokenizer, odd_chunks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,6 +128,7 @@ def test_what_was_read_is_counted_in_bytes(folder: Path, tokenizer: Tokenizer) -
 
 
 @pytest.mark.usefixtures("odd_chunks")
+@pytest.mark.sweep
 def test_an_error_is_met_after_the_same_sentences_or_not_at_all(tmp_path: Path, tokenizer: Tokenizer) -> None:
     good = "".join(LINE.format(number) + "\n" for number in range(80))
     (tmp_path / "a.txt").write_bytes(good.encode() + b"caf\xe9 opened\n" + good.encode())
@@ -241,6 +243,7 @@ class Picky:
 
 
 @pytest.mark.usefixtures("odd_chunks")
+@pytest.mark.sweep
 def test_what_the_tokenizer_refuses_is_the_same_line_from_a_process(folder: Path) -> None:
     corpus = CorpusSettings((str(folder / "c.txt.gz"),), unit="line")
     for processes in (1, 2):

@@ -150,6 +150,7 @@ def test_a_pull_that_breaks_off_anywhere_is_no_index_and_continues(
     assert broken
 
 
+@pytest.mark.sweep
 def test_a_hub_that_falls_silent_anywhere_is_not_waited_for(
     hub: Hub, tiny_gpt2_index: Index, tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

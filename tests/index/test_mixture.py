@@ -47,6 +47,7 @@ def test_workers_a_stopped_scan_and_shards_give_the_bytes_of_one_process(scans: 
     assert tables_of(index.folder) == tables_of(scans.alone) and memlens.check(index).is_whole
 
 
+@pytest.mark.sweep
 def test_a_killed_scan_is_continued(checkpoint: Path, scans: Scans, tmp_path: Path) -> None:
     process = start(checkpoint, tmp_path, until=1500)
     process.send_signal(signal.SIGKILL)

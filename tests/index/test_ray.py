@@ -58,6 +58,7 @@ def test_two_nodes_give_the_bytes_of_one_process(cluster: Any, scans: Scans, tmp
     scans.end(tmp_path, executor="ray", workers=2)
 
 
+@pytest.mark.sweep
 def test_a_stopped_ray_scan_is_continued_by_one_process(cluster: Any, scans: Scans, tmp_path: Path) -> None:
     scans.stop(tmp_path, 4, executor="ray", workers=None)
     assert len(list((tmp_path / "partial" / "parts").glob("*.npz"))) == 1, "the driver keeps one part"
@@ -71,6 +72,7 @@ def run_on_ray(scans: Scans, out: Path, workers: int, progress: Any) -> None:
     build_index(scans.model, CorpusSettings(TEXTS), settings, out, **options)
 
 
+@pytest.mark.sweep
 def test_a_driver_that_fails_has_kept_what_was_handed_over(cluster, scans, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(executors, "_SAVE_RATIO", 0)
 
@@ -83,6 +85,7 @@ def test_a_driver_that_fails_has_kept_what_was_handed_over(cluster, scans, tmp_p
     scans.go_on(tmp_path)
 
 
+@pytest.mark.sweep
 def test_values_edits_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: Any, alone: Path, tmp_path: Path) -> None:
     here, there = (Path(shutil.copytree(alone, tmp_path / name)) for name in ("here", "there"))
     for folder, options in ((here, {}), (there, {"executor": "ray"})):
@@ -94,6 +97,7 @@ def test_values_edits_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: An
         assert (here / f"{table}.parquet").read_bytes() == (there / f"{table}.parquet").read_bytes(), table
 
 
+@pytest.mark.sweep
 def test_workers_of_a_map_are_prepared_and_one_that_dies_costs_no_answer(
     cluster: Any, memory_model: Any, tmp_path: Path
 ) -> None:
@@ -134,6 +138,7 @@ def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(memory_model, 
             assert np.asarray(column, object).tolist() == np.asarray(other[name], object).tolist(), name
 
 
+@pytest.mark.sweep
 def test_a_node_removed_mid_run_costs_no_result(cluster, scans, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(executors, "_SAVE_RATIO", 0)  # so that some is in flight when the node goes
     removed: list[int] = []

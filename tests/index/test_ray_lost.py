@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from scale_helpers import TEXTS, Scans, is_alive
 
+pytestmark = pytest.mark.sweep
+
 # The command line with a cluster of its own, which hands over and saves all the time.
 PROGRAM = """
 import sys

@@ -109,6 +109,7 @@ def test_two_workers(checkpoint: Path, alone: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_processors")
+@pytest.mark.sweep
 def test_ray(checkpoint: Path, alone: Path, tmp_path: Path) -> None:
     memlens.scan(checkpoint, TEXTS, out=tmp_path, executor="ray", workers=2, **OPTIONS)
     assert tables_of(tmp_path) == tables_of(alone)

@@ -17,6 +17,7 @@ from memlens.scanner import executors
 from memlens.testing import tiny_model, tiny_tokenizer
 
 
+@pytest.mark.sweep
 def test_four_workers_give_the_bytes_of_one_process(scans: Scans, tmp_path: Path) -> None:
     fed: list[int] = []
     scans.end(tmp_path, workers=4, progress=lambda stage, done, total: fed.append(done) if stage == "scan" else None)
@@ -46,6 +47,7 @@ def test_ctrl_c_lets_workers_save_and_fewer_workers_continue(scans: Scans, tmp_p
     scans.go_on(tmp_path)
 
 
+@pytest.mark.sweep
 def test_ctrl_c_twice_ends_at_once_and_loses_nothing_that_was_saved(small_checkpoint, scans, tmp_path) -> None:
     process = start(small_checkpoint, tmp_path, until=2000, stderr=subprocess.DEVNULL)
     workers = children_of(process.pid)
@@ -79,6 +81,7 @@ def test_workers_of_a_killed_driver_end_and_a_new_driver_waits_for_them(small_ch
         time.sleep(0.1)
 
 
+@pytest.mark.sweep
 def test_a_worker_that_dies_again_and_again_is_one_clear_line(scans, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(executors, "RETRIES", 0)
 
@@ -91,6 +94,7 @@ def test_a_worker_that_dies_again_and_again_is_one_clear_line(scans, tmp_path, m
     assert not children_of(os.getpid())
 
 
+@pytest.mark.sweep
 def test_a_model_that_was_changed_in_memory_is_scanned_as_it_is(small_checkpoint: Path, tmp_path: Path) -> None:
     model = memlens.load(small_checkpoint)
     model.network.model.layers[0].mlp.down_proj.weight.data *= 2
@@ -106,6 +110,7 @@ def test_a_model_that_cannot_be_copied_is_refused_in_one_line(tmp_path: Path) ->
         memlens.scan(network, TEXTS[0], out=tmp_path, tokenizer=tiny_tokenizer(), workers=2, **OPTIONS)
 
 
+@pytest.mark.sweep
 def test_a_script_without_a_main_guard_can_use_workers(small_checkpoint: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

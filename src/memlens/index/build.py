@@ -1,27 +1,25 @@
 """Builds an index from a model and a corpus, in stages that can be stopped at any moment and continued.
 
 plan      partial/plan.json: which model, corpus and settings this scan is of
-corpus    partial/corpus.parquet and the flat arrays beside it; the scan of a long text begins while it is read
+corpus    partial/corpus.parquet and the flat arrays beside it
 scan      partial/parts: what workers have found, saved at intervals and when stopped
 tables    partial/*.parquet: triggers, memories, ordinary, vocabulary
 publish   the tables move up into the folder, then manifest.json, last
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from memlens import __version__
 from memlens.corpus.sentences import corpus_fingerprint, corpus_stamps
-from memlens.errors import FilesError, SettingError, WorkerError
+from memlens.errors import SettingError
 from memlens.files import FileFacts, explain_os_errors, only_writer
 from memlens.index import shards, staging
 from memlens.index.corpus_reading import TextOrder, read_text
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.corpus_stream import TextStream
 from memlens.index.layout import (
     CORPUS,
     LOCK,
@@ -36,18 +34,16 @@ from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabular
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
 from memlens.scanner.autotune import refuse_large_lists
-from memlens.scanner.executors import KEPT, SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
+from memlens.scanner.executors import SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
 from memlens.scanner.lists import EDGES
 from memlens.scanner.sample import bin_edges
 from memlens.scanner.scanner import ScanSentence, bos_to_feed, plan_batches
 from memlens.scanner.state import (
-    WORKERS,
     BatchRange,
     LayerShape,
     PartFolder,
     ShardNumber,
     ranges_left,
-    ranges_while_read,
     shapes_of,
     wait_for_orphans,
 )
@@ -116,14 +112,12 @@ def build_index(
     layer_budget: int | None = None,
     device_map: Any = None,
     text_processes: int = 1,
-    stream_bytes: int | None = None,
 ) -> dict[str, Any]:
     """Make `folder` the index of this model and corpus; continues what an interrupted call began. Its plan comes back.
 
     `executor` None works in this process. With a `shard` the folder becomes that shard, for `merge_shards`. At most
     `layer_budget` layers are scanned in one pass over the corpus. `device_map` is what the model was loaded with, for
-    workers who load it again. `text_processes` cut and tokenize a long text. One of at least `stream_bytes` is scanned
-    while it is read; what is done is kept once it is whole. None of these changes a byte of the result.
+    workers that load it again. `text_processes` cut and tokenize a long text. None of these changes the result.
     """
     if layer_budget is not None and layer_budget < 1:
         raise SettingError(f"--layer-budget is {layer_budget}; it must be 1 or more")
@@ -148,7 +142,7 @@ def build_index(
             return ModelRecipe.of(model, plan["model"], device_map)
 
         order = TextOrder(
-            folder / PARTIAL, folder / WORKERS, corpus, stamps, model.tokenizer, model.name, model.vocabulary,
+            folder / PARTIAL, corpus, stamps, model.tokenizer, model.name, model.vocabulary,
             max_length, settings.max_tokens, settings.dedup, text_processes,
         )  # fmt: skip
         scan = _Scan(
@@ -157,9 +151,7 @@ def build_index(
         )  # fmt: skip
         with staging.nothing_left_if_refused(folder):
             staging.begin(folder, plan, resume)
-            is_long = stream_bytes is not None and order.bytes_about >= stream_bytes
-            store = scan.while_read(order) if is_long and not CorpusStore.exists(folder / PARTIAL) else None
-            store = store or corpus_stage(order, progress, stopper)
+            store = corpus_stage(order, progress, stopper)
         scanned = scan.run(store)
         progress("tables", 0, None)
         with explain_os_errors(folder):
@@ -271,38 +263,6 @@ class _Scan:
     parts: PartFolder
     save_seconds: float
 
-    def while_read(self, order: TextOrder) -> CorpusStore | None:
-        """Have the text read, and scan it for the layers of the first pass, from the first windows on.
-
-        None where no other process can read it; then it is still to be read.
-        """
-        layers = next(_passes([tuple(self.shapes)], self.layer_budget))
-        fed = 0
-        self.progress("corpus", 0, None)
-        with closing(TextStream(order, lambda read: self.progress("corpus", read, None))) as stream:
-            if not stream.goes_on:
-                return None
-
-            def on_tokens(tokens: int) -> None:
-                nonlocal fed
-                fed += tokens * len(layers)
-                total = None if stream.store is None else self._tokens(stream.store)
-                self.progress("scan", fed // len(self.shapes), total)
-
-            self.progress("scan", 0, None)
-            ranges = ranges_while_read(stream.batches(self._batches), self.shard)
-            try:
-                job = self._job(layers, ranges, stream.corpus.window, on_tokens)
-                self.executor.run(replace(job, is_text_growing=True))
-            except FilesError:
-                stream.raise_if_refused()  # else the files are in trouble by themselves
-                raise
-            except WorkerError as error:
-                if stream.store is not None:
-                    raise
-                raise WorkerError(str(error).replace(KEPT, "text was still read, so nothing is kept")) from error
-            return stream.store
-
     def _batches(self, window: Sequence[ScanSentence]) -> int:
         return len(plan_batches(window, self.settings, bos_to_feed(self.model, self.settings)))
 
@@ -313,7 +273,7 @@ class _Scan:
     def _job(
         self,
         layers: tuple[int, ...],
-        ranges: Iterable[BatchRange | None],
+        ranges: Iterable[BatchRange],
         window: Callable[[int], Sequence[ScanSentence]],
         on_tokens: Callable[[int], None],
     ) -> ScanJob:

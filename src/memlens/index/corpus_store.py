@@ -23,13 +23,12 @@ from memlens.errors import IndexFolderError
 from memlens.files import (
     FileFacts,
     FileStamp,
-    explain_os_errors,
     file_stamp,
     is_as_noted,
     read_sealed,
     replacing,
 )
-from memlens.index.corpus_writer import FLAT, FRESH, HEAD, OFFSETS, TOKENS, write_corpus
+from memlens.index.corpus_writer import FLAT, write_corpus
 from memlens.index.layout import CORPUS
 from memlens.scanner.scanner import ScanSentence
 from memlens.settings import WINDOW
@@ -111,47 +110,15 @@ class CorpusStore:
         for number in range(self.windows):
             counts[number] = plan(self.window(number))
             after_window()
-        self.note_batches(counts)
+        with replacing(path) as beside, beside.open("wb") as handle:
+            np.savez(handle, batches=counts)  # an archive has a checksum inside, a bare array does not
         return counts
-
-    def note_batches(self, counts: NDArray[np.int32]) -> None:
-        with replacing(self.folder / BATCHES) as beside, beside.open("wb") as handle:
-            np.savez(handle, batches=counts)  # an archive has a checksum inside, a bare array has none
 
     def next_tokens(self, sentences: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[np.int64]:
         """The token after each prefix, -1 where the sentence ends."""
         where = self.offsets[sentences] + positions + 1
         ended = where >= self.offsets[sentences + 1]
         return np.where(ended, -1, self.tokens[np.where(ended, 0, where)]).astype(np.int64)
-
-
-class GrowingCorpus:
-    """The final windows of a corpus that may still be written; can be sent to another process.
-
-    Files are read, not mapped, and found under both names: they are renamed when the text is whole.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()
-
-    def window(self, number: int) -> list[ScanSentence]:
-        first = number * WINDOW
-        edges = np.frombuffer(self._read(OFFSETS, HEAD + 8 * first, 8 * (WINDOW + 1)), np.int64)
-        begin, end = int(edges[0]), int(edges[-1])
-        tokens = np.frombuffer(self._read(TOKENS, 4 * begin, 4 * (end - begin)), np.int32)
-        fresh = np.frombuffer(self._read(FRESH, HEAD + 4 * first, 4 * (len(edges) - 1)), np.int32)
-        return _sentences(first, edges, tokens, fresh)
-
-    def _read(self, name: str, place: int, size: int) -> bytes:
-        path = self.folder / name
-        with explain_os_errors(path):
-            try:
-                handle = path.with_name(f"{name}.part").open("rb")
-            except FileNotFoundError:
-                handle = path.open("rb")
-            with handle:
-                handle.seek(place)
-                return handle.read(size)
 
 
 def _sentences(

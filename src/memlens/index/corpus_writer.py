@@ -1,15 +1,8 @@
-"""Writes the corpus of an index: corpus.parquet for people, flat arrays for the scan, and corpus.json last.
-
-All files grow at their end and have .part behind their name until all of them are whole. Whoever wants to scan while
-text is still read hears of windows that are final: full, and with the first new position of each of their sentences,
-which depends on earlier sentences only. These positions are found anew whenever the text has doubled, which takes two
-to three times the work of finding them once, and keeps nothing in memory.
-"""
+"""Writes the corpus of an index: corpus.parquet for people, flat arrays for the scan, and corpus.json last."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +13,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.corpus.encoding import ROWS, EncodedChunk
-from memlens.corpus.repeats import SentenceGroup, StoredSentences, cut_by_size, find_repeats
+from memlens.corpus.repeats import find_repeats, split_sentences
 from memlens.errors import CorpusError
 from memlens.files import FileFacts, HashedFile, explain_os_errors, facts_of, replacing, write_sealed
 from memlens.index.layout import CORPUS, CORPUS_SCHEMA
@@ -35,12 +28,10 @@ def write_corpus(
     chunks: Iterable[EncodedChunk],
     dedup: str,
     on_bytes: Callable[[int], None],
-    on_windows: Callable[[int], None] | None = None,
 ) -> None:
-    """Write all sentences; what was half written before is overwritten.
+    """Write all sentences, replacing files that an interrupted call left behind.
 
-    `on_bytes` hears how much was read, again and again until all is written; `on_windows` how many windows, from the
-    first on, are final and can be read from the growing files. Both may raise.
+    `on_bytes` is called repeatedly with the number of bytes read so far, until everything is written. It may raise.
     """
     read = 0
 
@@ -50,7 +41,7 @@ def write_corpus(
         on_bytes(read)
 
     with explain_os_errors(folder / CORPUS):
-        counts, corpus = _write_sentences(folder, chunks, dedup, report, on_windows)
+        counts, corpus = _write_sentences(folder, chunks, dedup, report)
     files = {CORPUS: asdict(corpus), **{name: facts_of(folder / name) for name in FLAT}}
     write_sealed(folder / "corpus.json", {"counts": counts, "files": files})
 
@@ -60,7 +51,6 @@ def _write_sentences(
     chunks: Iterable[EncodedChunk],
     dedup: str,
     on_more: Callable[[int], None],
-    on_windows: Callable[[int], None] | None,
 ) -> tuple[dict[str, Any], FileFacts]:
     """Every file but corpus.json; the counts, and the facts of corpus.parquet."""
     counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
@@ -76,7 +66,6 @@ def _write_sentences(
         closing(_GrowingArray(fresh_path, np.int32)) as fresh,
     ):
         offsets.add(np.zeros(1, np.int64))
-        positions = _FreshPositions(folder, dedup, fresh, lambda: on_more(0))
         for rows in _windows(chunks, on_more):
             first = counts["sentences"]
             ids = pa.array(np.arange(first, first + len(rows), dtype=np.int64))
@@ -90,17 +79,13 @@ def _write_sentences(
             counts["tokens"] += int(lengths.sum())
             counts["cut_sentences"] += int((cut > 0).sum())
             counts["cut_tokens"] += int(cut.sum(dtype=np.int64))
-            if on_windows is not None and counts["sentences"] == WINDOW << positions.stretches:
-                flat.flush()
-                offsets.flush()
-                positions.find(counts["sentences"], counts["tokens"])
-                on_windows(counts["sentences"] // WINDOW)
         if counts["sentences"] == 0:
             raise CorpusError("the corpus holds no text: not one token was found; check the files and --unit")
         flat.flush()
         offsets.flush()
-        positions.find(counts["sentences"], counts["tokens"])
-        counts["repeated_prefixes"] = positions.left_out
+        fresh_from = _fresh_positions(folder, counts["sentences"], dedup, lambda: on_more(0))
+        fresh.add(fresh_from)
+        counts["repeated_prefixes"] = int(fresh_from.sum(dtype=np.int64))
     return counts, corpus.facts
 
 
@@ -136,7 +121,7 @@ class _GrowingArray:
         self.count += len(piece)
 
     def flush(self) -> None:
-        """Let others read what was added."""
+        """Write buffered numbers, so that they can be read back."""
         self._file.flush()
 
     def close(self) -> None:
@@ -145,38 +130,15 @@ class _GrowingArray:
             self._write_head()
 
 
-class _FreshPositions:
-    """Finds the first new position of each sentence under `dedup`, for the text so far, as often as asked."""
-
-    def __init__(self, folder: Path, dedup: str, fresh: _GrowingArray, look: Callable[[], None]) -> None:
-        self.folder, self.dedup, self.fresh, self.look = folder, dedup, fresh, look
-        self.stretches = 0  # times that it was asked
-        self.left_out = 0  # prefixes that are repeats
-
-    def find(self, sentences: int, tokens: int) -> None:
-        """Add the numbers of the sentences that are new since the last time; those before do not change."""
-        known, first = self.fresh.count, 0
-        if known == sentences:  # the text has ended where it had just doubled
-            return
-        for piece in self._all(sentences, tokens):
-            new = piece[max(0, known - first) :]
-            first += len(piece)
-            self.left_out += int(new.sum(dtype=np.int64))
-            self.fresh.add(new)
-        self.fresh.flush()
-        self.stretches += 1
-
-    def _all(self, sentences: int, tokens: int) -> Iterator[NDArray[np.int32]]:
-        if self.dedup == "none":
-            for first in range(0, sentences, WINDOW):
-                yield np.zeros(min(WINDOW, sentences - first), np.int32)
-            return
-        group = SentenceGroup(sentences, tokens, lambda: _stored(self.folder, sentences))
-        yield from find_repeats(group, self.folder, self.dedup, self.look)
+def _fresh_positions(folder: Path, sentences: int, dedup: str, check_stop: Callable[[], None]) -> NDArray[np.int32]:
+    """Return the first new position of each stored sentence under `dedup`."""
+    if dedup == "none":
+        return np.zeros(sentences, np.int32)
+    return find_repeats(_stored(folder, sentences), sentences, folder, dedup, check_stop)
 
 
-def _stored(folder: Path, count: int) -> Iterator[StoredSentences]:
-    """The first sentences, some at a time; read, since what is mapped counts as memory as soon as it was looked at."""
+def _stored(folder: Path, count: int) -> Iterator[tuple[NDArray[np.int64], list[bytes]]]:
+    """Yield ids and tokens of the stored sentences, one window at a time."""
     with (folder / f"{OFFSETS}.part").open("rb") as offsets, (folder / f"{TOKENS}.part").open("rb") as tokens:
         offsets.seek(HEAD)
         end = np.frombuffer(offsets.read(8), np.int64)
@@ -184,6 +146,4 @@ def _stored(folder: Path, count: int) -> Iterator[StoredSentences]:
             ends = np.frombuffer(offsets.read(8 * min(WINDOW, count - first)), np.int64)
             lengths = np.diff(ends, prepend=end)
             end = ends[-1:]
-            for begin, stop in pairwise(cut_by_size(lengths)):
-                own = lengths[begin:stop]
-                yield StoredSentences(np.arange(first + begin, first + stop), own, tokens.read(4 * int(own.sum())))
+            yield np.arange(first, first + len(lengths)), split_sentences(tokens.read(4 * int(lengths.sum())), lengths)

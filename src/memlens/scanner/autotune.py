@@ -148,7 +148,6 @@ _MARGIN = 1.05  # more workers take more memory: they must be faster by so much
 _SPARE = 0.8  # of the free memory, which workers may take
 _BYTES_A_TOKEN, _PACKED = 4, 4  # of plain text; how much larger packed text is
 _SLOW = 1e10  # operations per second that any machine does
-_STREAM_BYTES = 1 << 23  # less is read within seconds
 _PROGRAM_BYTES = 700 << 20  # libraries and buffers of a process
 
 
@@ -182,11 +181,6 @@ def choose_workers(
 def text_processes(run: ScanRunSettings, chosen: WorkerCount) -> int:
     """Processes that cut and tokenize a long text before a scan: one for each core that the scan has here."""
     return usable_cores() if run.executor == "ray" else chosen.workers * chosen.threads
-
-
-def stream_bytes(run: ScanRunSettings) -> int | None:
-    """Bytes of text from which on a scan begins while it is still read; on Ray it begins when all is read."""
-    return None if run.executor == "ray" else _STREAM_BYTES
 
 
 def fastest_workers(

@@ -19,12 +19,12 @@ from memlens.errors import MemlensError, ModelError, WorkerError
 from memlens.models.memory_model import MemoryModel
 from memlens.models.tokenizer import Tokenizer
 from memlens.parallel import Mapper, Stopper
-from memlens.processes import LOOK, RETRIES
+from memlens.processes import RETRIES
 from memlens.scanner.scanner import ScanSentence, Worker
 from memlens.scanner.state import BatchRange, PartFolder, ScanState
 from memlens.settings import RunSettings, ScanSettings
 
-KEPT = "what was done is kept"  # said where a scan fails; not so while its text is still read
+KEPT = "completed work is saved"  # part of the message of a scan that fails
 SAVE_SECONDS = 15.0  # at least so long between two saves,
 _SAVE_RATIO = 50  # and at least so many times as long as a save takes
 
@@ -37,13 +37,12 @@ class ScanJob:
     recipe: Callable[[], ModelRecipe]
     settings: ScanSettings
     layers: tuple[int, ...]
-    ranges: Iterable[BatchRange | None]  # None while text is still read and there is no range yet
+    ranges: Iterable[BatchRange]
     window: Callable[[int], Sequence[ScanSentence]]  # sentences by the number of their window; can be pickled
     parts: PartFolder
     on_tokens: Callable[[int], None]  # called with how many tokens were fed, batch by batch
     stop: Stopper
     save_seconds: float = SAVE_SECONDS
-    is_text_growing: bool = False  # then batches come one by one, the first of them before workers are started
 
 
 class Executor(Protocol):
@@ -66,14 +65,8 @@ class SerialExecutor:
                 saver.save(worker.state)
             job.stop.check()
 
-        if job.is_text_growing:
-            worker.warm_up()
         for batches in job.ranges:
-            if batches is None:
-                time.sleep(LOOK)
-                job.stop.check()
-            else:
-                worker.scan(batches, job.window, after_batch)
+            worker.scan(batches, job.window, after_batch)
         saver.save(worker.state)
 
 
@@ -129,9 +122,9 @@ class Saver:
 class WorkQueue:
     """Ranges that wait for a worker, and how often each was lost with one."""
 
-    def __init__(self, ranges: Iterable[BatchRange | None]) -> None:
+    def __init__(self, ranges: Iterable[BatchRange]) -> None:
         self._fresh = iter(ranges)
-        self.has_ended = False  # else a range may come where there is none yet
+        self.has_ended = False
         self._again: deque[BatchRange] = deque()
         self._lost: Counter[tuple[int, int]] = Counter()
         self._failed_starts = 0

@@ -158,8 +158,6 @@ class WorkerPool:
 
     def work(self) -> None:
         """Hand out batches until every one is saved."""
-        if self.job.is_text_growing:
-            self._scan_until_ready()
         self._start_workers()
         while self.processes or not self.queue.has_ended:
             self._listen()
@@ -171,35 +169,6 @@ class WorkerPool:
                 for worker in self.processes:
                     worker.end(FINISH)
             self._start_workers()
-
-    def _scan_until_ready(self) -> None:
-        """Scan in this process, which has the model, until a worker is ready; they are started after the first batch.
-
-        On few cores the libraries that workers import would keep the reader from the text of that batch.
-        """
-        job = self.job
-        worker = Worker(job.model, job.settings, job.layers)
-        saver = Saver(job.parts, job.parts.new_name(), job.save_seconds)
-
-        def after_batch(batch: Batch) -> None:
-            job.on_tokens(int(batch.lengths.sum()))
-            self._start_workers()
-            self._listen(0)
-            if self._must_stop or saver.is_due():
-                saver.save(worker.state)
-            if self._must_stop:
-                self._stop()
-
-        worker.warm_up()
-        while not any(process.is_ready for process in self.processes) and not self.queue.has_ended:
-            batches = self.queue.take()
-            if batches is not None:
-                worker.scan(batches, job.window, after_batch)
-                continue
-            self._listen()
-            if self._must_stop:  # nothing to save: text is still read, and parts are thrown away with it
-                self._stop()
-        saver.save(worker.state)
 
     @property
     def _must_stop(self) -> bool:

@@ -6,7 +6,7 @@ batches window by window (`settings.WINDOW` sentences), before any worker is cho
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,14 +15,11 @@ import torch
 from numpy.typing import NDArray
 
 from memlens.corpus.sentences import Batch, cut_batches
-from memlens.errors import MemlensError
 from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.lists import Candidates, make_candidates
 from memlens.scanner.state import BatchRange, ScanState
 from memlens.settings import ScanSettings
-
-_WARM = 8  # tokens of the sentence that a worker warms up with
 
 
 @dataclass(frozen=True)
@@ -87,13 +84,6 @@ class Worker:
         self._batches = plan_batches(sentences, self.settings, self.bos)
         self._sentences = {sentence.id: sentence for sentence in sentences}
         return len(self._batches)
-
-    def warm_up(self) -> None:
-        """Have the compiled loops loaded, by a sentence whose state is thrown away; for who waits for text anyway."""
-        room = (self.model.context or _WARM) - (self.bos is not None)
-        spare = Worker(self.model, self.settings, self.layers[:1])
-        with suppress(MemlensError):  # of a token that no text may have; a batch of the text will tell
-            spare.scan(BatchRange(0, 0, 1), lambda _: [ScanSentence(0, np.zeros(min(_WARM, room), np.int64))])
 
     def take_state(self) -> ScanState:
         """Take the state that was added since the last call; the next batch begins anew."""

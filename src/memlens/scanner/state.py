@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,20 +119,6 @@ def ranges_left(
     for number, batches in enumerate(all_ranges(counts)):
         if shard is None or shard.has(number):
             yield from done.left_of(batches)
-
-
-def ranges_while_read(counts: Iterable[int | None], shard: ShardNumber | None = None) -> Iterator[BatchRange | None]:
-    """The same ranges, of a text that is still read; None wherever the next window is not there yet."""
-    window = number = 0
-    for count in counts:
-        if count is None:
-            yield None
-            continue
-        for batches in ranges_of(window, count):
-            if shard is None or shard.has(number):
-                yield batches
-            number += 1
-        window += 1
 
 
 class ShardNumber(NamedTuple):
