@@ -1,16 +1,14 @@
-"""Write docs/api.md from the docstrings of memlens' public names, and the plan of docs/architecture.md from its files.
+"""Write docs/api.md from the docstrings of memlens' public names.
 
-    python docs/make_api.py            writes both
-    python docs/make_api.py --check    fails where a page is not what would be written; tests/docs does the same
+    python docs/make_api.py            writes the page
+    python docs/make_api.py --check    fails if the page is out of date; tests/docs does the same
 
 The order of api.md is fixed: what a person calls, its options, then what comes back.
 """
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
@@ -31,12 +29,6 @@ from memlens.settings import (
 )
 
 PAGE = Path(__file__).with_name("api.md")
-ARCHITECTURE = Path(__file__).with_name("architecture.md")
-PLAN = re.compile(r"(?<=<!-- plan -->\n).*(?=<!-- end of the plan -->)", re.DOTALL)
-SOURCE = Path(memlens.__file__).parent
-# In the order of the imports; tests/docs checks that no package is missing.
-FOLDERS = ("models", "corpus", "scanner", "index", "vocab", "pattern", "role", "tracer", "comparison", "annotations")
-FOLDERS += ("probing", "experiments", "reports", "web", "web/pages", "cli")
 HEAD = """# Python API
 
 This page is made from the docstrings: `python docs/make_api.py` writes it, a test checks that it is up to date.
@@ -148,28 +140,11 @@ def _first_line(function: Any) -> str:
     return (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
 
 
-def plan() -> str:
-    """Every module with the first line of its docstring, folder by folder."""
-    parts = []
-    for folder in ("", *FOLDERS):
-        files = sorted(path for path in (SOURCE / folder).glob("*.py") if not path.stem.startswith("__"))
-        heading = f"**`{folder}/`** {_purpose(SOURCE / folder / '__init__.py')}" if folder else "**`src/memlens/`**"
-        rows = [f"| `{path.relative_to(SOURCE)}` | {_purpose(path)} |" for path in files]
-        parts.append("\n".join([heading, "", "| file | what it is for |", "| --- | --- |", *rows, ""]))
-    return "\n" + "\n".join(parts) + "\n"
-
-
-def _purpose(path: Path) -> str:
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0].replace("|", "\\|")
-
-
 def main() -> None:
-    made = {PAGE: page(), ARCHITECTURE: PLAN.sub(lambda _: plan(), ARCHITECTURE.read_text(encoding="utf-8"))}
-    for path, text in made.items():
-        if "--check" not in sys.argv[1:]:
-            path.write_text(text, encoding="utf-8", newline="\n")
-        elif path.read_text(encoding="utf-8") != text:
-            sys.exit(f"docs/{path.name} is not up to date; run python docs/make_api.py")
+    if "--check" not in sys.argv[1:]:
+        PAGE.write_text(page(), encoding="utf-8", newline="\n")
+    elif PAGE.read_text(encoding="utf-8") != page():
+        sys.exit("docs/api.md is not up to date; run python docs/make_api.py")
 
 
 if __name__ == "__main__":
