@@ -5,30 +5,40 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet
 RUNS := $(VENV)/.runs
 INSTALLED := $(VENV)/.installed
-# One more than a small machine's cores: tests wait for processes that they start. Long files first (tests/conftest.py).
+# One more than a small machine's cores: tests wait for processes that they start.
 JOBS ?= 3
-PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
+PYTEST = $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal --max-worker-restart 1
 
-# Where modules are not kept compiled, as in many containers, each of hundreds of processes compiles them again.
+# Without compiled modules on disk, each of the hundreds of processes that tests start would compile them again.
 unexport PYTHONDONTWRITEBYTECODE
 # With `make -j`, two targets may install into the same environment.
 .NOTPARALLEL:
 # Also where an earlier one was interrupted before it had pip.
 MAKE_VENV = $(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 
-.PHONY: demo test faults everywhere dist docs check format clean chromium
+.PHONY: demo smoke test test-all sweeps everywhere dist docs check format clean chromium
 
 demo: $(RUNS)
 	$(BIN)/memlens demo
 
+# Loading, scanning, values, a lookup, a page and the golden numbers, in less than 40 seconds.
+smoke: $(INSTALLED)
+	$(BIN)/python -m pytest tests/test_smoke.py tests/test_imports.py tests/golden
+
+# Every capability at least once with real components.
 test: $(INSTALLED) chromium
 	$(PYTEST)
 
-# All places at which a command can be killed, refused by the system or find a damaged file; `make test` tries a sample.
-faults: $(INSTALLED)
-	MEMLENS_FAULTS=all $(BIN)/python -m pytest tests/faults tests/index/test_ray_lost.py
+# The default suite and the sweeps. CI runs `make test` and `make sweeps`, which together are the same.
+test-all: test sweeps
 
-# The tests as on other machines: vector units, threads, language, time zone, and a home where nobody can write.
+# What `make test` leaves out: all model types, crash points, bit flips, bad inputs and browser sizes, the wheel, the
+# notebook, many examples of each property, and tests of numbers on other vector units and thread counts.
+sweeps: $(INSTALLED) chromium
+	$(PYTEST) -m sweep --hypothesis-profile many
+	$(MAKE) everywhere TESTS='tests/golden tests/scanner tests/vocab'
+
+# The default suite as on other machines: vector units, threads, language, time zone, and a home that is read-only.
 TESTS ?= tests
 MACHINES ?= default-3 avx2-1
 everywhere: $(INSTALLED) chromium
@@ -46,18 +56,18 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The source distribution and the wheel: the same bytes for the same commit, whose time is the one in the archives.
+# The source distribution and the wheel. Files carry the time of the commit, so that the same commit gives the same bytes.
 dist: $(INSTALLED)
 	rm -rf dist
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -P -m build --no-isolation
 	sha256sum dist/*
 
-# The documentation as a site, in build/docs; a warning is an error.
+# Build the documentation in build/docs. Warnings are errors.
 docs: $(INSTALLED)
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs build/docs
 
-# What the demo and the workbench it leads to need. Where pip's usual index gives a torch for GPUs (3 GB more), name one of
-# CPU builds in PIP_EXTRA_INDEX_URL.
+# What the demo and the workbench need. If pip's default index offers a GPU build of torch (3 GB more), set
+# PIP_EXTRA_INDEX_URL to an index of CPU builds.
 $(RUNS): pyproject.toml constraints.txt
 	$(MAKE_VENV)
 	$(PIP) install --constraint constraints.txt --editable '.[serve]'

@@ -16,6 +16,8 @@ import pytest
 
 from memlens.index.reader import Index
 
+pytestmark = pytest.mark.sweep
+
 ROOT = Path(__file__).parent.parent
 MOST_BYTES = 25_000_000
 BUILT_WITH = {name: value for name, value in os.environ.items() if name != "SOURCE_DATE_EPOCH"}

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def test_the_collector_runs_seldom_and_the_environment_decides_how_threads_wait() -> None:
     code = (
@@ -72,6 +74,7 @@ assert dict(os.environ) == before
 """
 
 
+@pytest.mark.sweep
 def test_threads_of_the_command_and_of_workers_rest_and_those_of_somebody_elses_process_do_as_they_did(
     tiny_gpt2: Path, tiny_text: Path, tmp_path: Path
 ) -> None:

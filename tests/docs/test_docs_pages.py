@@ -7,7 +7,6 @@ import sys
 from docs_pages import PAGES, ROOT, blocks, inline
 
 import memlens
-from test_architecture import ORDER
 
 EVERY_PAGE = [*PAGES, *(ROOT / "docs" / "decisions").glob("*.md"), *ROOT.glob("C*.md"), ROOT / "training" / "README.md"]
 
@@ -22,26 +21,6 @@ def tree() -> list[str]:
 def test_the_api_page_is_what_the_docstrings_say() -> None:
     command = [sys.executable, str(ROOT / "docs" / "make_api.py"), "--check"]
     assert subprocess.run(command, capture_output=True, text=True).stderr == ""
-
-
-def test_the_plan_of_the_architecture_names_every_module_of_the_package() -> None:
-    package = ROOT / "src" / "memlens"
-    modules = {str(path.relative_to(package)) for path in package.rglob("*.py") if not path.stem.startswith("__")}
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `([\w/]+\.py)` \|", page, re.MULTILINE)) == modules
-
-
-def test_the_way_of_a_scan_names_as_many_files_as_it_says_and_few_enough_to_open() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    way = page.split("## From `memlens scan` to bytes")[1].split("\n## ")[0]
-    files = set(re.findall(r"`([\w/]+\.py)`", way))
-    assert f"The {len(files)} files named here" in way and len(files) <= 35
-
-
-def test_the_order_of_imports_is_the_one_that_is_checked() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    (rows,) = [block.code for block in blocks(page) if block.code.startswith("errors ")]
-    assert [set(row.split()) for row in rows.splitlines()] == [set(row) for row in ORDER]
 
 
 def test_every_public_function_says_what_it_does() -> None:
@@ -75,4 +54,4 @@ def test_every_file_that_a_page_names_is_there() -> None:
 def test_every_test_that_the_page_on_security_names_is_there() -> None:
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text(encoding="utf-8")))
     tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
-    assert len(named) > 20 and not [name for name in named if f"def {name}(" not in tests]
+    assert named and not [name for name in named if f"def {name}(" not in tests]

@@ -11,6 +11,8 @@ import pytest
 from docs_pages import ROOT
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.sweep
+
 NOTEBOOK = ROOT / "notebooks" / "first_hour.ipynb"
 
 

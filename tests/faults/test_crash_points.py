@@ -127,7 +127,9 @@ def undisturbed(sweep: Sweep) -> tuple[list[str], dict[str, bytes]]:
     return outcome.events, sweep.result(folder)
 
 
-@pytest.mark.parametrize("fault", [KILL, "ENOSPC", "EIO"])
+@pytest.mark.parametrize(
+    "fault", [KILL, pytest.param("ENOSPC", marks=pytest.mark.sweep), pytest.param("EIO", marks=pytest.mark.sweep)]
+)
 def test_the_same_bytes_after_a_fault_at_any_event(
     sweep: Sweep, undisturbed: tuple[list[str], dict[str, bytes]], fault: str
 ) -> None:
@@ -170,6 +172,7 @@ def done_again(sweep: Sweep, folder: Path, command: list[str], expected: dict[st
     shutil.rmtree(folder)
 
 
+@pytest.mark.sweep
 def test_the_same_bytes_after_files_that_could_not_grow(
     sweep: Sweep, undisturbed: tuple[list[str], dict[str, bytes]]
 ) -> None:
@@ -190,7 +193,7 @@ def test_the_same_bytes_after_files_that_could_not_grow(
 MOMENTS, SAMPLED_MOMENTS = 100, 5
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", [pytest.param("SIGINT", marks=pytest.mark.sweep), "SIGTERM"])
 def test_a_signal_at_any_moment_is_one_line_and_the_same_bytes_after(
     sweep: Sweep, undisturbed: tuple[list[str], dict[str, bytes]], name: str
 ) -> None:

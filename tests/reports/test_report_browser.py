@@ -26,7 +26,7 @@ def opened(browser: Any, full_page: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("size", [(390, 844), (1280, 900)], ids=["phone", "desktop"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.sweep)])
 def test_it_opens_without_a_complaint_or_a_request(
     browser: Any, full_page: Path, size: tuple[int, int], scheme: str
 ) -> None:

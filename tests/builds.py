@@ -1,0 +1,61 @@
+"""Checkpoints, texts and indexes that are built once for all test processes and kept for later runs."""
+
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+from filelock import FileLock
+
+import memlens
+from memlens.index.reader import Index
+
+ROOT = Path(__file__).parents[1]
+CACHE = ROOT / ".pytest_cache" / "memlens"
+
+
+@cache
+def source_key() -> str:
+    """Return a digest of all that decides the bytes of an index: sources, libraries, vector unit and threads."""
+    digest = hashlib.sha256()
+    for path in (Path(__file__), *sorted((ROOT / "src").rglob("*.py"))):
+        digest.update(path.read_bytes())
+    digest.update(repr([version(name) for name in ("torch", "transformers", "numba", "pyarrow")]).encode())
+    digest.update(repr([os.environ.get(name) for name in ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")]).encode())
+    return digest.hexdigest()[:16]
+
+
+def build_once(name: str, build: Callable[[Path], object]) -> Path:
+    """Return a folder that `build(folder)` fills, built by the first test process that needs it.
+
+    The path of the folder also depends on the file that defines `build`. Never change what is in it: it is kept for
+    later runs. Checkpoints and texts are used in place, indexes through `open_copy`.
+    """
+    defined_in = hashlib.sha256(Path(build.__code__.co_filename).read_bytes()).hexdigest()[:8]  # type: ignore[attr-defined]
+    folder = CACHE / source_key() / defined_in / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    finished = folder.with_suffix(".finished")
+    with FileLock(folder.with_suffix(".lock")):
+        if not finished.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+            folder.mkdir()
+            build(folder)
+            finished.touch()
+    os.utime(folder.parent.parent)
+    return folder
+
+
+def open_copy(built: Path, folder: Path) -> Index:
+    """Return the index of a `build_once` folder, copied to a folder of this process: opening one may write a lock."""
+    return memlens.open_index(shutil.copytree(built / "index", folder / "index"))
+
+
+def remove_old_builds() -> None:
+    """Remove builds of other sources that no run has used for a day."""
+    for folder in CACHE.iterdir() if CACHE.is_dir() else ():
+        if folder.name != source_key() and folder.stat().st_mtime < time.time() - 86_400:
+            shutil.rmtree(folder, ignore_errors=True)
