@@ -20,7 +20,7 @@ ORDER = (
     ("experiments",),
     ("reports",),
     ("web",),
-    ("api", "estimate"),
+    ("api",),
     ("pipeline",),
     ("cli",),
 )

@@ -25,7 +25,6 @@ from typing import Any
 from memlens import api
 from memlens.corpus.sentences import corpus_fingerprint
 from memlens.errors import IndexFolderError, ModelNotFound, SettingError
-from memlens.estimate import AnalysisEstimate, estimate_analysis
 from memlens.experiments import prefix_pass
 from memlens.experiments.experiment import Experiment
 from memlens.experiments.prefixes import check_stop_words
@@ -82,16 +81,8 @@ class Analysis:
 class StageWatcher:
     """Called when a stage begins and when it has ended; does nothing unless a subclass does."""
 
-    wants_estimate = False  # which takes a second to measure
-
-    def estimated(self, estimate: AnalysisEstimate) -> None:
-        """About what all stages take, once the first has refused nothing; not called where much is there already."""
-
     def begins(self, number: int, name: str) -> None:
         """Stage `number` of STAGES, from 0."""
-
-    def beside(self, name: str) -> None:
-        """A later stage is worked on together with the one that has begun."""
 
     def ended(self, stage: Stage) -> None:
         """The stage is complete."""
@@ -136,17 +127,7 @@ def analyze(
         loaded.lens.checked_reading(reading)
     asked = {"corpus": corpus, "resume": resume, **scanning, **cutting, **running}
     watcher = watcher or StageWatcher()
-    work = _Work(loaded, folder, asked, ValueSettings(tokens, reading, vocabulary), drawn, progress, watcher)
-
-    def estimate() -> None:
-        settings = ScanSettings.with_preset(**scanning | {"threads": running.get("threads") or usable_cores()})
-        cut, budget = api.corpus_settings(corpus, **cutting), running.get("layer_budget")
-        about = estimate_analysis(loaded, settings, cut, **drawn.sizes(), layer_budget=budget)
-        if about is not None:
-            watcher.estimated(about)
-
-    if watcher.wants_estimate and not (resume and is_complete(folder)):
-        work.at_start = estimate
+    work = _Work(loaded, folder, asked, ValueSettings(tokens, reading, vocabulary), drawn, progress)
     stages = []
     for number, name in enumerate(STAGES):
         watcher.begins(number, name)
@@ -184,15 +165,6 @@ class _Samples:
             chosen["stop_words"] = self.settings.stop_words
         return chosen
 
-    def sizes(self) -> dict[str, int]:
-        """Prefixes of section 5, and tokens per layer that experiments run by themselves; all are as many as usual."""
-        known = find_experiments(["all"])
-        samples = {experiment.name: self.sample_of(experiment) or experiment.sample or 0 for experiment in known}
-        return {
-            "prefixes": max(samples[experiment.name] for experiment in known if experiment.on_prefixes),
-            "tokens_per_layer": sum(samples[experiment.name] * experiment.tokens_run for experiment in known),
-        }
-
     def validation(self) -> dict[str, Any]:
         if self.text is None:
             return {}
@@ -209,8 +181,6 @@ class _Work:
     reading: ValueSettings
     drawn: _Samples
     progress: Progress
-    watcher: StageWatcher
-    at_start: Callable[[], None] | None = None  # called when a scan begins that has refused nothing
     made: list[str] = field(default_factory=list)  # experiments
     experimenting: float = 0.0  # seconds, of experiments that were run while patterns were found
     index: Index = field(init=False)
@@ -224,8 +194,6 @@ class _Work:
         reached: set[str] = set()
 
         def progress(stage: str, done: int, total: int | None) -> None:
-            if not reached and self.at_start is not None:
-                self.at_start()
             reached.add(stage)
             self.progress(stage, done, total)
 
@@ -246,7 +214,6 @@ class _Work:
         if self.threads == 1 or usable_cores() == 1:
             compute_patterns(self.index, settings, progress=self.progress)
             return Stage("patterns", MADE)
-        self.watcher.beside("experiments")
         with finding_patterns(self.index.folder, settings) as process:
             began = time.monotonic()
             self._run_experiments(lambda experiment: PATTERNS.removesuffix(".parquet") not in experiment.needs)

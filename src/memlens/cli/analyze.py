@@ -35,7 +35,6 @@ from memlens.settings import CorpusSettings, SampleSettings, ScanSettings, Value
 from memlens.text import curve, duration, visible
 
 if TYPE_CHECKING:
-    from memlens.estimate import AnalysisEstimate
     from memlens.pipeline import Analysis, Demo, SmallerSample, Stage, StageWatcher
 
 _NAMED = 4  # experiments that are named one by one
@@ -127,44 +126,26 @@ def demo(
 
 
 def _watcher(screen: Screen, progress: ScanProgress) -> StageWatcher:
-    """Numbers the stages on the progress bar, and notes the estimate, the outcome of each and the time left."""
-    from memlens.estimate import TimeLeft
+    """Return a watcher that numbers the stages on the progress bar and prints the outcome of each."""
     from memlens.pipeline import STAGES, StageWatcher
 
     class Watcher(StageWatcher):
-        wants_estimate = not screen.quiet
-
-        def estimated(self, estimate: AnalysisEstimate) -> None:
-            screen.note(estimate.in_words())
-            progress.left = TimeLeft(estimate)
-            progress.left.begin(STAGES[0])
-
         def begins(self, number: int, name: str) -> None:
             progress.heading = f"{number + 1}/{len(STAGES)} "
-            if progress.left is not None:
-                progress.left.begin(name)
-
-        def beside(self, name: str) -> None:
-            if progress.left is not None:
-                progress.left.join(name)
 
         def ended(self, stage: Stage) -> None:
-            left = ""
-            if progress.left is not None:
-                progress.left.end(stage.outcome == "kept")
-                left = f"; about {duration(progress.left.seconds())} left" if stage.name != STAGES[-1] else ""
-            screen.note(_line(stage, left))
+            screen.note(_line(stage))
 
     return Watcher()
 
 
-def _line(stage: Stage, left: str) -> str:
+def _line(stage: Stage) -> str:
     if stage.outcome == "kept":
-        return f"{stage.name}: complete already{left}"
+        return f"{stage.name}: complete already"
     few = ", ".join(stage.made) if len(stage.made) <= _NAMED else f"{len(stage.made)} of them"
     which = f" ({few})" if stage.made else ""
     left_out = "".join(f"\n{name} was left out: {visible(reason)}" for name, reason in stage.skipped)
-    return f"{stage.name}: done in {duration(stage.seconds)}{which}{left}{left_out}"
+    return f"{stage.name}: done in {duration(stage.seconds)}{which}{left_out}"
 
 
 def _analysis_json(analysis: Analysis) -> dict[str, Any]:

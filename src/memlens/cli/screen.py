@@ -19,12 +19,10 @@ from rich.text import Text
 
 from memlens.errors import SettingError
 from memlens.files import refuse_output, replacing
-from memlens.text import duration, finite, visible
+from memlens.text import finite, visible
 
 if TYPE_CHECKING:
     from rich.progress import Progress
-
-    from memlens.estimate import TimeLeft
 
 _ENDLESS = 100_000  # columns, where nobody looks at a terminal
 
@@ -174,7 +172,6 @@ class ScanProgress:
         self.screen, self.first = screen, first
         self.stages: list[str] = []  # as they were reached
         self.heading = ""  # stands before the words of a stage
-        self.left: TimeLeft | None = None  # of a work of several stages
         self._bar: Progress | None = None
         self._drawn = 0.0
         self._began, self._first = 0.0, 0  # when the stage began, and at which count
@@ -208,8 +205,7 @@ class ScanProgress:
             return
         self._drawn = now
         task = self._bar.task_ids[0]
-        counts, left = self._counts(stage, done, now), self._time_left(stage, done, total)
-        self._bar.update(task, completed=done, total=total, counts=counts, left=left)
+        self._bar.update(task, completed=done, total=total, counts=self._counts(stage, done, now))
 
     def _begin(self, stage: str, done: int, total: int | None, now: float) -> None:
         self._read_since = now if stage == "corpus" else self._read_since
@@ -228,19 +224,12 @@ class ScanProgress:
         if self._bar is not None:
             for task in self._bar.task_ids:
                 self._bar.remove_task(task)
-            self._bar.add_task(words, total=total, completed=done, counts="", left=self._time_left(stage, done, total))
+            self._bar.add_task(words, total=total, completed=done, counts="")
 
     def _tell_speed(self, now: float) -> None:
         self._is_read_beside = False
         tell = self.screen.note if self._read >= _WORTH_TELLING else self.screen.detail
         tell(f"read {_speed(self._read, now - self._read_since)}")
-
-    def _time_left(self, stage: str, done: int, total: int | None) -> str:
-        """The time left of all stages together; only the bar of a scan that starts from nothing is all of its stage."""
-        if self.left is None:
-            return ""
-        share = done / total if stage == "scan" and total and not self._first else None
-        return f"about {duration(self.left.seconds(share))} left in all"
 
     def _counts(self, stage: str, done: int, now: float) -> str:
         if stage == "corpus":
@@ -266,7 +255,6 @@ def _make_bar(screen: Screen) -> "Progress":
         TaskProgressColumn(show_speed=False),
         TextColumn("{task.fields[counts]}"),
         TimeRemainingColumn(compact=True),
-        TextColumn("{task.fields[left]}"),
         console=screen.err,
         transient=True,
     )
