@@ -10,7 +10,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "memlens"
 ORDER = (
     ("errors", "loop_sources", "own_process"),
     ("memory", "text", "parallel", "processes", "settings"),
-    ("files", "stats", "sorting"),
+    ("files", "stats", "sorting", "pool"),
     ("models", "corpus"),
     ("scanner",),
     ("index",),

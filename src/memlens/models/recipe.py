@@ -1,0 +1,111 @@
+"""A loaded model for worker processes: loaded again from its source, or sent as a copy."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+from memlens.errors import MemlensError, ModelError
+from memlens.models.memory_model import MemoryModel
+from memlens.models.tokenizer import Tokenizer
+
+
+class ModelRecipe:
+    """A model as the source of a pool (see memlens.pool)."""
+
+    def __init__(
+        self, model: MemoryModel, threads: int, *, fingerprint: str | None = None, device_map: Any = None
+    ) -> None:
+        """Create a recipe.
+
+        Args:
+            model: The loaded model.
+            threads: Threads that torch uses in each worker.
+            fingerprint: The model's fingerprint, if it is known.
+            device_map: The device map that the model was loaded with.
+        """
+        self.value, self.threads, self.device_map = model, threads, device_map
+        self._fingerprint = fingerprint
+
+    def loader(self, *, copy: bool = False, gpus: float | None = None) -> ModelLoader:
+        """Return a loader for workers on this machine, or on a cluster with this number of GPUs per worker.
+
+        Raises:
+            ModelError: The model or its tokenizer cannot be pickled.
+        """
+        model = self.value
+        device = str(model.device) if gpus is None else ("cuda" if gpus else "cpu")
+        if copy or not model.source:
+            return ModelLoader(device, self.threads, copy=_pickle_model(model))
+        tokenizer = model.tokenizer if model.has_tokenizer and type(model.tokenizer) is Tokenizer else None
+        _check_picklable(tokenizer)
+        return ModelLoader(
+            device,
+            self.threads,
+            model.source,
+            str(model.dtype).removeprefix("torch."),
+            tokenizer,
+            self.device_map,
+            self._fingerprint or model.fingerprint(),
+        )
+
+
+@dataclass(frozen=True)
+class ModelLoader:
+    """Loads the model in a worker. Picklable."""
+
+    device: str
+    threads: int
+    source: str = ""  # what load() takes; "" if there is a copy
+    dtype: str = "float32"
+    tokenizer: Any = None  # None if the model's files contain it
+    device_map: Any = None
+    fingerprint: str = ""
+    copy: bytes = b""  # the pickled model
+
+    def __call__(self, number: int) -> MemoryModel:
+        """Return the model for worker `number`. Workers take turns on the GPUs.
+
+        Raises:
+            ModelError: The source now holds a different model.
+        """
+        import torch
+
+        from memlens.models.load import load
+
+        torch.set_num_threads(self.threads)
+        device = f"cuda:{number % max(1, torch.cuda.device_count())}" if self.device.startswith("cuda") else self.device
+        if self.copy:
+            model: MemoryModel = pickle.loads(self.copy)
+            model.network.to(device)
+            return model
+        more = {} if self.device_map is None else {"device_map": self.device_map}
+        loaded = load(self.source, tokenizer=self.tokenizer, device=device, dtype=self.dtype, prove=False, **more)
+        if loaded.fingerprint() != self.fingerprint:
+            raise ModelError(
+                f"{self.source} has changed since the scan began; restore what was there, or start over with --fresh"
+            )
+        return loaded
+
+
+def _pickle_model(model: MemoryModel) -> bytes:
+    try:
+        return pickle.dumps(model)
+    except MemlensError:
+        raise
+    except Exception as error:  # the parts of an object may raise anything
+        raise ModelError(
+            f"{model.name} is a model in memory that cannot be copied to other processes ({type(error).__name__}); "
+            "save it and name its folder, or use --workers 1"
+        ) from error
+
+
+def _check_picklable(tokenizer: Any) -> None:
+    try:
+        pickle.dumps(tokenizer)
+    except Exception as error:
+        raise ModelError(
+            f"{type(tokenizer).__name__} cannot be copied to other processes ({type(error).__name__}); "
+            "name the tokenizer's folder, or use --workers 1"
+        ) from error

@@ -1,0 +1,660 @@
+"""One ordered map over items with three backends: this process, local worker processes (loky), a Ray cluster.
+
+    for result in pool.map(function, items):
+        ...
+
+1. `function(value, item)` is called once per item. `value` is an object that every worker needs, such as the model.
+   A `Source` provides it: as it is in this process, and as a loader that can be pickled for workers.
+2. Results come in the order of the items. Few items and results are in memory at a time.
+3. Workers start with a map and end with it. An item whose worker died is retried up to RETRIES times.
+4. An exception of memlens.errors is raised here as itself. Any other exception is a bug: a RuntimeError with the
+   worker's traceback.
+5. Workers ignore SIGINT and SIGTERM, which are for the driver, and exit within a second if the driver dies.
+
+Functions and items must be picklable, and a result must not depend on anything else, so that it is the same on every
+backend. This is the only module that imports loky and ray.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing.resource_tracker
+import os
+import pickle
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import wait
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from multiprocessing import current_process
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from uuid import uuid4
+
+from memlens import errors
+from memlens.errors import MemlensError, SettingError, WorkerError, needing
+from memlens.own_process import prepare_process
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+RETRIES = 3  # for an item whose worker died, and for workers that die while they start
+POLL_SECONDS = 0.2  # between two checks for a stop request
+AHEAD = 2  # items per worker that are in memory
+AGENT_SECONDS = 2.0  # between two checks of Ray's agents, and the time limit of one check
+CONNECT_SECONDS = 30.0  # for connecting to an existing Ray cluster
+START_SECONDS = 300.0  # for the first Ray worker to start
+
+_RESULT, _ERROR, _BUG, _NO_VALUE = "result", "error", "bug", "no value"
+_END = object()
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class Source(Protocol):
+    """An object that every worker needs."""
+
+    value: Any  # the object in this process
+
+    def loader(self, *, copy: bool = False, gpus: float | None = None) -> Callable[[int], Any] | None:
+        """Return a picklable function that makes the object in worker `number`, or None if that is impossible.
+
+        Args:
+            copy: The worker could not load the object from where it came from. Send a copy.
+            gpus: GPUs of each worker on a cluster; None for workers on this machine.
+        """
+
+
+class PickledSource:
+    """A source that sends a pickled copy."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def loader(self, *, copy: bool = False, gpus: float | None = None) -> Callable[[int], Any] | None:
+        import cloudpickle
+
+        try:
+            return None if copy else _Unpickler(cloudpickle.dumps(self.value))
+        except Exception:  # the parts of an object may raise anything
+            return None
+
+
+@dataclass(frozen=True)
+class _Unpickler:
+    content: bytes
+
+    def __call__(self, number: int) -> Any:
+        return pickle.loads(self.content)
+
+
+class Pool(Protocol):
+    """A place where items are worked on."""
+
+    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """Yield `function(value, item)` for every item, in order."""
+
+
+class SerialPool:
+    """One item after another in this process."""
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+
+    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        for item in items:
+            yield function(self.value, item)
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """Loads the value and applies the function to items, in a worker process or as a Ray actor.
+
+    Replies are tuples of plain objects, so that the driver can unpickle every reply.
+    """
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self.function: Callable[[Any, Any], Any] | None = None
+        self.value: Any = None
+
+    def start(self, order: bytes) -> tuple[Any, ...]:
+        """Load the value."""
+        try:
+            loader, function = pickle.loads(order)
+            self.value = loader(self.number)
+        except Exception as error:
+            return _NO_VALUE, *_describe_error(error)
+        self.function = function
+        gc.freeze()  # garbage collections skip the objects of libraries
+        return (_RESULT, None)
+
+    def apply(self, item: Any) -> tuple[Any, ...]:
+        """Return the function's result for an item, or a description of its error."""
+        assert self.function is not None, "start() comes first"
+        try:
+            return _RESULT, self.function(self.value, item)
+        except BaseException as error:  # a panic of a Rust library is not an Exception
+            return _describe_error(error)
+
+
+def _describe_error(error: BaseException) -> tuple[str, ...]:
+    if isinstance(error, MemlensError):
+        return _ERROR, type(error).__name__, str(error)
+    if isinstance(error, MemoryError):
+        return _ERROR, "WorkerError", "a worker has not enough memory; use fewer --workers or smaller --batch-tokens"
+    return _BUG, "".join(traceback.format_exception(error))
+
+
+def _make_error(kind: str, *details: str) -> Exception:
+    if kind == _ERROR:
+        error_class: type[MemlensError] = getattr(errors, details[0], MemlensError)
+        return error_class(details[1])
+    return RuntimeError(f"a worker failed:\n{details[0]}")
+
+
+def exit_when_parent_dies(parent: int) -> None:
+    """End this process when its parent has died. Files are replaced by rename, so this is safe at any time."""
+    while os.getppid() == parent:
+        time.sleep(POLL_SECONDS)
+    os._exit(1)
+
+
+_worker: Worker | None = None
+_order = b""
+
+
+def _initialize(driver: int, order: bytes) -> None:
+    """Prepare a loky worker. The value is loaded with the first item, when torch may be imported."""
+    global _order, _worker
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=exit_when_parent_dies, args=(driver,), daemon=True).start()
+    with Path(os.devnull).open("r+b") as nothing:  # stdout is for the driver's results
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(nothing.fileno(), 1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    prepare_process()
+    count = current_process().name.rpartition("-")[2]  # LokyProcess-1: loky numbers the workers of a driver
+    _worker, _order = Worker(int(count) if count.isdecimal() else 0), order
+
+
+def _apply(item: Any) -> tuple[Any, ...]:
+    global _order
+    assert _worker is not None
+    if _order:
+        reply = _worker.start(_order)
+        if reply[0] != _RESULT:
+            return reply
+        _order = b""
+    return _worker.apply(item)
+
+
+# --- local processes --------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Task:
+    """An item in flight."""
+
+    item: Any
+    future: Future[tuple[Any, ...]] | None = None  # of loky
+    reply: tuple[Any, ...] | None = None  # from Ray
+    deaths: int = 0  # of workers that had the item
+
+    def count_death(self, reason: str) -> None:
+        self.deaths += 1
+        if self.deaths > RETRIES:
+            raise WorkerError(
+                f"{reason} {self.deaths} times in a row at the same work; fix the cause (often memory: use fewer "
+                "--workers) and run the same command again"
+            )
+
+
+class ProcessPool:
+    """Worker processes on this machine."""
+
+    def __init__(
+        self, source: Source, workers: int, *, check_stop: Callable[[], None] = lambda: None, ahead: int = 0
+    ) -> None:
+        """Create a pool.
+
+        Args:
+            source: Provides the value.
+            workers: Number of processes.
+            check_stop: Called several times per second; may raise.
+            ahead: Items in flight; 0 for AHEAD per worker.
+        """
+        self.source, self.workers, self.check_stop = source, workers, check_stop
+        self.in_flight = max(workers, ahead or AHEAD * workers)
+
+    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        from loky.process_executor import TerminatedWorkerError
+
+        remaining, tasks, copy = iter(items), deque[_Task](), False
+        executor: Any = None
+        try:
+            while True:
+                _fill(tasks, remaining, self.in_flight)
+                if not tasks:
+                    return
+                try:
+                    if executor is None:
+                        loader = self.source.loader(copy=copy)
+                        if loader is None:
+                            break
+                        executor = _start_executor(min(self.workers, len(tasks)), (loader, function))
+                    for task in tasks:
+                        task.future = task.future or executor.submit(_apply, task.item)
+                    kind, *content = self._wait(tasks[0])
+                except TerminatedWorkerError as error:
+                    self.check_stop()  # a signal may have been sent to the workers as well
+                    _stop_executor(executor)
+                    executor = None
+                    for task in tasks:
+                        if task.future is None or not task.future.done() or task.future.exception() is not None:
+                            task.future = None
+                            task.count_death(f"a worker process died ({_exit_code(error)})")
+                    continue
+                except OSError as error:
+                    raise WorkerError(
+                        f"cannot start a worker process ({error.strerror or error}); use fewer --workers and --threads"
+                    ) from error
+                if kind == _NO_VALUE and not copy:
+                    copy = True
+                    _stop_executor(executor)
+                    executor = None
+                    for task in tasks:
+                        task.future = None
+                    continue
+                if kind != _RESULT:
+                    raise _make_error(*(content if kind == _NO_VALUE else (kind, *content)))
+                tasks.popleft()
+                yield content[0]
+        finally:
+            _stop_executor(executor)
+        for task in tasks:
+            yield function(self.source.value, task.item)
+        for item in remaining:
+            yield function(self.source.value, item)
+
+    def _wait(self, task: _Task) -> tuple[Any, ...]:
+        assert task.future is not None
+        while not wait([task.future], POLL_SECONDS).done:
+            self.check_stop()
+        return task.future.result()
+
+
+def _fill(tasks: deque[_Task], remaining: Iterator[Any], limit: int) -> None:
+    while len(tasks) < limit and (item := next(remaining, _END)) is not _END:
+        tasks.append(_Task(item))
+
+
+def _start_executor(workers: int, order: tuple[Any, ...]) -> Any:
+    import cloudpickle
+    from loky.backend import resource_tracker
+    from loky.process_executor import ProcessPoolExecutor
+
+    # Python must not import modules from the current folder, which may be somebody else's checkpoint. loky restarts
+    # workers whose memory grows, which would load the model again.
+    environment = {"PYTHONSAFEPATH": "1", "LOKY_MAX_MEMORY_LEAK_SIZE": "1e18"}
+    with _environment(environment):
+        resource_tracker.ensure_running()
+        multiprocessing.resource_tracker.ensure_running()
+    initargs = os.getpid(), cloudpickle.dumps(order)
+    return ProcessPoolExecutor(workers, initializer=_initialize, initargs=initargs, env=environment)
+
+
+def _stop_executor(executor: Any) -> None:
+    if executor is not None:
+        executor.shutdown(kill_workers=True)
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _exit_code(error: Exception) -> str:
+    codes = re.search(r"exit codes? of the workers? (?:is|are) \{?([^}\n]*)", str(error))
+    return codes[1] if codes else "unknown reason"
+
+
+# --- Ray --------------------------------------------------------------------------------------------------------------
+
+
+def import_ray() -> Any:
+    """Return the package ray. Raises SettingError if it is not installed."""
+    with needing("ray", "--executor ray"):
+        import ray
+    return ray
+
+
+def versions() -> tuple[str, ...]:
+    """Return the versions of memlens, torch and transformers, which results depend on."""
+    return tuple(version(package) for package in ("memlens", "torch", "transformers"))
+
+
+class RayWorker(Worker):
+    """A worker on a node of the cluster."""
+
+    def __init__(self, expected: tuple[str, ...]) -> None:
+        prepare_process()  # before torch is imported
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        super().__init__()
+        self.expected = expected
+
+    def start(self, order: bytes) -> tuple[Any, ...]:
+        if self.expected != versions():
+            theirs, ours = (
+                "memlens {} with torch {} and transformers {}".format(*v) for v in (versions(), self.expected)
+            )
+            message = f"a Ray node has {theirs}, the driver {ours}; results would differ: install the same versions"
+            return _ERROR, "WorkerError", message
+        return super().start(order)
+
+
+@dataclass(eq=False)
+class _Actor:
+    """A Ray worker as the driver sees it."""
+
+    handle: Any
+    starting: Any  # the call that loads the value; None after it has returned
+    has_copy: bool = False
+    calls: dict[Any, _Task] = field(default_factory=dict)
+
+
+class RayPool:
+    """Workers on the nodes of a Ray cluster.
+
+    The value is loaded on each node from its source, or sent through the object store to nodes that cannot load it.
+    The connection lasts for one map: Ray ends a process whose agents are gone, and a driver that computes between two
+    maps would not notice.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        workers: int,
+        threads: int,
+        *,
+        address: str | None = None,
+        gpus: float = 0.0,
+        check_stop: Callable[[], None] = lambda: None,
+        ahead: int = 0,
+    ) -> None:
+        """Create a pool.
+
+        Args:
+            source: Provides the value.
+            workers: Number of workers; 0 for as many as the cluster has room for.
+            threads: Processors of each worker, if it has no GPU.
+            address: The cluster; None for $RAY_ADDRESS, or else a cluster on this machine.
+            gpus: GPUs of each worker.
+            check_stop: Called several times per second; may raise.
+            ahead: Items in flight beyond one per worker; 0 for AHEAD per worker.
+        """
+        self.source, self.workers, self.threads, self.address = source, workers, threads, address
+        self.gpus, self.check_stop, self.ahead = gpus, check_stop, ahead
+        import_ray()  # a missing package is reported before anything is read
+
+    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        with connect_ray(self.address, self.check_stop) as ray:
+            work = _RayMap(ray, self, function)
+            try:
+                yield from work.results(iter(items))
+            finally:
+                work.stop()
+
+
+class _RayMap:
+    """One map on a cluster."""
+
+    def __init__(self, ray: Any, pool: RayPool, function: Callable[[Any, Any], Any]) -> None:
+        self.ray, self.pool, self.function = ray, pool, function
+        self.size = pool.workers or room_for_workers(ray, pool.threads, pool.gpus)
+        cpus = 0 if pool.gpus else pool.threads
+        options = {"num_cpus": cpus, "num_gpus": pool.gpus, "max_restarts": 0, "scheduling_strategy": "SPREAD"}
+        self.actor_class = ray.remote(**options)(RayWorker)
+        self.actors: list[_Actor] = []
+        self.tasks: deque[_Task] = deque()
+        self.unassigned: deque[_Task] = deque()
+        self.orders: dict[bool, Any] = {}  # in the object store, by whether the value is a copy
+        self.lost_starts = 0
+        self.last_ready = self.last_check = time.monotonic()
+
+    def results(self, items: Iterator[Any]) -> Iterator[Any]:
+        limit = self.size + self.pool.ahead if self.pool.ahead else AHEAD * self.size
+        while True:
+            before = len(self.tasks)
+            _fill(self.tasks, items, limit)
+            self.unassigned.extend(list(self.tasks)[before:])
+            if not self.tasks:
+                return
+            reply = self.tasks[0].reply
+            if reply is not None:
+                self.tasks.popleft()
+                yield reply[1]
+                continue
+            while len(self.actors) < min(self.size, len(self.tasks)):
+                handle = self.actor_class.remote(versions())
+                self.actors.append(_Actor(handle, handle.start.remote(self._order(copy=False))))
+            for actor in self.actors:
+                while actor.starting is None and len(actor.calls) < AHEAD and self.unassigned:
+                    task = self.unassigned.popleft()
+                    actor.calls[actor.handle.apply.remote(task.item)] = task
+            self._receive()
+
+    def _order(self, *, copy: bool) -> Any:
+        import cloudpickle
+
+        if copy not in self.orders:
+            loader = self.pool.source.loader(copy=copy, gpus=self.pool.gpus)
+            self.orders[copy] = self.ray.put(cloudpickle.dumps((loader, self.function)))
+        return self.orders[copy]
+
+    def _receive(self) -> None:
+        """Wait a moment for replies and handle them."""
+        by_call = {call: actor for actor in self.actors for call in actor.calls}
+        by_call |= {actor.starting: actor for actor in self.actors if actor.starting is not None}
+        ready, _ = self.ray.wait(list(by_call), num_returns=len(by_call), timeout=POLL_SECONDS)
+        now = time.monotonic()
+        if now - self.last_check > AGENT_SECONDS:
+            check_agents(self.ray)
+            self.last_check = now
+        self.pool.check_stop()
+        for call in ready:
+            if by_call[call] in self.actors:  # else an earlier call has shown that the worker is lost
+                self._handle(by_call[call], call)
+        if any(actor.starting is None for actor in self.actors):
+            self.last_ready = now
+        elif now - self.last_ready > START_SECONDS:
+            raise WorkerError(
+                f"no Ray worker has started for {START_SECONDS:.0f} seconds; the cluster has no room for one with "
+                f"{self.pool.threads} threads: wait, or use fewer --threads"
+            )
+
+    def _handle(self, actor: _Actor, call: Any) -> None:
+        try:
+            reply = self.ray.get(call)
+        except self.ray.exceptions.RayTaskError as error:
+            raise RuntimeError(f"a Ray worker failed:\n{error}") from error
+        except self.ray.exceptions.RayError as error:
+            check_agents(self.ray)
+            self._lose(actor, f"a Ray worker was lost ({type(error).__name__})")
+            return
+        if call is actor.starting and reply[0] == _NO_VALUE and not actor.has_copy:
+            actor.has_copy = True
+            actor.starting = actor.handle.start.remote(self._order(copy=True))
+            return
+        if reply[0] != _RESULT:
+            raise _make_error(*(reply[1:] if reply[0] == _NO_VALUE else reply))
+        if call is actor.starting:
+            actor.starting, self.lost_starts = None, 0
+        else:
+            actor.calls.pop(call).reply = reply
+
+    def _lose(self, actor: _Actor, reason: str) -> None:
+        """Give the items of a lost worker to others."""
+        self.actors.remove(actor)
+        self.ray.kill(actor.handle)
+        if actor.starting is not None:
+            self.lost_starts += 1
+            if self.lost_starts > RETRIES:
+                raise WorkerError(
+                    f"{reason} while starting, {self.lost_starts} times in a row; fix the cause (often memory: use "
+                    "fewer --workers) and run the same command again"
+                )
+        for task in actor.calls.values():
+            task.count_death(reason)
+        self.unassigned.extendleft(reversed(actor.calls.values()))
+
+    def stop(self) -> None:
+        """End the workers. Those of a lost agent end by themselves."""
+        if not _lost_agent(self.ray):
+            for actor in self.actors:
+                self.ray.kill(actor.handle)
+
+
+def room_for_workers(ray: Any, threads: int, gpus: float) -> int:
+    """Return the number of workers that the cluster has room for, at least one."""
+    resources = ray.cluster_resources()
+    room = resources.get("GPU", 0) / gpus if gpus else resources.get("CPU", 1) / threads
+    if gpus and room < 1:
+        raise SettingError(f"--gpus-per-worker is {gpus}, but the Ray cluster has {resources.get('GPU', 0):g} GPUs")
+    return max(1, int(room))
+
+
+@contextmanager
+def connect_ray(address: str | None, check_stop: Callable[[], None] = lambda: None) -> Iterator[Any]:
+    """Connect to a Ray cluster, or start one on this machine if there is no address.
+
+    A connection that exists already is used and left open.
+
+    Raises:
+        WorkerError: The cluster cannot be reached, or one of its agents ended.
+    """
+    ray = import_ray()
+    if ray.is_initialized():
+        yield ray
+        return
+    # Without an address, Ray would look for the last cluster of this machine, which may be gone.
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":
+        ensure_ray_token()
+    else:
+        _wait_for_cluster(address, check_stop)
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
+    except Exception as error:  # an agent that ends during startup shows in many ways
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        place = "no Ray cluster can be started here" if address == "local" else f"cannot connect to Ray at {address}"
+        advice = "run the same command again" if address == "local" else "check --ray-address"
+        raise WorkerError(f"{place} ({reason}); {advice}") from error
+    try:
+        yield ray
+    except ConnectionError as error:  # a call failed before Ray noticed that the agent is gone
+        raise _agent_error(_lost_agent(ray) or "connection") from error
+    finally:
+        if not _lost_agent(ray):  # else shutdown() would wait for it, and Ray would end this process
+            with suppress(ConnectionError):
+                ray.shutdown()
+
+
+def _wait_for_cluster(address: str, check_stop: Callable[[], None]) -> None:
+    """Wait until the head of a cluster accepts connections. Ray itself would wait for minutes, without a message."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not host or not port.isdecimal():
+        return  # "auto", or an address that ray.init rejects
+    deadline, is_first = time.monotonic() + CONNECT_SECONDS, True
+    while True:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=AGENT_SECONDS):
+                return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise WorkerError(
+                    f"no Ray cluster answers at {address} ({error.strerror or error}); check --ray-address and "
+                    "RAY_ADDRESS"
+                ) from error
+        if is_first:
+            print(f"memlens: waiting up to {CONNECT_SECONDS:.0f} s for the Ray cluster at {address}", file=sys.stderr)
+            is_first = False
+        check_stop()
+        time.sleep(POLL_SECONDS)
+
+
+def ensure_ray_token() -> None:
+    """Set a token for a cluster on this machine if Ray cannot write one to ~/.ray."""
+    if os.environ.keys() & {"RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+        return
+    try:
+        folder = Path("~/.ray").expanduser()
+        if (folder / "auth_token").is_file():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except (OSError, RuntimeError):  # the home folder cannot be written to, or does not exist
+        os.environ["RAY_AUTH_TOKEN"] = uuid4().hex
+
+
+def check_agents(ray: Any) -> None:
+    """Raise WorkerError if an agent of Ray is gone. Ray would end this process within seconds, without a message."""
+    if agent := _lost_agent(ray):
+        raise _agent_error(agent)
+
+
+def _agent_error(agent: str) -> WorkerError:
+    return WorkerError(
+        f"Ray's {agent} has ended; completed work is kept: start the cluster again, then run the same command"
+    )
+
+
+def _lost_agent(ray: Any) -> str:
+    """Return the name of an agent of Ray that this process talks to and that no longer listens, or an empty string."""
+    node = getattr(ray._private.worker, "_global_node", None)
+    if node is None:  # not connected, or connected by Ray's client, which has no agent here
+        return ""
+    host, _, port = str(node.gcs_address).rpartition(":")
+    for name, family, address in (
+        ("agent on this machine (raylet)", socket.AF_UNIX, node.raylet_socket_name),
+        ("head (gcs_server)", socket.AF_INET6 if ":" in host else socket.AF_INET, (host.strip("[]"), int(port))),
+    ):
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.settimeout(AGENT_SECONDS)
+            try:
+                probe.connect(address)
+            except (ConnectionRefusedError, FileNotFoundError):
+                return name
+            except OSError:
+                continue  # busy or far away, but not known to be gone
+    return ""
