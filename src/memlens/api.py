@@ -359,7 +359,7 @@ def _opened(index: Index | Source) -> Index:
     """The index as it is now, for one stage."""
     opened = open_index(index)
     if opened is index:
-        opened.take_up()
+        opened.reload()
     return opened
 
 

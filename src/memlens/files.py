@@ -1,16 +1,15 @@
-"""Files: atomic writes, sealed JSON documents, checksums, locks, Parquet files, and one rule for output paths.
+"""Files: atomic writes, JSON documents with a checksum, locks, Parquet files, and the rules for output paths.
 
-A file is written beside its place, synced and renamed, so that a name always means a whole file. Where a person names a
-file or folder as output, nothing of theirs is overwritten:
+A file is written under a temporary name, synced and renamed, so a name always stands for a complete file. Where a user
+names an output file or folder, these rules protect their own files:
 
-    inside an index or a model folder           always refused
-    a device, a FIFO, a socket, a link          always refused: they would be replaced, not written to
+    inside an index or a model folder           rejected
+    a device, a FIFO, a socket, a link          rejected: it would be replaced, not written to
     a file or folder that memlens made before   replaced, and so is an empty file
-    any other file                              refused, unless --force
-    a file beside it with .part at its end      refused unless memlens made it: --force is said of the file itself
+    any other file                              rejected without --force
+    the same name ending in .part               rejected unless memlens made it, even with --force
 
-The folder of an index itself, which `scan -o` names, has rules of its own in index/staging.py; here it is only kept out
-of other indexes and of models.
+The index folder that `scan -o` names has its own rules in index/staging.py.
 """
 
 from __future__ import annotations
@@ -27,7 +26,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+from filelock import FileLock, Timeout
 
 from memlens.errors import FilesError, MemlensError, OutputError
 
@@ -52,20 +54,20 @@ _JSON_LIMIT = 256 << 20  # bytes; far beyond what a manifest or plan has
 
 @contextmanager
 def explain_os_errors(path: Path) -> Iterator[None]:
-    """Turn an error of the disk into one line that says what to do."""
+    """Turn an OSError into a FilesError that says what to do."""
     try:
         yield
-    except (MemlensError, BlockingIOError):  # the latter is no trouble: somebody else holds a lock
+    except (MemlensError, BlockingIOError):  # BlockingIOError: another process holds a lock
         raise
     except OSError as error:
-        # Libraries that write for us may lose the number; then their own words are all there is.
+        # Some libraries lose the error number. Their message is then all there is.
         advice = _ADVICE.get(error.errno or 0, error.strerror or str(error).splitlines()[0])
         raise FilesError(f"cannot write {path}: {advice}") from error
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write to the path that is given; on success it is synced and takes the place of `path`, else it is removed."""
+    """Yield a temporary path. On success it is synced and renamed to `path`, otherwise it is removed."""
     beside = path.with_name(path.name + ".part")
     with explain_os_errors(path):
         try:
@@ -97,7 +99,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_limited(path: Path, limit: int) -> bytes:
-    """The bytes of a file that is read whole; refused beyond the limit, as is a pipe or device, which may never end."""
+    """Return the bytes of a file. Raises FilesError if it is larger than `limit`, or a pipe or device."""
     try:
         if path.exists() and not path.is_file():
             raise FilesError(f"{path} is not a regular file; copy its content to a file first")
@@ -110,7 +112,7 @@ def read_limited(path: Path, limit: int) -> bytes:
 
 
 def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
-    """A JSON object; one that cannot be read is refused, with what to do about it."""
+    """Return a JSON object. Raises FilesError, which ends in `advice` if the content is damaged."""
     try:
         if path.exists() and not path.is_file():  # a pipe may never end
             raise FilesError(f"{path} is not a regular file; {advice}")
@@ -118,7 +120,8 @@ def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
             raise FilesError(f"{path} is damaged (larger than any such file of memlens); {advice}")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise FilesError(f"cannot read {path}: {error.strerror or error}; {advice}") from error
+        why = error.strerror or error
+        raise FilesError(f"cannot read {path}: {why}; check the path and its permissions") from error
     except (ValueError, RecursionError) as error:
         raise FilesError(f"{path} is damaged (not JSON); {advice}") from error
     if not isinstance(content, dict):
@@ -126,35 +129,46 @@ def read_json(path: Path, advice: str = _MAKE_AGAIN) -> dict[str, Any]:
     return content
 
 
-_SEAL = "seal"  # a checksum of all else in the document
+_SEAL = "seal"  # the checksum of the rest of the document
 
 
 def write_sealed(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON document that shows if it was changed afterwards."""
+    """Write a JSON document with its checksum, which shows later changes."""
     write_json(path, {**content, _SEAL: _seal_of(content)})
 
 
 def is_sealed(content: Mapping[str, Any]) -> bool:
-    """Is the document as it was written? One that never was sealed counts as it is."""
-    return not has_seal(content) or content[_SEAL] == _seal_of(content)
-
-
-def has_seal(content: Mapping[str, Any]) -> bool:
-    return _SEAL in content
+    """Return True if the document has a checksum and is unchanged."""
+    return _SEAL in content and content[_SEAL] == _seal_of(content)
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """A document that was written sealed; refused if it is not as it was written."""
+    """Return a document that write_sealed wrote. Raises FilesError if it was changed since."""
     content = read_json(path)
-    if not has_seal(content) or not is_sealed(content):
+    if not is_sealed(content):
         raise FilesError(f"{path} is damaged; {_MAKE_AGAIN}")
     return content
 
 
 def _seal_of(content: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in content.items() if name != _SEAL}
-    as_read = json.loads(json.dumps(rest))  # numbers that are names have become text, which sorts in another way
+    as_read = json.loads(json.dumps(rest))  # JSON turns integer keys into text, which sorts differently
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
+
+
+Document = TypeVar("Document")
+
+
+def parse_document(content: Mapping[str, Any], kind: type[Document]) -> Document:
+    """Convert a JSON object to a msgspec struct.
+
+    Raises:
+        ValueError: A field is missing or has the wrong type, or a constraint does not hold. The message names it.
+    """
+    try:
+        return msgspec.convert(content, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
 
 
 def checksum(path: Path) -> str:
@@ -169,8 +183,8 @@ def checksum(path: Path) -> str:
 class FileFacts:
     """Size and checksum of a file."""
 
-    bytes: int
-    sha256: str
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
     @classmethod
     def of(cls, path: Path) -> FileFacts:
@@ -178,12 +192,12 @@ class FileFacts:
 
 
 def facts_of(path: Path) -> dict[str, Any]:
-    """Size and checksum of a file, for a JSON document."""
+    """Return size and checksum of a file for a JSON document."""
     return asdict(FileFacts.of(path))
 
 
 def has_size(path: Path, facts: FileFacts | None) -> bool:
-    """Is a file of that size there? A quick look, where reading all of it would take long."""
+    """Return True if the file exists and has the expected size."""
     return facts is not None and path.is_file() and path.stat().st_size == facts.bytes
 
 
@@ -191,7 +205,7 @@ FileStamp = tuple[int, int, int, int]
 
 
 def file_stamp(path: Path) -> FileStamp | None:
-    """Size, times and inode of a file, which change when it is replaced; None where there is none."""
+    """Return size, times and inode of a file, which change when it is replaced, or None if there is no file."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -200,33 +214,25 @@ def file_stamp(path: Path) -> FileStamp | None:
 
 
 def is_as_noted(path: Path, facts: FileFacts | None) -> bool:
-    """Is the file there, byte for byte?"""
+    """Return True if the file exists with the expected size and checksum."""
     return facts is not None and has_size(path, facts) and checksum(path) == facts.sha256
 
 
 @contextmanager
-def only_writer(lock: Path) -> Iterator[Callable[[], None]]:
-    """Hold the folder's lock; a second writer is refused at once. The system frees it when the process ends.
-
-    What comes back refuses to go on if the folder of that name is not the one that is held any more.
-    """
+def lock_for_writing(lock: Path) -> Iterator[None]:
+    """Hold a folder's lock file. Raises FilesError at once if another process holds it."""
+    held = FileLock(lock)
     with explain_os_errors(lock):
-        handle = lock.open("a")
-    with handle:
         try:
-            with explain_os_errors(lock):
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            held.acquire(timeout=0)
+        except Timeout as error:
             raise FilesError(
                 f"another memlens process is writing to {lock.parent}; wait for it or choose another folder with -o"
             ) from error
-
-        def refuse_replaced() -> None:
-            if (stamp := file_stamp(lock)) is None or stamp[-1] != os.fstat(handle.fileno()).st_ino:
-                raise FilesError(f"{lock.parent} was replaced or removed by somebody else; run the same command again")
-
-        refuse_replaced()  # also where who held it has just removed it
-        yield refuse_replaced
+    try:
+        yield
+    finally:
+        held.release()
 
 
 @contextmanager
@@ -272,19 +278,19 @@ def is_free(lock: Path) -> bool:
 
 
 class HashedFile(io.FileIO):
-    """A new file whose facts are those of what was written to it, whatever becomes of it on the disk."""
+    """A new file that computes size and checksum of what is written to it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "w")
         self._digest, self._bytes = hashlib.sha256(), 0
 
     def write(self, content: Any) -> int:
-        """Write all of it; a disk that takes only a part is asked again, and then says why."""
-        left = memoryview(content).cast("B")
-        self._digest.update(left)
-        self._bytes += (size := len(left))
-        while left:
-            left = left[super().write(left) or 0 :]
+        """Write all of the content, in several calls if the system writes only a part."""
+        remaining = memoryview(content).cast("B")
+        self._digest.update(remaining)
+        self._bytes += (size := len(remaining))
+        while remaining:
+            remaining = remaining[super().write(remaining) or 0 :]
         return size
 
     @property
@@ -304,27 +310,27 @@ def fill_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> File
 
 
 def write_table(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> FileFacts:
-    """Write a table in the place of `path`, whole or not at all."""
+    """Write a table to `path`, completely or not at all."""
     with replacing(path) as beside:
         return fill_table(beside, schema, parts)
 
 
 def open_database(threads: int = 1) -> duckdb.DuckDBPyConnection:
-    """A database in memory. With one thread it is the caller's: a process that is forked while others run hangs or
-    crashes when it drops the database, and DuckDB starts eight for reading unless it is told not to."""
+    """Return an in-memory database. With one thread DuckDB uses the caller's thread and starts no others: a process
+    that is forked while database threads run hangs or crashes when it drops the database."""
     import duckdb
 
     return duckdb.connect(config={"threads": threads, "async_threads": 0})
 
 
 def reader_of(path: Path) -> str:
-    """SQL with which DuckDB reads this very file: no wildcards, no columns from folder names like layer=3."""
+    """Return SQL with which DuckDB reads exactly this file: no wildcards, no columns from folder names like layer=3."""
     plain = "".join(f"[{sign}]" if sign in "*?[" else sign for sign in str(path.absolute()))
     quoted = plain.replace("'", "''")
     return f"read_parquet('{quoted}', hive_partitioning = false)"
 
 
-_HEAD = 4096  # bytes that tell a file's kind
+_HEAD = 4096  # bytes that show who made a file
 _KINDS = (
     (stat.S_ISLNK, "a link"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -336,36 +342,36 @@ FOLDER_MARK = "made-by-memlens.txt"
 
 
 def refuse_output(path: Path, is_ours: Callable[[bytes], bool], *, force: bool = False) -> None:
-    """Refuse to write a file where it would replace something of a person's; `is_ours` sees the file's beginning."""
+    """Raise OutputError if writing the file would replace a user's file. `is_ours` is called with a file's start."""
     refuse_place(path)
     refuse_content(path, is_ours, force=force)
 
 
 def refuse_content(path: Path, is_ours: Callable[[bytes], bool], *, force: bool = False) -> None:
-    """The same where the place is known to be right, as that of an index's own report."""
+    """Raise OutputError if writing the file would replace a user's file, without checking its folder."""
     _refuse_kind(path)
     if path.is_dir():
         raise OutputError(f"{path} is a folder; name a file")
     if not force and not _is_empty_or(is_ours, path):
         raise OutputError(f"{path} was not made by memlens; name another file, or replace it with --force")
-    beside = path.with_name(path.name + ".part")  # what files.replacing writes first: a browser may load a file there
+    beside = path.with_name(path.name + ".part")  # `replacing` writes this first; a browser may be downloading to it
     _refuse_kind(beside)
     if beside.is_dir() or not _is_empty_or(is_ours, beside):
         raise OutputError(f"{beside} is in the way and was not made by memlens; move it away, or name another file")
 
 
 def refuse_place(path: Path) -> None:
-    """Refuse what lies inside an index or a model, and anything but a file or a folder."""
+    """Raise OutputError for a path inside an index or a model, and for anything but a file or a folder."""
     _refuse_kind(path)
     refuse_inside_others(path)
 
 
 def refuse_inside_others(path: Path) -> None:
-    """Refuse a path inside an index or a model, by whatever links and dots it is named."""
+    """Raise OutputError for a path inside an index or a model. Links and dots are resolved."""
     refuse_nul(path)
     try:
         resolved = path.resolve()
-    except (OSError, RuntimeError) as error:  # links that lead to each other
+    except (OSError, RuntimeError) as error:  # a loop of links
         raise OutputError(f"cannot write {path}: its links lead nowhere; name another place") from error
     for folder in resolved.parents:
         kind = valuable_folder(folder)
@@ -379,9 +385,9 @@ def refuse_nul(path: Path) -> None:
 
 
 def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterable[str] = ()) -> None:
-    """Make a folder for files of memlens' own making, or refuse one that holds something else.
+    """Create a folder for output. Raises OutputError if it holds something that memlens did not make.
 
-    What is `replaced` is thrown away in that order; folders, whatever is forced, only if memlens has made them.
+    Entries named in `replaced` are removed in that order; folders among them only if memlens made the output folder.
     """
     refuse_place(folder)
     if kind := valuable_folder(folder):
@@ -392,23 +398,19 @@ def prepare_output_folder(folder: Path, *, force: bool = False, replaced: Iterab
     is_ours = (folder / FOLDER_MARK).is_file()
     if folders := [] if is_ours else [entry for entry in old if entry.is_dir()]:
         raise OutputError(f"{folders[0]} would be replaced and was not made by memlens; name another folder")
-    entries = list(_entries(folder))
+    try:
+        entries = list(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror or error}; name another folder") from error
     if entries and not is_ours and not force:
         raise OutputError(f"{folder} holds files that memlens did not make; name another folder, or say --force")
-    for entry in entries:  # what is written to a link ends up elsewhere
+    for entry in entries:  # writing to a link would change a file in another folder
         _refuse_kind(entry, "move it away, or name another folder")
     try:
         for entry in old:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / FOLDER_MARK).write_text("memlens made the files in this folder and will replace them.\n")
-    except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error.strerror or error}; name another folder") from error
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    try:
-        yield from folder.iterdir() if folder.is_dir() else ()
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror or error}; name another folder") from error
 
@@ -427,7 +429,7 @@ def _refuse_kind(path: Path, advice: str = "name a file, or leave -o out to prin
 
 
 def _is_empty_or(is_ours: Callable[[bytes], bool], path: Path) -> bool:
-    """May the file be replaced? Also where there is none."""
+    """Return True if there is no such file, or it is empty or made by memlens."""
     try:
         if not path.is_file():
             return True
@@ -439,7 +441,7 @@ def _is_empty_or(is_ours: Callable[[bytes], bool], path: Path) -> bool:
 
 
 def valuable_folder(folder: Path) -> str:
-    """A folder that no output may go into, in words: an index, an unfinished scan or a model; empty for any other."""
+    """Return "an index", "an unfinished scan" or "a model" for folders that output may not go into, else ""."""
     if (folder / "manifest.json").is_file() and (folder / "triggers.parquet").is_file():
         return "an index"
     if (folder / "partial" / "plan.json").is_file():

@@ -1,6 +1,7 @@
 """Faults of a process, a disk or a clock: the same index after resume, or a clear refusal."""
 
 import errno
+import fcntl
 import os
 import random
 import shutil
@@ -183,6 +184,6 @@ def test_a_disk_that_cannot_lock_is_not_called_another_process(tmp_path: Path, m
     def refuse(handle: object, operation: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(files.fcntl, "flock", refuse)
-    with pytest.raises(FilesError, match="No locks available"), files.only_writer(tmp_path / ".lock"):
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(FilesError, match="No locks available"), files.lock_for_writing(tmp_path / ".lock"):
         pass

@@ -120,7 +120,7 @@ def test_a_part_whose_sentences_begin_elsewhere_is_refused(
     with monkeypatch.context() as patch:
         patch.setattr(sentences, "cut_sentences", cut_more)
         scans.run(tmp_path / "part", shard="2/3")
-    ours, theirs = (open_shard(folder).content["tokens"].split() for folder in (parts[1], tmp_path / "part"))
+    ours, theirs = (open_shard(folder).document.tokens.split() for folder in (parts[1], tmp_path / "part"))
     assert ours[0] == theirs[0] and ours[1] != theirs[1]
     with pytest.raises(IndexFolderError, match="a scan of another cut of the corpus, compared with"):
         memlens.merge([parts[0], tmp_path / "part", parts[2]], out=tmp_path / "index")
@@ -132,7 +132,7 @@ def test_a_sealed_document_of_other_kinds_is_refused(parts: list[Path], tmp_path
     part = shutil.copytree(parts[1], tmp_path / "part")
     content = read_sealed(part / "partial" / "shard.json")
     write_sealed(part / "partial" / "shard.json", {key: content[key] for key in content if key != "seal"} | {name: 7})
-    with pytest.raises(IndexFolderError, match=rf"damaged \({name} is not what it should be\); make that shard again"):
+    with pytest.raises(IndexFolderError, match=rf"damaged \(Expected .* at `\$.{name}`\); make that shard again"):
         memlens.merge([parts[0], part, parts[2]], out=tmp_path / "index")
     assert not (tmp_path / "index").exists()
 

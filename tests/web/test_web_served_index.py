@@ -72,7 +72,7 @@ def test_a_closed_index_says_so(index_folder: Path) -> None:
 
 def test_one_that_is_closed_before_a_question_is_asked_says_so(index_folder: Path) -> None:
     served = ServedIndex(index_folder)
-    with pytest.raises(IndexFolderError, match="closed"), served._explaining_damage(), served._connect() as cursor:
+    with pytest.raises(IndexFolderError, match="closed"), served._explain_errors(), served._connect() as cursor:
         served.close()
         cursor.close()  # as it is closed with the database, if that is not in use at this moment
         cursor.execute("SELECT 1")
@@ -124,7 +124,7 @@ PATHS = ["/", "/search", "/search?q=the", "/m/L0N0", "/trace", "/annotate", "/an
 PATHS += ["/trace?prompt=The", "/api/status", "/api/counts", "/api/map", "/api/layers", "/api/search?q=the", "/m/L9N9"]
 PATHS += ["/api/memories/L0N0", "/api/memories/L0N0/related", "/api/memories/L0N0/coefficients", "/api/annotate"]
 PATHS += ["/api/trace?prompt=The", "/api/trace/cell?prompt=The", "/api/annotate/labels?as=ann"]
-REFUSED = "was replaced or removed since it was opened; start `memlens serve` again"
+REFUSED = "was replaced or removed since it was opened; run the command again"
 
 
 @pytest.mark.parametrize("is_warm", [False, True])

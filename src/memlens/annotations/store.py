@@ -73,11 +73,11 @@ class Annotations:
     @contextmanager
     def _writing(self) -> Iterator[Callable[[Event], None]]:
         """One transaction on the annotations of the scan that was opened, under its lock against `scan --fresh`."""
-        self.index.refuse_replaced()  # before a file is made
+        self.index.reload()  # before a file is made
         with self._history.writing() as append:
-            self.index.refuse_replaced()
+            self.index.reload()
             yield append
-            self.index.refuse_replaced()  # files copied over the index ask for no lock
+            self.index.reload()  # files copied over the index ask for no lock
 
     def set_sample(self, sample: Sample) -> None:
         """Begin a study; refused once somebody has labelled, since their work would not fit any more."""

@@ -99,7 +99,7 @@ def _print_index(screen: Screen, index: "memlens.Index") -> None:
 
 def _print_shard(screen: Screen, shard: "Shard") -> None:
     if screen.as_json:
-        counts = shard.content["counts"]
+        counts = shard.document.counts
         screen.json({"folder": str(shard.folder), "shard": shard.id.number, "of": shard.id.of, **counts})
         return
     if not screen.quiet:

@@ -16,7 +16,7 @@ from typing import Any
 from memlens import __version__
 from memlens.corpus.sentences import corpus_fingerprint, corpus_stamps
 from memlens.errors import SettingError
-from memlens.files import FileFacts, explain_os_errors, only_writer
+from memlens.files import FileFacts, explain_os_errors, lock_for_writing
 from memlens.index import shards, staging
 from memlens.index.corpus_reading import TextOrder, read_text
 from memlens.index.corpus_store import CorpusStore
@@ -133,7 +133,7 @@ def build_index(
     with explain_os_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         staging.refuse_foreign(folder)
-    with only_writer(folder / LOCK) as refuse_replaced, stop_on_signal() as stopper:
+    with lock_for_writing(folder / LOCK), stop_on_signal() as stopper:
         wait_for_orphans(folder)
         if resume and (staging.is_finished(folder, plan) or shards.is_finished(folder, plan)):
             return plan
@@ -157,10 +157,9 @@ def build_index(
         with explain_os_errors(folder):
             vocabulary = write_vocabulary(folder / PARTIAL, model.tokenizer, model.vocabulary)
             facts = model_facts(model, plan)
-            refuse_replaced()
             if shard is None:
                 made_by = staging.scanned_with(folder)
-                publish(folder, scanned, store, vocabulary, facts, plan, made_by, refuse_replaced)
+                publish(folder, scanned, store, vocabulary, facts, plan, made_by)
             else:
                 shards.finish(folder, facts, plan, shapes, store)
     return plan
@@ -174,7 +173,6 @@ def publish(
     model: dict[str, Any],
     plan: dict[str, Any],
     scanned_with: Sequence[dict[str, str]],
-    refuse_replaced: Callable[[], None],
 ) -> None:
     """Make an index of a finished scan in partial/, with corpus and vocabulary there.
 
@@ -184,9 +182,7 @@ def publish(
     content = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, files)
     manifest = Manifest({**content, "scanned_with": list(scanned_with)})
     store.refuse_changes()
-    refuse_replaced()
     staging.replace_tables(folder, files)
-    refuse_replaced()
     manifest.write(folder)
     staging.throw_partial_away(folder)
 

@@ -20,7 +20,7 @@ from memlens.errors import HubError, IndexFolderError, MemlensError, SettingErro
 from memlens.files import (
     explain_os_errors,
     is_as_noted,
-    only_writer,
+    lock_for_writing,
     read_json,
     replacing,
     sync_file,
@@ -101,7 +101,7 @@ def push(index: Index, repo: str, *, private: bool = False, progress: Progress =
     from memlens.index.card import write_card
 
     where, files = Repository.parse(repo), index.manifest.files
-    index.take_up()
+    index.reload()
     for name in files:
         index.path(name.removesuffix(".parquet"))  # refuses one that is damaged
     sent: dict[str, Path | bytes] = {name: index.folder / name for name in sorted(files)}
@@ -147,7 +147,7 @@ def pull(repo: str, out: Path, *, resume: bool = True, progress: Progress = no_p
     with explain_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         refuse_foreign(out)  # before anything, the lock's file too, is written there
-        with only_writer(out / LOCK):
+        with lock_for_writing(out / LOCK):
             _pull(where, commit, out, resume, progress)
     return out
 

@@ -27,7 +27,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -243,7 +243,7 @@ def _write_lines(path: Path, records: Iterable[dict[str, Any]]) -> None:
         beside.write_bytes(gzip.compress(text, 5, mtime=0) if path.suffix == ".gz" else text)
 
 
-def _histogram(facts: dict[str, Any], edges: list[float]) -> dict[str, list[float]]:
+def _histogram(facts: dict[str, Any], edges: Sequence[float]) -> dict[str, list[float]]:
     """Bin by bin from the first filled one to the last; the two outermost bins end where the coefficients do."""
     counts = facts["histogram"]
     filled = [place for place, count in enumerate(counts) if count]

@@ -1,12 +1,14 @@
-"""Index: a complete index folder, opened for reading; needs neither the model nor the original corpus.
+"""Index: a complete index folder, opened for reading. It needs neither the model nor the original text.
 
-Tables are read lazily with DuckDB, so that an index of a million memories opens as fast as a small one.
+Tables are read with DuckDB when they are asked for, so an index of a million memories opens as fast as a small one. A
+table is compared with its checksum in the manifest when it is first opened, and again if the file was replaced. Files
+are replaced by rename, so a reader that has opened one keeps its content.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
@@ -26,12 +28,23 @@ from memlens.files import (
     file_stamp,
     fill_table,
     is_as_noted,
-    only_writer,
+    lock_for_writing,
     open_database,
     reader_of,
     replacing,
 )
-from memlens.index.layout import LOCK, MANIFEST, PARTIAL, PULL, SHARD, Manifest, located, made_with
+from memlens.index.layout import (
+    LOCK,
+    MANIFEST,
+    OPTIONAL_TABLES,
+    PARTIAL,
+    PULL,
+    SCAN_TABLES,
+    SHARD,
+    Manifest,
+    located,
+    made_with,
+)
 from memlens.memory import MemoryId, MemoryNames, Prefix, Trigger, TriggerList
 
 if TYPE_CHECKING:
@@ -74,17 +87,19 @@ class MemoryFacts:
 class Index:
     """The memories of one model as one corpus shows them."""
 
-    _advice_if_replaced = "run the command again"
-
     def __init__(self, folder: str | Path) -> None:
         self.folder = located(folder)
-        self._opening = Lock()
-        if not (self.folder / MANIFEST).is_file():
-            raise IndexFolderError(_why_not_an_index(self.folder))
-        self._manifest_stamp = file_stamp(self.folder / MANIFEST)
+        self._opening, self._is_closed = Lock(), False
+        try:
+            if not (self.folder / MANIFEST).is_file():
+                raise IndexFolderError(_why_not_an_index(self.folder))
+            self._manifest_stamp = file_stamp(self.folder / MANIFEST)
+        except OSError as error:
+            why = error.strerror or error
+            raise IndexFolderError(f"cannot read {self.folder}: {why}; check the path and its permissions") from error
         self.manifest = Manifest.read(self.folder)
         self.model: MemoryModel | None = None  # to shade triggers in a notebook
-        self._verified: dict[str, tuple[str, FileStamp]] = {}  # file -> its checksum, and its stamp when it was read
+        self._verified: dict[str, tuple[str, FileStamp]] = {}  # file -> checksum, and the file's stamp at that time
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -116,157 +131,162 @@ class Index:
         return self.manifest.model.names
 
     def path(self, table: str) -> Path:
-        """The Parquet file of a table (`triggers`, `values`, `experiments/agreement`); refused if it is not there."""
-        path = self.folder / f"{table}.parquet"
+        """Return the Parquet file of a table (`triggers`, `values`, `experiments/agreement`).
+
+        Raises:
+            IndexFolderError: The table was not computed, or its file is missing or damaged.
+        """
         if not self.has(table):
             command = _MADE_BY.get(table.split("/")[0])
             damaged = "the index is damaged: scan again with --fresh"
             advice = f"run `{command} {self.folder}` first" if command else damaged
             raise IndexFolderError(f"{self.folder} has no table '{table}'; {advice}")
-        self._verify(path.relative_to(self.folder).as_posix())
-        return path
-
-    def _verify(self, name: str) -> None:
-        """Refuse a file that is not, byte for byte, what the manifest notes. Each is read once for that."""
-        path = self.folder / name
-        for _ in range(2):
-            noted, stamp = self.manifest.files.get(name), file_stamp(path)
-            if noted is None or stamp is None:
-                break
-            if self._verified.get(name) == (noted.sha256, stamp):
-                return
-            if is_as_noted(path, noted):
-                self._verified[name] = (noted.sha256, stamp)
-                return
-            self._read_manifest_again()  # a later stage may have made the table again since this index was opened
-        advice = f"make it again with `memlens repair {self.folder}`, or scan again with --fresh"
-        raise IndexFolderError(f"{path} is damaged or being replaced; {advice}")
-
-    def _read_manifest_again(self) -> None:
-        """Take up what other stages have noted since; refused if the folder holds another scan by now."""
-        stamp = file_stamp(self.folder / MANIFEST)
-        self.manifest = self._current_manifest()
-        self._manifest_stamp = stamp
-
-    def _current_manifest(self) -> Manifest:
-        if (self.folder / MANIFEST).is_file():
-            manifest = Manifest.read(self.folder)
-            if manifest.generation == self.manifest.generation:
-                return manifest
-        raise IndexFolderError(f"{self.folder} was replaced or removed since it was opened; {self._advice_if_replaced}")
-
-    def _refuse_exchanged(self, read: Mapping[str, FileStamp]) -> None:
-        """After reading: refuse an answer whose files were exchanged between their check and their reading."""
-        for table, stamp in read.items():
-            if file_stamp(self.folder / f"{table}.parquet") != stamp:
-                self._read_manifest_again()
-                raise IndexFolderError(f"table '{table}' was made again while it was read; run the command again")
-
-    def refuse_replaced(self) -> None:
-        """Refuse to go on if the folder holds another scan by now, or none; later stages of this one are taken up."""
-        if file_stamp(self.folder / MANIFEST) != self._manifest_stamp:
-            self._read_manifest_again()
-
-    def take_up(self) -> None:
-        """Begin a new piece of work on the index as it is now: every file is verified again when it is next read."""
-        self._read_manifest_again()
-        self._verified.clear()
+        if not self.is_whole(table):
+            self.reload()  # a later stage may have replaced the table since this index was opened
+            if not self.is_whole(table):
+                raise self._damaged(f"{table}.parquet", "is damaged or being replaced")
+        return self.folder / f"{table}.parquet"
 
     def has(self, table: str) -> bool:
-        """Is the table there? A file that is not noted is none: a stage was killed while it replaced it."""
+        """Return True if the table was computed. Raises IndexFolderError if it was computed but its file is missing."""
         name = f"{table}.parquet"
-        self.refuse_replaced()  # another process may have made the table since
-        return name in self.manifest.files and (self.folder / name).is_file()
+        if name not in self.manifest.files:
+            self.reload()  # another process may have computed it since this index was opened
+        if name not in self.manifest.files:
+            return False
+        if not (self.folder / name).is_file():
+            self.reload()
+            raise self._damaged(name, "is missing")
+        return True
+
+    def _damaged(self, name: str, what: str) -> IndexFolderError:
+        is_from_scan = name in SCAN_TABLES + OPTIONAL_TABLES
+        advice = "scan again with --fresh" if is_from_scan else f"make it again with `memlens repair {self.folder}`"
+        return IndexFolderError(f"{self.folder / name} {what}; {advice}")
 
     def is_whole(self, table: str) -> bool:
-        """Is the table there, byte for byte as the manifest has it?"""
+        """Return True if the table's file has the checksum in the manifest. An unchanged file is read once for that."""
         name = f"{table}.parquet"
-        return is_as_noted(self.folder / name, self.manifest.files.get(name))
+        facts, stamp = self.manifest.files.get(name), file_stamp(self.folder / name)
+        if facts is None or stamp is None:
+            return False
+        if self._verified.get(name) != (facts.sha256, stamp):
+            if not is_as_noted(self.folder / name, facts):
+                return False
+            self._verified[name] = (facts.sha256, stamp)
+        return True
+
+    def reload(self) -> None:
+        """Read the manifest again if it was replaced since.
+
+        Raises:
+            IndexFolderError: The folder holds another scan now, or none.
+        """
+        stamp = file_stamp(self.folder / MANIFEST)
+        if stamp == self._manifest_stamp:
+            return
+        manifest = Manifest.read(self.folder) if stamp else None
+        if manifest is None or manifest.generation != self.manifest.generation:
+            raise IndexFolderError(f"{self.folder} was replaced or removed since it was opened; run the command again")
+        self.manifest, self._manifest_stamp = manifest, stamp
 
     def table(self, table: str, columns: Sequence[str] | None = None, filters: Any = None) -> pa.Table:
-        """A whole table, or some of its columns and rows (filters as pyarrow takes them)."""
+        """Return a table, or some of its columns and rows (filters as in pyarrow)."""
         import pyarrow.parquet as pq
 
-        path = self.path(table)
-        # A handle, since a path with a colon would be taken for an address.
-        # The open file is the one whose bytes are read, whatever takes its name meanwhile.
-        with self._explaining_damage(), path.open("rb") as handle:
-            self._refuse_exchanged({table: self._verified[f"{table}.parquet"][1]})
-            names = None if columns is None else list(columns)
-            if filters is None:  # filters need pyarrow.dataset, which imports pandas where it is installed
-                content = pq.ParquetFile(handle).read(columns=names)
-            else:
-                content = pq.read_table(handle, columns=names, filters=filters)
-            self._refuse_exchanged({table: self._verified[f"{table}.parquet"][1]})  # written to while it was read
-            return content
+        names = None if columns is None else list(columns)
+        # pyarrow takes a path with a colon for an address, so it gets an open file
+        with self._explain_errors(), self.path(table).open("rb") as handle:
+            if filters is None:  # filters need pyarrow.dataset, which imports pandas if it is installed
+                return pq.ParquetFile(handle).read(columns=names)
+            return pq.read_table(handle, columns=names, filters=filters)
 
     def schema_names(self, table: str) -> list[str]:
-        """The columns of a table."""
+        """Return the columns of a table."""
         import pyarrow.parquet as pq
 
-        with self._explaining_damage(), self.path(table).open("rb") as handle:
+        with self._explain_errors(), self.path(table).open("rb") as handle:
             names: list[str] = pq.ParquetFile(handle).schema_arrow.names
             return names
 
     def sql(self, query: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
-        """Rows of a DuckDB query; `{triggers}` in it stands for that table's file, and so for every table."""
+        """Return the rows of a DuckDB query, in which `{triggers}` stands for that table, and so for every table.
+
+        Example:
+            >>> index.sql("SELECT count(*) AS n FROM {memories} WHERE dead")  # doctest: +SKIP
+            [{'n': 12}]
+        """
         return list(self.stream(query, parameters))
 
     def stream(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[dict[str, Any]]:
-        """The same rows one after another, for results that are too large for a list."""
-        names = TableNames(self)
-        with self._explaining_damage(), self._connect() as database:
-            cursor = database.execute(query.format_map(names), list(parameters))
+        """Yield the rows of a DuckDB query one by one, for results that are too large for a list."""
+        with self._explain_errors(), self._connect() as database:
+            cursor = database.execute(self._fill_in_tables(query), list(parameters))
             columns = [column[0] for column in cursor.description]
-            rows = None
-            while rows != []:
-                rows = cursor.fetchmany(_ROWS_AT_ONCE)  # reads from the files
-                self._refuse_exchanged(names.read)
+            while rows := cursor.fetchmany(_ROWS_AT_ONCE):
                 for row in rows:
                     yield dict(zip(columns, row, strict=True))
 
     def arrays(self, query: str, parameters: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
-        """Columns of a DuckDB query by name, for results that are computed with."""
-        names = TableNames(self)
-        with self._explaining_damage(), self._connect() as database:
-            columns = database.execute(query.format_map(names), list(parameters)).fetchnumpy()
-            self._refuse_exchanged(names.read)
-            return columns
+        """Return the columns of a DuckDB query as NumPy arrays."""
+        with self._explain_errors(), self._connect() as database:
+            return database.execute(self._fill_in_tables(query), list(parameters)).fetchnumpy()
 
     def batches(self, query: str, parameters: Sequence[Any] = ()) -> Iterator[pa.RecordBatch]:
-        """The result of a DuckDB query as Arrow columns, piece by piece, for texts and lists that are computed with."""
-        names = TableNames(self)
-        with self._explaining_damage(), self._connect() as database:
-            reader = database.sql(query.format_map(names), params=list(parameters)).to_arrow_reader(_ROWS_AT_ONCE)
-            self._refuse_exchanged(names.read)
-            yield from reader
+        """Yield the result of a DuckDB query as Arrow batches."""
+        with self._explain_errors(), self._connect() as database:
+            yield from database.sql(self._fill_in_tables(query), params=list(parameters)).to_arrow_reader(_ROWS_AT_ONCE)
+
+    def _fill_in_tables(self, query: str) -> str:
+        """Replace `{triggers}` in a query by SQL that reads the table."""
+        try:
+            return query.format_map(_TableSources(self))
+        except (ValueError, AttributeError) as error:  # a single brace, or a format such as {triggers.x}
+            raise SettingError(f"cannot read the query ({error}); write {{memories}} for a table") from error
+
+    def _source_of(self, table: str) -> str:
+        """Return SQL that reads a table."""
+        return reader_of(self.path(table))
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        """A cursor for one query, to be closed after it."""
-        with self._opening:  # the connection that all cursors come from refuses two callers at once
+        """Return a cursor for one query, which makes queries from several threads safe. The caller closes it."""
+        with self._opening:  # the connection itself is not thread-safe
+            if self._is_closed:
+                raise IndexFolderError(f"{self.folder} is closed; open it again")
             return self._database.cursor()
 
     @cached_property
     def _database(self) -> duckdb.DuckDBPyConnection:
-        """The database, which stays open: opening it costs more than most queries."""
-        # Sorting a result keeps it the same whatever the number of threads; one thread needs no sorting.
+        """The database, which stays open because opening it costs more than most queries.
+
+        With one thread the order of rows does not vary from run to run.
+        """
         return open_database()
 
-    def _source_of(self, table: str) -> str:
-        """The SQL expression from which a query reads a table."""
-        return reader_of(self.path(table))
+    def close(self) -> None:
+        """Close the database. Running queries finish; later ones raise IndexFolderError."""
+        with self._opening:
+            self._is_closed = True
+            with suppress(duckdb.Error):  # a cursor is in use; the database is closed with the last one
+                self._database.close()
 
     @contextmanager
-    def _explaining_damage(self) -> Iterator[None]:
-        """A reader that fails on a damaged file becomes one line; one that fails on whole files is a bug."""
+    def _explain_errors(self) -> Iterator[None]:
+        """Turn errors of readers into one line: a damaged file, or a query that DuckDB cannot run."""
         try:
             yield
-        except (duckdb.Error, pa.ArrowException, OSError):
+        except (duckdb.Error, pa.ArrowException, OSError) as error:
             self._verified.clear()
             for name in self.manifest.files:
                 if not self.is_whole(name.removesuffix(".parquet")):
-                    self._verify(name)
-            raise
+                    self.path(name.removesuffix(".parquet"))
+            if self._is_closed:
+                raise IndexFolderError(f"{self.folder} is closed; open it again") from error
+            if isinstance(error, OSError):
+                raise
+            why = str(error).strip().partition("\n")[0]
+            advice = "; write {memories} for a table" if isinstance(error, duckdb.CatalogException) else ""
+            raise IndexFolderError(f"cannot read {self.folder}: {why}{advice}") from error
 
     def facts(self, memory: str | MemoryId) -> MemoryFacts:
         """A memory's statistics over the whole corpus."""
@@ -363,34 +383,38 @@ class Index:
     def write(
         self, tables: Mapping[str, tuple[pa.Schema, Iterable[pa.Table]]], notes: Callable[[], Mapping[str, Any]]
     ) -> None:
-        """Write tables of a later stage as one: complete beside, then all renamed, then noted in the manifest.
+        """Write the tables of a later stage together.
 
-        Killed between two of these, the tables count as not there, never as something they are not. Refused if the
-        folder holds another scan by now, or another version of a table that was read from this index.
+        All tables are written under temporary names, removed from the manifest, renamed, and added to the manifest. If
+        the process is killed in between, they count as not computed.
+
+        Raises:
+            IndexFolderError: The folder holds another scan now, or another version of a table that was read.
         """
         names = [f"{table}.parquet" for table in tables]
-        with only_writer(self.folder / LOCK), explain_os_errors(self.folder):
-            self._refuse_other_sources(names)
+        with lock_for_writing(self.folder / LOCK), explain_os_errors(self.folder):
+            self._check_sources(names)
             facts: dict[str, Any] = {}
             with ExitStack() as stack:
                 for name, (schema, parts) in zip(names, tables.values(), strict=True):
                     (self.folder / name).parent.mkdir(exist_ok=True)
                     written = fill_table(stack.enter_context(replacing(self.folder / name)), schema, parts)
                     facts[name] = {**asdict(written), "made_with": made_with()}
-                self._current_manifest().with_files({}, without=names).write(self.folder)
-            # Read again: another stage may have written it since this index was opened.
-            self.manifest = self._current_manifest().with_files(facts)
-            self.manifest = self.manifest.with_notes(notes())
-            self.manifest.write(self.folder)
-            for name in names:
-                self._verified.pop(name, None)
+                self.reload()
+                self._save(self.manifest.with_files({}, without=names))
+            self.manifest = self.manifest.with_files(facts)  # which the notes may read
+            self._save(self.manifest.with_notes(notes()))
 
-    def _refuse_other_sources(self, names: Sequence[str]) -> None:
-        """Under the lock: what is to be written must belong to what the folder holds now."""
-        now = self._current_manifest().files
+    def _save(self, manifest: Manifest) -> None:
+        manifest.write(self.folder)
+        self.manifest, self._manifest_stamp = manifest, file_stamp(self.folder / MANIFEST)
+
+    def _check_sources(self, names: Sequence[str]) -> None:
+        """Raise IndexFolderError if a table that was read, other than those to be written, was replaced since."""
+        self.reload()
         for name, (sha256, _) in list(self._verified.items()):  # other threads may add to it
-            if name not in names and (name not in now or now[name].sha256 != sha256):
-                raise IndexFolderError(f"{self.folder / name} was made again meanwhile; run the command again")
+            if name not in names and self.manifest.sha256(name.removesuffix(".parquet")) != sha256:
+                raise IndexFolderError(f"{self.folder / name} was replaced during this command; run it again")
 
     def __repr__(self) -> str:
         model, counts = self.manifest.model, self.manifest.counts
@@ -413,24 +437,19 @@ class Index:
         return f"<table><caption>Index {escape(str(self.folder))}</caption>{rows}</table>"
 
 
-class TableNames(dict[str, str]):
-    """`{triggers}` in a query -> a reader of that file; `read` has the stamps of the files that a query names."""
+class _TableSources(dict[str, str]):
+    """Table name -> SQL that reads it, for str.format_map."""
 
     def __init__(self, index: Index) -> None:
         super().__init__()
         self.index = index
-        self.read: dict[str, FileStamp] = {}
 
     def __missing__(self, table: str) -> str:
-        source = self.index._source_of(table)
-        verified = self.index._verified.get(f"{table}.parquet")
-        if verified is not None:
-            self.read[table] = verified[1]
-        return source
+        return self.index._source_of(table)
 
 
 def open_index(folder: Index | str | PathLike[str]) -> Index:
-    """An index that a scan has completed, by its folder or `hf:OWNER/NAME`; an open one comes back as it is."""
+    """Open a complete index by its folder or as `hf:OWNER/NAME`. An Index is returned as it is."""
     return folder if isinstance(folder, Index) else Index(Path(folder))
 
 

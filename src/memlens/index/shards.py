@@ -1,39 +1,39 @@
-"""Shards: a scan in several runs (`--shard 3/16`), on machines that share nothing, and joining them into one index.
+"""Shards: a scan in several runs (`--shard 3/16`) on machines that share nothing, merged into one index.
 
 The folder of a finished shard is not an index. It has partial/ with
 
-    shard.json       written last: its presence means complete; which shard of which plan, and checksums of the files
-    parts/           what was found
-    corpus.parquet, tokens.bin, ...    the corpus, in shard 1 only, since it is the same for all
+    shard.json       written last: its presence means complete; the plan, the shard's number and checksums of its files
+    parts/           the results
+    corpus.parquet, tokens.bin, ...    the text, in shard 1 only, because it is the same for all
 
-Joining needs neither the model nor the text. Every shard must be there exactly once, all of one plan.
+Merging needs neither the model nor the original text. It needs every shard of one plan exactly once.
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.files import (
     FileFacts,
-    FileStamp,
     checksum,
     explain_os_errors,
     facts_of,
-    file_stamp,
     has_size,
     is_as_noted,
-    only_writer,
+    lock_for_writing,
+    parse_document,
     read_sealed,
     replacing,
     write_sealed,
 )
 from memlens.index import staging
 from memlens.index.corpus_store import BATCHES, FLAT, CorpusStore, read_batches
-from memlens.index.layout import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY
+from memlens.index.layout import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY, Count
 from memlens.index.tables import JoinedParts
 from memlens.parallel import Progress, no_progress
 from memlens.scanner.state import LayerShape, PartFolder, ShardNumber, wait_for_orphans
@@ -42,37 +42,46 @@ from memlens.settings import ScanSettings
 _OF_THE_FIRST = (CORPUS, VOCABULARY, *FLAT)  # the same in all shards, so one keeps them
 
 
+class ShardDocument(msgspec.Struct, frozen=True):
+    """The content of shard.json."""
+
+    schema: int
+    plan: dict[str, Any]
+    model: dict[str, Any]
+    shapes: dict[int, LayerShape]
+    counts: dict[str, Count]
+    tokens: str  # checksums of the encoded text
+    scanned_with: list[dict[str, str]]
+    files: dict[str, FileFacts]
+
+
 @dataclass(frozen=True)
 class Shard:
     """A finished shard of a scan."""
 
     folder: Path
     id: ShardNumber
-    content: dict[str, Any]  # of shard.json
+    document: ShardDocument
 
     @property
     def partial(self) -> Path:
         return self.folder / PARTIAL
 
     @property
-    def files(self) -> dict[str, FileFacts]:
-        return {name: FileFacts(**facts) for name, facts in self.content["files"].items()}
-
-    @property
     def plan(self) -> dict[str, Any]:
-        """The plan that all shards have in common."""
-        return {name: value for name, value in self.content["plan"].items() if name != "shard"}
+        """The plan, which is the same for all shards."""
+        return {name: value for name, value in self.document.plan.items() if name != "shard"}
 
 
 def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
-    """Is this very shard in the folder, complete?"""
+    """Return True if the folder holds this shard. Raises IndexFolderError if one of its files is damaged."""
     path = folder / PARTIAL / SHARD
     if "shard" not in plan or not path.is_file():
         return False
     shard = open_shard(folder)
-    if shard.content["plan"] != plan:
+    if shard.document.plan != plan:
         return False
-    for name, facts in shard.files.items():
+    for name, facts in shard.document.files.items():
         if not has_size(shard.partial / name, facts):
             raise _damaged(shard, name)
     return True
@@ -81,7 +90,7 @@ def is_finished(folder: Path, plan: dict[str, Any]) -> bool:
 def finish(
     folder: Path, model: dict[str, Any], plan: dict[str, Any], shapes: dict[int, LayerShape], store: CorpusStore
 ) -> None:
-    """Turn the partial scan of a shard, of which every batch is done, into a finished shard."""
+    """Turn a scan of which every batch is done into a finished shard."""
     partial = folder / PARTIAL
     shard = ShardNumber.parse(plan["shard"])
     names = [BATCHES, *(f"{PARTS}/{path.name}" for path in sorted((partial / PARTS).glob("*.npz")))]
@@ -92,7 +101,7 @@ def finish(
         "model": model,
         "shapes": {str(layer): list(shape) for layer, shape in shapes.items()},
         "counts": store.counts,
-        "tokens": " ".join(checksum(partial / name) for name in FLAT),  # with where sentences begin, and what is new
+        "tokens": " ".join(checksum(partial / name) for name in FLAT),
         "scanned_with": staging.scanned_with(folder),
         "files": {name: facts_of(partial / name) for name in names},
     }
@@ -102,12 +111,8 @@ def finish(
             (partial / name).unlink(missing_ok=True)
 
 
-# What a shard's document holds: anybody can seal another one.
-_KINDS = dict.fromkeys(("plan", "model", "shapes", "counts", "files"), dict) | {"tokens": str, "scanned_with": list}
-
-
 def open_shard(folder: Path) -> Shard:
-    """A finished shard; its files are looked at when they are used."""
+    """Return the finished shard in a folder without verifying its files. Raises IndexFolderError if there is none."""
     path = folder / PARTIAL / SHARD
     if not path.is_file():
         if (folder / PARTIAL).is_dir():
@@ -116,21 +121,22 @@ def open_shard(folder: Path) -> Shard:
             reason = "is not a shard of a scan; make shards with `memlens scan --shard I/N`"
         raise IndexFolderError(f"{folder} {reason}")
     content = read_sealed(path)
-    if content["schema"] != SCHEMA_VERSION:
+    if content.get("schema") != SCHEMA_VERSION:
         raise IndexFolderError(
-            f"{folder} has schema version {content['schema']}, this memlens reads {SCHEMA_VERSION}; "
+            f"{folder} has schema version {content.get('schema')}, this memlens reads {SCHEMA_VERSION}; "
             "use the memlens that wrote it or scan again"
         )
-    for name, kind in _KINDS.items():
-        if not isinstance(content.get(name), kind):
-            raise IndexFolderError(f"{path} is damaged ({name} is not what it should be); make that shard again")
-    return Shard(folder, ShardNumber.parse(content["plan"]["shard"]), content)
+    try:
+        document = parse_document(content, ShardDocument)
+        return Shard(folder, ShardNumber.parse(document.plan["shard"]), document)
+    except (ValueError, KeyError, AttributeError, TypeError, SettingError) as error:
+        raise IndexFolderError(f"{path} is damaged ({error}); make that shard again") from error
 
 
 def merge_shards(
     folders: Sequence[Path], folder: Path, *, resume: bool = True, progress: Progress = no_progress
 ) -> dict[str, Any]:
-    """Make `folder` the index of all shards together; their order does not matter. The plan comes back."""
+    """Merge all shards, in any order, into an index in `folder`. Return the plan."""
     from memlens.index.build import publish
 
     shards = sorted((open_shard(shard_folder) for shard_folder in folders), key=lambda shard: shard.id)
@@ -144,7 +150,7 @@ def merge_shards(
         folder.mkdir(parents=True, exist_ok=True)
         staging.refuse_foreign(folder)
     first = shards[0]
-    with only_writer(folder / LOCK) as refuse_replaced, _at_rest(shards) as refuse_changed:
+    with lock_for_writing(folder / LOCK):
         wait_for_orphans(folder)
         if resume and staging.is_finished(folder, first.plan):
             return first.plan
@@ -162,15 +168,10 @@ def merge_shards(
             for name in (CORPUS, VOCABULARY):
                 with replacing(folder / PARTIAL / name) as beside:
                     shutil.copyfile(first.partial / name, beside)
-            hands = [hand for shard in shards for hand in shard.content.get("scanned_with", [])]
-            apart = [hand for number, hand in enumerate(hands) if hand not in hands[:number]]
-            words = first.files[VOCABULARY]
-
-            def refuse_both() -> None:
-                refuse_replaced()
-                refuse_changed()
-
-            publish(folder, scanned, store, words, first.content["model"], first.plan, apart, refuse_both)
+            machines = [machine for shard in shards for machine in shard.document.scanned_with]
+            distinct = [machine for number, machine in enumerate(machines) if machine not in machines[:number]]
+            words = first.document.files[VOCABULARY]
+            publish(folder, scanned, store, words, first.document.model, first.plan, distinct)
     return first.plan
 
 
@@ -178,7 +179,7 @@ def _refuse_other_plans(shards: Sequence[Shard]) -> None:
     first = shards[0]
     for shard in shards[1:]:
         difference = staging.difference(shard.plan, first.plan)
-        if not difference and shard.content["tokens"] != first.content["tokens"]:
+        if not difference and shard.document.tokens != first.document.tokens:
             difference = "another cut of the corpus"
         if difference:
             raise IndexFolderError(
@@ -206,32 +207,9 @@ def _refuse_gaps(shards: Sequence[Shard]) -> None:
         raise IndexFolderError(f"of {of} shards these are missing: {named}; make them with --shard {missing[0]}/{of}")
 
 
-@contextmanager
-def _at_rest(shards: Sequence[Shard]) -> Iterator[Callable[[], None]]:
-    """Gives a function that raises if a file of the shards is no longer the one that was there at the beginning.
-
-    Tables of two shards mixed may fail anywhere within, so an error is told as a change where there was one.
-    """
-
-    def stamps() -> dict[Path, FileStamp | None]:
-        return {path: file_stamp(path) for shard in shards for path in map(shard.partial.joinpath, shard.files)}
-
-    before = stamps()
-
-    def refuse_changed() -> None:
-        if changed := [path for path, stamp in stamps().items() if stamp != before[path]]:
-            raise IndexFolderError(f"{changed[0]} changed while it was merged; merge again when the shards are at rest")
-
-    try:
-        yield refuse_changed
-    except Exception:
-        refuse_changed()
-        raise
-
-
 def _refuse_damage(shard: Shard) -> None:
-    """Compare every file with its checksum; a later change is noticed by its stamp."""
-    for name, facts in shard.files.items():
+    """Compare every file with its checksum."""
+    for name, facts in shard.document.files.items():
         if not is_as_noted(shard.partial / name, facts):
             raise _damaged(shard, name)
 
@@ -244,7 +222,7 @@ def _joined(shards: Sequence[Shard]) -> JoinedParts:
     first = shards[0]
     try:
         settings = ScanSettings(**{**first.plan["settings"], "layers": tuple(first.plan["settings"]["layers"])})
-        shapes = {int(layer): LayerShape(*shape) for layer, shape in first.content["shapes"].items()}
+        shapes = first.document.shapes
         batches = read_batches(first.partial / BATCHES)
         joined = JoinedParts([PartFolder(shard.partial / PARTS) for shard in shards], shapes, settings)
     except (TypeError, KeyError, ValueError, SettingError) as error:

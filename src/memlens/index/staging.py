@@ -25,6 +25,7 @@ from memlens.files import (
 from memlens.index.corpus_store import CorpusStore
 from memlens.index.layout import (
     ANNOTATIONS,
+    BACKUP,
     DERIVED_TABLES,
     EXPERIMENTS,
     LOCK,
@@ -207,6 +208,7 @@ def take_manifest_away(folder: Path) -> None:
         with holding(folder, alone=True, wait=False):  # who labels holds it, too, and looks at the manifest
             refuse_annotations(folder)
             (folder / MANIFEST).unlink(missing_ok=True)
+            (folder / BACKUP).unlink(missing_ok=True)
             sync_folder(folder)  # else a power cut could leave new tables with the old manifest
     except BlockingIOError as error:
         raise IndexFolderError(f"somebody labels memories of {folder}; choose another folder with -o") from error

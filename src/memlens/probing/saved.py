@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from memlens.errors import FilesError, ModelError, SettingError
-from memlens.files import has_seal, is_sealed, read_json, refuse_output, write_sealed
+from memlens.files import is_sealed, read_json, refuse_output, write_sealed
 from memlens.memory import MemoryId
 from memlens.probing.labels import check_label
 from memlens.stats import Estimate
@@ -121,7 +121,7 @@ class SparseProbe:
         names = {field.name for field in fields(cls)}
         if content.get("kind") != KIND or content.get("schema") != SCHEMA or not names <= content.keys():
             raise SettingError(f"{path} is not a probe of this version of memlens; {advice}")
-        if not has_seal(content) or not is_sealed(content):
+        if not is_sealed(content):
             raise SettingError(f"{path} was changed after it was written; {advice}")
         known = {name: _frozen(content[name]) for name in names}
         try:

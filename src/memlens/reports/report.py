@@ -14,13 +14,14 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import vl_convert
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -239,7 +240,7 @@ def _settings(manifest: Manifest) -> list[tuple[str, str]]:
     """Options of the scan and of the values, as a person would type them."""
     scan = {key: value for key, value in manifest.settings.to_json().items() if value is not None}
     shown = [(f"--{key.replace('_', '-')}", cell(value)) for key, value in sorted(scan.items())]
-    values = asdict(manifest.values) if manifest.values.top else {}
+    values = msgspec.structs.asdict(manifest.values) if manifest.values.top else {}
     return shown + [(f"values: {key}", cell(value)) for key, value in sorted(values.items())]
 
 

@@ -6,19 +6,17 @@ for tables that are too large, and for those that a stage has replaced meanwhile
 a million memories are some tens of megabytes; columns of tables that the index does not have are missing.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from memlens.errors import IndexFolderError, MemlensError
+from memlens.errors import MemlensError
 from memlens.files import FileStamp, file_stamp, reader_of
 from memlens.index.reader import Index
 from memlens.memory import ROLES, MemoryId, MemoryNames
@@ -37,15 +35,12 @@ _MOST_RESULTS = 64
 class ServedIndex(Index):
     """An index that stays open."""
 
-    _advice_if_replaced = "start `memlens serve` again"
-
     def __init__(self, folder: str | Path, most_bytes: int = _MOST_BYTES) -> None:
         super().__init__(folder)
         self._most_bytes = most_bytes
         self._in_memory: dict[str, FileStamp] = {}  # table -> the file that was copied
         self._results: dict[tuple[Any, ...], tuple[tuple[FileStamp | str | None, ...], Any]] = {}
         self._keeping, self._remembering = Lock(), Lock()
-        self._is_closed = False
 
     @property
     def example(self) -> MemoryId:
@@ -66,7 +61,7 @@ class ServedIndex(Index):
                     self._copy(table, stamp)
 
     def _copy(self, table: str, stamp: FileStamp) -> None:
-        with self._explaining_damage(), self._connect() as cursor:
+        with self._explain_errors(), self._connect() as cursor:
             # Replaced in one step: questions that run meanwhile still see the earlier one.
             cursor.execute(f'CREATE OR REPLACE TABLE "{table}" AS SELECT * FROM {reader_of(self.path(table))}')
             if table == "corpus":
@@ -97,31 +92,6 @@ class ServedIndex(Index):
             while len(self._results) > _MOST_RESULTS:
                 self._results.pop(next(iter(self._results)))
         return result
-
-    def close(self) -> None:
-        """No question is answered after this; those that are being answered come to their end."""
-        with self._opening:
-            self._is_closed = True
-            with suppress(duckdb.Error):  # refused while a cursor is at work; then the database goes with the last one
-                self._database.close()
-
-    def _connect(self) -> duckdb.DuckDBPyConnection:
-        with self._opening:  # the one connection that all cursors come from refuses two callers at once
-            if self._is_closed:
-                raise IndexFolderError(self._closed)
-            return self._database.cursor()
-
-    @property
-    def _closed(self) -> str:
-        return f"{self.folder} is closed; open it again"
-
-    @contextmanager
-    def _explaining_damage(self) -> Iterator[None]:
-        try:
-            with super()._explaining_damage():
-                yield
-        except duckdb.ConnectionException as error:  # closed between getting a cursor and asking it
-            raise IndexFolderError(self._closed) from error
 
     def _source_of(self, table: str) -> str:
         loaded = self._in_memory.get(table)

@@ -216,7 +216,7 @@ class Workbench:
         """Refuse to answer if a folder holds another index than the one that is served."""
         for index in (self.index, self.other):
             if index is not None:
-                index.refuse_replaced()
+                index.reload()
 
     # The model
 
