@@ -169,7 +169,7 @@ def test_an_unknown_statistic_is_refused_with_one_line(client: TestClient) -> No
 
 def test_a_memory_in_one_line(client: TestClient, index: Index) -> None:
     found = client.get("/api/brief/L1N3?by=mean").json()
-    assert found["value"] == pytest.approx(index.facts("L1N3").mean) and found["summary"]
+    assert found["value"] == pytest.approx(index["L1N3"].mean) and found["summary"]
     assert client.get("/api/brief/L1N999").status_code == 404
 
 
@@ -231,4 +231,4 @@ def test_the_first_screen_names_memories_to_begin_with_and_any_other(client: Tes
     assert all(f'href="/m/{one["name"]}"' in page for one in worth)
     for _ in range(5):
         found = client.get("/random", follow_redirects=False)
-        assert found.status_code == 303 and not index.facts(found.headers["location"].removeprefix("/m/")).dead
+        assert found.status_code == 303 and not index[found.headers["location"].removeprefix("/m/")].dead

@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import memlens
 from memlens.cli import main
 from memlens.index.reader import Index
-from memlens.index.search import SearchQuery, SearchResult, search
-from memlens.index.trigger_text import TriggerText
+from memlens.index.search import SearchQuery, SearchResult, TriggerText, search
 from memlens.models.memory_model import MemoryModel
 from memlens.web.served_index import ServedIndex
 from memlens.web.workbench import trigger_text

@@ -36,7 +36,7 @@ def test_it_answers_from_memory_what_the_files_say(index: Index, served: ServedI
         assert served.sql(query) == index.sql(query)
     for name in ("L0N0", "L2N39"):
         assert served.triggers(name) == index.triggers(name)
-        assert served.facts(name) == index.facts(name) and read_value(served, name) == read_value(index, name)
+        assert served[name] == index[name] and read_value(served, name) == read_value(index, name)
 
 
 def test_tables_that_do_not_fit_are_read_from_their_files(index_folder: Path, index: Index) -> None:
@@ -48,7 +48,7 @@ def test_tables_that_do_not_fit_are_read_from_their_files(index_folder: Path, in
 
 def test_many_threads_at_once_get_their_own_answers(index: Index, served: ServedIndex) -> None:
     names = [f"L{layer}N{memory}" for layer in index.layers for memory in range(20)] * 3
-    expected = {name: index.facts(name) for name in set(names)}
+    expected = {name: index[name] for name in set(names)}
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(served.facts, names)) == [expected[name] for name in names]
 
@@ -67,7 +67,7 @@ def test_a_closed_index_says_so(index_folder: Path) -> None:
         served.close()
         assert copying.exception() is None or isinstance(copying.exception(), IndexFolderError)
     with pytest.raises(IndexFolderError, match="closed"):
-        served.facts("L0N0")
+        served["L0N0"]
 
 
 def test_one_that_is_closed_before_a_question_is_asked_says_so(index_folder: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_damaged_table_is_one_line(own_index: Index) -> None:
     path = own_index.folder / "memories.parquet"
     path.write_bytes(path.read_bytes()[:-200])
     with pytest.raises(IndexFolderError, match="damaged"):
-        ServedIndex(own_index.folder).facts("L0N0")
+        ServedIndex(own_index.folder)["L0N0"]
 
 
 @pytest.fixture

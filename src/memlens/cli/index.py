@@ -40,7 +40,7 @@ def check(screen: Screen, index: IndexFolder) -> None:
         screen.json({"index": str(checked.folder), "whole": checked.is_whole, "files": findings})
     elif not screen.quiet:
         _print(screen, checked)
-    from memlens.index.layout import ANNOTATIONS
+    from memlens.index.format import ANNOTATIONS
 
     for finding in checked.damaged:
         if finding.file == ANNOTATIONS:  # nobody can make it again, and no advice for tables may cost it

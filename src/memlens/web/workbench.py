@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memlens.errors import BusyError, MemlensError, ModelError, SettingError
 from memlens.index.reader import Index
-from memlens.index.trigger_text import TriggerText
+from memlens.index.search import TriggerText
 from memlens.settings import LiveSettings
 from memlens.tracer.intervention import Intervention
 from memlens.web.served_index import ServedIndex, read_statistics

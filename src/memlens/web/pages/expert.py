@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
-from memlens.index.expert import ExpertRecord, LayerRouting, find_expert, read_expert, read_routing
+from memlens.index.memory import ExpertRecord, LayerRouting, find_expert, read_expert, read_routing
 from memlens.memory import ExpertId
 from memlens.web.rendering import PROBLEMS, Bench, IndexRoute, page
 from memlens.web.served_index import ServedIndex

@@ -18,10 +18,17 @@ from pydantic import BaseModel, Field
 from memlens.annotations.answers import Label
 from memlens.annotations.store import Annotations, history_mark
 from memlens.errors import SettingError
-from memlens.index.excerpts import TriggerCoefficients, shade_triggers
 from memlens.index.history import LABELS
-from memlens.index.memory import ENDS, MemoryRecord, MemoryValue, read_memory
-from memlens.index.trigger_text import SentenceContext, read_context
+from memlens.index.memory import (
+    ENDS,
+    MemoryRecord,
+    MemoryValue,
+    SentenceContext,
+    TriggerCoefficients,
+    read_context,
+    read_memory,
+    shade_triggers,
+)
 from memlens.memory import MemoryId
 from memlens.pattern.related import RelatedMemory, related_memories
 from memlens.text import edge

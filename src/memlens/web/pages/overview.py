@@ -10,9 +10,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel
 
 from memlens.errors import UnknownName
-from memlens.index.expert import read_routing
-from memlens.index.layout import EXPERIMENTS, REPORT
-from memlens.index.memory import read_summaries
+from memlens.index.format import EXPERIMENTS, REPORT
+from memlens.index.memory import read_routing, read_summaries
 from memlens.reports.report import WORKBENCH, with_links
 from memlens.reports.sections import Section, Tables, make_sections
 from memlens.web.memory_map import MemoryMap, draw_map, likeness, measures, sorts

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import StringConstraints
 
 from memlens.errors import MemlensError, SettingError, UnknownName
-from memlens.index.expert import find_expert
+from memlens.index.memory import find_expert
 from memlens.index.search import (
     MemoryHit,
     PatternHit,
