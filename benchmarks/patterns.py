@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from memlens.corpus.sentences import read_units
 from memlens.files import checksum, write_table
-from memlens.index.format import (
+from memlens.index.layout import (
     CORPUS,
     CORPUS_SCHEMA,
     SCHEMA_VERSION,

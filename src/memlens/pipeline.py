@@ -31,7 +31,7 @@ from memlens.experiments.prefixes import check_stop_words
 from memlens.experiments.registry import EXPERIMENTS as KNOWN, find_experiments
 from memlens.experiments.run import is_made
 from memlens.experiments.verdicts import APPEARS, VERDICTS
-from memlens.index.format import EXPERIMENTS, KEYS, NAMES, PATTERNS, ROUTERS, TOKENS, VALUES, Manifest, is_complete
+from memlens.index.layout import EXPERIMENTS, KEYS, NAMES, PATTERNS, ROUTERS, TOKENS, VALUES, Manifest, is_complete
 from memlens.index.reader import Index, open_index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel

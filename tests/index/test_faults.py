@@ -20,7 +20,7 @@ from full_disk import files_no_larger_than
 from memlens import files
 from memlens.errors import FilesError, IndexFolderError
 from memlens.index import staging
-from memlens.index.format import SCAN_TABLES
+from memlens.index.layout import SCAN_TABLES
 from memlens.scanner import state
 
 # Loads everything once, then forks a scan for each line it is sent, so that many can be killed in a short time. A scan

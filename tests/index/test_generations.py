@@ -55,7 +55,7 @@ def test_a_stage_never_writes_into_an_index_that_was_replaced(
     "look",
     [
         lambda index: index.triggers("L0N1"),
-        lambda index: index["L0N1"],
+        lambda index: index.facts("L0N1"),
         lambda index: index.table("memories"),
         lambda index: index.sql("SELECT count(*) FROM {corpus}"),
     ],

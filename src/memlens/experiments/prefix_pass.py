@@ -32,7 +32,7 @@ from memlens.experiments.prefixes import (
     sample_validation,
     stop_targets,
 )
-from memlens.index.format import EXPERIMENTS
+from memlens.index.layout import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.models.decompose import PositionStates, record_positions
 from memlens.models.memory_model import MemoryModel

@@ -17,8 +17,8 @@ from memlens.errors import IndexFolderError, SettingError
 from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment
 from memlens.experiments.registry import find_experiments
 from memlens.experiments.verdicts import Row
-from memlens.index.format import EXPERIMENTS as FOLDER
 from memlens.index.history import OLD_TABLES
+from memlens.index.layout import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
 from memlens.parallel import Mapper, Progress, no_progress
 from memlens.settings import CorpusSettings

@@ -20,7 +20,7 @@ from memlens.files import FileFacts, explain_os_errors, lock_for_writing
 from memlens.index import shards, staging
 from memlens.index.corpus_reading import TextOrder, read_text
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.format import (
+from memlens.index.layout import (
     CORPUS,
     LOCK,
     PARTIAL,

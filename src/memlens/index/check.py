@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from memlens.errors import FilesError, IndexFolderError, MemlensError
 from memlens.files import checksum
-from memlens.index.format import (
+from memlens.index.history import History
+from memlens.index.layout import (
     ANNOTATIONS,
     CORPUS,
     COUNTS,
@@ -40,7 +41,6 @@ from memlens.index.format import (
     VALUES,
     VOCABULARY,
 )
-from memlens.index.history import History
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 

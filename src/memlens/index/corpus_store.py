@@ -29,7 +29,7 @@ from memlens.files import (
     replacing,
 )
 from memlens.index.corpus_writer import FLAT, write_corpus
-from memlens.index.format import CORPUS
+from memlens.index.layout import CORPUS
 from memlens.scanner.scanner import ScanSentence
 from memlens.settings import WINDOW
 

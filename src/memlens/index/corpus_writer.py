@@ -16,7 +16,7 @@ from memlens.corpus.encoding import ROWS, EncodedChunk
 from memlens.corpus.repeats import find_repeats, split_sentences
 from memlens.errors import CorpusError
 from memlens.files import FileFacts, HashedFile, explain_os_errors, facts_of, replacing, write_sealed
-from memlens.index.format import CORPUS, CORPUS_SCHEMA
+from memlens.index.layout import CORPUS, CORPUS_SCHEMA
 from memlens.settings import WINDOW
 
 TOKENS, OFFSETS, FRESH = FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")

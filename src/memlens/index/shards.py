@@ -33,7 +33,7 @@ from memlens.files import (
 )
 from memlens.index import staging
 from memlens.index.corpus_store import BATCHES, FLAT, CorpusStore, read_batches
-from memlens.index.format import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY, Count
+from memlens.index.layout import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY, Count
 from memlens.index.tables import JoinedParts
 from memlens.parallel import Progress, no_progress
 from memlens.scanner.state import LayerShape, PartFolder, ShardNumber, wait_for_orphans

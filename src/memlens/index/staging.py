@@ -23,7 +23,7 @@ from memlens.files import (
     write_sealed,
 )
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.format import (
+from memlens.index.layout import (
     ANNOTATIONS,
     BACKUP,
     DERIVED_TABLES,

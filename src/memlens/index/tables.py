@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from memlens.errors import IndexFolderError
 from memlens.files import FileFacts, write_table
 from memlens.index.corpus_store import CorpusStore
-from memlens.index.format import (
+from memlens.index.layout import (
     COUNTS,
     EXPERTS,
     MEMORIES,
