@@ -57,9 +57,9 @@ def main() -> None:
     if given.ray:
         import ray
 
-        from memlens.scanner.ray_cluster import ensure_secret
+        from memlens.pool import ensure_ray_token
 
-        ensure_secret()
+        ensure_ray_token()
         ray.init("local", num_cpus=given.workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     for name in NAMES:
         sample = given.sample if name == "local-edits" else 40 * given.sample

@@ -16,9 +16,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import memlens
+from memlens.corpus.sentences import ScanSentence
 from memlens.models.memory_model import MemoryModel
-from memlens.scanner.scanner import ScanSentence, Worker
-from memlens.scanner.state import BatchRange
+from memlens.scanner.scan import Scanner, plan_batches
+from memlens.scanner.state import ScanState
 from memlens.settings import ScanSettings
 from memlens.testing import tiny_tokenizer
 
@@ -42,7 +43,8 @@ def main() -> None:
     torch.set_num_threads(1)
     model = build()
     model.network.set_experts_implementation("eager")  # type: ignore[operator]
-    worker = Worker(model, ScanSettings(top=TOP, batch_tokens=ROWS * LENGTH, threads=1), range(2))
+    settings = ScanSettings(top=TOP, batch_tokens=ROWS * LENGTH, threads=1)
+    worker = Scanner(model, settings, ScanState.start(model, range(2), settings))
     numbers, bare, scan, peaks = np.random.default_rng(0), [], [], []
     for number in range(batches):
         tokens = numbers.integers(0, 97, (ROWS, LENGTH))
@@ -52,7 +54,7 @@ def main() -> None:
         bare.append(time.process_time() - began)
         sentences = [ScanSentence(number * ROWS + row, tokens[row]) for row in range(ROWS)]
         began = time.process_time()
-        worker.scan(BatchRange(number, 0, worker.plan(number, sentences)), lambda _, own=sentences: own)
+        worker.scan(plan_batches(number, sentences, settings, worker.bos))
         scan.append(time.process_time() - began)
         peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     warm = slice(batches // 2, None)

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from memlens.corpus.sentences import read_units
 from memlens.files import checksum, write_table
-from memlens.index.layout import (
+from memlens.index.format import (
     CORPUS,
     CORPUS_SCHEMA,
     SCHEMA_VERSION,
@@ -37,7 +37,7 @@ from memlens.index.layout import (
 )
 from memlens.index.reader import Index
 from memlens.pattern.table import compute_patterns
-from memlens.scanner.autotune import usable_cores
+from memlens.pool import usable_cores
 from memlens.settings import CorpusSettings
 
 TOP = 25

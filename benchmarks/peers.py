@@ -154,18 +154,17 @@ def with_memlens(folder: str, lists: Lists) -> Program:
     import torch
 
     import memlens
-    from memlens.scanner.scanner import ScanSentence, Worker
+    from memlens.scanner.scan import Scanner
+    from memlens.scanner.state import ScanState
     from memlens.settings import ScanSettings
     from memlens.testing import tiny_tokenizer
 
     settings = ScanSettings(top=TOP, batch_tokens=BATCH_TOKENS, per_sentence="all", dedup="none", bos="no", threads=1)
     model = memlens.load(load_network(folder), tokenizer=tiny_tokenizer(), prove=False)
-    worker = Worker(model, settings, range(len(model.layers)))
+    worker = Scanner(model, settings, ScanState.start(model, range(len(model.layers)), settings))
 
     def run(batch: Any) -> None:
-        rows = zip(batch.sentences.tolist(), batch.tokens, batch.lengths.tolist(), strict=True)
-        worker._sentences = {number: ScanSentence(number, tokens[:length]) for number, tokens, length in rows}
-        worker._scan_batch(batch, None)
+        worker._scan_batch(batch, np.zeros(len(batch.sentences), np.int64), None)
 
     def finish() -> None:
         found = {layer: scan.triggers.result()["top"] for layer, scan in worker.state.layers.items()}

@@ -28,12 +28,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import memlens
-from memlens.corpus.sentences import Batch, cut_batches
+from memlens.corpus.sentences import Batch, ScanSentence, cut_batches
 from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
 from memlens.own_process import prepare_process
-from memlens.scanner.scanner import ScanSentence, Worker
-from memlens.scanner.state import BatchRange
+from memlens.scanner.scan import Scanner, plan_batches
+from memlens.scanner.state import ScanState
 from memlens.settings import ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
@@ -123,21 +123,17 @@ def timed(program: Callable[[Batch], None], batch: Batch) -> float:
 def compare(model: MemoryModel, warm_tokens: int, tokens: int, label: str) -> None:
     """Ratios over `tokens` tokens after the scan has seen `warm_tokens`."""
     settings = ScanSettings(top=TOP, batch_tokens=2048, bos="no")
-    worker = Worker(model, settings, range(len(model.layers)))
+    worker = Scanner(model, settings, ScanState.start(model, range(len(model.layers)), settings))
     usual = ConcatenateAndTopk(model)
     vocabulary = min(model.vocabulary, 30000)
-    by_id: dict[int, ScanSentence] = {}
     batches: list[Batch] = []
     for window in windows(warm_tokens + tokens, vocabulary, seed=1):
-        by_id |= {sentence.id: sentence for sentence in window}
         part = cut_batches([(s.id, s.tokens) for s in window], settings.batch_tokens, None)
         random.Random(0).shuffle(part)  # long and short sentences alike in what is measured
         batches += part
 
-    worker._sentences = by_id
-
     def scan(batch: Batch) -> None:
-        worker._scan_batch(batch, None)
+        worker._scan_batch(batch, np.zeros(len(batch.sentences), np.int64), None)
 
     def bare(batch: Batch) -> None:
         model.network.base_model(input_ids=torch.from_numpy(batch.tokens), use_cache=False)
@@ -176,8 +172,9 @@ def warm_compiled_code() -> None:
     sentences = [ScanSentence(0, np.arange(5)), ScanSentence(1, np.arange(4))]
     for family in ("gpt2", "llama"):
         model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer())
-        worker = Worker(model, ScanSettings(top=2), [0])
-        worker.scan(BatchRange(0, 0, worker.plan(0, sentences)), lambda number: sentences)
+        settings = ScanSettings(top=2)
+        worker = Scanner(model, settings, ScanState.start(model, [0], settings))
+        worker.scan(plan_batches(0, sentences, settings, worker.bos))
 
 
 MEMORY_PROGRAM = """

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 TARGET = 1.8  # times as fast with two processes
 FLAT = 1.15  # times the memory of the smallest text, at most
@@ -44,10 +45,9 @@ def write_text(files: list[Path], megabytes: float, path: Path) -> None:
 def measure(text: str, model: str, processes: int, dedup: str) -> None:
     """The text stage by itself, its figures as JSON."""
     from memlens.corpus.sentences import corpus_fingerprint, corpus_stamps
-    from memlens.index.build import corpus_stage, longest_sentence
-    from memlens.index.corpus_reading import TextOrder
+    from memlens.corpus.store import store_corpus
+    from memlens.index.build import longest_sentence
     from memlens.models.load import load
-    from memlens.parallel import Stopper, no_progress
     from memlens.settings import CorpusSettings, ScanSettings
 
     loaded = load(model, prove=False)
@@ -59,12 +59,18 @@ def measure(text: str, model: str, processes: int, dedup: str) -> None:
         stamps = corpus_stamps(corpus)
         corpus_fingerprint(corpus)
         figures["fingerprint"] = spent() - began
-        longest = longest_sentence(loaded, settings)
-        order = TextOrder(
-            Path(folder), Path(folder) / "lock", corpus, stamps, loaded.tokenizer, loaded.name, loaded.vocabulary,
-            longest, settings.max_tokens, dedup, processes,
-        )  # fmt: skip
-        store = corpus_stage(order, no_progress, Stopper())
+        store = store_corpus(
+            Path(folder),
+            corpus,
+            loaded.tokenizer,
+            stamps=stamps,
+            vocabulary=loaded.vocabulary,
+            model_name=loaded.name,
+            max_length=longest_sentence(loaded, settings),
+            max_tokens=settings.max_tokens,
+            dedup=dedup,
+            processes=processes,
+        )
         figures |= {"clock": time.monotonic() - clock, "own": spent() - began, "sentences": store.counts["sentences"]}
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     figures |= {"others": children.ru_utime + children.ru_stime, "others_mb": children.ru_maxrss / 1024}
@@ -74,16 +80,17 @@ def measure(text: str, model: str, processes: int, dedup: str) -> None:
 
 def time_repeats(figures: dict[str, float]) -> None:
     """Have the processor time of finding repeats noted when that is done."""
-    from memlens.index.corpus_writer import _FreshPositions
+    from memlens.corpus import store
 
-    find = _FreshPositions.find
+    find_repeats = store.find_repeats
 
-    def timed_find(positions: _FreshPositions, sentences: int, tokens: int) -> None:
+    def timed(*arguments: Any) -> Any:
         began = spent()
-        find(positions, sentences, tokens)
+        found = find_repeats(*arguments)
         figures["repeats"] = figures.get("repeats", 0.0) + spent() - began
+        return found
 
-    _FreshPositions.find = timed_find  # type: ignore[method-assign]
+    store.find_repeats = timed
 
 
 def measure_store(text: str, model: str, megabytes: float) -> None:
@@ -92,8 +99,7 @@ def measure_store(text: str, model: str, megabytes: float) -> None:
     import pyarrow as pa
 
     from memlens.corpus.encoding import EncodedChunk, encode_corpus
-    from memlens.index.corpus_store import CorpusStore
-    from memlens.index.corpus_writer import write_corpus
+    from memlens.corpus.store import CorpusStore, write_corpus
     from memlens.models.load import load
     from memlens.settings import CorpusSettings
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from memlens.corpus.sentences import read_units
 from memlens.files import checksum, write_table
-from memlens.index.layout import (
+from memlens.index.format import (
     CORPUS,
     CORPUS_SCHEMA,
     MEMORIES,

@@ -33,7 +33,7 @@ PARTS = (  # name, then what a file on the stack ends with, and the function the
     ("proof", ("memlens/models/proof.py", "")),
     ("loading", ("memlens/models/load.py", "")),
     ("text", ("memlens/index/build.py", "corpus_stage"), ("memlens/index/build.py", "make_plan")),
-    ("scan", ("memlens/scanner/autotune.py", ""), ("memlens/index/build.py", "")),
+    ("scan", ("memlens/scanner/resources.py", ""), ("memlens/index/build.py", "")),
     ("values", ("memlens/vocab/table.py", "")),
     ("patterns", ("memlens/pattern/find.py", ""), ("memlens/pattern/table.py", "compute_patterns")),
     ("local edits", ("memlens/experiments/local_edits.py", "")),

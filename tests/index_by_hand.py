@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from memlens.files import facts_of, write_table
-from memlens.index import layout
+from memlens.index import format as layout
 from memlens.index.reader import Index
 from memlens.vocab.table import VALUES_SCHEMA
 

@@ -25,9 +25,9 @@ from gguf import GGUFWriter
 import memlens
 from memlens.annotations.answers import Label
 from memlens.annotations.store import Annotations
+from memlens.corpus.store import CorpusStore, read_batches
 from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import facts_of, read_sealed, write_sealed
-from memlens.index.corpus_store import CorpusStore, read_batches
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.models.load import load

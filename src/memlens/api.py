@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.files import refuse_inside_others
-from memlens.index.layout import REPORT, is_complete, located
+from memlens.index.format import REPORT, is_complete, located
 from memlens.index.reader import Index, open_index
 from memlens.parallel import Progress, no_progress
 from memlens.settings import (
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from memlens.index.hub import PushResult
     from memlens.index.shards import Shard
     from memlens.models.memory_model import MemoryModel
+    from memlens.pool import Pool
 
 Source = str | os.PathLike[str]
 
@@ -81,7 +82,7 @@ def scan(
 
     `options` are the fields of ScanSettings (top=50, ...; `layers` also as "0-5,11"), of CorpusSettings (unit, column)
     and of ScanRunSettings (threads, workers, executor, shard, ...). `workers` processes with `threads` each share the
-    work; without them it is the fastest split for this machine where the scan is long, else one process with all cores.
+    work; by default a short scan runs in one process with all cores, and a long scan has a worker for each core.
     The number of threads changes last bits, so it is recorded: a scan that is continued keeps it. With `executor` "ray"
     workers run on a Ray cluster. `shard` "3/16" does the third of sixteen shards, to be joined by `merge`.
     """
@@ -89,13 +90,15 @@ def scan(
     from memlens.index.shards import open_shard
     from memlens.index.staging import recorded_threads
     from memlens.models.load import load
-    from memlens.scanner.autotune import choose_workers, text_processes
-    from memlens.scanner.executors import make_executor
+    from memlens.pool import import_ray, usable_cores
+    from memlens.scanner.resources import choose_workers
     from memlens.scanner.state import ShardNumber
 
     folder = folder_of(out)
     scanning, cutting, running = divide("scan", options, ScanSettings, CorpusSettings, ScanRunSettings)
     run = ScanRunSettings(**running)
+    if run.executor == "ray":
+        import_ray()  # a missing package is reported before anything is read
     shard = None if run.shard is None else ShardNumber.parse(run.shard)
     recorded = recorded_threads(folder) if run.threads is None and resume else None
     settings = ScanSettings.with_preset(**scanning | {"threads": run.threads or recorded})
@@ -110,11 +113,12 @@ def scan(
         folder,
         resume=resume,
         progress=progress,
-        executor=make_executor(run, workers.workers),
+        run=run,
+        workers=workers.workers,
         shard=shard,
         layer_budget=run.layer_budget,
         device_map=run.device_map,
-        text_processes=text_processes(run, workers),
+        text_processes=usable_cores() if run.executor == "ray" else workers.workers * workers.threads,
     )
     if shard is not None:
         return open_shard(folder)
@@ -192,16 +196,16 @@ def values(
     ...). `model` is the one that was scanned, or where it is now; None takes it from where it was. With `executor`
     "ray" a Ray cluster works on the layers.
     """
-    from memlens.scanner.executors import open_mapper
     from memlens.vocab.kernels import use_threads
     from memlens.vocab.table import compute_values
 
     reading, running = divide("values", options, ValueSettings, RunSettings)
     settings, run, opened = ValueSettings(**reading), RunSettings(**running), _opened(index)
     threads = _threads(run)
-    with use_threads(threads), open_mapper(run, threads) as mapper:
-        chosen = asdict(settings) | ({} if mapper is None else {"mapper": mapper})
-        compute_values(opened, _model_or_name(model), progress=progress, **chosen)
+    with use_threads(threads):
+        compute_values(
+            opened, _model_or_name(model), progress=progress, make_pool=_pool_maker(run, threads), **asdict(settings)
+        )
     return opened
 
 
@@ -257,7 +261,6 @@ def experiment(
     over prefixes, of which section 5 is made, and in local-edits.
     """
     from memlens.experiments.run import run
-    from memlens.scanner.executors import open_mapper
     from memlens.vocab.kernels import use_threads
 
     drawing, cutting, running = divide("experiment", options, SampleSettings, CorpusSettings, RunSettings)
@@ -269,8 +272,10 @@ def experiment(
         raise SettingError(f"{option_name(name)} says how --validation is read, but there is none; leave it out")
     more |= {"seed": drawn.seed, "sample": drawn.sample}
     opened, source, threads = _opened(index), _model_or_name(model), _threads(where)
-    with use_threads(threads), open_mapper(where, threads) as mapper:
-        return run(opened, names, source, progress=progress, skipped=skipped, mapper=mapper, **more)
+    with use_threads(threads):
+        return run(
+            opened, names, source, progress=progress, skipped=skipped, make_pool=_pool_maker(where, threads), **more
+        )
 
 
 def report(
@@ -346,9 +351,17 @@ def corpus_settings(corpus: Source | Sequence[Source], **options: Any) -> Corpus
     return CorpusSettings(tuple(os.fspath(source) for source in sources), **options)
 
 
+def _pool_maker(run: RunSettings, threads: int) -> Callable[[MemoryModel], Pool]:
+    """Return a function that makes the pool of a stage when the model is loaded."""
+    from memlens.models.recipe import ModelRecipe, make_pool
+
+    workers = run.workers or (0 if run.executor == "ray" else 1)
+    return lambda model: make_pool(ModelRecipe(model, threads), run, workers)
+
+
 def _threads(run: RunSettings) -> int:
-    """Ray workers have a thread each unless somebody says otherwise; here all cores are used, shared by workers."""
-    from memlens.scanner.autotune import usable_cores
+    """Return the threads of each worker: by default one on Ray, and an equal share of the cores on this machine."""
+    from memlens.pool import usable_cores
 
     if run.threads is not None:
         return run.threads

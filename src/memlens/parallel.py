@@ -1,4 +1,4 @@
-"""Compiled loops, a map over items, progress, and stopping by a signal.
+"""Compiled loops, progress, and stopping by a signal.
 
 Python runs a signal's handler wherever C code asks for it, also on the way out of a compiled loop, where an exception
 is lost, reported as a SystemError or fatal. So handlers here do not raise:
@@ -17,18 +17,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from memlens.loop_sources import LOOPS, stamp_
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
 
 
 def compiled(function: Callable[..., Any]) -> Any:
@@ -136,27 +133,6 @@ def compiled_part(function: Callable[..., Any] | None = None, **options: Any) ->
 
     LOOPS.add(function)
     return register_jitable(no_cfunc_wrapper=True, **options)(function)
-
-
-class Mapper(Protocol):
-    """Applies a function of the model and an item to many items, in this process or on a cluster.
-
-    The function and the items can be pickled, and an answer depends on nothing else, so that it is the same wherever it
-    is computed. Answers come in the order of the items; few are in memory at a time.
-    """
-
-    def map(self, work: Callable[[Any, Item], Answer], items: Iterable[Item]) -> Iterator[Answer]: ...
-
-
-class SerialMapper:
-    """One item after another in this process, with the model that is loaded already."""
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def map(self, work: Callable[[Any, Item], Answer], items: Iterable[Item]) -> Iterator[Answer]:
-        for item in items:
-            yield work(self.model, item)
 
 
 class Progress(Protocol):

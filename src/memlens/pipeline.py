@@ -31,17 +31,17 @@ from memlens.experiments.prefixes import check_stop_words
 from memlens.experiments.registry import EXPERIMENTS as KNOWN, find_experiments
 from memlens.experiments.run import is_made
 from memlens.experiments.verdicts import APPEARS, VERDICTS
-from memlens.index.layout import EXPERIMENTS, KEYS, NAMES, PATTERNS, ROUTERS, TOKENS, VALUES, Manifest, is_complete
+from memlens.index.format import EXPERIMENTS, KEYS, NAMES, PATTERNS, ROUTERS, TOKENS, VALUES, Manifest, is_complete
 from memlens.index.reader import Index, open_index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
-from memlens.pattern.beside import finding_patterns
-from memlens.pattern.table import compute_patterns, make_patterns, patterns_are_made
+from memlens.pattern.beside import find_patterns_beside
+from memlens.pattern.table import compute_patterns, patterns_are_made
+from memlens.pool import usable_cores
 from memlens.reports.findings import Insight, Material, find
 from memlens.reports.sections import Tables
 from memlens.reports.silencing import most_needed
-from memlens.scanner.autotune import usable_cores
 from memlens.settings import (
     BUNDLED,
     CorpusSettings,
@@ -214,13 +214,13 @@ class _Work:
         if self.threads == 1 or usable_cores() == 1:
             compute_patterns(self.index, settings, progress=self.progress)
             return Stage("patterns", MADE)
-        with finding_patterns(self.index.folder, settings) as process:
+        with find_patterns_beside(self.index.folder, settings) as search:
             began = time.monotonic()
             self._run_experiments(lambda experiment: PATTERNS.removesuffix(".parquet") not in experiment.needs)
             self.experimenting = time.monotonic() - began
-            tables = process.wait(self.progress)
-        (tables or make_patterns(self.index, settings, self.progress)).write(self.index)
-        return Stage("patterns", MADE, process.seconds)
+            tables, seconds = search.wait(self.progress)
+        tables.write(self.index)
+        return Stage("patterns", MADE, seconds)
 
     def experiments(self) -> Stage:
         began = time.monotonic() - self.experimenting

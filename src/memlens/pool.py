@@ -29,7 +29,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -108,7 +108,7 @@ class _Unpickler:
 class Pool(Protocol):
     """A place where items are worked on."""
 
-    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         """Yield `function(value, item)` for every item, in order."""
 
 
@@ -118,7 +118,7 @@ class SerialPool:
     def __init__(self, value: Any = None) -> None:
         self.value = value
 
-    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         for item in items:
             yield function(self.value, item)
 
@@ -242,18 +242,19 @@ class ProcessPool:
             source: Provides the value.
             workers: Number of processes.
             check_stop: Called several times per second; may raise.
-            ahead: Items in flight; 0 for AHEAD per worker.
+            ahead: Items in flight beyond one per worker; 0 for AHEAD per worker.
         """
         self.source, self.workers, self.check_stop = source, workers, check_stop
-        self.in_flight = max(workers, ahead or AHEAD * workers)
+        self.in_flight = workers + ahead if ahead else AHEAD * workers
 
-    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         from loky.process_executor import TerminatedWorkerError
 
         remaining, tasks, copy = iter(items), deque[_Task](), False
         executor: Any = None
         try:
             while True:
+                self.check_stop()
                 _fill(tasks, remaining, self.in_flight)
                 if not tasks:
                     return
@@ -426,7 +427,7 @@ class RayPool:
         self.gpus, self.check_stop, self.ahead = gpus, check_stop, ahead
         import_ray()  # a missing package is reported before anything is read
 
-    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    def map(self, function: Callable[[Any, Item], Result], items: Iterable[Item]) -> Generator[Result, None, None]:
         with connect_ray(self.address, self.check_stop) as ray:
             work = _RayMap(ray, self, function)
             try:
@@ -454,6 +455,7 @@ class _RayMap:
     def results(self, items: Iterator[Any]) -> Iterator[Any]:
         limit = self.size + self.pool.ahead if self.pool.ahead else AHEAD * self.size
         while True:
+            self.pool.check_stop()
             before = len(self.tasks)
             _fill(self.tasks, items, limit)
             self.unassigned.extend(list(self.tasks)[before:])
@@ -490,7 +492,6 @@ class _RayMap:
         if now - self.last_check > AGENT_SECONDS:
             check_agents(self.ray)
             self.last_check = now
-        self.pool.check_stop()
         for call in ready:
             if by_call[call] in self.actors:  # else an earlier call has shown that the worker is lost
                 self._handle(by_call[call], call)

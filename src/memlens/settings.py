@@ -91,7 +91,7 @@ class RunSettings:
         "Processes that share the work.",
         metavar="N",
         panel=SCALE,
-        otherwise="1; in a long scan the fastest split of the cores",
+        otherwise="1; in a long scan one per core",
         least=1,
         most=MOST_WORKERS,
     )

@@ -24,8 +24,8 @@ from memlens.annotations.store import Annotations, history_mark
 from memlens.cli import main
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.index import history
+from memlens.index.format import SCAN_TABLES
 from memlens.index.history import LABELS, VERDICTS, Event, History
-from memlens.index.layout import SCAN_TABLES
 from memlens.index.reader import Index
 from memlens.index.staging import replace_tables
 from memlens.memory import MemoryId

@@ -129,9 +129,9 @@ def test_an_interrupted_scan_exits_with_130_and_continues_to_the_same_bytes(run,
 def test_show_as_json_is_complete(run: Run, made: Paths, kind: str) -> None:
     index = Index(made[kind])
     answer = json.loads(run("show", made[kind], "L1N3", "--json").out)
-    facts = index.facts("L1N3")
+    facts = index["L1N3"]
     assert (answer["name"], answer["max"], answer["frequency"]) == ("L1N3", facts.max, facts.frequency)
-    assert answer["histogram"] == facts.histogram and len(answer["histogram_edges"]) + 1 == len(facts.histogram)
+    assert answer["histogram"] == list(facts.histogram) and len(answer["histogram_edges"]) + 1 == len(facts.histogram)
     for end in ("top", "bottom"):
         triggers = index.triggers("L1N3", end)
         assert [t["before"] + t["token"] for t in answer["triggers"][end]] == [t.text for t in triggers]
@@ -194,7 +194,7 @@ def test_export_as_json_lines_has_every_memory_and_trigger(run: Run, made: Paths
     for line in lines:
         for end, told in line["triggers"].items():
             assert [(t["before"] + t["token"], t["token"]) for t in told] == naive.get((line["name"], end), [])
-    one, triggers = index.facts("L2N7"), index.triggers("L2N7")
+    one, triggers = index["L2N7"], index.triggers("L2N7")
     told = next(line for line in lines if line["name"] == "L2N7")
     assert (told["max"], told["dead"], told["histogram"]) == (one.max, one.dead, one.histogram)
     assert [t["coefficient"] for t in told["triggers"]["top"]] == [t.coefficient for t in triggers]
@@ -235,6 +235,6 @@ def test_a_histogram_ends_where_the_memory_does(run: Run, tmp_path: Path, text: 
     model = load(tiny_model("gpt2", activation_function="relu"), tokenizer=tiny_tokenizer())
     made = api.scan(model, text, out=tmp_path / "relu", threads=1)
     for memory in ("L0N1", "L1N5", "L2N9"):
-        facts = made.facts(memory)
+        facts = made[memory]
         low, *_, high = run("show", tmp_path / "relu", memory).out.splitlines()[1].split()
         assert facts.min == 0 and low == "0" and float(high) <= 1.01 * facts.max

@@ -1,12 +1,10 @@
-"""Text cut and tokenized in chunks and in several processes: the sentences of one plain loop, and as many errors."""
+"""Text encoded in chunks and in several processes: the sentences and errors of one plain loop."""
 
 import gzip
 import json
 import os
 import signal
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from memlens import processes as process_module
+from memlens import pool as pool_module
 from memlens.corpus import encoding
 from memlens.corpus.encoding import EncodedChunk, encode_corpus
 from memlens.corpus.readers import Passage
 from memlens.corpus.sentences import read_units, tokenize_units
-from memlens.errors import CorpusError, MemlensError, SettingError, WorkerError
+from memlens.errors import CorpusError, MemlensError, SettingError
 from memlens.memory import EncodedText
 from memlens.models.tokenizer import Tokenizer
 from memlens.settings import CorpusSettings
@@ -52,9 +50,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def odd_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of sizes that divide nothing, and processes for the smallest text, which do all of the work."""
-    monkeypatch.setattr(encoding._TextProcesses, "works_here", lambda pool: False)
-    for name, value in {"_WORTH": 1, "_WORTH_TOKENS": 1, "_FIRST": 97, "_CHUNK": 1009}.items():
+    """Set odd chunk sizes, and start processes for the shortest text."""
+    for name, value in {"_LONG": 1, "_LONG_TOKENS": 1, "_FIRST": 97, "_CHUNK": 1009}.items():
         monkeypatch.setattr(encoding, name, value)
 
 
@@ -92,35 +89,6 @@ def test_one_two_and_three_processes_give_the_sentences_of_a_plain_loop(
         assert rows(encode_corpus(corpus, tokenizer, processes=processes, **limits)) == expected, processes
 
 
-class Noting:
-    """A tokenizer that notes how often it was called in this process."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.calls = tokenizer, 0
-
-    def encode(self, texts: Sequence[str]) -> Sequence[EncodedText]:
-        self.calls += 1
-        return self.tokenizer.encode(texts)
-
-
-@pytest.mark.sweep
-def test_this_process_works_until_another_one_is_ready_and_nobody_can_tell(
-    folder: Path, tokenizer: Tokenizer, odd_chunks: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = CorpusSettings((str(folder),))
-    expected = outcome(corpus, tokenizer)
-
-    def works_here(pool: Any) -> bool:
-        while pool.begun and noting.calls == 3 and not any(worker.is_ready for worker in pool.workers):
-            process_module.listen(pool.workers, pool.hear, pool._remove, 0.1)  # slow from here on
-        return not any(worker.is_ready for worker in pool.workers)
-
-    monkeypatch.setattr(encoding._TextProcesses, "works_here", works_here)
-    noting = Noting(tokenizer)
-    assert outcome(corpus, noting, processes=2) == expected
-    assert 1 <= noting.calls <= 3  # fewer where a process was very quick to be ready
-
-
 def test_what_was_read_is_counted_in_bytes(folder: Path, tokenizer: Tokenizer) -> None:
     corpus = CorpusSettings((str(folder / "c.txt.gz"),))
     read = sum(chunk.read for chunk in encode_corpus(corpus, tokenizer, max_length=2, max_tokens=None))
@@ -154,83 +122,30 @@ def test_reading_is_not_far_ahead_and_processes_end_with_it(
             read.append(1)
             yield Passage(LINE, "a.txt:1")
 
-    begun: list[Any] = []
-    start = process_module.start_program
-
-    def start_and_note(module: str) -> Any:
-        process, connection = start(module)
-        begun.append(process)
-        return process, connection
-
-    monkeypatch.setattr(process_module, "start_program", start_and_note)
     monkeypatch.setattr(encoding, "read_passages", endless)
     chunks = encode_corpus(CorpusSettings(("a.txt",)), tokenizer, max_length=None, max_tokens=None, processes=processes)
     assert len(list(islice(chunks, 30))) == 30
     assert len(read) * len(LINE) < 60 * 1009
+    assert len(workers()) == (processes if processes > 1 else 0)
     chunks.close()
-    assert len(begun) == (processes if processes > 1 else 0)
-    assert all(process.returncode is not None for process in begun)
+    assert not workers()
+
+
+def workers() -> list[int]:
+    """Return the worker processes of this process."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    commands = {int(child): Path(f"/proc/{child}/cmdline").read_bytes() for child in children}
+    return [child for child, command in commands.items() if b"popen_loky" in command]
 
 
 @pytest.mark.usefixtures("odd_chunks")
-def test_a_process_that_is_killed_is_replaced_a_few_times(
-    folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_killed_is_replaced(folder: Path, tokenizer: Tokenizer) -> None:
     corpus = CorpusSettings((str(folder),), unit="line")
     expected = outcome(corpus, tokenizer)
-    begun: list[Any] = []
-    start = process_module.start_program
-
-    def start_and_note(module: str) -> Any:
-        begun.append(start(module))
-        return begun[-1]
-
-    monkeypatch.setattr(process_module, "start_program", start_and_note)
     chunks = encode_corpus(corpus, tokenizer, max_length=None, max_tokens=None, processes=2)
-    found = next(chunks).rows.to_pylist()
-    os.kill(begun[0][0].pid, signal.SIGKILL)
-    assert (found + rows(chunks), "") == expected
-    monkeypatch.setattr(process_module, "RETRIES", 0)
-    chunks = encode_corpus(corpus, tokenizer, max_length=None, max_tokens=None, processes=2)
-    next(chunks)
-    for process, _ in begun[-2:]:
-        os.kill(process.pid, signal.SIGKILL)
-    with pytest.raises(WorkerError, match="was ended by SIGKILL"):
-        list(chunks)
-
-
-HALF_AN_ANSWER = """
-import os, struct
-from multiprocessing.connection import Connection
-from pathlib import Path
-from memlens.processes import ANSWER, READY, received
-
-def serve(descriptor):
-    connection = Connection(descriptor)
-    note = Path(connection.recv_bytes().decode())
-    connection.send((READY,))
-    for number, item in received(connection):
-        if not note.exists():
-            note.touch()
-            os.write(descriptor, struct.pack("!i", 1000) + b"half an answer")
-            os._exit(1)
-        connection.send((ANSWER, number, item))
-"""
-
-
-def test_an_item_whose_process_is_killed_while_it_answers_goes_to_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "half_an_answer.py").write_text(HALF_AN_ANSWER)
-    monkeypatch.syspath_prepend(tmp_path)
-
-    class Map(process_module.ProcessMap):
-        def order(self, number: int) -> bytes:
-            return str(tmp_path / "note").encode()
-
-    with closing(Map("half_an_answer", 1)) as pool:
-        assert list(pool.in_order(range(5))) == list(range(5))
-        assert pool.lost == 1
+    first = next(chunks).rows.to_pylist()
+    os.kill(workers()[0], signal.SIGKILL)
+    assert (first + rows(chunks), "") == expected
 
 
 class Picky:
@@ -269,39 +184,18 @@ class Rooted(OfAProcess):
 
 
 @pytest.mark.usefixtures("odd_chunks")
-def test_a_tokenizer_that_only_this_process_can_have_works_in_this_process(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Local(OfAProcess):
-        pass
-
-    class OfMain(OfAProcess):
-        pass
-
-    OfMain.__module__, OfMain.__qualname__ = "__main__", "OfMain"
-    monkeypatch.setattr(sys.modules["__main__"], "OfMain", OfMain, raising=False)
+def test_a_tokenizer_that_only_this_process_can_have_works_in_this_process(folder: Path) -> None:
     corpus = CorpusSettings((str(folder),), unit="line")
-    for tokenizer in (Local(), OfMain(), Rooted()):
-        found = outcome(corpus, tokenizer, processes=2)
-        assert found == outcome(corpus, tokenizer)
-        assert {token for row in found[0] for token in row["tokens"]} == {os.getpid()}
+    sentences, _ = outcome(corpus, Rooted(), processes=2)
+    assert {token for row in sentences for token in row["tokens"]} == {os.getpid()}
 
 
 def test_a_short_text_starts_no_process(folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_module, "start_program", None)
+    monkeypatch.setattr(pool_module, "_start_executor", None)
     corpus = CorpusSettings((str(folder),))
     assert outcome(corpus, tokenizer, processes=2) == outcome(corpus, tokenizer)
-    monkeypatch.setattr(encoding, "_WORTH", 1)
+    monkeypatch.setattr(encoding, "_LONG", 1)
     assert outcome(corpus, tokenizer, processes=2, max_tokens=50) == outcome(corpus, tokenizer, max_tokens=50)
-
-
-@pytest.mark.usefixtures("odd_chunks")
-def test_a_system_that_starts_no_process_is_told_in_one_line(
-    folder: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", str(folder / "nowhere"))
-    said = outcome(CorpusSettings((str(folder),)), tokenizer, processes=2)[1]
-    assert "starts no worker process (No such file or directory); try fewer" in said
 
 
 def test_more_tokens_than_an_int32_counts_are_counted() -> None:

@@ -1,24 +1,18 @@
-"""Values, local edits and the pass over prefixes on worker processes: the bytes of one process, also where one dies."""
+"""Values, local edits and the prefix pass on worker processes: the same bytes as one process."""
 
-import os
 import shutil
-import signal
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-import torch
 
 import memlens
 from memlens.experiments.edited_prefixes import EditedPasses
 from memlens.experiments.run import run
 from memlens.models.memory_model import MemoryModel
-from memlens.processes import WorkerProcess, listen
-from memlens.scanner.local_map import LocalMapper
+from memlens.models.recipe import ModelRecipe
+from memlens.pool import ProcessPool
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.vocab.kernels import use_threads
-from memlens.vocab.table import compute_values
 
 NAMES = ["local-edits", "refinement"]
 WORDS = ("the old harbour", "ships sail", "a small garden", "rain falls", "her brother", "the night train")
@@ -41,22 +35,8 @@ def scan_lines(family: str, folder: Path, batch_tokens: int) -> tuple[Path, Memo
     return folder / "index", model
 
 
-class OtherProcesses(LocalMapper):
-    """Answers nothing in this process, which else would be done before the others have begun."""
-
-    here = 0
-
-
 def bytes_of(folder: Path, *tables: str) -> list[bytes]:
     return [(folder / f"{table}.parquet").read_bytes() for table in tables]
-
-
-def wait_for_worker(mapper: LocalMapper) -> WorkerProcess:
-    """A worker process that has the model; this process would answer all items long before one is there."""
-    while not (ready := [worker for worker in mapper.workers if worker.is_ready]):
-        listen(mapper.workers, mapper.hear, mapper._remove, 1)
-        mapper._supply(iter(()))  # another one in the place of one that had no model
-    return ready[0]
 
 
 def test_experiments_on_two_workers_have_the_bytes_of_one_process(
@@ -76,37 +56,18 @@ def test_local_edits_with_three_passes_at_once_have_the_same_bytes_on_two_worker
     beside, there, one_by_one = (shutil.copytree(folder, tmp_path / name) for name in ("beside", "there", "one"))
     plan = EditedPasses.plan(model, 32, 3)
     assert (plan.at_once, plan.threads) == (3, 1)
-    with use_threads(3), closing(OtherProcesses(model, 2, 3)) as mapper:
+    with use_threads(3):
         run(memlens.open_index(beside), ["local-edits"], model, sample=None)
-        run(memlens.open_index(there), ["local-edits"], model, sample=None, mapper=lambda _: mapper)
-        assert mapper.begun >= 2
+        pool = ProcessPool(ModelRecipe(model, 3), 2)
+        run(memlens.open_index(there), ["local-edits"], model, sample=None, make_pool=lambda _: pool)
     with use_threads(1):
         run(memlens.open_index(one_by_one), ["local-edits"], model, sample=None)
     made = [bytes_of(copy, "experiments/local-edits") for copy in (beside, there, one_by_one)]
     assert made[0] == made[1] == made[2]
 
 
-def test_a_worker_that_dies_costs_no_answer_and_a_mapper_serves_several_maps(
-    valued: tuple[Path, MemoryModel], tmp_path: Path
-) -> None:
-    folder, model = shutil.copytree(valued[0], tmp_path / "index"), valued[1]
-    names = ["width", "vocabulary", "name"] * 8
-
-    def with_a_loss(mapper: LocalMapper) -> Iterator[str]:
-        for number, name in enumerate(names):
-            if number == 12:
-                ready = wait_for_worker(mapper)
-                os.kill(ready.process.pid, signal.SIGKILL)
-                ready.process.wait()
-            yield name
-
-    with use_threads(1), closing(LocalMapper(model, 2, torch.get_num_threads())) as mapper:
-        assert list(mapper.map(getattr, with_a_loss(mapper))) == [getattr(model, name) for name in names]
-        assert mapper.lost == 1
-        compute_values(memlens.open_index(folder), model, mapper=lambda _: mapper)
-        there = bytes_of(folder, "values", "keys")
-        compute_values(memlens.open_index(folder), model)
-        with pytest.raises((AttributeError, RuntimeError), match="has no attribute 'nothing'"):  # here, or in a worker
-            list(mapper.map(getattr, ["width", "nothing"]))
-        assert not mapper.workers, "whoever fails leaves no process behind"
-    assert there == bytes_of(folder, "values", "keys")
+def test_values_on_two_workers_have_the_bytes_of_one_process(valued: tuple[Path, MemoryModel], tmp_path: Path) -> None:
+    here, there = (shutil.copytree(valued[0], tmp_path / name) for name in ("here", "there"))
+    for folder, workers in ((here, None), (there, 2)):
+        memlens.values(folder, model=valued[1], threads=1, workers=workers)
+    assert bytes_of(here, "values", "keys") == bytes_of(there, "values", "keys")

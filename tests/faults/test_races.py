@@ -18,7 +18,7 @@ from nursery import EVERYTHING, Nursery, Outcome
 
 from memlens.annotations.store import Annotations
 from memlens.errors import MemlensError
-from memlens.index.layout import Manifest
+from memlens.index.format import Manifest
 from memlens.index.reader import Index
 from memlens.testing import save_tiny
 

@@ -19,20 +19,20 @@ TEXTS = tuple(str(BUNDLED / name) for name in ("birds.txt", "bridges.txt", "film
 TABLES = ("corpus", "memories", "ordinary", "triggers", "vocabulary")
 OPTIONS: dict[str, Any] = {"top": 5, "batch_tokens": 64, "threads": 1}  # about a hundred batches in one window
 
-# A scan as a process of its own, so that it can be killed; tells each step it takes.
+# A scan with two workers as a separate process, so that it can be killed. It prints each step.
 PROGRAM = """
 import sys
 from pathlib import Path
-from memlens.index.build import build_index
+from memlens.index import build
 from memlens.models.load import load
-from memlens.scanner.executors import make_executor
-from memlens.settings import CorpusSettings, RunSettings, ScanSettings
+from memlens.scanner import scan
+from memlens.settings import CorpusSettings, ScanSettings
 model, out, *texts = sys.argv[1:]
-executor = make_executor(RunSettings(), 2)
+build.segment_size, scan.SAVE_RATIO = (lambda *plan: 2), 0
 tell = lambda *step: print(*step, flush=True)
 settings = ScanSettings(top=5, batch_tokens=64, threads=1)
-build_index(load(model, prove=False), CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=0.0,
-            progress=tell, executor=executor)
+build.build_index(load(model, prove=False), CorpusSettings(tuple(texts)), settings, Path(out), save_seconds=0.0,
+                  progress=tell, workers=2)
 """
 
 
@@ -77,8 +77,8 @@ def start(checkpoint: Path, out: Path, until: int, **more: Any) -> subprocess.Po
     return process
 
 
-def children_of(process: int, module: str = "memlens.scanner.local") -> list[int]:
-    """The worker processes that a process has started."""
+def children_of(process: int) -> list[int]:
+    """Return the worker processes of a process."""
     found = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -86,7 +86,7 @@ def children_of(process: int, module: str = "memlens.scanner.local") -> list[int
             command = status.with_name("cmdline").read_bytes()
         except OSError:
             continue  # it has ended
-        if int(fields[1]) == process and fields[0] != "Z" and module.encode() in command:
+        if int(fields[1]) == process and fields[0] != "Z" and b"popen_loky" in command:
             found.append(int(status.parent.name))
     return found
 

@@ -18,7 +18,7 @@ import memlens
 from memlens.errors import IndexFolderError
 from memlens.files import checksum, facts_of, is_sealed, read_json, write_sealed
 from memlens.index.check import DAMAGED, NOT_NOTED, OUTDATED
-from memlens.index.layout import SCHEMA_VERSION, TRIGGERS_SCHEMA
+from memlens.index.format import SCHEMA_VERSION, TRIGGERS_SCHEMA
 
 
 @pytest.fixture

@@ -20,8 +20,7 @@ from full_disk import files_no_larger_than
 from memlens import files
 from memlens.errors import FilesError, IndexFolderError
 from memlens.index import staging
-from memlens.index.layout import SCAN_TABLES
-from memlens.scanner import state
+from memlens.index.format import SCAN_TABLES
 
 # Loads everything once, then forks a scan for each line it is sent, so that many can be killed in a short time. A scan
 # that hangs says where and ends, and none of them ends as the process does that it was forked from.
@@ -121,34 +120,35 @@ def test_a_clock_that_is_set_back_changes_nothing(scans, tmp_path, monkeypatch) 
     scans.end(tmp_path)
 
 
-def test_many_parts_are_joined_and_a_kill_in_between_changes_nothing(scans, tmp_path, monkeypatch) -> None:
-    for _ in range(4):
+def test_a_scan_that_is_interrupted_several_times_has_one_part(scans: Scans, tmp_path: Path) -> None:
+    for _ in range(3):
         scans.stop(tmp_path, 12)
     folder = tmp_path / "partial" / "parts"
-    before = {path.name: path.read_bytes() for path in folder.glob("*.npz")}
-    assert len(before) == 4
-    monkeypatch.setattr(state, "_MANY", 2)
-    scans.stop(tmp_path, 3)
-    assert len(list(folder.glob("*.npz"))) == 2, "the four became one, and there is what was done since"
-    for name, content in before.items():  # as if killed after the joined part was written, before the others went
-        (folder / name).write_bytes(content)
     (folder / "0123.npz.part").write_bytes(b"half")
+    scans.stop(tmp_path, 3)
+    assert len(list(folder.iterdir())) == 1
     scans.end(tmp_path)
 
 
-def test_a_damaged_part_can_be_removed_and_only_its_batches_are_done_again(scans: Scans, tmp_path: Path) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        scans.stop(tmp_path, 20, number)
-    one, _other = sorted((tmp_path / "partial" / "parts").glob("*.npz"))
-    whole = one.read_bytes()
+def test_parts_of_other_layer_budgets_are_used(scans: Scans, tmp_path: Path) -> None:
+    scans.stop(tmp_path, 12)
+    scans.stop(tmp_path, 30, layer_budget=2)
+    assert len(list((tmp_path / "partial" / "parts").iterdir())) > 1
+    scans.go_on(tmp_path)
+
+
+def test_a_damaged_part_can_be_removed_and_its_batches_are_done_again(scans: Scans, tmp_path: Path) -> None:
+    scans.stop(tmp_path, 20, signal.SIGTERM)
+    (part,) = (tmp_path / "partial" / "parts").glob("*.npz")
+    whole = part.read_bytes()
     flipped = bytearray(whole)
     flipped[len(whole) // 2] ^= 16
     for damaged in (bytes(flipped), whole[:-100], b""):
-        one.write_bytes(damaged)
-        with pytest.raises(IndexFolderError, match=f"{one.name} is damaged; remove this one file .* or start over"):
+        part.write_bytes(damaged)
+        with pytest.raises(IndexFolderError, match=f"{part.name} is damaged; remove this one file .* or start over"):
             scans.run(tmp_path)
-    one.unlink()
-    scans.go_on(tmp_path)
+    part.unlink()
+    scans.end(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["corpus.parquet", "tokens.bin", "offsets.npy", "fresh_from.npy", "batches.npz"])

@@ -115,7 +115,7 @@ def test_a_manifest_of_nonsense(small_index: Path, scans: Scans, data: st.DataOb
     (small_index / "manifest.json").write_bytes(nonsense(whole, data.draw))
     for use in (
         lambda: memlens.open_index(small_index).triggers("L0N3", limit=2),
-        lambda: memlens.open_index(small_index).facts("L2N39"),
+        lambda: memlens.open_index(small_index)["L2N39"],
         lambda: repr(memlens.open_index(small_index)),
         lambda: summarize(memlens.open_index(small_index)),
         lambda: memlens.check(small_index),

@@ -13,9 +13,9 @@ import pytest
 
 import memlens
 from memlens.cli import main
+from memlens.corpus import store
 from memlens.corpus.encoding import encode_corpus
 from memlens.errors import CorpusError, IndexFolderError
-from memlens.index import corpus_reading
 from memlens.index.reader import Index
 
 
@@ -55,7 +55,7 @@ def test_a_stage_never_writes_into_an_index_that_was_replaced(
     "look",
     [
         lambda index: index.triggers("L0N1"),
-        lambda index: index.facts("L0N1"),
+        lambda index: index["L0N1"],
         lambda index: index.table("memories"),
         lambda index: index.sql("SELECT count(*) FROM {corpus}"),
     ],
@@ -139,7 +139,7 @@ def test_a_corpus_that_changes_while_it_is_read_is_refused(
         else:
             text.unlink()
 
-    monkeypatch.setattr(corpus_reading, "encode_corpus", encode)
+    monkeypatch.setattr(store, "encode_corpus", encode)
     with pytest.raises(CorpusError, match=r"changed while it was read|does not exist"):
         memlens.scan(tiny_gpt2, text, out=tmp_path / "index", top=3, threads=1, max_tokens=3000)
     assert done and not (tmp_path / "index" / "manifest.json").exists()

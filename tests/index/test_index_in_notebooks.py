@@ -8,6 +8,7 @@ import torch
 
 import memlens
 from memlens.errors import UnknownName
+from memlens.index.reader import Index
 from memlens.testing import tiny_model, tiny_tokenizer
 
 
@@ -39,3 +40,8 @@ def test_a_chart_of_no_experiment_is_refused(tmp_path: Path) -> None:
     memlens.values(index, model=model)
     memlens.experiment(index, "agreement", model=model)
     assert index.chart("agreement").to_dict()["title"] == "memories that agree"
+
+
+def test_a_memory_has_a_short_repr(tiny_gpt2_index: Index) -> None:
+    shown = repr(tiny_gpt2_index["L1N3"])
+    assert shown.startswith("<L1N3 of ") and len(shown) < 200 and "\n" not in shown

@@ -13,7 +13,7 @@ from scale_helpers import OPTIONS, TEXTS, Scans, start, tables_of
 
 import memlens
 from memlens.errors import UnknownName
-from memlens.index.expert import read_expert
+from memlens.index.memory import read_expert
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import save_tiny
 

@@ -145,12 +145,12 @@ def test_statistics_both_ends_and_names_are_the_indexs(index: Index, folder: Pat
         features = lines(folder, "features", layer)
         assert [line["index"] for line in features] == [str(number) for number in range(index.memories(layer))]
         for line in features[::7]:
-            facts = index.facts(index.names.name(layer, int(line["index"])))
+            facts = index[index.names.name(layer, int(line["index"]))]
             assert (line["maxActApprox"], line["frac_nonzero"]) == (facts.max, facts.frequency)
             heights, middles = line["freq_hist_data_bar_heights"], line["freq_hist_data_bar_values"]
             assert len(heights) == len(middles) and sum(heights) == sum(facts.histogram) and middles == sorted(middles)
             assert heights == [] or (heights[0] and heights[-1])
-            value = read_value(index, facts.id)
+            value = read_value(index, facts.name)
             assert value is not None
             for end, sign in ((value.promotes, "pos"), (value.demotes, "neg")):
                 assert line[f"{sign}_str"] == [one.text for one in end[:10]]

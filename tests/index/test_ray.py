@@ -1,7 +1,6 @@
-"""A Ray cluster of two nodes gives the bytes of one process, also when a node is lost or the driver fails."""
+"""A Ray cluster of two nodes gives the bytes of one process, also if a node is lost or the driver fails."""
 
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -14,20 +13,14 @@ import pytest
 from scale_helpers import OPTIONS, TEXTS, Scans, tables_of
 
 import memlens
-from memlens.errors import ModelError, SettingError, WorkerError
+from memlens.errors import ModelError, SettingError
 from memlens.experiments import prefix_pass
 from memlens.experiments.prefixes import Prefixes
-from memlens.index.build import build_index
-from memlens.parallel import SerialMapper
-from memlens.scanner import executors, ray_worker
-from memlens.scanner.executors import ModelRecipe
-from memlens.scanner.ray import RayExecutor
-from memlens.scanner.ray_cluster import ensure_secret
-from memlens.scanner.ray_map import RayMapper
-from memlens.scanner.ray_worker import MapWorker, ScanWorker, merge_states, versions
-from memlens.scanner.scanner import PackedSentences, ScanSentence
-from memlens.scanner.state import BatchRange, ScanState, shapes_of
-from memlens.settings import CorpusSettings, ScanSettings
+from memlens.index import build
+from memlens.models.recipe import ModelRecipe
+from memlens.pool import RayPool, ensure_ray_token
+from memlens.scanner import scan
+from memlens.settings import CorpusSettings, RunSettings, ScanSettings
 from memlens.testing import tiny_model, tiny_tokenizer
 
 NODE = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
@@ -40,7 +33,7 @@ def cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    ensure_secret()
+    ensure_ray_token()
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     made.second = made.add_node(**NODE)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
@@ -65,17 +58,21 @@ def test_a_stopped_ray_scan_is_continued_by_one_process(cluster: Any, scans: Sca
     scans.go_on(tmp_path)
 
 
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save after every segment of two batches."""
+    monkeypatch.setattr(build, "segment_size", lambda *plan: 2)
+    monkeypatch.setattr(scan, "SAVE_RATIO", 0)
+
+
 def run_on_ray(scans: Scans, out: Path, workers: int, progress: Any) -> None:
-    """Handing over whatever there is all the time."""
-    settings, executor = ScanSettings(**OPTIONS), RayExecutor(workers, None, 0)
-    options = {"progress": progress, "save_seconds": 0, "executor": executor}
-    build_index(scans.model, CorpusSettings(TEXTS), settings, out, **options)
+    options = {"progress": progress, "save_seconds": 0, "workers": workers, "run": RunSettings(executor="ray")}
+    build.build_index(scans.model, CorpusSettings(TEXTS), ScanSettings(**OPTIONS), out, **options)
 
 
 @pytest.mark.sweep
-def test_a_driver_that_fails_has_kept_what_was_handed_over(cluster, scans, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(executors, "_SAVE_RATIO", 0)
-
+@pytest.mark.usefixtures("short_segments")
+def test_a_driver_that_fails_has_saved_what_was_finished(cluster, scans, tmp_path) -> None:
     def fail(stage: str, done: int, total: int | None) -> None:
         if stage == "scan" and done > 1000 and any((tmp_path / "partial" / "parts").glob("*.npz")):
             raise ZeroDivisionError
@@ -98,28 +95,24 @@ def test_values_edits_and_the_pass_over_prefixes_are_the_same_on_ray(cluster: An
 
 
 @pytest.mark.sweep
-def test_workers_of_a_map_are_prepared_and_one_that_dies_costs_no_answer(
-    cluster: Any, memory_model: Any, tmp_path: Path
-) -> None:
-    died = tmp_path / "died"
+def test_workers_are_prepared_and_the_item_of_a_lost_one_is_retried(cluster, memory_model, tmp_path) -> None:
+    lost = tmp_path / "lost"
 
     def look(model: Any, item: int) -> tuple[int, int]:
         import gc
 
-        if item == 2 and not died.exists():
-            died.touch()
+        if item == 2 and not lost.exists():
+            lost.touch()
             os._exit(1)
         return item * len(model.layers), gc.get_threshold()[0]
 
-    mapper = RayMapper(memory_model, threads=1, workers=1, address=None, gpus_per_worker=0)
-    assert list(mapper.map(look, [1, 2, 3])) == [(item * len(memory_model.layers), 50_000) for item in (1, 2, 3)]
-    assert died.exists()
+    pool = RayPool(ModelRecipe(memory_model, 1), workers=1, threads=1)
+    assert list(pool.map(look, [1, 2, 3])) == [(item * len(memory_model.layers), 50_000) for item in (1, 2, 3)]
+    assert lost.exists()
 
 
-def test_a_process_of_ray_has_no_torch_before_it_is_prepared() -> None:
-    """The class and the first call's arguments are unpickled before."""
-    arguments = pickle.dumps((ScanWorker, MapWorker, ScanSettings(), (0,), versions()))
-    code = f"import pickle, sys; pickle.loads({arguments!r}); print('torch' in sys.modules)"
+def test_a_ray_worker_does_not_import_torch_before_it_is_prepared() -> None:
+    code = "import sys; from memlens.pool import RayWorker, versions; versions(); print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
@@ -130,8 +123,13 @@ def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(memory_model, 
     promoted = {layer: draw.integers(0, 97, 40).astype(np.int32) for layer in (0, 1, 2)}
     monkeypatch.setattr(prefix_pass, "chunk_rows", lambda model, rows: 7)
     monkeypatch.setattr(prefix_pass, "_BATCH_TOKENS", 100)
+
+    class InChunks:
+        def map(self, function: Any, items: Any) -> Any:
+            return (function(memory_model, item) for item in items)
+
     whole, layers = prefix_pass.run_pass(memory_model, prefixes, promoted)
-    again, layers_again = prefix_pass.run_pass(memory_model, prefixes, promoted, where=SerialMapper(memory_model))
+    again, layers_again = prefix_pass.run_pass(memory_model, prefixes, promoted, pool=InChunks())
     for one, other in ((whole, again), *((layers[layer], layers_again[layer]) for layer in layers)):
         assert one.keys() == other.keys()
         for name, column in one.items():
@@ -139,8 +137,8 @@ def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(memory_model, 
 
 
 @pytest.mark.sweep
-def test_a_node_removed_mid_run_costs_no_result(cluster, scans, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(executors, "_SAVE_RATIO", 0)  # so that some is in flight when the node goes
+@pytest.mark.usefixtures("short_segments")
+def test_a_node_removed_during_a_scan_costs_no_result(cluster, scans, tmp_path) -> None:
     removed: list[int] = []
 
     def remove_node(stage: str, done: int, total: int | None) -> None:
@@ -152,76 +150,30 @@ def test_a_node_removed_mid_run_costs_no_result(cluster, scans, tmp_path, monkey
     assert removed and tables_of(tmp_path) == tables_of(scans.alone)
 
 
-@pytest.fixture
-def unprepared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker in this process, which is the tests'."""
-    monkeypatch.setattr(ray_worker, "prepare_process", lambda: None)
-
-
-@pytest.mark.usefixtures("unprepared")
-def test_a_node_without_the_model_says_so_and_works_with_a_copy(memory_model: Any) -> None:
-    settings = ScanSettings(top=3)
-    recipe = ModelRecipe("/nowhere/model", fingerprint=memory_model.fingerprint())
-    worker = ScanWorker(settings, (0, 2), versions())
-    assert worker.start(recipe) is False
-    assert worker.start(recipe.as_copy(memory_model)) is True
-    window = [ScanSentence(i, np.arange(3 + i) % 97, 0) for i in range(5)]
-    assert worker.scan(BatchRange(0, 0, 1), PackedSentences.pack(window)) == 3 + 4 + 5 + 6 + 7
-    assert worker.hand_over()["counts"].tolist() == [25, 25]
-    assert worker.hand_over()["counts"].tolist() == [0, 0], "what was handed over is not handed over again"
-
-
-@pytest.mark.usefixtures("unprepared")
-def test_a_node_with_other_versions_is_refused() -> None:
-    with pytest.raises(
-        WorkerError, match=r"memlens 0\.0\.1 with torch 1\.0 and transformers 2\.0; results would differ"
-    ):
-        ScanWorker(ScanSettings(), (0,), ("0.0.1", "1.0", "2.0")).start(ModelRecipe("x"))
-    with pytest.raises(
-        WorkerError, match=r"memlens 0\.0\.1 with torch 1\.0 and transformers 2\.0; results would differ"
-    ):
-        MapWorker(1, ("0.0.1", "1.0", "2.0")).start(ModelRecipe("x"), lambda model, item: item)
-
-
-def test_a_window_travels_unchanged() -> None:
-    window = [ScanSentence(i * 7, np.arange(i + 1) * 3, i % 2) for i in range(4)]
-    for before, after in zip(window, PackedSentences.pack(window).unpack(), strict=True):
-        assert (before.id, before.fresh_from) == (after.id, after.fresh_from)
-        assert before.tokens.tolist() == after.tokens.tolist()
-
-
-def test_merging_on_a_node_is_merging_here(memory_model: Any) -> None:
-    settings = ScanSettings(top=2)
-    shapes = shapes_of(memory_model, (1,), settings)
-    states = [ScanState.empty(shapes, settings) for _ in range(2)]
-    for number, state in enumerate(states):
-        state.done.add(number, 0, 1)
-        state.tokens = 10 + number
-        state.layers[1].positions.fired += number + 1
-    merged = merge_states(settings, shapes, states[0].arrays(), states[1].arrays())
-    assert merged["counts"].tolist() == [0, 21]
-    assert set(merged["1.positions.fired"].ravel().tolist()) == {3}
-    assert merged["done"].tolist() == [[0, 0, 1], [1, 0, 1]]
-
-
 def test_without_ray_there_is_one_line_that_says_what_to_install(scans, tmp_path, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SettingError, match=r"pip install \"memlens\[ray\]\""):
         scans.run(tmp_path / "index", executor="ray")
 
 
-def test_a_changed_model_is_not_taken_for_the_old_one(scans: Scans) -> None:
+def test_a_changed_model_is_not_mistaken_for_the_old_one(scans: Scans) -> None:
     with pytest.raises(ModelError, match="has changed since the scan began"):
-        ModelRecipe.of(scans.model, "another fingerprint").load()
+        ModelRecipe(scans.model, 1, fingerprint="another").loader()(0)
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(1.0, "cuda"), (0.0, "cpu")])
+def test_a_copy_of_the_model_is_for_the_device_of_the_cluster(memory_model: Any, gpus: float, device: str) -> None:
+    loader = ModelRecipe(memory_model, 1).loader(copy=True, gpus=gpus)
+    assert loader.device == device and loader.copy and not loader.source
 
 
 @pytest.mark.parametrize(("home", "is_made"), [("{}", False), ("/proc/nowhere", True)])
-def test_a_cluster_has_its_secret_where_nobody_can_write_to_the_home_folder(
+def test_a_token_is_set_if_the_home_folder_cannot_be_written_to(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str, is_made: bool
 ) -> None:
     for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.setenv(name, "")  # so that it comes back as it was
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", home.format(tmp_path))
-    ensure_secret()
+    ensure_ray_token()
     assert ("RAY_AUTH_TOKEN" in os.environ) == is_made

@@ -12,14 +12,14 @@ from scale_helpers import TEXTS, Scans, is_alive
 
 pytestmark = pytest.mark.sweep
 
-# The command line with a cluster of its own, which hands over and saves all the time.
+# The command line with a cluster of its own, which saves all the time.
 PROGRAM = """
 import sys
 from memlens.cli import main
-from memlens.index.build import build_index
-from memlens.scanner import executors
-build_index.__kwdefaults__["save_seconds"] = 0.0
-executors._SAVE_RATIO = 0
+from memlens.index import build
+from memlens.scanner import scan
+build.build_index.__kwdefaults__["save_seconds"] = 0.0
+build.segment_size, scan.SAVE_RATIO = (lambda *plan: 2), 0
 sys.exit(main(sys.argv[1:]))
 """
 AGENTS = ("raylet/raylet", "gcs/gcs_server") if os.environ.get("MEMLENS_FAULTS") == "all" else ("raylet/raylet",)
@@ -72,7 +72,7 @@ def started(checkpoint: Path, out: Path) -> tuple[subprocess.Popen[str], dict[in
         assert time.monotonic() < until
         time.sleep(0.02)
     processes = descendants(driver.pid)
-    assert any("ScanWorker" in command for command in processes.values())
+    assert any("RayWorker" in command for command in processes.values())
     return driver, processes
 
 
@@ -101,6 +101,6 @@ def test_an_agent_that_is_killed_is_one_line(small_checkpoint: Path, scans: Scan
     _, err = driver.communicate(timeout=PATIENCE)
     assert driver.returncode == 2, err
     lines = [line for line in err.splitlines() if line.startswith("memlens: ")]
-    assert len(lines) == 1 and "has ended; what was handed over is kept" in lines[0]
+    assert len(lines) == 1 and "has ended; completed work is kept" in lines[0]
     assert gone(processes)
     scans.go_on(tmp_path)

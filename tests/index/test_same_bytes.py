@@ -19,7 +19,7 @@ from scale_helpers import TABLES, TEXTS, tables_of
 import memlens
 from memlens.models.hooks import watch_coefficients
 from memlens.models.huggingface import quiet_transformers
-from memlens.scanner.ray_cluster import ensure_secret
+from memlens.pool import ensure_ray_token
 from memlens.testing import tiny_model, tiny_tokenizer
 
 OPTIONS: dict[str, Any] = {"top": 5, "batch_tokens": 256, "threads": 1, "max_tokens": 3000, "bottom": "yes"}
@@ -78,7 +78,7 @@ def two_processors() -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    ensure_secret()
+    ensure_ray_token()
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield
     ray.shutdown()

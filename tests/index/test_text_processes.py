@@ -1,4 +1,4 @@
-"""A scan whose text is cut and tokenized by processes: the bytes of one process, whoever is killed or stopped."""
+"""Text encoded by several processes: the same bytes as one process, also after a kill or an interruption."""
 
 import gzip
 import json
@@ -11,25 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scale_helpers import OPTIONS, TEXTS, Scans, children_of, is_alive, tables_of
+from scale_helpers import TEXTS, Scans, children_of, is_alive, tables_of
 
 import memlens
 from memlens.corpus import encoding
+from memlens.corpus.store import FLAT, CorpusStore, write_corpus
 from memlens.errors import CorpusError
 from memlens.index.build import build_index
-from memlens.index.corpus_store import FLAT, CorpusStore
 from memlens.models.memory_model import MemoryModel
 from memlens.scanner.state import ShardNumber
 from memlens.settings import CorpusSettings, ScanSettings
 
-MODULE = "memlens.corpus.encoding"
-
 
 @pytest.fixture(autouse=True)
 def odd_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of sizes that divide nothing, and processes for the smallest text, which do all of the work."""
-    monkeypatch.setattr(encoding._TextProcesses, "works_here", lambda pool: False)
-    for name, value in {"_WORTH": 1, "_WORTH_TOKENS": 1, "_FIRST": 97, "_CHUNK": 5003}.items():
+    """Set odd chunk sizes, and start processes for the shortest text."""
+    for name, value in {"_LONG": 1, "_LONG_TOKENS": 1, "_FIRST": 97, "_CHUNK": 5003}.items():
         monkeypatch.setattr(encoding, name, value)
 
 
@@ -50,7 +47,8 @@ def corpus_files(folder: Path, texts: Path, model: MemoryModel, processes: int, 
     chunks = encoding.encode_corpus(
         CorpusSettings((str(texts), TEXTS[0])), model.tokenizer, max_length=30, max_tokens=most, processes=processes
     )
-    counts = CorpusStore.create(folder, chunks, dedup, lambda read: None).counts
+    write_corpus(folder, chunks, dedup)
+    counts = CorpusStore(folder).counts
     assert sorted(path.name for path in folder.iterdir()) == sorted(("corpus.parquet", "corpus.json", *FLAT))
     assert most or counts["sentences"] > 8000
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -95,7 +93,7 @@ def test_a_bad_line_is_the_same_line_and_nothing_is_left(scans: Scans, texts: Pa
                 text_processes=processes,
             )  # fmt: skip
         said.add(str(refused.value))
-        assert not (tmp_path / "index").exists() and not children_of(os.getpid(), MODULE)
+        assert not (tmp_path / "index").exists() and not children_of(os.getpid())
     assert len(said) == 1
 
 
@@ -104,19 +102,19 @@ def test_ctrl_c_while_text_is_read_leaves_no_process_and_the_same_command_goes_o
 
     def interrupt(stage: str, done: int, total: int | None) -> None:
         if stage == "corpus" and done > 0 and not seen:
-            seen.extend(children_of(os.getpid(), MODULE))
+            seen.extend(children_of(os.getpid()))
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         scans.run(tmp_path, workers=2, progress=interrupt)
-    assert len(seen) == 2 and not children_of(os.getpid(), MODULE)
+    assert len(seen) == 2 and not children_of(os.getpid())
     scans.end(tmp_path)
 
 
 DRIVER = """
 import sys
 from memlens.corpus import encoding
-encoding._WORTH, encoding._CHUNK = 1, 5003
+encoding._LONG, encoding._CHUNK = 1, 5003
 import memlens
 def tell(stage, done, total):
     print(stage, done, flush=True)
@@ -129,7 +127,7 @@ def test_processes_end_with_a_driver_that_is_killed(small_checkpoint: Path, scan
     command = [sys.executable, "-c", DRIVER, str(small_checkpoint), str(tmp_path / "index"), *TEXTS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as driver:
         next(line for line in driver.stdout or () if line.startswith("corpus") and line != "corpus 0\n")
-        readers = children_of(driver.pid, MODULE)
+        readers = children_of(driver.pid)
         driver.kill()
     assert len(readers) == 2
     began = time.monotonic()
@@ -137,12 +135,3 @@ def test_processes_end_with_a_driver_that_is_killed(small_checkpoint: Path, scan
         assert time.monotonic() - began < 300
         time.sleep(0.1)
     scans.end(tmp_path / "index")
-
-
-def test_the_number_of_processes_is_that_of_the_cores_a_scan_has() -> None:
-    from memlens.scanner.autotune import WorkerCount, text_processes, usable_cores
-    from memlens.settings import ScanRunSettings
-
-    assert text_processes(ScanRunSettings(), WorkerCount(3, 2)) == 6
-    assert text_processes(ScanRunSettings(executor="ray"), WorkerCount(0, 1)) == usable_cores()
-    assert OPTIONS["threads"] == 1, "the tests above have as many processes as workers"

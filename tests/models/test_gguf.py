@@ -9,7 +9,7 @@ from gguf_files import write_tokenizer
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models.info import sizes_before_loading
 from memlens.models.load import load
-from memlens.scanner.autotune import memory_before_loading
+from memlens.scanner.resources import memory_before_loading
 from memlens.settings import ScanSettings
 from memlens.testing import CONTEXT, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model, tiny_tokenizer
 

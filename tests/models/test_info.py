@@ -7,7 +7,7 @@ import pytest
 import memlens
 from memlens.errors import SettingError
 from memlens.models.info import describe, sizes_before_loading
-from memlens.scanner.autotune import estimate_scan, memory_before_loading
+from memlens.scanner.resources import estimate_scan, memory_before_loading
 from memlens.scanner.state import ScanState
 from memlens.settings import ScanSettings
 from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
@@ -35,7 +35,7 @@ def test_a_batch_takes_the_memory_of_one_expert_at_a_time(tmp_path: Path) -> Non
     settings = ScanSettings(top=1, batch_tokens=64)
     assert sizes is not None and max(sizes.memories) > sizes.widest
     assert sizes.widest == max(group.size for layer in model.layers for group in layer.groups)
-    assert memory_before_loading(sizes, settings, 4)["a batch"] == estimate_scan(model, settings, 0.01).batch_bytes
+    assert memory_before_loading(sizes, settings, 4)["a batch"] == estimate_scan(model, settings).batch_bytes
 
 
 def test_what_is_no_checkpoint_has_no_sizes(tmp_path: Path) -> None:

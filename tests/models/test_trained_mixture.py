@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import memlens
-from memlens.index.expert import read_expert
+from memlens.index.memory import read_expert
 
 FOLDER = Path(__file__).parent / "mixture"
 BUNDLED = Path(memlens.__file__).parent / "bundled" / "prose"

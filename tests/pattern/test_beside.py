@@ -1,8 +1,6 @@
-"""Patterns found in a process of their own: the bytes of this one, and no harm where the process is ended."""
+"""Patterns found in a worker process: the same bytes, and no harm if the worker dies."""
 
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from index_by_hand import write_index
 from memlens.errors import IndexFolderError
 from memlens.index.reader import Index
 from memlens.parallel import no_progress
-from memlens.pattern.beside import finding_patterns
+from memlens.pattern.beside import find_patterns_beside
 from memlens.pattern.table import compute_patterns
 from memlens.settings import PatternSettings
 
@@ -24,11 +22,11 @@ def folder(tmp_path: Path) -> Path:
     return write_index(tmp_path / "index", TEXTS, {(0, 0): [(s, 5) for s in range(20)], (0, 1): []}).folder
 
 
-def test_the_tables_have_the_bytes_of_this_process_and_the_process_is_over(folder: Path, tmp_path: Path) -> None:
+def test_the_tables_have_the_bytes_of_this_process(folder: Path, tmp_path: Path) -> None:
     other = Index(shutil.copytree(folder, tmp_path / "other"))
-    with finding_patterns(folder, SETTINGS) as process:
-        tables = process.wait(no_progress)
-    assert tables is not None and process.seconds > 0 and process.worker.process.returncode is not None
+    with find_patterns_beside(folder, SETTINGS) as search:
+        tables, seconds = search.wait(no_progress)
+    assert seconds > 0
     tables.write(Index(folder))
     compute_patterns(other, SETTINGS)
     for name in ("patterns.parquet", "names.parquet"):
@@ -36,10 +34,7 @@ def test_the_tables_have_the_bytes_of_this_process_and_the_process_is_over(folde
     assert Index(folder).manifest.content["patterns"] == other.manifest.content["patterns"]
 
 
-def test_a_process_that_was_ended_gives_nothing_and_an_error_of_it_is_raised_here(folder: Path) -> None:
-    with finding_patterns(folder, SETTINGS) as process:
-        os.kill(process.worker.process.pid, signal.SIGKILL)
-        assert process.wait(no_progress) is None
+def test_an_error_is_raised_here(folder: Path) -> None:
     (folder / "manifest.json").unlink()
-    with pytest.raises(IndexFolderError), finding_patterns(folder, SETTINGS) as process:
-        process.wait(no_progress)
+    with pytest.raises(IndexFolderError), find_patterns_beside(folder, SETTINGS) as search:
+        search.wait(no_progress)

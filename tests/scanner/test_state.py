@@ -1,10 +1,10 @@
-"""Which batches are done, and what is left: against plain sets of numbers."""
+"""Which batches are done and which remain, compared with plain sets of numbers."""
 
 import pytest
 from hypothesis import given, strategies as st
 
 from memlens.errors import IndexFolderError, SettingError
-from memlens.scanner.state import BATCHES_PER_RANGE, BatchRange, DoneBatches, ShardNumber, all_ranges, ranges_left
+from memlens.scanner.state import BATCHES_PER_RANGE, BatchRange, DoneBatches, ShardNumber, all_ranges, remaining_ranges
 
 COUNTS = st.lists(st.integers(0, 9), min_size=1, max_size=4)
 
@@ -21,9 +21,9 @@ def test_what_is_left_is_what_is_not_done(counts: list[int], random) -> None:
     for window, batch in chosen:
         done.add(window, batch, batch + 1)
     assert len(done) == len(chosen)
-    left = batches_of(list(ranges_left(counts, done)))
+    left = batches_of(list(remaining_ranges(counts, done)))
     assert left == sorted(set(everything) - set(chosen))
-    assert done.is_all_of(counts) == (not left)
+    assert done.contains_all(counts) == (not left)
     again = DoneBatches.from_array(done.array())
     assert again.array().tolist() == done.array().tolist()
 
@@ -42,7 +42,7 @@ def test_any_order_of_adding_and_merging_gives_the_same(counts: list[int], rando
 
 @given(COUNTS, st.integers(1, 5))
 def test_the_shards_of_a_plan_are_disjoint_even_and_complete(counts: list[int], of: int) -> None:
-    shards = [list(ranges_left(counts, DoneBatches(), ShardNumber(number, of))) for number in range(1, of + 1)]
+    shards = [list(remaining_ranges(counts, DoneBatches(), ShardNumber(number, of))) for number in range(1, of + 1)]
     assert sorted(batches for shard in shards for batches in shard) == list(all_ranges(counts))
     sizes = [len(shard) for shard in shards]
     assert max(sizes) - min(sizes) <= 1

@@ -31,7 +31,7 @@ def naive(model: MemoryModel, index: Index) -> dict[str, tuple[float, int, float
     for layer in index.layers:
         for number in range(index.memories(layer)):
             name = index.names.name(layer, number)
-            facts = index.facts(name)
+            facts = index[name]
             best = (0.0, 0, 0.0)
             for place, m in enumerate(memlens.coefficients_on(model, name, TEXT).coefficients):
                 end = facts.max if m > 0 else facts.min

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.sweep  # test_browser_walk.py visits all pages by default
 Open = Callable[..., Any]
 
 

@@ -7,8 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 import memlens
-from memlens.index.expert import read_expert, read_routing
-from memlens.index.memory import read_memory
+from memlens.index.memory import read_expert, read_memory, read_routing
 from memlens.index.reader import Index
 from memlens.reports.report import make_report
 from memlens.testing import tiny_model, tiny_tokenizer

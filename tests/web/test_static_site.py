@@ -188,7 +188,7 @@ def test_it_is_browsed_and_searched_without_a_server(
         for name in names_of(index)[::3][:20]:
             page.goto(f"{base}/memory.html?name={name}")
             page.wait_for_selector(f".memory-page[data-name={name}]")
-            facts = index.facts(name)
+            facts = index[name]
             assert page.locator(".trigger-list > li").count() == len(index.triggers(name)) or facts.dead
         page.click("a[rel=next]")
         page.wait_for_selector(".memory-page")

@@ -16,9 +16,8 @@ import memlens
 from memlens.annotations.answers import Label, LabelledPattern
 from memlens.annotations.store import Annotations
 from memlens.index.export import export_jsonl
-from memlens.index.memory import read_memory
+from memlens.index.memory import read_context, read_memory
 from memlens.index.reader import Index
-from memlens.index.trigger_text import read_context
 from memlens.memory import MemoryId
 from memlens.models.memory_model import MemoryModel
 from memlens.pattern.related import related_memories

@@ -38,8 +38,8 @@ from memlens.annotations.answers import (
     check_note,
 )
 from memlens.errors import SettingError, UnknownName
+from memlens.index.format import ANNOTATIONS
 from memlens.index.history import LABELS, NOTES, VERDICTS, Event, History, damaged
-from memlens.index.layout import ANNOTATIONS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.words import GROUNDED, KINDS

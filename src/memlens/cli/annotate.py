@@ -321,7 +321,7 @@ def _keep_safe(screen: Screen, index: memlens.Index, action: str, file: str | No
     from memlens.annotations.files import backup_text, read_export, restore_text
     from memlens.annotations.recover import recover
     from memlens.annotations.store import Annotations
-    from memlens.index.layout import ANNOTATIONS
+    from memlens.index.format import ANNOTATIONS
 
     if action == "recover":
         done = recover(index.folder / ANNOTATIONS)

@@ -40,7 +40,7 @@ def check(screen: Screen, index: IndexFolder) -> None:
         screen.json({"index": str(checked.folder), "whole": checked.is_whole, "files": findings})
     elif not screen.quiet:
         _print(screen, checked)
-    from memlens.index.layout import ANNOTATIONS
+    from memlens.index.format import ANNOTATIONS
 
     for finding in checked.damaged:
         if finding.file == ANNOTATIONS:  # nobody can make it again, and no advice for tables may cost it
@@ -242,7 +242,7 @@ def serve(
         refuse_missing(model)
     chosen = model or (None if no_model else _own_model(screen, index))
     workbench = Workbench(index, chosen, compare, LiveSettings(**options))
-    workbench.on_failure = lambda reason: screen.note(f"live pages do not work: {reason}")
+    workbench.tell_failure = lambda why: screen.note(f"live pages do not work: {why}")
 
     def opened(address: str, access: "Access") -> None:
         screen.result(address)
@@ -253,7 +253,7 @@ def serve(
         screen.note("stop with Ctrl-C")
 
     with suppress(KeyboardInterrupt):  # this is how one stops it
-        serve_workbench(workbench, host, port, opened, "info" if screen.verbose else "error")
+        serve_workbench(workbench, host, port, opened, "info" if screen.verbose else "warning")
 
 
 @with_screen(json=True)

@@ -16,7 +16,7 @@ from memlens.text import duration, plain, size, visible
 if TYPE_CHECKING:
     from memlens.models.info import ModelInfo
     from memlens.models.proof import Proof
-    from memlens.scanner.autotune import ScanEstimate
+    from memlens.scanner.resources import ScanEstimate
 
 # the checks of models/proof.py in the paper's letters
 _CHECKS = {
@@ -47,7 +47,8 @@ def info(
     screen = Screen(as_json, quiet, verbose)
     from memlens.models.info import describe
     from memlens.models.load import load
-    from memlens.scanner.autotune import estimate_scan, usable_cores
+    from memlens.pool import usable_cores
+    from memlens.scanner.resources import estimate_scan
 
     settings = ScanSettings(threads=usable_cores() if threads is None else threads)
     if estimate:
@@ -65,7 +66,7 @@ def info(
 def _note_memory(screen: Screen, model: str, dtype: str, settings: ScanSettings) -> None:
     """The memory that a scan will take, before anything is loaded."""
     from memlens.models.info import sizes_before_loading
-    from memlens.scanner.autotune import free_memory, memory_before_loading
+    from memlens.scanner.resources import free_memory, memory_before_loading
 
     sizes = sizes_before_loading(model)
     if sizes is None:

@@ -50,8 +50,7 @@ def show(
     model: ModelNow = None,
 ) -> None:
     """Show one memory: what triggers it, what that has in common, and what it promotes. Or one expert, like L3E5."""
-    from memlens.index.expert import read_expert
-    from memlens.index.memory import ENDS, read_memory
+    from memlens.index.memory import ENDS, read_expert, read_memory
     from memlens.pattern.related import related_memories
 
     opened = memlens.Index(index)

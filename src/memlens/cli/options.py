@@ -81,7 +81,7 @@ def refuse_unused(given: Mapping[str, Any], why: str) -> None:
 
 def refuse_unused_column(options: Mapping[str, Any], sources: Iterable[str]) -> None:
     """Refuse --column where no source has columns."""
-    from memlens.corpus.files import list_files
+    from memlens.corpus.readers import list_files
 
     def has_columns(source: str) -> bool:
         return is_hub_source(source) or any(file.kind != ".txt" for file in list_files(source))

@@ -18,8 +18,7 @@ from memlens.memory import MemoryId, Trigger
 from memlens.text import cut_left, cut_right, letter, number, percent, plain_table, quoted, sparkline, visible
 
 if TYPE_CHECKING:
-    from memlens.index.expert import ExpertRecord
-    from memlens.index.memory import MemoryPattern, MemoryRecord, MemoryValue, TokenNumber
+    from memlens.index.memory import ExpertRecord, MemoryPattern, MemoryRecord, MemoryValue, TokenNumber
 
 _NEXT_WIDTH = 16
 _LEAST_WIDTH = 20  # of a prefix, on the narrowest terminal

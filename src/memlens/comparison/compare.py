@@ -25,7 +25,7 @@ from memlens.comparison.overlap import (
     overlap_of,
 )
 from memlens.errors import SettingError
-from memlens.index.layout import CORPUS, TRIGGERS, VOCABULARY
+from memlens.index.format import CORPUS, TRIGGERS, VOCABULARY
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.text import plain

@@ -20,16 +20,20 @@ from itertools import islice
 
 import numpy as np
 
-from memlens.corpus.files import CHUNK, SourceFile, list_files, open_raw, unreadable
 from memlens.corpus.readers import (
+    CHUNK,
     Passage,
+    SourceFile,
     hub_fingerprint,
+    list_files,
+    open_raw,
     read_for_blocks,
     read_hub,
     read_jsonl,
     read_paragraphs,
     read_parquet,
     read_whole,
+    unreadable,
 )
 from memlens.errors import SettingError
 from memlens.files import FileStamp, file_stamp
@@ -284,6 +288,15 @@ def _digest(file: SourceFile) -> str:
         except OSError as problem:
             raise unreadable(file, problem) from None
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class ScanSentence:
+    """A stored sentence. Prefixes shorter than `fresh_from + 1` tokens occurred before."""
+
+    id: int
+    tokens: np.ndarray  # int64
+    fresh_from: int = 0
 
 
 _SMALLEST = 8  # a batch may end early once it has an eighth of the places it could have

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.parallel import Mapper, Progress, no_progress
+from memlens.parallel import Progress, no_progress
+from memlens.pool import Pool
 
 if TYPE_CHECKING:
     from memlens.corpus.sentences import Batch
@@ -48,7 +49,7 @@ class EditedPrefixes:
 
     def coefficients(
         self,
-        where: Mapper,
+        pool: Pool,
         wanted: Mapping[int, tuple[NDArray[np.int64], NDArray[np.int64]]],  # layer -> memories [n], prefix [n] for each
         passes: EditedPasses,
         *,
@@ -77,7 +78,7 @@ class EditedPrefixes:
         groups = [range(first, min(first + size, len(batches))) for first in range(0, len(batches), size)]
         done, total = 0, int((deepest >= 0).sum())
         progress("local-edits", 0, total)
-        answers = where.map(passes, ([item(number) for number in group] for group in groups))
+        answers = pool.map(passes, ([item(number) for number in group] for group in groups))
         for group, coefficients in zip(groups, answers, strict=True):
             for number, answer in zip(group, coefficients, strict=True):
                 for layer, own in answer.items():

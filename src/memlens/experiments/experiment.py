@@ -143,7 +143,7 @@ class Experiment:
     sample: int | None = None  # how many by default; None = all
     needs: tuple[str, ...] = ()  # tables that must be in the index
     uses_model: bool = False
-    maps: bool = False  # takes `where`, a Mapper or None: the model runs on workers
+    maps: bool = False  # takes `pool`, a Pool or None, on which the model runs
     tokens_run: int = 0  # about so many, in passes of its own, for each of the sample in a layer
     last_layer: bool = False  # must the model's last layer have been scanned?
     people: str = ""  # which history of people's work it reads (see annotations.store)

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex, verdicts as vd
 from memlens.experiments.edited_prefixes import EditedPasses, EditedPrefixes
 from memlens.index.reader import Index
-from memlens.parallel import Mapper, Progress, SerialMapper, no_progress
+from memlens.parallel import Progress, no_progress
+from memlens.pool import Pool, SerialPool
 from memlens.stats import Estimate, draw as draw_sample, generator, mean_estimate
 from memlens.text import percent
 
@@ -58,7 +59,7 @@ def compute(
     seed: int = 0,
     sample: int | None = 100,
     progress: Progress = no_progress,
-    where: Mapper | None = None,
+    pool: Pool | None = None,
 ) -> list[ex.Row]:
     """Three rows per layer; `sample` memories of each (all that have triggers for None)."""
     import torch
@@ -66,7 +67,7 @@ def compute(
     edited, batch_tokens = EditedPrefixes(), index.manifest.settings.batch_tokens
     wanted = {layer: _edit_triggers(index, layer, seed, sample, edited) for layer in index.layers}
     edited_coefficients = edited.coefficients(
-        SerialMapper(model) if where is None else where,
+        SerialPool(model) if pool is None else pool,
         {layer: (np.repeat(want.memory, len(EDITS)), want.prefixes.reshape(-1)) for layer, want in wanted.items()},
         EditedPasses.plan(model, batch_tokens, torch.get_num_threads()),
         bos=index.manifest.model.bos,

@@ -32,11 +32,12 @@ from memlens.experiments.prefixes import (
     sample_validation,
     stop_targets,
 )
-from memlens.index.layout import EXPERIMENTS
+from memlens.index.format import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.models.decompose import PositionStates, record_positions
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Mapper, Progress, no_progress
+from memlens.parallel import Progress, no_progress
+from memlens.pool import Pool, SerialPool
 from memlens.settings import CorpusSettings
 from memlens.vocab.kernels import thread_pool
 from memlens.vocab.tokens import tokens_read
@@ -159,11 +160,11 @@ def aggregate(
     validation: CorpusSettings | None = None,
     stop_words: str = "en",
     progress: Progress = no_progress,
-    where: Mapper | None = None,
+    pool: Pool | None = None,
 ) -> Aggregate:
     """The pass over a random sample, from the index where this very one was made before.
 
-    `where` says where chunks of prefixes are worked on; None is here. The bytes are the same everywhere.
+    `pool` works on chunks of prefixes; None is this process. The bytes are the same on every pool.
     """
     index.path("values")  # says which command is missing
     wanted = {
@@ -185,7 +186,7 @@ def aggregate(
         else sample_validation(index, model, validation, sample, seed)
     )
     stops = stop_targets(index, prefixes, stop_words)
-    sampled = look_at_prefixes(index, model, prefixes, stops, progress, where)
+    sampled = look_at_prefixes(index, model, prefixes, stops, progress, pool)
     notes: dict[str, Any] = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin}
     notes["threads"] = torch.get_num_threads()
     if validation is not None:
@@ -202,10 +203,10 @@ def look_at_prefixes(
     prefixes: Prefixes,
     stops: list[bool | None] | None = None,
     progress: Progress = no_progress,
-    where: Mapper | None = None,
+    pool: Pool | None = None,
 ) -> Aggregate:
     """The pass over any prefixes, with the values of the index; nothing is written."""
-    whole, layers = run_pass(model, prefixes, _promoted_tokens(index), progress, where, value_reading(index))
+    whole, layers = run_pass(model, prefixes, _promoted_tokens(index), progress, pool, value_reading(index))
     return Aggregate(
         index,
         prefix_table(prefixes, stops, whole),
@@ -220,7 +221,7 @@ def run_pass(
     prefixes: Prefixes,
     promoted: Mapping[int, NDArray[np.int32]],  # layer -> [memories], the top token of each value
     progress: Progress = no_progress,
-    where: Mapper | None = None,
+    pool: Pool | None = None,
     values: ValueReading | None = None,
 ) -> tuple[Columns, dict[int, Columns]]:
     """The pass itself: columns with an entry per prefix, and the same for each layer."""
@@ -229,7 +230,7 @@ def run_pass(
     order: list[NDArray[np.int64]] = []
     done = 0
     progress("prefixes", 0, len(prefixes))
-    for numbers, of_prefix, of_layers in _looks(model, prefixes, promoted, where, values):
+    for numbers, of_prefix, of_layers in _looks(model, prefixes, promoted, pool, values):
         whole.append(of_prefix)
         for layer, columns in of_layers.items():
             layers[layer].append(columns)
@@ -247,16 +248,16 @@ def _looks(
     model: MemoryModel,
     prefixes: Prefixes,
     promoted: Mapping[int, NDArray[np.int32]],
-    where: Mapper | None,
+    pool: Pool | None,
     values: ValueReading | None,
 ) -> Iterator[_Look]:
     """Yield the readings of the prefixes, chunk by chunk."""
-    if where is not None:
+    if pool is not None and not isinstance(pool, SerialPool):
         work = ChunkWork(prefixes, dict(promoted), values)
-        yield from where.map(work, range(work.chunks(model)))
+        yield from pool.map(work, range(work.chunks(model)))
         return
-    with torch.inference_mode(), thread_pool() as pool:
-        unembedding = Unembedding(model.lens, pool, torch.get_num_threads(), values)
+    with torch.inference_mode(), thread_pool() as threads:
+        unembedding = Unembedding(model.lens, threads, torch.get_num_threads(), values)
         look = LayerLook(model, promoted, unembedding)
         for numbers, positions in run_chunks(model, prefixes, set(promoted), chunk_rows(model, unembedding.rows)):
             yield numbers, *look.look(positions)

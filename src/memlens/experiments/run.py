@@ -17,10 +17,11 @@ from memlens.errors import IndexFolderError, SettingError
 from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment
 from memlens.experiments.registry import find_experiments
 from memlens.experiments.verdicts import Row
+from memlens.index.format import EXPERIMENTS as FOLDER
 from memlens.index.history import OLD_TABLES
-from memlens.index.layout import EXPERIMENTS as FOLDER
 from memlens.index.reader import Index
-from memlens.parallel import Mapper, Progress, no_progress
+from memlens.parallel import Progress, no_progress
+from memlens.pool import Pool
 from memlens.settings import CorpusSettings
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def run(
     sample: int | None = None,
     progress: Progress = no_progress,
     skipped: Callable[[str, str], None] | None = None,
-    mapper: Callable[[MemoryModel], Mapper] | None = None,
+    make_pool: Callable[[MemoryModel], Pool] | None = None,
     **options: Any,
 ) -> dict[str, pa.Table]:
     """Compute and keep the tables of experiments; they come back by name.
@@ -50,7 +51,7 @@ def run(
     with `all` the others keep their defaults (their samples count other things). `options` go to the experiments that
     name them in the registry. What this index cannot have is refused before anything is computed; where only `all`
     asked for it, it is left out and `skipped` told its name and the reason (without values `all` is refused, too: next
-    to nothing would be left). `mapper` says where the model runs; None is here.
+    to nothing would be left). `make_pool` makes the pool on which the model runs; None is this process.
     """
     from memlens.vocab.table import checked_model
 
@@ -60,13 +61,13 @@ def run(
     # A model that was named is looked at in any case: another one than was scanned must not pass unnoticed.
     is_used = model is not None or any(experiment.uses_model for experiment in chosen)
     loaded = checked_model(index, model) if is_used else None
-    where = None if mapper is None or loaded is None else mapper(loaded)
+    pool = None if make_pool is None or loaded is None else make_pool(loaded)
     computed: dict[str, pa.Table] = {}
     for experiment in chosen:
         takes_sample = experiment.on_prefixes or experiment.name in asked
         size = sample if sample is not None and takes_sample else experiment.sample
         taken = {name: value for name, value in options.items() if name in experiment.options}
-        rows = _compute(index, experiment, loaded, where, seed, size, progress, taken)
+        rows = _compute(index, experiment, loaded, pool, seed, size, progress, taken)
         tables = {
             table.name: pa.Table.from_pylist(own_rows, table.schema)
             for table, own_rows in zip(experiment.tables, rows, strict=True)
@@ -84,7 +85,7 @@ def _compute(
     index: Index,
     experiment: Experiment,
     model: MemoryModel | None,
-    where: Mapper | None,
+    pool: Pool | None,
     seed: int,
     sample: int | None,
     progress: Progress,
@@ -92,12 +93,12 @@ def _compute(
 ) -> list[list[Row]]:
     """The rows of each table of an experiment."""
     if not experiment.on_prefixes:
-        given = {"seed": seed, "sample": sample, "progress": progress, **({"where": where} if experiment.maps else {})}
+        given = {"seed": seed, "sample": sample, "progress": progress, **({"pool": pool} if experiment.maps else {})}
         return [table.compute(index, model, **given) for table in experiment.tables]
     from memlens.experiments.prefix_pass import aggregate
 
     assert model is not None
-    seen = aggregate(index, model, sample=sample or SAMPLE, seed=seed, progress=progress, where=where, **options)
+    seen = aggregate(index, model, sample=sample or SAMPLE, seed=seed, progress=progress, pool=pool, **options)
     return [table.compute(seen, seed) for table in experiment.tables]
 
 

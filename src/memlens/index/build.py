@@ -1,26 +1,24 @@
-"""Builds an index from a model and a corpus, in stages that can be stopped at any moment and continued.
+"""Builds an index from a model and a corpus, in stages that can be interrupted at any time and resumed.
 
-plan      partial/plan.json: which model, corpus and settings this scan is of
+plan      partial/plan.json: model, corpus and settings of this scan
 corpus    partial/corpus.parquet and the flat arrays beside it
-scan      partial/parts: what workers have found, saved at intervals and when stopped
+scan      partial/parts: states, saved at intervals and when the scan stops
 tables    partial/*.parquet: triggers, memories, ordinary, vocabulary
 publish   the tables move up into the folder, then manifest.json, last
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from memlens import __version__
 from memlens.corpus.sentences import corpus_fingerprint, corpus_stamps
+from memlens.corpus.store import CorpusStore, store_corpus
 from memlens.errors import SettingError
 from memlens.files import FileFacts, explain_os_errors, lock_for_writing
 from memlens.index import shards, staging
-from memlens.index.corpus_reading import TextOrder, read_text
-from memlens.index.corpus_store import CorpusStore
-from memlens.index.layout import (
+from memlens.index.format import (
     CORPUS,
     LOCK,
     PARTIAL,
@@ -32,22 +30,25 @@ from memlens.index.layout import (
 )
 from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabulary
 from memlens.models.memory_model import MemoryModel
+from memlens.models.recipe import ModelRecipe, make_pool
 from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
-from memlens.scanner.autotune import refuse_large_lists
-from memlens.scanner.executors import SAVE_SECONDS, Executor, ModelRecipe, ScanJob, SerialExecutor
+from memlens.pool import Pool, SerialPool
 from memlens.scanner.lists import EDGES
+from memlens.scanner.resources import check_list_memory
 from memlens.scanner.sample import bin_edges
-from memlens.scanner.scanner import ScanSentence, bos_to_feed, plan_batches
-from memlens.scanner.state import (
-    BatchRange,
-    LayerShape,
-    PartFolder,
-    ShardNumber,
-    ranges_left,
-    shapes_of,
-    wait_for_orphans,
+from memlens.scanner.scan import (
+    SAVE_SECONDS,
+    PartSaver,
+    Scanner,
+    bos_to_feed,
+    plan_batches,
+    planned_batches,
+    scan_here,
+    scan_on_pool,
+    segment_size,
 )
-from memlens.settings import WINDOW, CorpusSettings, ScanSettings, choose_layers
+from memlens.scanner.state import LayerShape, PartFolder, ScanState, ShardNumber, remaining_ranges, shapes_of
+from memlens.settings import WINDOW, CorpusSettings, RunSettings, ScanSettings, choose_layers
 
 
 def longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:
@@ -84,20 +85,6 @@ def make_plan(
     return plan if shard is None else {**plan, "shard": str(shard)}
 
 
-def corpus_stage(order: TextOrder, progress: Progress, stopper: Stopper) -> CorpusStore:
-    """The sentences to be scanned: those of the unfinished scan in partial/, or read from the corpus."""
-    if CorpusStore.exists(order.folder):
-        return CorpusStore.verified(order.folder)
-
-    def report(read: int) -> None:
-        progress("corpus", read, None)
-        stopper.check()
-
-    report(0)
-    read_text(order, report, stopper.check)
-    return CorpusStore(order.folder)
-
-
 def build_index(
     model: MemoryModel,
     corpus: CorpusSettings,
@@ -107,23 +94,35 @@ def build_index(
     resume: bool = True,
     progress: Progress = no_progress,
     save_seconds: float = SAVE_SECONDS,
-    executor: Executor | None = None,
+    run: RunSettings | None = None,
+    workers: int = 1,
     shard: ShardNumber | None = None,
     layer_budget: int | None = None,
     device_map: Any = None,
     text_processes: int = 1,
 ) -> dict[str, Any]:
-    """Make `folder` the index of this model and corpus; continues what an interrupted call began. Its plan comes back.
+    """Make `folder` the index of a model and a corpus, or resume an interrupted call. Return the plan.
 
-    `executor` None works in this process. With a `shard` the folder becomes that shard, for `merge_shards`. At most
-    `layer_budget` layers are scanned in one pass over the corpus. `device_map` is what the model was loaded with, for
-    workers that load it again. `text_processes` cut and tokenize a long text. None of these changes the result.
+    Args:
+        model: The model.
+        corpus: The text.
+        settings: Options that change the result.
+        folder: The index folder.
+        resume: Resume an unfinished scan, and keep a finished index.
+        progress: Called with stage, work done and total.
+        save_seconds: Least time between two saves of the state.
+        run: Where workers run.
+        workers: Number of workers; 1 for this process, 0 on a Ray cluster for as many as it has room for.
+        shard: Scan this shard only. The folder becomes a shard for `merge_shards`.
+        layer_budget: Most layers in one pass over the corpus.
+        device_map: The device map that the model was loaded with.
+        text_processes: Processes that tokenize a long text.
     """
     if layer_budget is not None and layer_budget < 1:
         raise SettingError(f"--layer-budget is {layer_budget}; it must be 1 or more")
     layers = layers_to_scan(model, settings)
     shapes = shapes_of(model, layers, settings)
-    refuse_large_lists(shapes, settings, layer_budget)
+    check_list_memory(shapes, settings, layer_budget)
     max_length = longest_sentence(model, settings)
     stamps = corpus_stamps(corpus)  # before the fingerprint, which is the plan's
     plan = make_plan(model, corpus, settings, layers, shard)
@@ -134,25 +133,39 @@ def build_index(
         folder.mkdir(parents=True, exist_ok=True)
         staging.refuse_foreign(folder)
     with lock_for_writing(folder / LOCK), stop_on_signal() as stopper:
-        wait_for_orphans(folder)
         if resume and (staging.is_finished(folder, plan) or shards.is_finished(folder, plan)):
             return plan
-
-        def recipe() -> ModelRecipe:
-            return ModelRecipe.of(model, plan["model"], device_map)
-
-        order = TextOrder(
-            folder / PARTIAL, corpus, stamps, model.tokenizer, model.name, model.vocabulary,
-            max_length, settings.max_tokens, settings.dedup, text_processes,
-        )  # fmt: skip
-        scan = _Scan(
-            model, recipe, settings, shapes, shard, progress, stopper, executor or SerialExecutor(), layer_budget,
-            PartFolder(folder / PARTIAL / PARTS), save_seconds,
-        )  # fmt: skip
         with staging.nothing_left_if_refused(folder):
             staging.begin(folder, plan, resume)
-            store = corpus_stage(order, progress, stopper)
-        scanned = scan.run(store)
+            if CorpusStore.exists(folder / PARTIAL):
+                store = CorpusStore.verified(folder / PARTIAL)
+            else:
+
+                def on_bytes(read: int) -> None:
+                    progress("corpus", read, None)
+                    stopper.check()
+
+                on_bytes(0)
+                store = store_corpus(
+                    folder / PARTIAL,
+                    corpus,
+                    model.tokenizer,
+                    stamps=stamps,
+                    vocabulary=model.vocabulary,
+                    model_name=model.name,
+                    max_length=max_length,
+                    max_tokens=settings.max_tokens,
+                    dedup=settings.dedup,
+                    processes=text_processes,
+                    on_bytes=on_bytes,
+                    check_stop=stopper.check,
+                )
+        recipe = ModelRecipe(model, settings.threads, fingerprint=plan["model"], device_map=device_map)
+        pool = make_pool(recipe, run or RunSettings(), workers, check_stop=stopper.check, ahead=2)
+        scanned = _scan(
+            model, store, settings, shapes, pool, PartFolder(folder / PARTIAL / PARTS),
+            shard=shard, layer_budget=layer_budget, save_seconds=save_seconds, progress=progress, stopper=stopper,
+        )  # fmt: skip
         progress("tables", 0, None)
         with explain_os_errors(folder):
             vocabulary = write_vocabulary(folder / PARTIAL, model.tokenizer, model.vocabulary)
@@ -181,7 +194,7 @@ def publish(
     files = {CORPUS: store.files[CORPUS], VOCABULARY: vocabulary, **write_scan_tables(folder / PARTIAL, scanned, store)}
     content = make_manifest(model, plan, store.counts, scanned.prefixes, scanned.tokens, files)
     manifest = Manifest({**content, "scanned_with": list(scanned_with)})
-    store.refuse_changes()
+    store.check_unchanged()
     staging.replace_tables(folder, files)
     manifest.write(folder)
     staging.throw_partial_away(folder)
@@ -243,69 +256,58 @@ def make_manifest(
     }
 
 
-@dataclass
-class _Scan:
-    """Scans every batch, in as many passes over the corpus as the budget of layers asks for."""
+def _scan(
+    model: MemoryModel,
+    store: CorpusStore,
+    settings: ScanSettings,
+    shapes: dict[int, LayerShape],
+    pool: Pool,
+    parts: PartFolder,
+    *,
+    shard: ShardNumber | None,
+    layer_budget: int | None,
+    save_seconds: float,
+    progress: Progress,
+    stopper: Stopper,
+) -> JoinedParts:
+    """Scan every batch that no part contains, in as many passes over the corpus as the layer budget requires."""
+    bos = bos_to_feed(model, settings)
+    counts = store.batches(lambda number, own: len(plan_batches(number, own, settings, bos)), stopper.check)
+    parts.check()
+    before = JoinedParts([parts], shapes, settings)
+    total = int(store.counts["tokens"]) // (1 if shard is None else shard.of)  # approximate
+    fed = before.tokens * len(shapes)  # tokens, counted once for each layer
+    progress("scan", before.tokens, total)
+    for layers in _passes(before.layers_alike(), layer_budget):
+        ranges = list(remaining_ranges(counts, before.done(layers[0]), shard))
+        if not ranges:
+            continue
 
-    model: MemoryModel
-    recipe: Callable[[], ModelRecipe]
-    settings: ScanSettings
-    shapes: dict[int, LayerShape]
-    shard: ShardNumber | None
-    progress: Progress
-    stopper: Stopper
-    executor: Executor
-    layer_budget: int | None
-    parts: PartFolder
-    save_seconds: float
+        def on_tokens(tokens: int, layers: Sequence[int] = layers) -> None:
+            nonlocal fed
+            fed += tokens * len(layers)
+            progress("scan", min(fed // len(shapes), total), total)
 
-    def _batches(self, window: Sequence[ScanSentence]) -> int:
-        return len(plan_batches(window, self.settings, bos_to_feed(self.model, self.settings)))
-
-    def _tokens(self, store: CorpusStore) -> int:
-        """About how many are to be fed."""
-        return int(store.counts["tokens"]) // (1 if self.shard is None else self.shard.of)
-
-    def _job(
-        self,
-        layers: tuple[int, ...],
-        ranges: Iterable[BatchRange],
-        window: Callable[[int], Sequence[ScanSentence]],
-        on_tokens: Callable[[int], None],
-    ) -> ScanJob:
-        return ScanJob(
-            self.model, self.recipe, self.settings, layers, ranges, window, self.parts, on_tokens, self.stopper,
-            self.save_seconds,
-        )  # fmt: skip
-
-    def run(self, store: CorpusStore) -> JoinedParts:
-        """Scan what is not done of a text that is whole."""
-        counts = store.batches(self._batches, self.stopper.check)
-        self.parts.tidy(self.shapes, self.settings)
-        before = JoinedParts([self.parts], self.shapes, self.settings)
-        total = self._tokens(store)
-        fed = before.tokens * len(self.shapes)  # tokens, once for each layer that has seen them
-        self.progress("scan", before.tokens, total)
-        for layers in _passes(before.layers_alike(), self.layer_budget):
-
-            def on_tokens(tokens: int, layers: Sequence[int] = layers) -> None:
-                nonlocal fed
-                fed += tokens * len(layers)
-                self.progress("scan", min(fed // len(self.shapes), total), total)
-
-            left = ranges_left(counts, before.done(layers[0]), self.shard)
-            for first in left:  # there is at least one: workers are worth starting
-                self.executor.run(self._job(layers, chain([first], left), store.window, on_tokens))
-        self.progress("scan", total, total)
-        after = JoinedParts([self.parts], self.shapes, self.settings)
-        for layer in self.shapes:
-            if next(ranges_left(counts, after.done(layer), self.shard), None) is not None:
-                raise AssertionError("an executor has left batches undone")
-        return after
+        pass_shapes = {layer: shapes[layer] for layer in layers}
+        state = ScanState.empty(pass_shapes, settings)
+        name, saved = parts.open(layers)
+        if saved is not None:
+            state.restore_(saved)
+        saver = PartSaver(parts, name, save_seconds)
+        batches = planned_batches(ranges, store.window, settings, bos)
+        if isinstance(pool, SerialPool):
+            scan_here(Scanner(model, settings, state), batches, saver, on_tokens, stopper)
+        else:
+            size = segment_size(model, settings, state, int(counts.sum()))
+            scan_on_pool(pool, state, pass_shapes, settings, batches, size, saver, on_tokens)
+    progress("scan", total, total)
+    after = JoinedParts([parts], shapes, settings)
+    assert not any(next(remaining_ranges(counts, after.done(layer), shard), None) for layer in shapes)
+    return after
 
 
 def _passes(alike: Sequence[tuple[int, ...]], budget: int | None) -> Iterator[tuple[int, ...]]:
-    """Groups of layers that are scanned together; layers of a group have the same batches done."""
+    """Yield the layers of each pass. They contain the same batches."""
     for layers in alike:
         size = budget or len(layers)
         for first in range(0, len(layers), size):

@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 
 from memlens.errors import FilesError, IndexFolderError, MemlensError
 from memlens.files import checksum
-from memlens.index.history import History
-from memlens.index.layout import (
+from memlens.index.format import (
     ANNOTATIONS,
     CORPUS,
     COUNTS,
@@ -41,6 +40,7 @@ from memlens.index.layout import (
     VALUES,
     VOCABULARY,
 )
+from memlens.index.history import History
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 

@@ -1,24 +1,36 @@
-"""One memory as a record, and an index and its values in a few numbers: what tables say, without a model.
+"""Everything that an index says about one memory, one expert, its values and its text, without a model.
 
     read_memory(index, "L3N51")     statistics, summary, patterns, value, key, triggers and ordinary prefixes
+    read_expert(index, "L3E5")      one expert of a mixture: how often it is chosen, its tokens and memories
     summarize_values(index)         how many values agree with their target, and the most confident of them
+    read_coefficients(...)          coefficients at every token of a text, which needs the model
 
-`memlens show --json` and the workbench write the record of a memory; each of its parts can be read alone.
+`memlens show --json` and the workbench write the record of a memory. Each of its parts can be read on its own.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from typing import TYPE_CHECKING, Any
 
-from memlens.index.layout import QUADRANT_SIGNS
+import numpy as np
+from numpy.typing import NDArray
+
+from memlens.errors import IndexFolderError, SettingError, UnknownName
+from memlens.index.format import QUADRANT_SIGNS
 from memlens.index.reader import Index
-from memlens.memory import ROLE_NUMBERS, MemoryId, Trigger
+from memlens.memory import ROLE_NUMBERS, ExpertId, MemoryId, Trigger
+from memlens.parallel import Progress, no_progress
+from memlens.text import head, percent, tail, visible
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from memlens.corpus.sentences import Batch
+    from memlens.models.groups import CoefficientBlock
+    from memlens.models.memory_model import MemoryModel
 
 ENDS = ("top", "bottom")
 
@@ -108,9 +120,9 @@ class MemoryQuadrant:
     triggers: tuple[Trigger, ...]  # the largest coefficients in size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class MemoryRecord:
-    """Everything that an index says about one memory; None where a later stage has still to say it."""
+    """Everything that an index says about one memory. Parts that were not computed are None."""
 
     name: MemoryId
     layer: int
@@ -133,6 +145,11 @@ class MemoryRecord:
     quadrants: tuple[MemoryQuadrant, ...] | None  # None without a gate, and in an older index
     lower_patterns: tuple[MemoryPattern, ...] | None  # of the most negative triggers; None where these are not kept
 
+    def __repr__(self) -> str:
+        name = f" {visible(self.summary.name)}" if self.summary else ""
+        fires = "never active" if self.dead else f"active on {percent(self.frequency)} of prefixes"
+        return f"<{self.name} of {self.model}:{name} ({fires}, max {self.max:.4g})>"
+
     def patterns_at(self, end: str) -> tuple[MemoryPattern, ...]:
         """Those of the strongest triggers, or of the most negative ones."""
         return (self.patterns if end == "top" else self.lower_patterns) or ()
@@ -145,21 +162,30 @@ class MemoryRecord:
 def read_memory(
     index: Index, memory: str | MemoryId, ends: Sequence[str] = ENDS, top: int | None = None
 ) -> MemoryRecord:
-    """Refused if the index has no such memory. `ends` and `top`: which triggers, and how many of each end."""
-    facts = index.facts(memory)
-    name = facts.id
+    """Return the record of a memory. Raises UnknownName if the index has no such memory.
+
+    Args:
+        index: The index to read.
+        memory: Its name.
+        ends: The ends whose triggers are read.
+        top: The number of triggers at each end, or None for all.
+    """
+    name = index.check(memory)
+    row = _row(index, "memories", name)
+    if row is None:
+        raise IndexFolderError(f"{index.folder} has no row for {name}; run `memlens check {index.folder}`")
     return MemoryRecord(
         name,
         name.layer,
         index.names.number(name),
         index.manifest.model.name,
-        facts.max,
-        facts.min,
-        facts.mean,
-        facts.frequency,
-        facts.dead,
-        tuple(facts.histogram),
-        tuple(index.manifest.histogram_edges),
+        row["max"],
+        row["min"],
+        row["mean"],
+        row["frequency"],
+        row["dead"],
+        tuple(row["histogram"]),
+        index.manifest.histogram_edges,
         read_summary(index, name),
         read_patterns(index, name),
         read_value(index, name),
@@ -341,8 +367,6 @@ def _undertrained_on_top(index: Index) -> int | None:
 
 def token_counts(index: Index) -> NDArray[Any]:
     """Occurrences of each token in the corpus. [vocabulary]"""
-    import numpy as np
-
     query = "SELECT token, count(*) AS times FROM (SELECT unnest(tokens) AS token FROM {corpus}) GROUP BY token"
     rows = index.arrays(query)
     tokens = np.asarray(rows["token"], np.int64)
@@ -371,3 +395,393 @@ def summarize(index: Index) -> dict[str, Any]:
         "cut_tokens": counts.cut_tokens,
         "settings": dict(sorted(index.manifest.settings.to_json().items())),
     }
+
+
+# The text around a sentence
+
+_AROUND = """
+SELECT sentence, text, source FROM {corpus} WHERE sentence BETWEEN $1 - $2 AND $1 + $2
+AND source = (SELECT source FROM {corpus} WHERE sentence = $1) ORDER BY sentence
+"""
+
+
+@dataclass(frozen=True)
+class SentenceContext:
+    """A sentence between its neighbours of the same document."""
+
+    sentence: int
+    source: str  # file, and line or row in it
+    before: tuple[str, ...]
+    text: str
+    after: tuple[str, ...]
+
+
+def read_context(index: Index, sentence: int, around: int = 2) -> SentenceContext:
+    """A sentence with at most `around` sentences on each side; refused if the corpus has no such sentence."""
+    rows = index.sql(_AROUND, [sentence, around])
+    place = next((place for place, row in enumerate(rows) if row["sentence"] == sentence), None)
+    if place is None:
+        raise UnknownName(f"the corpus has no sentence {sentence}; it has 0 to {index.manifest.counts.sentences - 1}")
+    texts = [row["text"] for row in rows]
+    return SentenceContext(
+        sentence, rows[place]["source"], tuple(texts[:place]), texts[place], tuple(texts[place + 1 :])
+    )
+
+
+# Experts
+
+_STRONGEST = 20
+RARELY = 0.1  # of an even share of the prefixes: an expert that sees less has lists of few triggers
+
+
+@dataclass(frozen=True)
+class ExpertMemory:
+    """A memory of an expert, in short."""
+
+    name: MemoryId
+    max: float
+    frequency: float
+    summary: str | None
+
+
+@dataclass(frozen=True)
+class ExpertRecord:
+    """One expert; of a shared expert, which no router chooses, `chosen` and what follows from it is None or empty."""
+
+    name: ExpertId
+    layer: int
+    kind: str  # "shared" or "routed"
+    expert: int
+    model: str
+    memories: int
+    dead: int  # memories that no prefix triggers, although some reached the expert
+    chosen: int | None  # prefixes of the corpus that were sent to it
+    share: float | None  # of all prefixes
+    weight: float | None  # the router's, on average over those
+    top_k: float | None  # experts that a prefix is sent to in this layer, on average
+    drawn: int  # prefixes drawn at random among those sent to it
+    tokens: tuple[TokenNumber, ...]  # the last tokens of those drawn, with their share, most frequent first
+    heaviest: tuple[Trigger, ...]  # the prefixes with the largest weights; a trigger's coefficient is the weight here
+    router: tuple[TokenNumber, ...]  # tokens whose embedding alone matches the router's row best; needs `values`
+    strongest: tuple[ExpertMemory, ...]  # the memories with the largest coefficients
+
+
+@dataclass(frozen=True)
+class LayerRouting:
+    """The use of one layer's experts: how evenly its router sends the prefixes of the corpus to them.
+
+    A memory that no prefix reached is not dead: nothing was computed there.
+    """
+
+    layer: int
+    experts: int
+    top_k: float  # experts that a prefix is sent to, on average
+    unreached: int  # memories of experts that are never chosen
+    never: tuple[ExpertId, ...]  # experts that no prefix is sent to
+    rarely: tuple[ExpertId, ...]  # those that see less than a tenth of an even share
+    busiest: ExpertId
+    busiest_share: float  # of all prefixes
+
+
+def read_routing(index: Index) -> list[LayerRouting]:
+    """Every layer that has a router; none in an index of a dense model."""
+    if not index.has("experts"):
+        return []
+    layers: dict[int, list[tuple[ExpertId, float]]] = {}
+    for row in index.sql("SELECT layer, expert, share FROM {experts} ORDER BY layer, expert"):
+        layers.setdefault(row["layer"], []).append((ExpertId(row["layer"], "routed", row["expert"]), row["share"]))
+    by_layer = []
+    for layer, experts in layers.items():
+        top_k = sum(share for _, share in experts)
+        never = tuple(expert for expert, share in experts if share == 0)
+        rarely = tuple(expert for expert, share in experts if 0 < share < RARELY * top_k / len(experts))
+        unreached = sum(len(index.names.span(expert)) for expert in never)
+        busiest = max(experts, key=lambda item: item[1])
+        by_layer.append(LayerRouting(layer, len(experts), top_k, unreached, never, rarely, *busiest))
+    return by_layer
+
+
+def find_expert(index: Index, name: str | ExpertId) -> ExpertId:
+    """The expert of that name, refused if it is not in the index."""
+    expert = ExpertId.find(name) if isinstance(name, str) else name
+    if expert is None:
+        raise UnknownName(f"'{name}' is not an expert's name; write layer and expert like L3E5, both from 0")
+    index.memories(expert.layer)  # refuses a layer that is not there
+    index.names.span(expert)
+    return expert
+
+
+def read_expert(index: Index, name: str | ExpertId, top: int | None = None) -> ExpertRecord:
+    """Refused if the index has no such expert. `top`: prefixes, tokens and memories to list."""
+    if top is not None and top < 1:
+        raise SettingError(f"--top is {top}; it must be 1 or more")
+    expert = find_expert(index, name)
+    span = index.names.span(expert)
+    inside = f"layer = {expert.layer} AND memory >= {span.start} AND memory < {span.stop}"
+    dead = index.sql(f"SELECT count(*) AS n FROM {{memories}} WHERE dead AND {inside}")[0]["n"]
+    facts = _facts(index, expert)
+    drawn, tokens = _last_tokens(index, expert)
+    return ExpertRecord(
+        expert,
+        expert.layer,
+        expert.kind,
+        expert.expert,
+        index.manifest.model.name,
+        len(span),
+        dead,
+        *facts,
+        drawn,
+        tokens[:top],
+        tuple(_heaviest(index, expert, top)),
+        _router(index, expert)[:top],
+        _strongest(index, expert.layer, inside, top or _STRONGEST),
+    )
+
+
+def _facts(index: Index, expert: ExpertId) -> tuple[int | None, float | None, float | None, float | None]:
+    if expert.kind != "routed":
+        return None, None, None, None
+    query = "SELECT expert, chosen, share, weight, sum(share) OVER () AS top_k FROM {experts} WHERE layer = $1"
+    row = next(row for row in index.sql(query, [expert.layer]) if row["expert"] == expert.expert)
+    return row["chosen"], row["share"], row["weight"], row["top_k"]
+
+
+def _rows(index: Index, expert: ExpertId, which: str) -> list[dict[str, object]]:
+    if expert.kind != "routed":
+        return []
+    query = 'SELECT * FROM {routing} WHERE layer = $1 AND expert = $2 AND "list" = $3 ORDER BY rank'
+    return index.sql(query, [expert.layer, expert.expert, which])
+
+
+def _heaviest(index: Index, expert: ExpertId, top: int | None) -> Sequence[Trigger]:
+    rows = [row | {"coefficient": row["weight"]} for row in _rows(index, expert, "heaviest")[:top]]
+    return index.with_text(rows)
+
+
+def _last_tokens(index: Index, expert: ExpertId) -> tuple[int, tuple[TokenNumber, ...]]:
+    query = """SELECT CASE WHEN r.position >= 0 THEN c.tokens[r.position + 1] END AS token
+               FROM {routing} r JOIN {corpus} c USING (sentence)
+               WHERE r.layer = $1 AND r.expert = $2 AND r."list" = 'drawn'"""
+    rows = index.sql(query, [expert.layer, expert.expert]) if expert.kind == "routed" else []
+    counts = Counter(row["token"] for row in rows if row["token"] is not None)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return len(rows), tuple(TokenNumber(token, index.vocabulary[token], n / len(rows)) for token, n in ordered)
+
+
+def _router(index: Index, expert: ExpertId) -> tuple[TokenNumber, ...]:
+    if expert.kind != "routed" or not index.has("routers"):
+        return ()
+    query = "SELECT tokens, scores FROM {routers} WHERE layer = $1 AND expert = $2"
+    rows = index.sql(query, [expert.layer, expert.expert])
+    pairs = [pair for row in rows for pair in zip(row["tokens"], row["scores"], strict=True)]
+    return tuple(TokenNumber(token, index.vocabulary[token], score) for token, score in pairs)
+
+
+def _strongest(index: Index, layer: int, inside: str, count: int) -> tuple[ExpertMemory, ...]:
+    query = f"SELECT memory, max, frequency FROM {{memories}} WHERE {inside} ORDER BY max DESC, memory LIMIT {count}"
+    rows = index.sql(query)
+    names = [index.names.name(layer, row["memory"]) for row in rows]
+    summaries = read_summaries(index, names)
+    return tuple(
+        ExpertMemory(name, row["max"], row["frequency"], summaries.get(name))
+        for name, row in zip(names, rows, strict=True)
+    )
+
+
+# Coefficients at every token
+
+_BATCH_TOKENS = 4096
+_SENTENCES = 4096  # that are read at once
+
+
+@dataclass(frozen=True, eq=False)
+class Excerpts:
+    """Stretches of sentences, each with the memory whose coefficients are wanted along it; all columns are [n]."""
+
+    layer: NDArray[np.int64]
+    memory: NDArray[np.int64]  # its number in the layer
+    sentence: NDArray[np.int64]
+    first: NDArray[np.int64]  # the position of the first token; -1 is BOS
+    stop: NDArray[np.int64]  # the position after the last token
+
+    @property
+    def longest(self) -> int:
+        return int((self.stop - self.first).max(initial=0))
+
+
+def read_coefficients(
+    index: Index,
+    model: MemoryModel,
+    excerpts: Excerpts,
+    into: NDArray[np.float32] | None = None,
+    progress: Progress = no_progress,
+) -> NDArray[np.float32]:
+    """[n, longest]: column i of a row is the coefficient at the excerpt's token i; columns after its end mean nothing.
+
+    A sentence is fed once, however many excerpts it has, and no further than they reach. `into` is filled if given.
+    """
+    from memlens.corpus.sentences import cut_batches  # not needed by lookups
+
+    coefficients = np.zeros((len(excerpts.layer), excerpts.longest), np.float32) if into is None else into
+    if not len(coefficients):
+        return coefficients
+    order = np.argsort(excerpts.sentence, kind="stable")
+    sentences, starts = np.unique(excerpts.sentence[order], return_index=True)
+    stops = np.append(starts[1:], len(order))
+    reach = np.maximum.reduceat(excerpts.stop[order], starts)
+    bos, done = index.manifest.model.bos, 0
+    for first in range(0, len(sentences), _SENTENCES):
+        places = range(first, min(first + _SENTENCES, len(sentences)))
+        rows = index.sentences(sentences[first : places.stop].tolist())
+        fed = [(place, np.asarray(rows[sentences[place]]["tokens"][: reach[place]], np.int64)) for place in places]
+        for batch in cut_batches(fed, _BATCH_TOKENS, bos):
+            in_batch = np.concatenate([order[starts[place] : stops[place]] for place in batch.sentences])
+            row = np.repeat(np.arange(len(batch.sentences)), (stops - starts)[batch.sentences])
+            _read_batch(model, batch, excerpts, in_batch, row, 0 if bos is None else 1, coefficients)
+            done += len(batch.sentences)
+            progress("coefficients", done, len(sentences))
+    return coefficients
+
+
+def _read_batch(
+    model: MemoryModel,
+    batch: Batch,
+    excerpts: Excerpts,
+    in_batch: NDArray[np.int64],  # [k] the excerpts of this batch
+    row: NDArray[np.int64],  # [k] in which row of it each lies
+    shift: int,
+    coefficients: NDArray[np.float32],
+) -> None:
+    import torch
+
+    layers = excerpts.layer[in_batch]
+    of_layer = {layer: np.flatnonzero(layers == layer) for layer in np.unique(layers).tolist()}
+
+    def take(layer: int, block: CoefficientBlock) -> None:
+        columns, chosen = block.group.columns, of_layer[layer]
+        memory = excerpts.memory[in_batch[chosen]]
+        chosen = chosen[(memory >= columns.start) & (memory < columns.stop)]
+        if not len(chosen):
+            return
+        position = excerpts.first[in_batch[chosen]][:, None] + shift + np.arange(coefficients.shape[1])
+        position = position.clip(max=batch.tokens.shape[1] - 1)  # a short excerpt ends before the longest does
+        memory = excerpts.memory[in_batch[chosen]][:, None] - columns.start
+        where = (row[chosen][:, None], position, memory)
+        coefficients[in_batch[chosen]] = block.everywhere()[tuple(map(torch.from_numpy, where))].float().cpu().numpy()
+
+    with torch.inference_mode(), model.watch(take, list(of_layer)):
+        model.run_body(torch.from_numpy(batch.tokens))
+
+
+def token_texts(sentence: dict[str, Any], first: int, stop: int) -> list[str]:
+    """The text of each token of an excerpt; BOS, and a token that is a further byte of a character, have none."""
+    text, ends = sentence["text"], sentence["ends"]
+    edges: Sequence[int] = [0, *ends] if first <= 0 else ends[first - 1 :]
+    texts = [text[begin:end] for begin, end in zip(edges, ends[max(first, 0) : stop], strict=False)]
+    return ["", *texts] if first < 0 else texts
+
+
+@dataclass(frozen=True)
+class TriggerCoefficients:
+    """A trigger's sentence, token by token, with the memory's coefficient at each."""
+
+    rank: int
+    position: int
+    tokens: list[str]
+    coefficients: list[float]
+
+
+def shade_triggers(
+    index: Index, model: MemoryModel, name: MemoryId, end: str, limit: int | None = None
+) -> list[TriggerCoefficients]:
+    """Coefficients along the sentences of a memory's triggers, up to one token after each."""
+    triggers = index.triggers(name, end, limit)
+    sentences = index.sentences(sorted({trigger.prefix.sentence for trigger in triggers}))
+    places = [(trigger.prefix.sentence, trigger.prefix.position + 2) for trigger in triggers]
+    sentence = np.array([number for number, _ in places], np.int64)
+    stop = np.array([min(reach, len(sentences[number]["tokens"])) for number, reach in places], np.int64)
+    zeros = np.zeros_like(stop)
+    wanted = Excerpts(zeros + name.layer, zeros + index.names.number(name), sentence, zeros, stop)
+    coefficients = read_coefficients(index, model, wanted).tolist()
+    return [
+        TriggerCoefficients(
+            trigger.rank,
+            trigger.prefix.position,
+            token_texts(sentences[trigger.prefix.sentence], 0, count),
+            coefficients[number][:count],
+        )
+        for number, (trigger, count) in enumerate(zip(triggers, stop.tolist(), strict=True))
+    ]
+
+
+# A memory in a notebook
+
+_TRIGGERS_SHOWN, _PATTERNS_SHOWN, _TOKENS_SHOWN = 10, 3, 10
+_CHARACTERS_BEFORE, _CHARACTERS_AFTER, _TOKENS_SHADED = 160, 40, 40
+_HUES = ("255,176,32", "80,140,255")  # of positive and negative coefficients
+_TEXT = "text-align:left;white-space:pre-wrap;unicode-bidi:isolate"
+_MARK = "border-bottom:2px solid"
+
+
+@dataclass(frozen=True, repr=False)
+class ShownMemory(MemoryRecord):
+    """The record of a memory with the coefficients along its triggers, which are empty without a model."""
+
+    shading: tuple[TriggerCoefficients, ...] = ()
+
+    def _repr_html_(self) -> str:
+        by_rank = {shading.rank: shading for shading in self.shading}
+        strongest = max((abs(m) for shading in self.shading for m in shading.coefficients), default=0.0)
+        rows = "".join(
+            f'<tr><td>{trigger.coefficient:.4g}</td><td style="{_TEXT}">'
+            + (
+                _shade_tokens(by_rank[trigger.rank], strongest)
+                if trigger.rank in by_rank
+                else f"{escape(tail(trigger.before, _CHARACTERS_BEFORE))}"
+                f'<span style="{_MARK}">{escape(visible(trigger.token))}</span>'
+            )
+            + f'<span style="opacity:.6">{escape(head(trigger.after, _CHARACTERS_AFTER))}</span></td></tr>'
+            for trigger in self.triggers["top"]
+        )
+        name = f": {visible(self.summary.name)}" if self.summary else ""
+        fires = (
+            "never fires" if self.dead else f"fires on {percent(self.frequency)} of prefixes, m up to {self.max:.4g}"
+        )
+        patterns = "".join(
+            f"<li>{escape(visible(pattern.description))} ({len(pattern.prefixes)} triggers)</li>"
+            for pattern in (self.patterns or ())[:_PATTERNS_SHOWN]
+        )
+        note = "" if self.shading else "<div>tokens are shaded with a model: index.model = index.load_model()</div>"
+        ends = () if self.value is None else (("promotes", self.value.promotes), ("demotes", self.value.demotes))
+        tokens = "".join(f"<div>{name} {_token_list(tokens)}</div>" for name, tokens in ends)
+        return (
+            f"<div><b>{self.name}</b>{escape(name)}<br>{fires}</div><ul>{patterns}</ul>"
+            f"<table><tr><th>m</th><th>triggers</th></tr>{rows}</table>{note}{tokens}"
+        )
+
+
+def show_memory(index: Index, name: str | MemoryId) -> ShownMemory:
+    """Return the record of a memory with its strongest top triggers, shaded if the index has its model."""
+    record = read_memory(index, name, ("top",), _TRIGGERS_SHOWN)
+    model = index.model
+    shading = () if model is None else shade_triggers(index, model, record.name, "top", _TRIGGERS_SHOWN)
+    return ShownMemory(**vars(record), shading=tuple(shading))
+
+
+def _shade_tokens(trigger: TriggerCoefficients, strongest: float) -> str:
+    first = max(0, trigger.position - _TOKENS_SHADED)
+    parts = ["…"] if first else []
+    for place in range(first, trigger.position + 1):
+        m = trigger.coefficients[place]
+        shade = f"rgba({_HUES[m < 0]},{0.8 * abs(m) / strongest if strongest else 0:.2f})"
+        mark = f";{_MARK}" if place == trigger.position else ""
+        text = escape(visible(trigger.tokens[place]))
+        parts.append(f'<span title="{m:.4g}" style="background:{shade}{mark}">{text}</span>')
+    return "".join(parts)
+
+
+def _token_list(tokens: Sequence[TokenNumber]) -> str:
+    return " ".join(
+        f'<code title="p {token.number:.3g}" style="white-space:pre">{escape(visible(token.text))}</code>'
+        for token in tokens[:_TOKENS_SHOWN]
+    )

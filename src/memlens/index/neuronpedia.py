@@ -38,8 +38,8 @@ from numpy.typing import NDArray
 from memlens import __version__
 from memlens.errors import SettingError
 from memlens.files import explain_os_errors, prepare_output_folder, replacing
-from memlens.index.excerpts import Excerpts, read_coefficients, token_texts
 from memlens.index.export import escaped
+from memlens.index.memory import Excerpts, read_coefficients, token_texts
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from html import escape
 from itertools import islice
@@ -33,7 +33,7 @@ from memlens.files import (
     reader_of,
     replacing,
 )
-from memlens.index.layout import (
+from memlens.index.format import (
     LOCK,
     MANIFEST,
     OPTIONAL_TABLES,
@@ -50,7 +50,7 @@ from memlens.memory import MemoryId, MemoryNames, Prefix, Trigger, TriggerList
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from memlens.index.notebook import ShownMemory
+    from memlens.index.memory import ShownMemory
     from memlens.models.memory_model import MemoryModel
 
 
@@ -69,19 +69,6 @@ _ROWS_AT_ONCE = 8192
 _MADE_BY = dict.fromkeys(("values", "keys", "routers", "tokens"), "memlens values")
 _MADE_BY |= dict.fromkeys(("patterns", "names", "lower_patterns"), "memlens patterns")
 _MADE_BY |= {"experiments": "memlens experiment", "roles": "memlens roles", "effects": "memlens roles --effects"}
-
-
-@dataclass(frozen=True)
-class MemoryFacts:
-    """One row of memories.parquet."""
-
-    id: MemoryId
-    max: float
-    min: float
-    mean: float
-    frequency: float
-    dead: bool
-    histogram: list[int]
 
 
 class Index:
@@ -120,8 +107,8 @@ class Index:
         return name
 
     def __getitem__(self, memory: str | MemoryId) -> ShownMemory:
-        """The record of a memory, which a notebook shows as a page does: `index["L5N94"]`."""
-        from memlens.index.notebook import show_memory
+        """Return the record of a memory, which a notebook shows as a page: `index["L5N94"]`."""
+        from memlens.index.memory import show_memory
 
         return show_memory(self, memory)
 
@@ -287,15 +274,6 @@ class Index:
             why = str(error).strip().partition("\n")[0]
             advice = "; write {memories} for a table" if isinstance(error, duckdb.CatalogException) else ""
             raise IndexFolderError(f"cannot read {self.folder}: {why}{advice}") from error
-
-    def facts(self, memory: str | MemoryId) -> MemoryFacts:
-        """A memory's statistics over the whole corpus."""
-        name = self.check(memory)
-        rows = self.rows_of("memories", [name])[name]
-        if not rows:
-            raise IndexFolderError(f"{self.folder} has no row for {name}; see what is damaged with `memlens check`")
-        numbers = {key: rows[0][key] for key in ("max", "min", "mean", "frequency", "dead", "histogram")}
-        return MemoryFacts(name, **numbers)
 
     def triggers(self, memory: str | MemoryId, end: str = "top", limit: int | None = None) -> TriggerList:
         """A memory's triggers with their text, best first."""

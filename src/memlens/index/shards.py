@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from memlens.corpus.store import BATCHES, FLAT, CorpusStore, read_batches
 from memlens.errors import IndexFolderError, MemlensError, SettingError
 from memlens.files import (
     FileFacts,
@@ -32,11 +33,10 @@ from memlens.files import (
     write_sealed,
 )
 from memlens.index import staging
-from memlens.index.corpus_store import BATCHES, FLAT, CorpusStore, read_batches
-from memlens.index.layout import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY, Count
+from memlens.index.format import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY, Count
 from memlens.index.tables import JoinedParts
 from memlens.parallel import Progress, no_progress
-from memlens.scanner.state import LayerShape, PartFolder, ShardNumber, wait_for_orphans
+from memlens.scanner.state import LayerShape, PartFolder, ShardNumber
 from memlens.settings import ScanSettings
 
 _OF_THE_FIRST = (CORPUS, VOCABULARY, *FLAT)  # the same in all shards, so one keeps them
@@ -151,7 +151,6 @@ def merge_shards(
         staging.refuse_foreign(folder)
     first = shards[0]
     with lock_for_writing(folder / LOCK):
-        wait_for_orphans(folder)
         if resume and staging.is_finished(folder, first.plan):
             return first.plan
         try:
@@ -227,6 +226,6 @@ def _joined(shards: Sequence[Shard]) -> JoinedParts:
         joined = JoinedParts([PartFolder(shard.partial / PARTS) for shard in shards], shapes, settings)
     except (TypeError, KeyError, ValueError, SettingError) as error:
         raise IndexFolderError(f"{first.partial / SHARD} is damaged; make shard {first.id} again") from error
-    if not all(joined.done(layer).is_all_of(batches) for layer in shapes):
+    if not all(joined.done(layer).contains_all(batches) for layer in shapes):
         raise IndexFolderError("the shards together do not hold every batch of the plan; make them again")
     return joined

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from memlens.corpus.store import CorpusStore
 from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import (
     explain_os_errors,
@@ -22,8 +23,7 @@ from memlens.files import (
     write_json,
     write_sealed,
 )
-from memlens.index.corpus_store import CorpusStore
-from memlens.index.layout import (
+from memlens.index.format import (
     ANNOTATIONS,
     BACKUP,
     DERIVED_TABLES,
@@ -42,7 +42,6 @@ from memlens.index.layout import (
     made_with,
     recorded_plan,
 )
-from memlens.scanner.state import WORKERS
 
 _MACHINES = "made_with.json"  # in partial/: the versions and kinds of processor that the scan was worked on with
 
@@ -180,9 +179,8 @@ def nothing_left_if_refused(folder: Path) -> Iterator[None]:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Take away a folder that holds nothing but locks; to be used under the lock, when no worker is left."""
-    if {entry.name for entry in folder.iterdir()} <= {LOCK, WORKERS}:
-        (folder / WORKERS).unlink(missing_ok=True)
+    """Remove a folder that contains nothing but its lock. Call this while holding the lock."""
+    if {entry.name for entry in folder.iterdir()} <= {LOCK}:
         (folder / LOCK).unlink()
         folder.rmdir()
 

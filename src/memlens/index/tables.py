@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from memlens.corpus.store import CorpusStore
 from memlens.errors import IndexFolderError
 from memlens.files import FileFacts, write_table
-from memlens.index.corpus_store import CorpusStore
-from memlens.index.layout import (
+from memlens.index.format import (
     COUNTS,
     EXPERTS,
     MEMORIES,

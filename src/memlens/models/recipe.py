@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from memlens.errors import MemlensError, ModelError
 from memlens.models.memory_model import MemoryModel
 from memlens.models.tokenizer import Tokenizer
+from memlens.pool import Pool, ProcessPool, RayPool, SerialPool
+from memlens.settings import RunSettings
+
+
+def make_pool(
+    recipe: ModelRecipe,
+    run: RunSettings,
+    workers: int,
+    *,
+    check_stop: Callable[[], None] = lambda: None,
+    ahead: int = 0,
+) -> Pool:
+    """Return a pool whose workers have the model; a SerialPool for one local worker.
+
+    Args:
+        recipe: The model.
+        run: Executor, Ray address and GPUs.
+        workers: Number of workers; 0 on a Ray cluster for as many as it has room for.
+        check_stop: Called several times per second; may raise.
+        ahead: Items in flight beyond one per worker; 0 for the pool's default.
+    """
+    if run.executor == "ray":
+        address, gpus = run.ray_address, run.gpus_per_worker
+        return RayPool(recipe, workers, recipe.threads, address=address, gpus=gpus, check_stop=check_stop, ahead=ahead)
+    if workers == 1:
+        return SerialPool(recipe.value)
+    return ProcessPool(recipe, workers, check_stop=check_stop, ahead=ahead)
 
 
 class ModelRecipe:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlens.index.layout import PatternsNote
+from memlens.index.format import PatternsNote
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.settings import PatternSettings

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.corpus.files import COMPRESSIONS, LINE_LIMIT, SourceFile, printable, read_lines
-from memlens.corpus.readers import check_text
+from memlens.corpus.readers import COMPRESSIONS, LINE_LIMIT, SourceFile, check_text, printable, read_lines
 from memlens.errors import CorpusError, SettingError, UnknownName
 from memlens.stats import generator
 

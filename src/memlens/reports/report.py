@@ -34,8 +34,8 @@ from memlens.experiments.registry import all_tables
 from memlens.experiments.style import COLOURS, EXPORT_WIDTH, css_variables, export_spec
 from memlens.experiments.verdicts import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY, UNCLEAR, JudgedClaim
 from memlens.files import explain_os_errors, prepare_output_folder, refuse_content, refuse_nul, refuse_output, replacing
-from memlens.index.expert import LayerRouting, read_routing
-from memlens.index.layout import REPORT, Manifest
+from memlens.index.format import REPORT, Manifest
+from memlens.index.memory import LayerRouting, read_routing
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.reports import galleries

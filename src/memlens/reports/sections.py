@@ -13,7 +13,7 @@ from memlens.experiments.experiment import LAYERS, Experiment, ModelShape, Panel
 from memlens.experiments.registry import EXPERIMENTS, all_tables, in_paper_order
 from memlens.experiments.run import STOP_WORDS, is_outdated, origin
 from memlens.experiments.verdicts import THIRDS, JudgedClaim, Row, third
-from memlens.index.layout import EXPERIMENTS as FOLDER, ExperimentNote
+from memlens.index.format import EXPERIMENTS as FOLDER, ExperimentNote
 from memlens.index.reader import Index
 from memlens.memory import ROLES
 from memlens.role.table import RoleEffect, read_effects, roles_by_layer

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memlens.errors import CorpusError, ModelError, ModelNotFound, SettingError, UnknownName
-from memlens.index.layout import MANIFEST, PARTIAL
+from memlens.index.format import MANIFEST, PARTIAL
 from memlens.index.reader import Index, open_index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel

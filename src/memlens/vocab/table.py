@@ -25,7 +25,8 @@ from memlens.models.experts import ExpertGroup
 from memlens.models.groups import MemoryLayer
 from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Mapper, Progress, SerialMapper, no_progress
+from memlens.parallel import Progress, no_progress
+from memlens.pool import Pool, SerialPool
 from memlens.vocab.kernels import count_above, count_scores, find_ends, read_softmax, score_blocks, thread_pool
 from memlens.vocab.tokens import TOKENS_SCHEMA, token_tables, trained_tokens
 
@@ -108,7 +109,7 @@ def compute_values(
     reading: str | None = None,
     vocabulary: str = "all",
     progress: Progress = no_progress,
-    mapper: Callable[[MemoryModel], Mapper] = SerialMapper,
+    make_pool: Callable[[MemoryModel], Pool] = SerialPool,
 ) -> None:
     """Write values.parquet, keys.parquet and tokens.parquet for every scanned layer.
 
@@ -116,7 +117,7 @@ def compute_values(
     to the model's own (folded where it has a final norm), but to raw for an index made with a preset of the paper.
     With the `vocabulary` "trained", tokens that were hardly trained have no part in values: neither on top nor in p,
     and what follows a trigger is no target if it is one of them.
-    `mapper` says where layers are worked on; for the same number of threads the bytes are the same everywhere.
+    `make_pool` makes the pool that works on layers. The bytes are the same on every pool with equal threads.
     """
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
@@ -129,11 +130,11 @@ def compute_values(
     notes: dict[str, Any] = {"top": min(top, count), "reading": chosen, "threads": torch.get_num_threads()}
     notes |= {} if kept is None else {"vocabulary": vocabulary, "tokens": count}
     notes["from"] = {"triggers": index.manifest.sha256("triggers")}
-    where = mapper(model)
-    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, where=where, kept=kept)
+    pool = make_pool(model)
+    values = VALUES_SCHEMA, value_tables(index, model, top, chosen, progress, pool=pool, kept=kept)
     index.write({"values": values}, lambda: {"values": notes})
     tables = {"tokens": (TOKENS_SCHEMA, token_tables(index, model))}
-    tables |= {"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, where=where))}
+    tables |= {"keys": (KEYS_SCHEMA, key_tables(index, model, top, progress, pool=pool))}
     if any(model.layers[layer].is_mixture for layer in index.layers):
         tables["routers"] = ROUTERS_SCHEMA, router_tables(index, model, top)
     index.write(tables, dict)
@@ -175,7 +176,7 @@ def value_tables(
     reading: str,
     progress: Progress = no_progress,
     layers: Sequence[int] | None = None,
-    where: Mapper | None = None,
+    pool: Pool | None = None,
     kept: NDArray[np.int64] | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of values.parquet in groups of memories, of some layers or all; `kept`: the tokens to read over."""
@@ -184,7 +185,7 @@ def value_tables(
         ValuesOfLayer(read_next_tokens(index, layer), top, reading, kept) for layer in layers
     )
     count = MemoryCount("values", sum(index.memories(layer) for layer in layers), progress)
-    return _layer_tables(items, model, count, where)
+    return _layer_tables(items, model, count, pool)
 
 
 def key_tables(
@@ -193,13 +194,13 @@ def key_tables(
     top: int,
     progress: Progress = no_progress,
     layers: Sequence[int] | None = None,
-    where: Mapper | None = None,
+    pool: Pool | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of keys.parquet in groups of memories, of some layers or all."""
     layers = index.layers if layers is None else layers
     items: Iterator[ValuesOfLayer | KeysOfLayer] = (KeysOfLayer(layer, top) for layer in layers)
     count = MemoryCount("keys", sum(index.memories(layer) for layer in layers), progress)
-    return _layer_tables(items, model, count, where)
+    return _layer_tables(items, model, count, pool)
 
 
 class MemoryCount:
@@ -218,13 +219,13 @@ def _layer_tables(
     items: "Iterator[ValuesOfLayer | KeysOfLayer]",
     model: MemoryModel,
     count: MemoryCount,
-    where: Mapper | None,
+    pool: Pool | None,
 ) -> Iterator[pa.Table]:
-    if where is None or isinstance(where, SerialMapper):  # then progress is known block by block
+    if pool is None or isinstance(pool, SerialPool):  # progress is known block by block
         for item in items:
             yield from item.tables(model, count)
         return
-    for tables in where.map(_run_layer, items):
+    for tables in pool.map(_run_layer, items):
         count(sum(table.num_rows for table in tables))
         yield from tables
 

@@ -6,7 +6,7 @@ import pytest
 
 from index_by_hand import write_index
 from memlens.errors import UnknownName
-from memlens.index.trigger_text import read_context
+from memlens.index.memory import read_context
 
 TEXTS = [f"sentence number {number}" for number in range(7)]
 SOURCES = ["a.txt:1"] * 3 + ["a.txt:2"] * 4

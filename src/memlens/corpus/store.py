@@ -1,0 +1,345 @@
+"""The text of an index: Parquet for people, flat arrays for the scan.
+
+    corpus.parquet       sentence, text, tokens, ends, source, cut
+    tokens.bin           all tokens, one sentence after another, int32
+    offsets.npy          where each sentence starts in them, and the end
+    fresh_from.npy       first new position of each sentence
+    corpus.json          counts and checksums; written last, so the text is complete if it exists
+    batches.npz          number of batches in each window; computed from the others
+
+A window is `settings.WINDOW` sentences that are cut into batches together. The flat arrays are memory-mapped: memory
+does not grow with the corpus.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from memlens.corpus.encoding import ROWS, EncodedChunk, Encoder, encode_corpus
+from memlens.corpus.repeats import find_repeats, split_sentences
+from memlens.corpus.sentences import ScanSentence, corpus_stamps
+from memlens.errors import CorpusError, IndexFolderError, SettingError
+from memlens.files import (
+    FileFacts,
+    FileStamp,
+    HashedFile,
+    explain_os_errors,
+    facts_of,
+    file_stamp,
+    is_as_noted,
+    parse_document,
+    read_sealed,
+    replacing,
+    write_sealed,
+)
+from memlens.settings import WINDOW, CorpusSettings
+
+CORPUS = "corpus.parquet"
+SCHEMA = pa.schema([("sentence", pa.int64()), *ROWS])
+TOKENS, OFFSETS, FRESH = FLAT = ("tokens.bin", "offsets.npy", "fresh_from.npy")
+BATCHES = "batches.npz"
+COUNTS = {"sentences", "tokens", "cut_sentences", "cut_tokens", "repeated_prefixes"}
+_HEAD = 128  # bytes before the numbers of a one-dimensional .npy file of any length
+
+
+class CorpusDocument(msgspec.Struct, frozen=True):
+    """The content of corpus.json."""
+
+    counts: dict[str, Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]]
+    files: dict[str, FileFacts]
+
+
+class CorpusStore:
+    """The sentences of an index during a scan."""
+
+    def __init__(self, folder: Path) -> None:
+        try:  # a valid checksum does not guarantee valid content
+            document = parse_document(read_sealed(folder / "corpus.json"), CorpusDocument)
+        except ValueError as error:
+            raise _damaged(folder / "corpus.json") from error
+        if not document.counts.keys() >= COUNTS or document.files.keys() != {CORPUS, *FLAT}:
+            raise _damaged(folder / "corpus.json")
+        self.counts, self.files = document.counts, document.files
+        self.folder = folder.absolute()
+        self._stamps = self._current_stamps()
+        tokens, sentences = self.counts["tokens"], self.counts["sentences"]
+        try:
+            self.tokens: NDArray[np.int32] = np.memmap(folder / TOKENS, np.int32, "r", shape=(tokens,))
+        except (OSError, ValueError) as error:
+            raise _damaged(folder / TOKENS) from error
+        self.offsets: NDArray[np.int64] = _map_array(folder / OFFSETS, np.int64, sentences + 1)
+        self.fresh_from: NDArray[np.int32] = _map_array(folder / FRESH, np.int32, sentences)
+
+    @classmethod
+    def verified(cls, folder: Path) -> "CorpusStore":
+        """Open the store in a folder and verify all checksums. Raises IndexFolderError."""
+        store = cls(folder)
+        for name, facts in store.files.items():
+            path = folder / name
+            if name == CORPUS and not path.exists():
+                path = folder.parent / name  # a process that was killed while it published has moved it
+            if not is_as_noted(path, facts):
+                raise _damaged(path)
+        return store
+
+    def check_unchanged(self) -> None:
+        """Raise IndexFolderError if a mapped file has changed: results computed from it would be wrong."""
+        if self._current_stamps() != self._stamps:
+            raise IndexFolderError(f"{self.folder} was changed while it was scanned; start over with --fresh")
+
+    def _current_stamps(self) -> list[FileStamp | None]:
+        return [file_stamp(self.folder / name) for name in FLAT]
+
+    @staticmethod
+    def exists(folder: Path) -> bool:
+        return (folder / "corpus.json").is_file()
+
+    @property
+    def windows(self) -> int:
+        return -(-int(self.counts["sentences"]) // WINDOW)
+
+    def window(self, number: int) -> list[ScanSentence]:
+        """Return the sentences of a window."""
+        first = number * WINDOW
+        last = min(first + WINDOW, int(self.counts["sentences"]))
+        edges = self.offsets[first : last + 1]
+        begins = (edges - edges[0]).tolist()
+        tokens = np.asarray(self.tokens[edges[0] : edges[-1]], np.int64)
+        fresh_from = self.fresh_from[first:last].tolist()
+        return [
+            ScanSentence(first + i, tokens[begins[i] : begins[i + 1]], fresh_from[i]) for i in range(len(fresh_from))
+        ]
+
+    def batches(
+        self, count: Callable[[int, list[ScanSentence]], int], check_stop: Callable[[], None]
+    ) -> NDArray[np.int32]:
+        """Return the number of batches in each window, as `count(number, sentences)` computes it. Computed once."""
+        path = self.folder / BATCHES
+        if path.is_file():
+            return read_batches(path)
+        counts = np.zeros(self.windows, np.int32)
+        for number in range(self.windows):
+            counts[number] = count(number, self.window(number))
+            check_stop()
+        with replacing(path) as beside, beside.open("wb") as handle:
+            np.savez(handle, batches=counts)  # an archive contains a checksum, a plain array does not
+        return counts
+
+    def next_tokens(self, sentences: NDArray[np.int64], positions: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return the token after each prefix, -1 at the end of a sentence."""
+        places = self.offsets[sentences] + positions + 1
+        is_end = places >= self.offsets[sentences + 1]
+        return np.where(is_end, -1, self.tokens[np.where(is_end, 0, places)]).astype(np.int64)
+
+
+def read_batches(path: Path) -> NDArray[np.int32]:
+    """Return the number of batches in each window. Raises IndexFolderError if the file is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            batches: NDArray[np.int32] = saved["batches"]
+    except Exception as error:  # a damaged archive fails in many ways
+        raise IndexFolderError(f"{path} is damaged; remove this one file and run the command again") from error
+    return batches
+
+
+def _map_array(path: Path, kind: type, length: int) -> NDArray[Any]:
+    try:
+        array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise _damaged(path) from error
+    if array.dtype != kind or array.shape != (length,):
+        raise _damaged(path)
+    return array
+
+
+def _damaged(path: Path) -> IndexFolderError:
+    return IndexFolderError(f"{path} is missing or damaged; start over with --fresh")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def store_corpus(
+    folder: Path,
+    corpus: CorpusSettings,
+    tokenizer: Encoder,
+    *,
+    stamps: Mapping[str, FileStamp | None],
+    vocabulary: int,
+    model_name: str,
+    max_length: int | None,
+    max_tokens: int | None,
+    dedup: str,
+    processes: int = 1,
+    on_bytes: Callable[[int], None] = lambda read: None,
+    check_stop: Callable[[], None] = lambda: None,
+) -> CorpusStore:
+    """Read, tokenize and store a corpus.
+
+    Args:
+        folder: Folder to write to. Files that an interrupted call left there are replaced.
+        corpus: Sources and units.
+        tokenizer: The tokenizer.
+        stamps: Stamps of the files when the corpus fingerprint was computed.
+        vocabulary: Number of tokens that the model has.
+        model_name: Name of the model, for messages.
+        max_length: Most tokens of a sentence.
+        max_tokens: Most tokens in total.
+        dedup: "prefix", "sentence" or "none" (see `find_repeats`).
+        processes: Processes that tokenize.
+        on_bytes: Called with the number of bytes read so far; may raise.
+        check_stop: Called several times per second; may raise.
+
+    Raises:
+        CorpusError: The corpus has no text, or a file changed while it was read.
+        SettingError: The tokenizer produces tokens that the model does not have.
+    """
+    chunks = encode_corpus(
+        corpus, tokenizer, max_length=max_length, max_tokens=max_tokens, processes=processes, check_stop=check_stop
+    )
+    with closing(chunks):
+
+        def checked_chunks() -> Iterator[EncodedChunk]:
+            for chunk in chunks:
+                _check_vocabulary(chunk, vocabulary, model_name)
+                yield chunk
+            now = corpus_stamps(corpus)
+            changed = [name for name in sorted({*now, *stamps}) if now.get(name) != stamps.get(name)]
+            if changed:
+                raise CorpusError(f"{changed[0]} changed while it was read; run the same command again")
+
+        write_corpus(folder, checked_chunks(), dedup, on_bytes)
+    return CorpusStore(folder)
+
+
+def _check_vocabulary(chunk: EncodedChunk, vocabulary: int, model_name: str) -> None:
+    largest = chunk.rows.column("tokens").flatten().to_numpy().max(initial=0)
+    if largest >= vocabulary:
+        row = next(row for row in chunk.rows.to_pylist() if max(row["tokens"]) >= vocabulary)
+        raise SettingError(
+            f"the tokenizer gives token {max(row['tokens'])} at {row['source']}, but {model_name} has only "
+            f"{vocabulary}; use the tokenizer that belongs to the model"
+        )
+
+
+def write_corpus(
+    folder: Path, chunks: Iterable[EncodedChunk], dedup: str, on_bytes: Callable[[int], None] = lambda read: None
+) -> None:
+    """Write encoded chunks to a folder."""
+    read = 0
+
+    def report(more: int = 0) -> None:
+        nonlocal read
+        read += more
+        on_bytes(read)
+
+    with explain_os_errors(folder / CORPUS):
+        counts, corpus = _write_sentences(folder, chunks, dedup, report)
+    files = {CORPUS: asdict(corpus), **{name: facts_of(folder / name) for name in FLAT}}
+    write_sealed(folder / "corpus.json", {"counts": counts, "files": files})
+
+
+def _write_sentences(
+    folder: Path, chunks: Iterable[EncodedChunk], dedup: str, on_more: Callable[[int], None]
+) -> tuple[dict[str, Any], FileFacts]:
+    """Write every file but corpus.json. Return the counts, and the facts of corpus.parquet."""
+    counts = {"sentences": 0, "tokens": 0, "cut_sentences": 0, "cut_tokens": 0}
+    with (
+        replacing(folder / CORPUS) as corpus_path,
+        replacing(folder / TOKENS) as tokens_path,
+        replacing(folder / OFFSETS) as offsets_path,
+        replacing(folder / FRESH) as fresh_path,
+        HashedFile(corpus_path) as corpus,
+        closing(pq.ParquetWriter(corpus, SCHEMA, compression="zstd")) as writer,
+        tokens_path.open("wb") as flat,
+        closing(_GrowingArray(offsets_path, np.int64)) as offsets,
+        closing(_GrowingArray(fresh_path, np.int32)) as fresh,
+    ):
+        offsets.add(np.zeros(1, np.int64))
+        for rows in _windows(chunks, on_more):
+            first = counts["sentences"]
+            ids = pa.array(np.arange(first, first + len(rows), dtype=np.int64))
+            writer.write_table(rows.add_column(0, "sentence", ids).cast(SCHEMA), row_group_size=WINDOW)
+            lengths = pc.list_value_length(rows.column("tokens")).to_numpy().astype(np.int64)
+            offsets.add(counts["tokens"] + np.cumsum(lengths))
+            for part in rows.column("tokens").chunks:
+                flat.write(part.flatten().to_numpy().tobytes())
+            cut = rows.column("cut").to_numpy()
+            counts["sentences"] += len(rows)
+            counts["tokens"] += int(lengths.sum())
+            counts["cut_sentences"] += int((cut > 0).sum())
+            counts["cut_tokens"] += int(cut.sum(dtype=np.int64))
+        if counts["sentences"] == 0:
+            raise CorpusError("the corpus contains no text: not one token was found; check the files and --unit")
+        flat.flush()
+        offsets.flush()
+        if dedup == "none":
+            fresh_from = np.zeros(counts["sentences"], np.int32)
+        else:
+            sentences = _read_back(folder, counts["sentences"])
+            fresh_from = find_repeats(sentences, counts["sentences"], folder, dedup, lambda: on_more(0))
+        fresh.add(fresh_from)
+        counts["repeated_prefixes"] = int(fresh_from.sum(dtype=np.int64))
+    return counts, corpus.facts
+
+
+def _windows(chunks: Iterable[EncodedChunk], on_more: Callable[[int], None]) -> Iterator[pa.Table]:
+    """Yield the rows of chunks, WINDOW at a time."""
+    rows = ROWS.empty_table()
+    for chunk in chunks:
+        rows = pa.concat_tables([rows, pa.Table.from_batches([chunk.rows])])
+        while len(rows) >= WINDOW:
+            yield rows.slice(0, WINDOW).combine_chunks()
+            rows = rows.slice(WINDOW)
+        on_more(chunk.read)
+    if len(rows):
+        yield rows.combine_chunks()
+
+
+class _GrowingArray:
+    """A one-dimensional .npy file that is written piece by piece, so that it is never in memory as a whole."""
+
+    def __init__(self, path: Path, kind: type) -> None:
+        self._file, self._kind, self.count = path.open("wb"), np.dtype(kind), 0
+        self._write_head()
+
+    def _write_head(self) -> None:
+        np.lib.format.write_array_header_1_0(
+            self._file,
+            {"descr": np.lib.format.dtype_to_descr(self._kind), "fortran_order": False, "shape": (self.count,)},
+        )
+        assert self._file.tell() == _HEAD, "numpy leaves room in the header of an array that grows"
+
+    def add(self, piece: NDArray[Any]) -> None:
+        self._file.write(piece.astype(self._kind, copy=False).tobytes())
+        self.count += len(piece)
+
+    def flush(self) -> None:
+        """Write buffered numbers, so that they can be read back."""
+        self._file.flush()
+
+    def close(self) -> None:
+        with self._file:
+            self._file.seek(0)
+            self._write_head()
+
+
+def _read_back(folder: Path, count: int) -> Iterator[tuple[NDArray[np.int64], list[bytes]]]:
+    """Yield ids and tokens of the sentences that are being written, one window at a time."""
+    with (folder / f"{OFFSETS}.part").open("rb") as offsets, (folder / f"{TOKENS}.part").open("rb") as tokens:
+        offsets.seek(_HEAD)
+        end = np.frombuffer(offsets.read(8), np.int64)
+        for first in range(0, count, WINDOW):
+            ends = np.frombuffer(offsets.read(8 * min(WINDOW, count - first)), np.int64)
+            lengths = np.diff(ends, prepend=end)
+            end = ends[-1:]
+            yield np.arange(first, first + len(lengths)), split_sentences(tokens.read(4 * int(lengths.sum())), lengths)

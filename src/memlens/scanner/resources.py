@@ -1,0 +1,209 @@
+"""Cores and memory: the number of workers and threads of a scan, and what a scan costs on this machine.
+
+The rule for workers and threads, if none are given:
+
+1. A scan that takes less than about two minutes, a GPU, or a single core: one process with all cores.
+2. A longer scan: as many workers as cores, with one thread each, which is faster than threads that wait for each other.
+   If memory is short, fewer workers share the cores.
+3. A scan that is resumed keeps its number of threads, which changes the last bits of results.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memlens.corpus.readers import list_files
+from memlens.corpus.sentences import ScanSentence
+from memlens.errors import SettingError
+from memlens.models.info import ModelSizes
+from memlens.models.memory_model import MemoryModel
+from memlens.pool import usable_cores
+from memlens.scanner.layer import LayerScan
+from memlens.scanner.scan import Scanner, plan_batches
+from memlens.scanner.state import LayerShape, ScanState, shapes_of
+from memlens.settings import CorpusSettings, ScanRunSettings, ScanSettings, is_hub_source
+
+_SHORT_SECONDS = 120.0  # of a scan that has no workers by default
+_OPERATIONS = 1e10  # per second, on any machine
+_FREE_SHARE = 0.8  # of the free memory that workers may use
+_PROGRAM_BYTES = 700 << 20  # libraries and buffers of a process
+_BYTES_PER_TOKEN, _COMPRESSION = 4, 4  # of plain text; the ratio of compressed text
+_BYTES_PER_TRIGGER = 24  # its key and position, and a copy while they are saved, merged or written
+_PROBE_LENGTH, _PROBE_TOKENS = 32, 2048
+
+
+@dataclass(frozen=True)
+class WorkerCount:
+    """A number of workers and the threads of each."""
+
+    workers: int  # 0 on a Ray cluster: as many as it has room for
+    threads: int
+
+
+def choose_workers(
+    run: ScanRunSettings,
+    model: MemoryModel,
+    settings: ScanSettings,
+    corpus: CorpusSettings,
+    recorded: int | None,
+    is_complete: bool,
+) -> WorkerCount:
+    """Return workers and threads for a scan (see the rule above).
+
+    Args:
+        run: Options of the run.
+        model: The loaded model.
+        settings: Options of the scan.
+        corpus: The corpus.
+        recorded: Threads of the scan that is resumed.
+        is_complete: The index exists, so nothing will be scanned.
+    """
+    threads, cores = run.threads or recorded, usable_cores()
+    if run.executor == "ray":
+        return WorkerCount(run.workers or 0, threads or 1)
+    if run.workers is not None:
+        return WorkerCount(run.workers, threads or max(1, cores // run.workers))
+    if is_complete or run.threads is not None or cores == 1 or model.device.type != "cpu":
+        return WorkerCount(1, threads or cores)
+    operations = 2 * approximate_tokens(corpus, settings.max_tokens) * _count_weights(model)
+    room = max(1, int(_FREE_SHARE * free_memory()) // worker_bytes(model, settings))
+    if operations / _OPERATIONS < _SHORT_SECONDS or room == 1:
+        return WorkerCount(1, threads or cores)
+    workers = max(1, min(room, cores // (threads or 1)))
+    return WorkerCount(workers, threads or cores // workers)
+
+
+def worker_bytes(model: MemoryModel, settings: ScanSettings) -> int:
+    """Return about how much memory one worker uses: weights, state, and the program itself."""
+    weights = sum(weight.numel() * weight.element_size() for weight in model.network.parameters())
+    memories = sum(block.memories for block in model.layers)
+    return weights + memories * (_BYTES_PER_TRIGGER * settings.top + 600) + _PROGRAM_BYTES
+
+
+def approximate_tokens(corpus: CorpusSettings, limit: int | None) -> int:
+    """Return about how many tokens a corpus has, from the sizes of its files. A Hub dataset counts as large."""
+    size = 0.0
+    for source in corpus.sources:
+        if is_hub_source(source):
+            size += 1e12
+            continue
+        for file in list_files(source):
+            is_compressed = file.compression or file.kind == ".parquet"
+            size += file.path.stat().st_size * (_COMPRESSION if is_compressed else 1)
+    return int(min(size / _BYTES_PER_TOKEN, limit or size))
+
+
+def free_memory() -> int:
+    """Return the bytes that are free now, or a very large number if the system does not report them."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:  # noqa: PTH123
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 1 << 62
+
+
+def check_list_memory(shapes: Mapping[int, LayerShape], settings: ScanSettings, together: int | None = None) -> None:
+    """Raise SettingError if trigger lists would use more than half of the free memory.
+
+    Args:
+        shapes: The layers.
+        settings: Options of the scan.
+        together: Layers that are scanned in one pass; None for all.
+    """
+    lists = sorted((shape.memories * (2 if shape.bottom else 1) for shape in shapes.values()), reverse=True)
+    needed = sum(lists[:together]) * settings.top * _BYTES_PER_TRIGGER
+    if needed > free_memory() // 2:
+        raise SettingError(
+            f"--top is {settings.top}: trigger lists of this length use {needed / 1e9:,.1f} GB, more than half of the "
+            f"{free_memory() / 1e9:,.1f} GB that are free; use a lower --top, fewer --layers or --layer-budget"
+        )
+
+
+def memory_before_loading(sizes: ModelSizes, settings: ScanSettings, bytes_a_number: int) -> dict[str, int]:
+    """Return the bytes that a scan uses for weights, lists, a batch and unpacking, computed without the model."""
+    bottom = settings.bottom == "yes" or (settings.bottom == "auto" and sizes.gated)
+    two, one = (
+        sum(a.nbytes for a in LayerScan(0, n, bottom, gated=sizes.gated, settings=settings).arrays().values())
+        for n in (2, 1)
+    )
+    width = (3 if sizes.gated else 2) * sizes.widest + 8 * sizes.width
+    lists = sum(sizes.memories) * (two - one) + len(sizes.memories) * (2 * one - two)  # a layer has its own counts
+    batch = settings.batch_tokens * width * bytes_a_number
+    return {
+        "weights": sizes.parameters * bytes_a_number,
+        "lists": lists,
+        "a batch": batch,
+        "unpacking": max(0, sizes.unpacked - lists - batch),  # ends before there are lists
+    }
+
+
+@dataclass(frozen=True)
+class ScanEstimate:
+    """The approximate cost of a scan on this machine."""
+
+    threads: int
+    tokens_per_second: float
+    probe_tokens: int  # that were measured
+    weights_bytes: int
+    lists_bytes: int  # triggers, statistics and samples of all memories
+    batch_bytes: int  # coefficients and states of one layer
+
+    @property
+    def seconds_per_million(self) -> float:
+        return 1e6 / self.tokens_per_second
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.weights_bytes + self.lists_bytes + self.batch_bytes
+
+
+def estimate_scan(model: MemoryModel, settings: ScanSettings, layers: Sequence[int] | None = None) -> ScanEstimate:
+    """Scan one batch of random tokens, after a short one that loads the compiled loops, and return the costs.
+
+    Raises:
+        SettingError: The trigger lists would not fit in memory.
+    """
+    if not model.has_tokenizer:
+        settings = replace(settings, bos="no")
+    chosen_layers = range(len(model.layers)) if layers is None else layers
+    check_list_memory(shapes_of(model, chosen_layers, settings), settings)
+    scanner = Scanner(model, settings, ScanState.start(model, chosen_layers, settings))
+    length = min(_PROBE_LENGTH, (model.context or _PROBE_LENGTH + 1) - 1) or 1
+    vocabulary = min(model.vocabulary, model.tokenizer.size) if model.has_tokenizer else model.vocabulary
+    tokens = np.random.default_rng(settings.seed).integers(0, vocabulary, length)
+    rows = max(1, min(settings.batch_tokens, _PROBE_TOKENS) // (length + 1))
+    seconds = 0.0
+    # All sentences are equal: full lists that contain them take in few more, like those of a long scan.
+    for window, count in enumerate((1, rows, rows)):
+        sentences = [ScanSentence(window * rows + row, tokens) for row in range(count)]
+        began = time.monotonic()
+        scanner.scan(plan_batches(window, sentences, settings, scanner.bos))
+        seconds = max(time.monotonic() - began, 1e-9)
+    return ScanEstimate(
+        threads=settings.threads,
+        tokens_per_second=rows * length / seconds,
+        probe_tokens=rows * length,
+        weights_bytes=sum(weight.numel() * weight.element_size() for weight in model.network.parameters()),
+        lists_bytes=sum(array.nbytes for array in scanner.state.arrays().values()),
+        batch_bytes=_batch_bytes(model, settings),
+    )
+
+
+def _batch_bytes(model: MemoryModel, settings: ScanSettings) -> int:
+    """Return the bytes of coefficients before and after the activation (and the gate), and of states, of one layer."""
+    widest = max(group.size for layer in model.layers for group in layer.groups)
+    copies = 3 if model.first.gated else 2
+    return settings.batch_tokens * (copies * widest + 8 * model.width) * model.dtype.itemsize
+
+
+def _count_weights(model: MemoryModel) -> int:
+    return sum(weight.numel() for weight in model.network.parameters())

@@ -1,0 +1,256 @@
+"""Scans batches of sentences into a state, in this process or on a pool.
+
+1. Windows (`settings.WINDOW` sentences) are cut into batches. A batch depends on its window and the settings only.
+2. A batch is one forward pass without the LM head. The coefficients of its prefixes update the state.
+3. In this process, one state takes in all batches. On a pool, the batches are grouped into segments. A worker scans a
+   segment into a state, and the driver merges the states, in any order to the same bits.
+4. The driver saves its state as a part at intervals and when the scan stops. Only the driver writes to the index.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from memlens.corpus.sentences import Batch, ScanSentence, cut_batches
+from memlens.models.groups import CoefficientBlock
+from memlens.models.memory_model import MemoryModel
+from memlens.parallel import Stopper
+from memlens.pool import Pool
+from memlens.scanner.lists import Candidates, make_candidates
+from memlens.scanner.state import BatchRange, LayerShape, PartFolder, ScanState
+from memlens.settings import ScanSettings
+
+SAVE_SECONDS = 15.0  # least time between two saves
+SAVE_RATIO = 50  # least time between two saves, in multiples of the time that a save takes
+_SEGMENT_SECONDS = 60.0
+_OPERATIONS, _BATCH_SECONDS = 2e10, 0.01  # operations per second and worker, and what a batch takes in addition
+_BYTES = 1e8  # of a state that are sent and merged per second
+_SEND_RATIO = 20  # least work in a segment, in multiples of sending and merging its state
+_SEGMENTS = 8  # at least, so that a few workers share a short corpus evenly
+
+
+class ScanBatch(NamedTuple):
+    """A batch and its place in the plan."""
+
+    window: int
+    number: int  # in its window
+    batch: Batch
+    fresh_from: NDArray[np.int64]  # [batch]; shorter prefixes of a sentence occurred before
+
+
+class Scanner:
+    """Scans batches into a state."""
+
+    def __init__(self, model: MemoryModel, settings: ScanSettings, state: ScanState) -> None:
+        self.model, self.settings, self.state = model, settings, state
+        self.bos = bos_to_feed(model, settings)
+
+    def scan(self, batches: Iterable[ScanBatch], after_batch: Callable[[Batch], None] = lambda batch: None) -> None:
+        """Scan some batches. `after_batch` is called when the state is complete; it may raise."""
+        with torch.inference_mode(), _use_threads(self.settings.threads) as pool:
+            for window, number, batch, fresh_from in batches:
+                self._scan_batch(batch, fresh_from, pool)
+                self.state.done.add(window, number, number + 1)
+                after_batch(batch)
+
+    def _scan_batch(self, batch: Batch, fresh_from: NDArray[np.int64], pool: ThreadPoolExecutor | None) -> None:
+        candidates = self._candidates(batch, fresh_from)
+
+        def update(layer: int, block: CoefficientBlock) -> None:
+            self.state.layers[layer].update(block, candidates, pool)
+
+        tokens = torch.from_numpy(batch.tokens).to(self.model.device)
+        with self.model.watch(update, list(self.state.layers)):
+            self.model.run_body(tokens)
+        self.state.prefixes += len(candidates.rows)
+        self.state.tokens += int(batch.lengths.sum())
+
+    def _candidates(self, batch: Batch, fresh_from: NDArray[np.int64]) -> Candidates:
+        """Return the rows of the flattened batch [batch * pos] that are candidate prefixes."""
+        width, shift = batch.tokens.shape[1], 0 if self.bos is None else 1
+        rows, sentences, positions = [], [], []
+        columns = (batch.sentences.tolist(), batch.lengths.tolist(), fresh_from.tolist())
+        for row, (sentence, length, fresh) in enumerate(zip(*columns, strict=True)):
+            first, last = candidate_range(length, fresh, self.settings, self.bos)
+            position = np.arange(first, last)
+            positions.append(position)
+            rows.append(row * width + shift + position)
+            sentences.append(np.full(last - first, sentence))
+        return make_candidates(np.concatenate(rows), np.concatenate(sentences), np.concatenate(positions))
+
+
+def bos_to_feed(model: MemoryModel, settings: ScanSettings) -> int | None:
+    """Return the BOS id to put in front of every sentence, or None."""
+    is_fed = model.tokenizer.adds_bos if settings.bos == "auto" else settings.bos == "yes"
+    return model.tokenizer.bos if is_fed else None
+
+
+def plan_batches(
+    number: int, sentences: Sequence[ScanSentence], settings: ScanSettings, bos: int | None
+) -> list[ScanBatch]:
+    """Cut window `number` into batches. Sentences without a new prefix are left out."""
+    fresh_from: dict[int, int] = {}
+    fed = []
+    for sentence in sentences:
+        first, last = candidate_range(len(sentence.tokens), sentence.fresh_from, settings, bos)
+        if last > first:
+            fed.append((sentence.id, sentence.tokens))
+            fresh_from[sentence.id] = sentence.fresh_from
+    batches = cut_batches(fed, settings.batch_tokens, bos)
+    return [
+        ScanBatch(number, place, batch, np.array([fresh_from[id_] for id_ in batch.sentences.tolist()], np.int64))
+        for place, batch in enumerate(batches)
+    ]
+
+
+def candidate_range(length: int, fresh_from: int, settings: ScanSettings, bos: int | None) -> tuple[int, int]:
+    """Return the first and one past the last candidate position of a sentence; -1 is the prefix of BOS alone."""
+    first = -1 if settings.bos_prefix and bos is not None and fresh_from == 0 else fresh_from
+    return first, length - (0 if settings.whole_sentence else 1)
+
+
+def planned_batches(
+    ranges: Iterable[BatchRange],
+    window: Callable[[int], Sequence[ScanSentence]],
+    settings: ScanSettings,
+    bos: int | None,
+) -> Iterator[ScanBatch]:
+    """Yield the batches of some ranges; `window` returns the sentences of a window."""
+    for number, own_ranges in groupby(ranges, lambda batches: batches.window):
+        batches = plan_batches(number, window(number), settings, bos)
+        for own in own_ranges:
+            yield from batches[own.first : own.stop]
+
+
+@contextmanager
+def _use_threads(count: int) -> Iterator[ThreadPoolExecutor | None]:
+    """Run torch with this number of threads and provide a thread pool for the compiled loops."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    pool = ThreadPoolExecutor(count) if count > 1 else None
+    try:
+        yield pool
+    finally:
+        if pool is not None:
+            pool.shutdown()
+        torch.set_num_threads(before)
+
+
+class PartSaver:
+    """Saves a state as one part, rarely enough to cost little."""
+
+    def __init__(self, parts: PartFolder, name: str, seconds: float = SAVE_SECONDS) -> None:
+        self.parts, self.name, self.seconds = parts, name, seconds
+        self.next_save = time.monotonic() + seconds
+        self._saved = -1  # batches
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.next_save
+
+    def save(self, state: ScanState) -> None:
+        """Save the state unless it is saved already."""
+        began = time.monotonic()
+        if len(state.done) not in (0, self._saved):
+            self.parts.save(self.name, state.arrays())
+            self._saved = len(state.done)
+        now = time.monotonic()
+        self.next_save = now + max(self.seconds, SAVE_RATIO * (now - began))
+
+
+def scan_here(
+    scanner: Scanner,
+    batches: Iterable[ScanBatch],
+    saver: PartSaver,
+    on_tokens: Callable[[int], None],
+    stop: Stopper,
+) -> None:
+    """Scan batches in this process.
+
+    Args:
+        scanner: Holds the model and the state, which may contain earlier batches.
+        batches: The batches to scan.
+        saver: Saves the state at intervals, at the end, and before the scan stops.
+        on_tokens: Called with the number of tokens of each batch.
+        stop: Checked after each batch.
+    """
+
+    def after_batch(batch: Batch) -> None:
+        on_tokens(int(batch.lengths.sum()))
+        if stop.stopped or saver.is_due():
+            saver.save(scanner.state)
+        stop.check()
+
+    scanner.scan(batches, after_batch)
+    saver.save(scanner.state)
+
+
+def scan_on_pool(
+    pool: Pool,
+    state: ScanState,
+    shapes: Mapping[int, LayerShape],
+    settings: ScanSettings,
+    batches: Iterable[ScanBatch],
+    size: int,
+    saver: PartSaver,
+    on_tokens: Callable[[int], None],
+) -> None:
+    """Scan batches on a pool and merge the results into a state.
+
+    If the scan stops, unfinished segments are lost. Everything else is saved.
+
+    Args:
+        pool: Where segments are scanned.
+        state: The state, which may contain earlier batches.
+        shapes: The layers of the state.
+        settings: Options of the scan.
+        batches: The batches to scan.
+        size: Batches in a segment (see `segment_size`).
+        saver: Saves the state at intervals and at the end.
+        on_tokens: Called with the number of tokens of each segment.
+    """
+    remaining = iter(batches)
+    segments = iter(lambda: list(islice(remaining, size)), [])
+    try:
+        for arrays in pool.map(SegmentScan(settings, tuple(shapes)), segments):
+            segment = ScanState.empty(shapes, settings)
+            segment.restore_(arrays)
+            state.merge(segment)
+            on_tokens(segment.tokens)
+            if saver.is_due():
+                saver.save(state)
+    finally:
+        saver.save(state)
+
+
+@dataclass(frozen=True)
+class SegmentScan:
+    """Scans a segment on a worker. Picklable."""
+
+    settings: ScanSettings
+    layers: tuple[int, ...]
+
+    def __call__(self, model: MemoryModel, segment: Sequence[ScanBatch]) -> dict[str, NDArray[Any]]:
+        scanner = Scanner(model, self.settings, ScanState.start(model, self.layers, self.settings))
+        scanner.scan(segment)
+        return scanner.state.arrays()
+
+
+def segment_size(model: MemoryModel, settings: ScanSettings, state: ScanState, batches: int) -> int:
+    """Return the number of batches in a segment of a plan with this number of batches.
+
+    A segment takes about a minute, and longer if its state is large, so that sending and merging the state costs at
+    most a twentieth of the work. A short corpus has smaller segments.
+    """
+    weights = sum(weight.numel() for weight in model.network.parameters())
+    batch_seconds = _BATCH_SECONDS + 2 * weights * settings.batch_tokens / _OPERATIONS
+    state_seconds = sum(array.nbytes for array in state.arrays().values()) / _BYTES
+    least = min(_SEND_RATIO * state_seconds / batch_seconds, batches / 2)
+    return max(1, round(max(least, min(_SEGMENT_SECONDS / batch_seconds, batches / _SEGMENTS))))
