@@ -16,7 +16,7 @@ ORDER = (
     ("index",),
     ("vocab",),
     ("pattern", "role", "tracer", "comparison"),
-    ("annotations", "probing"),
+    ("annotations", "probing", "circuits"),
     ("experiments",),
     ("reports",),
     ("web",),

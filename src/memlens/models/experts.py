@@ -253,8 +253,9 @@ def _edited(
     used = coefficients.reshape(tokens, -1).to(m.dtype)
     everywhere = torch.zeros(tokens, dtype=weights.dtype, device=weights.device).index_copy(0, rows, weights)
     added = used @ group.values.to(used.dtype)
-    if group.value_bias is not None:
-        added = added + everywhere[:, None] * group.value_bias
+    bias = _bias_of(group.experts, "down_proj", expert)
+    if bias is not None:
+        added = added + everywhere[:, None] * bias
     return torch.arange(tokens, device=rows.device), used, everywhere, added
 
 

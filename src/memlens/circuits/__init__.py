@@ -1,0 +1,1 @@
+"""Circuits: the memories behind a prediction, connected by edges that add up."""

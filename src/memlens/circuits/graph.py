@@ -1,0 +1,275 @@
+"""The circuit of one prompt: tokens, memories and the target, connected by edges that add up.
+
+1. Run the frozen network (frozen.py). One backward pass gives the relevance of every memory at every position.
+2. Select the memories with the largest absolute relevance. The other memories of each layer form one "others" node, and
+   all biases form one node, so that every sum still holds in the displayed graph.
+3. One backward pass per node, with all coefficients cut, gives the edges into the node from every earlier write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memlens.circuits.frozen import FrozenPass, Gate, Gradients, check_conservation, frozen_pass
+from memlens.errors import SettingError
+from memlens.index.reader import Index
+from memlens.models.memory_model import MemoryModel
+from memlens.tracer.prompt import Prompt, Source, open_model, read_prompt, read_token
+from memlens.tracer.result import name_memories
+
+
+@dataclass(frozen=True)
+class Node:
+    """A token, a memory at a position, the other memories of a layer, all biases, or the target."""
+
+    id: str
+    kind: str  # "embedding", "memory", "others", "bias" or "target"
+    layer: int | None
+    position: int | None  # counts the prompt's own tokens from 0; -1 is BOS
+    name: str  # L5N94 for a memory, the token's text for an embedding
+    relevance: float
+    coefficient: float | None = None
+    label: str = ""  # what the index knows about a memory: its name by patterns
+
+
+@dataclass(frozen=True)
+class Edge:
+    """What a source adds to its target node, in units of the target logit."""
+
+    source: str
+    target: str
+    weight: float
+
+
+@dataclass(frozen=True)
+class Circuit:
+    """The graph of one prompt. Edges into a memory sum to its relevance, and edges out of it do as well."""
+
+    prompt: str
+    tokens: tuple[str, ...]
+    token: str
+    against: str | None
+    value: float  # the target: a logit, or the difference of two logits
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+
+    @property
+    def memories(self) -> list[Node]:
+        """The memory nodes, largest absolute relevance first."""
+        return sorted((node for node in self.nodes if node.kind == "memory"), key=lambda node: -abs(node.relevance))
+
+    def edges_into(self, node: str) -> list[Edge]:
+        """The edges into a node, largest absolute weight first."""
+        return sorted((edge for edge in self.edges if edge.target == node), key=lambda edge: -abs(edge.weight))
+
+    def edges_out_of(self, node: str) -> list[Edge]:
+        """The edges out of a node, largest absolute weight first."""
+        return sorted((edge for edge in self.edges if edge.source == node), key=lambda edge: -abs(edge.weight))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the graph as plain data: target, nodes and edges."""
+        nodes = [{key: value for key, value in vars(node).items() if value not in (None, "")} for node in self.nodes]
+        return {
+            "prompt": self.prompt,
+            "tokens": list(self.tokens),
+            "target": {"token": self.token, "against": self.against, "value": self.value},
+            "nodes": nodes,
+            "edges": [vars(edge) for edge in self.edges],
+        }
+
+    def __repr__(self) -> str:
+        strongest = ", ".join(f"{node.name}@{node.position} {node.relevance:+.3g}" for node in self.memories[:3])
+        return f"<Circuit of {self.token!r} ({self.value:.3g}): {strongest}, ...>"
+
+
+def circuit(
+    model: Source | Any,
+    prompt: str,
+    *,
+    token: str | int | None = None,
+    against: str | int | None = None,
+    nodes: int = 40,
+    gate: Gate = "value",
+    index: Index | str | None = None,
+) -> Circuit:
+    """Find the memories behind a prediction and the edges between them.
+
+    Args:
+        model: A model, or an index, which loads its model and names the memories.
+        prompt: The text. The prediction after its last token is explained.
+        token: The token whose logit is explained; by default the model's prediction.
+        against: A second token. The difference of the two logits is explained.
+        nodes: How many memories to show one by one.
+        gate: What carries the relevance of a gated memory: `value` (its input u), or `half` for both factors alike.
+        index: An index of the same model that names the memories.
+
+    Returns:
+        The graph. Edges into a memory, and edges out of it, sum to its relevance.
+
+    Raises:
+        SettingError: The prompt has no tokens, or `nodes` is less than 1.
+        UnknownName: The model has no such token.
+        UnsupportedModel: The frozen network is not linear, so that writes do not add up.
+    """
+    if nodes < 1:
+        raise SettingError(f"--nodes is {nodes}; it must be 1 or more")
+    loaded, names = open_model(model, index)
+    read = read_prompt(loaded, prompt)
+    fed = read.fed().to(loaded.device)
+    answer = _prediction(loaded, fed) if token is None else read_token(loaded, token)
+    other = None if against is None else read_token(loaded, against)
+    if other == answer:
+        raise SettingError(f"--token and --against are both token {answer}; name two different tokens")
+    return _explain(loaded, read, fed, answer, other, nodes, gate, names)
+
+
+def _prediction(model: MemoryModel, fed: Tensor) -> int:
+    return int(model.lens.state_logits(model.run_body(fed)[0, -1:])[0].argmax())
+
+
+def _explain(
+    model: MemoryModel,
+    prompt: Prompt,
+    fed: Tensor,
+    token: int,
+    against: int | None,
+    count: int,
+    gate: Gate,
+    index: Index | None,
+) -> Circuit:
+    def target(logits: Tensor) -> Tensor:
+        return logits[token] if against is None else logits[token] - logits[against]
+
+    with (
+        frozen_pass(model, fed, target, gate=gate) as full,
+        frozen_pass(model, fed, target, gate=gate, cut=True) as cut,
+    ):
+        gradients = full.gradients([full.target])
+        check_conservation(model, full, gradients)
+        parts = _Parts(model, prompt, cut, gradients, count)
+        nodes = [*parts.embeddings(), *parts.memories(index), *parts.others(), parts.bias(), parts.target_node(token)]
+        edges = tuple(parts.edges())
+    token_text = model.tokenizer.token_text
+    return Circuit(
+        prompt.text,
+        tuple(token_text(number) for number in fed[0].tolist()),
+        token_text(token),
+        None if against is None else token_text(against),
+        float(full.target.detach()),
+        tuple(nodes),
+        edges,
+    )
+
+
+class _Parts:
+    """The nodes and edges of a circuit, computed from a frozen pass whose coefficients are cut."""
+
+    def __init__(self, model: MemoryModel, prompt: Prompt, cut: FrozenPass, total: Gradients, count: int) -> None:
+        self.model, self.prompt, self.cut, self.total = model, prompt, cut, total
+        self.coefficients = {layer: graph.coefficients for layer, graph in cut.layers.items()}
+        self.constants = {layer: torch.cat(graph.constant, 1) for layer, graph in cut.layers.items()}
+        self.relevance = {layer: total.coefficients[layer] * m for layer, m in self.coefficients.items()}
+        self.selected = self._largest(
+            count
+        )  # layer -> [(row, number)], row is a position among the tokens that are fed
+
+    def _largest(self, count: int) -> dict[int, list[tuple[int, int]]]:
+        """Return the memories with the largest absolute relevance, by layer."""
+        flat = torch.cat([relevance.abs().flatten() for relevance in self.relevance.values()])
+        best = flat.topk(min(count, len(flat))).indices.sort().values
+        selected: dict[int, list[tuple[int, int]]] = {layer: [] for layer in self.relevance}
+        start = 0
+        for layer, relevance in self.relevance.items():
+            inside = best[(best >= start) & (best < start + relevance.numel())] - start
+            selected[layer] = [divmod(place, relevance.shape[1]) for place in inside.tolist()]
+            start += relevance.numel()
+        return selected
+
+    def embeddings(self) -> Iterator[Node]:
+        """Yield one node per token that is fed, BOS included."""
+        amounts = (self.cut.embedding.detach() * self.total.embedding).sum(1).tolist()
+        for row, (token, amount) in enumerate(zip(self._fed_tokens(), amounts, strict=True)):
+            text = self.model.tokenizer.token_text(token)
+            yield Node(f"E{row}", "embedding", None, row - self.prompt.shift, text, amount)
+
+    def _fed_tokens(self) -> list[int]:
+        return [int(token) for token in self.prompt.fed()[0].tolist()]
+
+    def memories(self, index: Index | None) -> Iterator[Node]:
+        """Yield one node per selected memory and position."""
+        places = [(layer, row, number) for layer, chosen in self.selected.items() for row, number in chosen]
+        memories = [self.model.names.name(layer, number) for layer, _row, number in places]
+        labels = {} if index is None else name_memories(self.model, sorted(set(memories)), 1, index)
+        for (layer, row, number), memory in zip(places, memories, strict=True):
+            yield Node(
+                _memory_id(str(memory), row),
+                "memory",
+                layer,
+                row - self.prompt.shift,
+                str(memory),
+                float(self.relevance[layer][row, number]),
+                float(self.coefficients[layer][row, number]),
+                ", ".join(labels[memory].patterns[:2]) if memory in labels else "",
+            )
+
+    def others(self) -> Iterator[Node]:
+        """Yield one node per layer for the memories that are not selected, at all positions."""
+        for layer, relevance in self.relevance.items():
+            amount = float(self._without_selected(layer, relevance).sum())
+            yield Node(f"others{layer}", "others", layer, None, f"other memories of layer {layer}", amount)
+
+    def _without_selected(self, layer: int, tensor: Tensor) -> Tensor:
+        rest = tensor.clone()
+        for row, number in self.selected[layer]:
+            rest[row, number] = 0
+        return rest
+
+    def bias(self) -> Node:
+        """Return the node of all biases together."""
+        amount = self.total.bias + sum(
+            float((constant * self.total.coefficients[layer]).sum()) for layer, constant in self.constants.items()
+        )
+        return Node("bias", "bias", None, None, "biases", amount)
+
+    def target_node(self, token: int) -> Node:
+        name = self.model.tokenizer.token_text(token)
+        return Node("target", "target", None, len(self.prompt.tokens) - 1, name, float(self.cut.target.detach()))
+
+    def edges(self) -> Iterator[Edge]:
+        """Yield all edges that are not 0: into every selected memory, every "others" node and the target."""
+        yield from self._edges_into("target", self.cut.gradients([self.cut.target]), 0.0)
+        for layer, gradient in self.total.coefficients.items():
+            for row, number in self.selected[layer]:
+                single = torch.zeros_like(gradient)
+                single[row, number] = gradient[row, number]
+                name = str(self.model.names.name(layer, number))
+                yield from self._edges_into_memories(_memory_id(name, row), layer, single)
+            yield from self._edges_into_memories(f"others{layer}", layer, self._without_selected(layer, gradient))
+
+    def _edges_into_memories(self, node: str, layer: int, cotangent: Tensor) -> Iterator[Edge]:
+        """Yield the edges into some memories of a layer, given dt/dm [pos, memories] with 0 at all others."""
+        graph = self.cut.layers[layer]
+        split = torch.split(cotangent, [part.shape[1] for part in graph.linear], 1)
+        constant = float((self.constants[layer] * cotangent).sum())
+        yield from self._edges_into(node, self.cut.gradients(graph.linear, split), constant)
+
+    def _edges_into(self, node: str, gradients: Gradients, constant: float) -> Iterator[Edge]:
+        amounts = {"bias": gradients.bias + constant}
+        from_tokens = (self.cut.embedding.detach() * gradients.embedding).sum(1)
+        amounts |= {f"E{row}": amount for row, amount in enumerate(from_tokens.tolist())}
+        for layer, gradient in gradients.coefficients.items():
+            from_memories = self.coefficients[layer] * gradient
+            for row, number in self.selected[layer]:
+                name = str(self.model.names.name(layer, number))
+                amounts[_memory_id(name, row)] = float(from_memories[row, number])
+            amounts[f"others{layer}"] = float(self._without_selected(layer, from_memories).sum())
+        yield from (Edge(source, node, amount) for source, amount in amounts.items() if amount)
+
+
+def _memory_id(name: str, row: int) -> str:
+    return f"{name}@{row}"

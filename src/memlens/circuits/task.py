@@ -1,0 +1,507 @@
+"""The circuit of a task: the memories that make a model prefer the right answer, measured on held-out pairs.
+
+A task is a list of pairs: a clean prompt and a patch prompt with the same number of tokens, and one token as the answer
+of each. The metric is logit(clean answer) - logit(patch answer) at the last position of the clean prompt.
+
+1. Divide the pairs into training and held-out pairs.
+2. Score every memory on the training pairs. `integrated` (default): integrated gradients along the line from the input
+   of the patch prompt to that of the clean prompt. A memory's score is the mean gradient of the metric times the change
+   of its coefficient, summed over positions. `relevance`: its relevance in the frozen network of the clean prompt.
+3. Rank memories by the absolute score. For each size k, keep the first k memories and set every other one to its mean
+   over the patch prompts of the training pairs, position by position if all prompts have the same length.
+4. Faithfulness on held-out pairs: F = (m(C) - m(none)) / (m(all) - m(none)), where m is the mean metric. Complement:
+   the same with the circuit ablated and everything else kept. Random sets have as many memories of each layer.
+
+References: Marks et al. 2024, "Sparse feature circuits"; Hanna et al. 2024, EAP-IG; MIB, where the area under the curve
+is called CPR.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from memlens.circuits.frozen import check_conservation, frozen_pass
+from memlens.errors import FilesError, SettingError
+from memlens.files import read_limited
+from memlens.memory import MemoryId
+from memlens.models.blocks import with_first_input
+from memlens.models.groups import MemoryGroup
+from memlens.models.memory_model import MemoryModel
+from memlens.parallel import Progress, no_progress
+from memlens.tracer.intervention import Edit, Intervention
+from memlens.tracer.prompt import Source, open_model, read_prompt
+
+Method = Literal["integrated", "relevance"]
+_FILE_LIMIT = 64 << 20  # bytes
+_NAMES = ("clean_prefix", "patch_prefix", "clean_answer", "patch_answer")
+_LEAST_PAIRS = 8
+_LEAST_ACCURACY = 0.6  # below this share of pairs the model does not do the task
+_RESAMPLES = 1000
+_BATCH_TOKENS = 1024
+FAITHFUL = (0.9, 1.1)
+SHARES = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two prompts that differ in what the task is about, and the answer of each."""
+
+    clean_prefix: str
+    patch_prefix: str
+    clean_answer: str
+    patch_answer: str
+
+
+def read_pairs(path: str | Path) -> list[Pair]:
+    """Read pairs from a .jsonl, .json or .csv file with the columns clean_prefix, patch_prefix and their answers.
+
+    Raises:
+        FilesError: The file cannot be read.
+        SettingError: A row lacks a column, or a field is not text.
+    """
+    path = Path(path)
+    text = _read_text(path)
+    pairs = []
+    for number, row in enumerate(_rows(path, text), 1):
+        fields = [row.get(name) if isinstance(row, dict) else None for name in _NAMES]
+        for name, field in zip(_NAMES, fields, strict=True):
+            if not isinstance(field, str) or not field:
+                raise SettingError(f"{path}, row {number}: '{name}' is missing; each row needs {', '.join(_NAMES)}")
+        pairs.append(Pair(*fields))  # type: ignore[arg-type]
+    return pairs
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return read_limited(path, _FILE_LIMIT).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FilesError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from error
+
+
+def _rows(path: Path, text: str) -> Iterator[Any]:
+    try:
+        if path.suffix == ".csv":
+            yield from csv.DictReader(text.splitlines())
+        elif text.lstrip().startswith("["):
+            yield from json.loads(text)
+        else:
+            yield from (json.loads(line) for line in text.splitlines() if line.strip())
+    except (ValueError, csv.Error) as error:
+        raise FilesError(f"{path} is neither JSON, JSON Lines nor CSV ({error})") from error
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """How well the first `size` memories do the task, on held-out pairs; intervals are 95%."""
+
+    size: int
+    share: float
+    faithfulness: float
+    low: float
+    high: float
+    complement: float
+    random: float  # mean faithfulness of random sets
+
+
+@dataclass(frozen=True)
+class TaskCircuit:
+    """The circuit of a task: ranked memories and the curve of faithfulness over sizes."""
+
+    pairs: int
+    held_out: int
+    accuracy: float  # share of all pairs with a positive metric
+    metric: float  # mean on held-out pairs with all memories
+    ablated: float  # mean on held-out pairs with every memory at its mean over patch prompts
+    method: Method
+    scores: dict[MemoryId, float]  # the largest absolute scores first
+    curve: tuple[CurvePoint, ...]
+    smallest: CurvePoint | None  # the smallest size with a faithfulness between 0.9 and 1.1
+    area: float  # under faithfulness over the share of memories, from 0 to 1 (CPR)
+    means: dict[MemoryId, float]  # mean coefficient over patch prompts, of the memories of the smallest size
+
+    @property
+    def memories(self) -> list[MemoryId]:
+        """The memories of the smallest faithful circuit; of the largest size if none is faithful."""
+        size = self.curve[-1].size if self.smallest is None else self.smallest.size
+        return list(self.scores)[:size]
+
+    def ablation(self) -> Intervention:
+        """Return an intervention that sets the memories of the circuit to their means over patch prompts."""
+        return Intervention(tuple(Edit((memory,), coefficient=mean) for memory, mean in self.means.items()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        return {
+            **{
+                name: getattr(self, name)
+                for name in ("pairs", "held_out", "accuracy", "metric", "ablated", "method", "area")
+            },
+            "smallest": None if self.smallest is None else vars(self.smallest),
+            "curve": [vars(point) for point in self.curve],
+            "scores": {str(memory): self.scores[memory] for memory in self.memories},
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class _Batch:
+    """Pairs of one length, as tokens."""
+
+    clean: Tensor  # [n, pos]
+    patch: Tensor  # [n, pos]
+    answers: Tensor  # [n, 2]: clean answer, patch answer
+
+    def metric(self, logits: Tensor) -> Tensor:
+        """[n] from logits [n, vocabulary] at the last position."""
+        chosen = logits.gather(1, self.answers)
+        return chosen[:, 0] - chosen[:, 1]
+
+
+def task_circuit(
+    model: Source | Any,
+    pairs: Sequence[Pair] | str | Path,
+    *,
+    method: Method = "integrated",
+    steps: int = 10,
+    test: float = 0.4,
+    random_sets: int = 5,
+    seed: int = 0,
+    progress: Progress = no_progress,
+) -> TaskCircuit:
+    """Find the memories that a task depends on, and measure on held-out pairs how faithful they are.
+
+    Args:
+        model: A model or an index.
+        pairs: Pairs, or a file that `read_pairs` reads.
+        method: How memories are scored: `integrated` gradients over inputs, or `relevance` in the frozen network.
+        steps: Points on the line between the two inputs; fewer than 10 change the first memories.
+        test: Share of the pairs that is held out.
+        random_sets: Random sets per size, with as many memories of each layer.
+        seed: Seed of the division and of random sets.
+        progress: Called with the number of finished pairs and evaluated sizes.
+
+    Raises:
+        SettingError: Prompts of a pair differ in length, an answer is not one token, there are too few pairs, or the
+            model does not do the task.
+    """
+    loaded, _ = open_model(model)
+    rows = read_pairs(pairs) if isinstance(pairs, str | Path) else list(pairs)
+    _check_settings(rows, steps, test, random_sets)
+    encoded = [_encode(loaded, pair, number) for number, pair in enumerate(rows, 1)]
+    order = np.random.default_rng(seed).permutation(len(rows)).tolist()
+    held_out_count = max(2, round(test * len(rows)))
+    held_out, training = (
+        _batches(loaded, encoded, order[:held_out_count]),
+        _batches(loaded, encoded, order[held_out_count:]),
+    )
+    accuracy = _check_ability(loaded, [*held_out, *training])
+    means = _mean_coefficients(loaded, training)
+    score = partial(_integrated_scores, steps=steps) if method == "integrated" else _relevance_scores
+    scores = _mean_scores(loaded, training, score, progress)
+    return _measure(loaded, held_out, scores, means, method, accuracy, len(rows), random_sets, seed, progress)
+
+
+def _check_settings(rows: Sequence[Pair], steps: int, test: float, random_sets: int) -> None:
+    if len(rows) < _LEAST_PAIRS:
+        raise SettingError(f"{len(rows)} pairs are too few to train on and to hold out; give at least {_LEAST_PAIRS}")
+    if steps < 1:
+        raise SettingError(f"--steps is {steps}; it must be 1 or more")
+    if not 0 < test < 1:
+        raise SettingError(f"--test is {test}; it must lie between 0 and 1")
+    if random_sets < 1:
+        raise SettingError(f"--random-sets is {random_sets}; it must be 1 or more")
+
+
+def _encode(model: MemoryModel, pair: Pair, number: int) -> tuple[list[int], list[int], list[int]]:
+    """Return the tokens of both prompts, BOS included, and of both answers."""
+    clean, patch = (read_prompt(model, text).fed()[0].tolist() for text in (pair.clean_prefix, pair.patch_prefix))
+    if len(clean) != len(patch):
+        raise SettingError(
+            f"pair {number}: the clean prompt has {len(clean)} tokens and the patch prompt {len(patch)}; "
+            "both need the same number"
+        )
+    answers = []
+    for answer in (pair.clean_answer, pair.patch_answer):
+        tokens = model.tokenizer.encode([answer])[0].ids
+        if len(tokens) != 1:
+            raise SettingError(
+                f"pair {number}: the answer {answer!r} has {len(tokens)} tokens; answers must be one token"
+            )
+        answers.append(tokens[0])
+    if answers[0] == answers[1]:
+        raise SettingError(f"pair {number}: both answers are {pair.clean_answer!r}; they must differ")
+    return clean, patch, answers
+
+
+def _batches(
+    model: MemoryModel, encoded: Sequence[tuple[list[int], list[int], list[int]]], chosen: Sequence[int]
+) -> list[_Batch]:
+    """Group pairs by length, with at most _BATCH_TOKENS tokens at a time."""
+    by_length: dict[int, list[tuple[list[int], list[int], list[int]]]] = defaultdict(list)
+    for number in chosen:
+        by_length[len(encoded[number][0])].append(encoded[number])
+    batches = []
+    for length, rows in sorted(by_length.items()):
+        size = max(1, _BATCH_TOKENS // length)
+        for first in range(0, len(rows), size):
+            clean, patch, answers = zip(*rows[first : first + size], strict=True)
+            tensors = (torch.tensor(part, device=model.device) for part in (clean, patch, answers))
+            batches.append(_Batch(*tensors))
+    return batches
+
+
+def _check_ability(model: MemoryModel, batches: Sequence[_Batch]) -> float:
+    """Return the share of pairs with a positive metric. Raises SettingError if the model does not do the task."""
+    metrics = torch.cat([batch.metric(_last_logits(model, batch.clean)) for batch in batches])
+    accuracy = float((metrics > 0).double().mean())
+    if accuracy < _LEAST_ACCURACY or float(metrics.mean()) <= 0:
+        raise SettingError(
+            f"{model.name} prefers the clean answer in {accuracy:.0%} of {len(metrics)} pairs, so it does not do this "
+            f"task; a circuit needs at least {_LEAST_ACCURACY:.0%}"
+        )
+    return accuracy
+
+
+def _last_logits(model: MemoryModel, tokens: Tensor, gradients: bool = False) -> Tensor:
+    """[n, vocabulary] after the last token."""
+    return model.lens.state_logits(model.run_body(tokens, gradients)[:, -1], gradients)
+
+
+def _mean_coefficients(model: MemoryModel, batches: Sequence[_Batch]) -> dict[int, Tensor]:
+    """Return the mean coefficients over patch prompts, layer -> [pos, memories].
+
+    If prompts differ in length, positions are averaged and pos is 1.
+    """
+    one_length = len({batch.patch.shape[1] for batch in batches}) == 1
+    sums: dict[int, Tensor] = {}
+    count = 0
+    for batch in batches:
+        with model.record(states=False) as recording:
+            model.run_body(batch.patch)
+        count += batch.patch.shape[0] if one_length else batch.patch.numel()
+        for layer, m in recording.coefficients.items():
+            total = m.double().sum(0) if one_length else m.double().sum((0, 1))[None]
+            sums[layer] = sums.get(layer, torch.zeros_like(total)) + total
+    return {layer: (total / count).to(model.dtype) for layer, total in sums.items()}
+
+
+def _mean_scores(
+    model: MemoryModel,
+    batches: Sequence[_Batch],
+    score: Callable[[MemoryModel, _Batch], dict[int, Tensor]],
+    progress: Progress,
+) -> dict[int, Tensor]:
+    """Return the mean score of every memory over training pairs, layer -> [memories]."""
+    sums: dict[int, Tensor] = {}
+    total, done = sum(len(batch.clean) for batch in batches), 0
+    for batch in batches:
+        progress("scores", done, total)
+        for layer, amount in score(model, batch).items():
+            sums[layer] = sums.get(layer, torch.zeros_like(amount)) + amount
+        done += len(batch.clean)
+    progress("scores", total, total)
+    return {layer: amount / total for layer, amount in sums.items()}
+
+
+def _integrated_scores(model: MemoryModel, batch: _Batch, *, steps: int) -> dict[int, Tensor]:
+    """Return the sum over pairs of integrated gradients from patch to clean input, layer -> [memories]."""
+    inputs = [_first_inputs(model, tokens) for tokens in (batch.patch, batch.clean)]
+    changes: dict[int, Tensor] = {}
+    for tokens, sign in ((batch.patch, -1), (batch.clean, 1)):
+        with model.record(states=False) as recording:
+            model.run_body(tokens)
+        for layer, m in recording.coefficients.items():
+            changes[layer] = changes.get(layer, torch.zeros_like(m)) + sign * m
+    gradients = {layer: torch.zeros_like(change) for layer, change in changes.items()}
+    for step in range(steps):
+        at = (step + 0.5) / steps
+        states = inputs[0] + at * (inputs[1] - inputs[0])
+        for layer, gradient in _gradients(model, batch, states).items():
+            gradients[layer] += gradient / steps
+    return {layer: (gradients[layer] * change).sum((0, 1)).double() for layer, change in changes.items()}
+
+
+def _first_inputs(model: MemoryModel, tokens: Tensor) -> Tensor:
+    with model.record([0], coefficients=False) as recording:
+        model.run_to(0, tokens)
+    assert recording.embedding is not None
+    return recording.embedding.to(model.dtype)
+
+
+def _gradients(model: MemoryModel, batch: _Batch, states: Tensor) -> dict[int, Tensor]:
+    """Return the gradient of the summed metric with respect to coefficients, layer -> [n, pos, memories].
+
+    `states` [n, pos, d] replace the input of the first block.
+    """
+    used: dict[int, list[Tensor]] = defaultdict(list)
+
+    def keep(m: Tensor, _group: MemoryGroup, layer: int) -> Tensor:
+        kept = m + torch.zeros(
+            (), dtype=m.dtype, device=m.device, requires_grad=True
+        )  # part of the graph in every case
+        used[layer].append(kept)
+        return kept
+
+    def replace_input(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        return with_first_input(arguments, named, states)
+
+    edits = {layer: partial(keep, layer=layer) for layer in range(len(model.layers))}
+    with model.layers[0].block.register_forward_pre_hook(replace_input, with_kwargs=True), model.edit(edits):
+        metric = batch.metric(_last_logits(model, batch.clean, gradients=True)).sum()
+    flat = [tensor for tensors in used.values() for tensor in tensors]
+    gradients = iter(torch.autograd.grad(metric, flat, allow_unused=True, materialize_grads=True))
+    return {layer: torch.cat([next(gradients) for _ in tensors], 2) for layer, tensors in used.items()}
+
+
+def _relevance_scores(model: MemoryModel, batch: _Batch) -> dict[int, Tensor]:
+    """Return the sum over pairs of the relevance in the frozen network of the clean prompt, layer -> [memories]."""
+    sums: dict[int, Tensor] = {}
+    for tokens, (answer, other) in zip(batch.clean, batch.answers.tolist(), strict=True):
+        with frozen_pass(model, tokens[None], partial(_difference, answer=answer, other=other)) as frozen:
+            gradients = frozen.gradients([frozen.target])
+            check_conservation(model, frozen, gradients)
+            for layer, graph in frozen.layers.items():
+                amount = (graph.coefficients * gradients.coefficients[layer]).sum(0).double()
+                sums[layer] = sums.get(layer, torch.zeros_like(amount)) + amount
+    return sums
+
+
+def _difference(logits: Tensor, answer: int, other: int) -> Tensor:
+    return logits[answer] - logits[other]
+
+
+def _measure(
+    model: MemoryModel,
+    held_out: Sequence[_Batch],
+    scores: dict[int, Tensor],
+    means: dict[int, Tensor],
+    method: Method,
+    accuracy: float,
+    pairs: int,
+    random_sets: int,
+    seed: int,
+    progress: Progress,
+) -> TaskCircuit:
+    layers = list(scores)
+    flat = torch.cat([scores[layer].cpu() for layer in layers])
+    ranking = torch.argsort(flat.abs(), descending=True, stable=True)
+    starts = np.cumsum([0, *(len(scores[layer]) for layer in layers)])
+
+    def run(kept: Tensor | None) -> Tensor:
+        """Return the metric of every held-out pair with only these memories (flat numbers) kept; None keeps all."""
+        edits = {}
+        if kept is not None:
+            mask = torch.zeros(len(flat), dtype=torch.bool)
+            mask[kept] = True
+            edits = {
+                layer: partial(_keep_only, mask=mask[starts[i] : starts[i + 1]].to(model.device), means=means[layer])
+                for i, layer in enumerate(layers)
+            }
+        with model.edit(edits):
+            return torch.cat([batch.metric(_last_logits(model, batch.clean)) for batch in held_out]).double().cpu()
+
+    everything, nothing = run(None), run(ranking[:0])
+    draw = np.random.default_rng(seed)
+    sizes = sorted({max(1, round(share * len(flat))) for share in SHARES})
+    points: dict[int, CurvePoint] = {}
+
+    def point(size: int) -> CurvePoint:
+        if size not in points:
+            kept = run(ranking[:size])
+            value, low, high = _ratio_with_interval(kept, everything, nothing, seed)
+            complement = _ratio(run(ranking[size:]), everything, nothing)
+            at_random = [
+                _ratio(run(_random_set(ranking[:size], starts, draw)), everything, nothing) for _ in range(random_sets)
+            ]
+            points[size] = CurvePoint(size, size / len(flat), value, low, high, complement, float(np.mean(at_random)))
+        return points[size]
+
+    for done, size in enumerate(sizes):
+        progress("sizes", done, len(sizes))
+        point(size)
+    smallest = _smallest_faithful(point, sizes)
+    progress("sizes", len(sizes), len(sizes))
+    curve = tuple(points[size] for size in sorted(points))
+    ranked = [model.names.name(*_place(number, layers, starts)) for number in ranking[: curve[-1].size].tolist()]
+    chosen = ranked[: (smallest or curve[-1]).size]
+    averages = torch.cat([means[layer].double().mean(0).cpu() for layer in layers])
+    return TaskCircuit(
+        pairs,
+        len(everything),
+        accuracy,
+        float(everything.mean()),
+        float(nothing.mean()),
+        method,
+        dict(zip(ranked, flat[ranking].tolist(), strict=False)),
+        curve,
+        smallest,
+        _area(curve),
+        dict(zip(chosen, averages[ranking].tolist(), strict=False)),
+    )
+
+
+def _keep_only(m: Tensor, group: MemoryGroup, *, mask: Tensor, means: Tensor) -> Tensor:
+    """Replace the coefficients [n, pos, size] of all memories outside the mask by their means."""
+    return torch.where(mask[group.columns], m, means[:, group.columns].to(m.dtype))
+
+
+def _place(number: int, layers: Sequence[int], starts: Any) -> tuple[int, int]:
+    """Return layer and memory of a flat number."""
+    row = int(np.searchsorted(starts, number, "right")) - 1
+    return layers[row], number - int(starts[row])
+
+
+def _random_set(chosen: Tensor, starts: Any, draw: np.random.Generator) -> Tensor:
+    """Return as many random memories of each layer as the chosen ones have."""
+    counts = np.histogram(chosen.numpy(), bins=starts)[0]
+    parts = [
+        first + draw.choice(last - first, count, replace=False)
+        for first, last, count in zip(starts[:-1], starts[1:], counts, strict=True)
+    ]
+    return torch.from_numpy(np.concatenate(parts))
+
+
+def _ratio(kept: Tensor, everything: Tensor, nothing: Tensor) -> float:
+    """Return the faithfulness: (m(C) - m(none)) / (m(all) - m(none)) of mean metrics."""
+    return float((kept.mean() - nothing.mean()) / (everything.mean() - nothing.mean()))
+
+
+def _ratio_with_interval(kept: Tensor, everything: Tensor, nothing: Tensor, seed: int) -> tuple[float, float, float]:
+    """Return the faithfulness with a 95% percentile bootstrap over held-out pairs."""
+    rows = np.random.default_rng(seed).integers(0, len(kept), (_RESAMPLES, len(kept)))
+    part, whole, none = (values.numpy()[rows].mean(1) for values in (kept, everything, nothing))
+    low, high = np.quantile((part - none) / (whole - none), (0.025, 0.975))
+    return _ratio(kept, everything, nothing), float(low), float(high)
+
+
+def _smallest_faithful(point: Callable[[int], CurvePoint], sizes: Sequence[int]) -> CurvePoint | None:
+    """Return the smallest size with a faithfulness in FAITHFUL, refined by halving between two sizes of the curve."""
+    low, high = FAITHFUL
+    for below, size in zip([0, *sizes], sizes, strict=False):
+        if low <= point(size).faithfulness <= high:
+            best = size
+            while best - below > max(1, best // 20):
+                middle = (below + best) // 2
+                if low <= point(middle).faithfulness <= high:
+                    best = middle
+                else:
+                    below = middle
+            return point(best)
+    return None
+
+
+def _area(curve: Sequence[CurvePoint]) -> float:
+    """Return the area under faithfulness over the share of memories; nothing kept has 0 and everything has 1."""
+    shares = [0.0, *(point.share for point in curve), 1.0]
+    values = [0.0, *(point.faithfulness for point in curve), 1.0]
+    return float(np.trapezoid(values, shares))

@@ -1,0 +1,171 @@
+"""The circuit of a task: scores, faithfulness and bad input, on pairs whose answers a tiny model gives itself."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import memlens
+from memlens.circuits import task
+from memlens.circuits.task import Pair, TaskCircuit, read_pairs, task_circuit
+from memlens.errors import FilesError, SettingError
+from memlens.models.memory_model import MemoryModel
+from memlens.testing import tiny_model, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def model() -> MemoryModel:
+    return memlens.load(tiny_model("gpt2").double(), tokenizer=tiny_tokenizer())
+
+
+def last_logits(model: MemoryModel, ids: list[int]) -> torch.Tensor:
+    return model.lens.state_logits(model.run_body(torch.tensor([ids]))[0, -1:])[0]
+
+
+@pytest.fixture(scope="module")
+def pairs(model: MemoryModel) -> list[Pair]:
+    """Pairs of four letters, each with the letter that its prompt favors most over the other prompt."""
+    letters, draw = "bcdfgklmpw", random.Random(0)
+    ids = {letter: model.tokenizer.encode([letter])[0].ids for letter in letters}
+    assert all(len(tokens) == 1 for tokens in ids.values())
+    found = []
+    while len(found) < 10:
+        clean, patch = ("".join(draw.choices(letters, k=4)) for _ in range(2))
+        clean_ids, patch_ids = (model.tokenizer.encode([text])[0].ids for text in (clean, patch))
+        if len(clean_ids) != 4 or len(patch_ids) != 4:
+            continue
+        difference = last_logits(model, clean_ids) - last_logits(model, patch_ids)
+        ranked = sorted(letters, key=lambda letter: float(difference[ids[letter][0]]))
+        if last_logits(model, clean_ids)[ids[ranked[-1]][0]] > last_logits(model, clean_ids)[ids[ranked[0]][0]]:
+            found.append(Pair(clean, patch, ranked[-1], ranked[0]))
+    return found
+
+
+@pytest.fixture(scope="module")
+def result(model: MemoryModel, pairs: list[Pair]) -> TaskCircuit:
+    return task_circuit(model, pairs, steps=3, random_sets=1)
+
+
+def naive_metric(model: MemoryModel, pair: Pair, edits: Any) -> float:
+    answers = [model.tokenizer.encode([text])[0].ids[0] for text in (pair.clean_answer, pair.patch_answer)]
+    with model.edit(edits):
+        logits = last_logits(model, model.tokenizer.encode([pair.clean_prefix])[0].ids)
+    return float(logits[answers[0]] - logits[answers[1]])
+
+
+def test_faithfulness_is_the_naive_ratio(model: MemoryModel, pairs: list[Pair], result: TaskCircuit) -> None:
+    order = task.np.random.default_rng(0).permutation(len(pairs)).tolist()
+    held_out, training = [pairs[i] for i in order[:4]], [pairs[i] for i in order[4:]]
+    means: dict[int, torch.Tensor] = {layer: torch.zeros(4, 40, dtype=torch.float64) for layer in range(3)}
+    for pair in training:
+        with model.record(states=False) as recording:
+            model.run_body(torch.tensor([model.tokenizer.encode([pair.patch_prefix])[0].ids]))
+        for layer, m in recording.coefficients.items():
+            means[layer] += m[0] / len(training)
+    point = result.curve[3]
+    circuit = {(memory.layer, memory.memory) for memory in list(result.scores)[: point.size]}
+
+    def metric(kept: set[tuple[int, int]]) -> float:
+        def change(m: torch.Tensor, _group: Any, layer: int) -> torch.Tensor:
+            m = m.clone()
+            for number in range(40):
+                if (layer, number) not in kept:
+                    m[0, :, number] = means[layer][:, number]
+            return m
+
+        edits = {layer: (lambda m, group, layer=layer: change(m, group, layer)) for layer in range(3)}
+        return sum(naive_metric(model, pair, edits) for pair in held_out) / len(held_out)
+
+    everything = {(layer, number) for layer in range(3) for number in range(40)}
+    none, full = metric(set()), metric(everything)
+    assert result.metric == pytest.approx(full, abs=1e-9) and result.ablated == pytest.approx(none, abs=1e-9)
+    assert point.faithfulness == pytest.approx((metric(circuit) - none) / (full - none), abs=1e-9)
+    assert point.complement == pytest.approx((metric(everything - circuit) - none) / (full - none), abs=1e-9)
+
+
+def test_scores_are_mean_slopes_times_changes(model: MemoryModel, pairs: list[Pair]) -> None:
+    """The slope of one memory by finite differences, at three points between the two inputs."""
+    batch = task._batches(model, [task._encode(model, pair, 1) for pair in pairs[:2]], [0, 1])[0]
+    layer, number, steps, epsilon = 1, 5, 3, 1e-5
+    scores = task._integrated_scores(model, batch, steps=steps)[layer]
+    inputs = [task._first_inputs(model, tokens) for tokens in (batch.patch, batch.clean)]
+    expected = 0.0
+    for row in range(2):
+        for position in range(4):
+            slopes = []
+            for step in range(steps):
+                states = inputs[0] + (step + 0.5) / steps * (inputs[1] - inputs[0])
+                ends = []
+                for sign in (1, -1):
+                    change = torch.zeros(2, 4, 40, dtype=torch.float64)
+                    change[row, position, number] = sign * epsilon
+
+                    hook = model.layers[0].block.register_forward_pre_hook(
+                        lambda _module, arguments, states=states: (states, *arguments[1:])
+                    )
+                    with model.edit({layer: lambda m, _group, change=change: m + change}):
+                        logits = model.lens.state_logits(model.run_body(batch.clean)[:, -1])
+                    hook.remove()
+                    ends.append(float(batch.metric(logits)[row]))
+                slopes.append((ends[0] - ends[1]) / (2 * epsilon))
+            coefficients = []
+            for tokens in (batch.clean, batch.patch):
+                with model.record([layer], states=False) as recording:
+                    model.run_body(tokens)
+                coefficients.append(float(recording.coefficients[layer][row, position, number]))
+            expected += sum(slopes) / steps * (coefficients[0] - coefficients[1])
+    assert float(scores[number]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_relevance_is_another_way_to_score(model: MemoryModel, pairs: list[Pair]) -> None:
+    assert task_circuit(model, pairs, method="relevance", random_sets=1).method == "relevance"
+
+
+def test_the_result_is_the_same_each_time(model: MemoryModel, pairs: list[Pair], result: TaskCircuit) -> None:
+    assert task_circuit(model, pairs, steps=3, random_sets=1).to_json() == result.to_json()
+
+
+def test_the_ablation_sets_the_memories_of_the_circuit(result: TaskCircuit) -> None:
+    assert [edit.memories[0] for edit in result.ablation().edits] == result.memories
+
+
+def test_pairs_are_read_from_jsonl_json_and_csv(tmp_path: Path) -> None:
+    pair = Pair("The dogs", "The dog", " are", " is")
+    (tmp_path / "a.jsonl").write_text(json.dumps(vars(pair)) + "\n", encoding="utf-8")
+    (tmp_path / "a.json").write_text(json.dumps([vars(pair)]), encoding="utf-8")
+    (tmp_path / "a.csv").write_text(",".join(vars(pair)) + "\n" + ",".join(vars(pair).values()), encoding="utf-8")
+    assert [read_pairs(tmp_path / name) for name in ("a.jsonl", "a.json", "a.csv")] == [[pair]] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clean_prefix": "bcdfg"}, "pair 3: the clean prompt has 5 tokens and the patch prompt 4"),
+        ({"clean_answer": "bc"}, "pair 3: the answer 'bc' has 2 tokens"),
+        ({"clean_answer": "b", "patch_answer": "b"}, "pair 3: both answers are 'b'"),
+    ],
+)
+def test_bad_pairs_are_rejected(model: MemoryModel, pairs: list[Pair], changes: dict[str, str], message: str) -> None:
+    rows = [Pair(**(vars(pair) | (changes if number == 2 else {}))) for number, pair in enumerate(pairs)]
+    with pytest.raises(SettingError, match=message):
+        task_circuit(model, rows)
+
+
+def test_a_task_that_the_model_does_not_do_is_reported_first(model: MemoryModel, pairs: list[Pair]) -> None:
+    swapped = [Pair(pair.clean_prefix, pair.patch_prefix, pair.patch_answer, pair.clean_answer) for pair in pairs]
+    with pytest.raises(SettingError, match="prefers the clean answer in 0% of 10 pairs"):
+        task_circuit(model, swapped)
+
+
+def test_too_few_pairs_are_rejected(model: MemoryModel, pairs: list[Pair]) -> None:
+    with pytest.raises(SettingError, match="3 pairs are too few"):
+        task_circuit(model, pairs[:3])
+
+
+def test_a_file_that_is_no_table_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text("{]", encoding="utf-8")
+    with pytest.raises(FilesError, match="neither JSON"):
+        read_pairs(tmp_path / "pairs.jsonl")
