@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from memlens.testing_types import NotBuildable, causal_types, composite_types, kinds_of_memories
+from memlens.testing import NotBuildable, causal_types, composite_types, kinds_of_memories
 
 PAGE = Path(__file__).parent / "your-model.md"
 BEGIN, END = "<!-- types -->", "<!-- end of the types -->"
@@ -44,7 +44,7 @@ def outcomes(types: Sequence[str]) -> list[str]:
         elif isinstance(kinds, NotBuildable):
             unbuilt.append(name)
         else:
-            reason = str(kinds).split("memories: ", 1)[1].removesuffix("; docs/your-model.md says what can be done")
+            reason = str(kinds).split("memories: ", 1)[1].removesuffix("; see docs/your-model.md")
             refused.append((reason.removeprefix("layer 0: "), name))
     reasons = {reason: [name for other, name in refused if other == reason] for reason, _name in refused}
     return [

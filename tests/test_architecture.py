@@ -25,8 +25,8 @@ ORDER = (
     ("cli",),
 )
 LEVEL = {part: level for level, row in enumerate(ORDER) for part in row}
-# `testing` and `testing_types` build models for tests; __init__ and __main__ may import everything.
-ALLOWED = {("testing", "models"), ("testing_types", "models"), ("testing_types", "errors")}
+# `testing` builds models for tests; __init__ and __main__ may import everything.
+ALLOWED = {("testing", "models"), ("testing", "errors")}
 ENTRY_POINTS = ("__init__", "__main__")
 
 

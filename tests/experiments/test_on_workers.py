@@ -6,13 +6,8 @@ from pathlib import Path
 import pytest
 
 import memlens
-from memlens.experiments.edited_prefixes import EditedPasses
-from memlens.experiments.run import run
 from memlens.models.memory_model import MemoryModel
-from memlens.models.recipe import ModelRecipe
-from memlens.pool import ProcessPool
 from memlens.testing import tiny_model, tiny_tokenizer
-from memlens.vocab.kernels import use_threads
 
 NAMES = ["local-edits", "refinement"]
 WORDS = ("the old harbour", "ships sail", "a small garden", "rain falls", "her brother", "the night train")
@@ -47,23 +42,6 @@ def test_experiments_on_two_workers_have_the_bytes_of_one_process(
         memlens.experiment(folder, NAMES, model=valued[1], sample=40, threads=1, workers=workers)
     made = [f"experiments/{name}" for name in (*NAMES, "prefixes", "prefix-layers")]
     assert bytes_of(here, *made) == bytes_of(there, *made)
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_local_edits_with_three_passes_at_once_have_the_same_bytes_on_two_workers(family: str, tmp_path: Path) -> None:
-    """Each pass has one thread then, so that one pass after another with one thread has the bytes, too."""
-    folder, model = scan_lines(family, tmp_path, batch_tokens=32)
-    beside, there, one_by_one = (shutil.copytree(folder, tmp_path / name) for name in ("beside", "there", "one"))
-    plan = EditedPasses.plan(model, 32, 3)
-    assert (plan.at_once, plan.threads) == (3, 1)
-    with use_threads(3):
-        run(memlens.open_index(beside), ["local-edits"], model, sample=None)
-        pool = ProcessPool(ModelRecipe(model, 3), 2)
-        run(memlens.open_index(there), ["local-edits"], model, sample=None, make_pool=lambda _: pool)
-    with use_threads(1):
-        run(memlens.open_index(one_by_one), ["local-edits"], model, sample=None)
-    made = [bytes_of(copy, "experiments/local-edits") for copy in (beside, there, one_by_one)]
-    assert made[0] == made[1] == made[2]
 
 
 def test_values_on_two_workers_have_the_bytes_of_one_process(valued: tuple[Path, MemoryModel], tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import torch
 import memlens
 from memlens import stats as bootstrap
 from memlens.experiments import local_edits, predictive_values
-from memlens.experiments.edited_prefixes import ROOM, EditedPasses
 from memlens.experiments.run import run
 from memlens.testing import tiny_model, tiny_tokenizer
 from memlens.vocab.table import compute_values
@@ -196,35 +195,6 @@ def test_no_edited_prefix_is_run_twice_or_as_the_beginning_of_another(fresh, mon
     local_edits.compute(index, model, sample=None)
     stripped = sorted(tuple(np.trim_zeros(np.array(row), "b").tolist()) for row in fed)
     assert all(right[: len(left)] != left for left, right in pairwise(stripped))
-
-
-def test_passes_beside_each_other_find_what_one_after_another_finds(fresh, monkeypatch):
-    index, model = fresh
-    alone = local_edits.compute(index, model, sample=3)
-    running, most, real = [], [], EditedPasses.__call__
-
-    def look(passes, own, batches):
-        answer = real(passes, own, batches)
-        running.append(len(batches))
-        most.append(len({id(one) for one in passes._models}))
-        return answer
-
-    monkeypatch.setattr(EditedPasses, "__call__", look)
-    monkeypatch.setattr(EditedPasses, "plan", classmethod(lambda cls, *_: cls(3, 1)))
-    assert local_edits.compute(index, model, sample=3) == alone
-    assert set(most) == {3} and max(running) > 1
-    with model.watch(lambda *_: None):  # hooks are closures, which cannot be pickled: the model runs alone
-        assert local_edits.compute(index, model, sample=3) == alone
-    assert most[-1] == 1
-
-
-def test_small_batches_are_run_beside_each_other_and_large_ones_with_all_threads(fresh):
-    model = fresh[1]
-    widest = max(group.size for layer in model.layers for group in layer.groups)
-    for room, threads, expected in ((16, 4, (4, 1)), (2, 8, (2, 4)), (3, 8, (3, 2)), (0.5, 8, (1, 8)), (9, 1, (1, 1))):
-        tokens = int(ROOM / (8 * widest * 4) / room)  # float32, eight copies of a batch's coefficients
-        planned = EditedPasses.plan(model, tokens, threads)
-        assert (planned.at_once, planned.threads) == expected
 
 
 def test_a_pass_ends_with_the_layer_it_is_run_to(fresh):

@@ -43,7 +43,7 @@ def top_added(model: MemoryModel, layer: int, y: torch.Tensor, reading: str = "f
     assert norm is not None
     if reading == "raw":
         return int((model.lens.embedding @ (y if post_norm is None else y / post_norm.gain)).argmax())
-    return int((model.lens.embedding @ ((y - y.mean() if norm.centres else y) * norm.gain)).argmax())
+    return int((model.lens.embedding @ ((y - y.mean() if norm.centers else y) * norm.gain)).argmax())
 
 
 def naive_rows(
@@ -74,7 +74,7 @@ def push_of(model: MemoryModel, layer: int, row: dict[str, Any]) -> float:
     """The block's part of the final token's logit less the mean of all, at the scale of the last state's norm."""
     norm, E = model.lens.final_norm, model.lens.embedding
     assert norm is not None and norm.gain is not None
-    y, last = ((x - x.mean() if norm.centres else x) for x in (row["added"], row["last"]))
+    y, last = ((x - x.mean() if norm.centers else x) for x in (row["added"], row["last"]))
     return float((E[row["final"]] - E.mean(0)) @ (y * norm.gain / (last.square().mean() + norm.epsilon).sqrt()))
 
 
@@ -152,7 +152,7 @@ def naive_pushes(model: MemoryModel, layer: int, m: torch.Tensor, o: torch.Tenso
         output = parts.sum(0) + (0 if bias is None else bias)
         parts = parts * memories.post_norm.gain / (output.square().mean() + memories.post_norm.epsilon).sqrt()
     assert norm is not None
-    centre = (lambda x: x - x.mean(-1, keepdim=True)) if norm.centres else (lambda x: x)
+    centre = (lambda x: x - x.mean(-1, keepdim=True)) if norm.centers else (lambda x: x)
     scale = (centre(o).square().mean() + norm.epsilon).sqrt()
     return (centre(parts) / scale * norm.gain) @ direction
 

@@ -1,16 +1,19 @@
-"""The parts of eighteen architectures, as their code names them: discovery must find them without this list."""
+"""The parts of eighteen architectures by their paths in the code, which discovery must find without this list."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import pytest
 
 
 class Place(NamedTuple):
-    """Dotted paths: from the causal LM, or within one block."""
+    """Dotted paths from the causal LM (blocks, final_norm) or within a block."""
 
     blocks: str
     final_norm: str
     keys: str
     down: str
-    input_norms: tuple[str, ...]  # the first that a block has
+    input_norms: tuple[str, ...]  # the first one that exists in a block
     up: str | None = None
     post_norm: str | None = None
     parallel: bool = False
@@ -50,10 +53,21 @@ PLACES = {
     "stablelm": _gated(_AFTER_ATTENTION, "input_layernorm"),
     "starcoder2": _plain("model.layers", "model.norm", "mlp.c_fc", "mlp.c_proj", _AFTER_ATTENTION),
 }
-# settings that change where the parts lie, or whether attention and memories read the same stream
+# settings that change the paths of parts, or whether attention and memories read the same stream
 VARIANTS = {
     ("gpt_neox", "use_parallel_residual", False): {"parallel": False},
     ("falcon", "parallel_attn", False): {"parallel": False},
     ("falcon", "new_decoder_architecture", True): {},
     ("stablelm", "use_parallel_residual", True): {"parallel": True},
 }
+
+# One family per kind of block: plain with Conv1D, parallel, flattened positions, in-place addition, gated with biases,
+# post-norm with soft cap, no norm before the block. The others have the same blocks.
+DEFAULT = ("gpt2", "gpt_neox", "opt", "falcon", "llama", "gemma2", "olmo2")
+
+
+def sweep_others(cases: Iterable[Any]) -> list[Any]:
+    """Return cases (families, or tuples that start with one) with those outside DEFAULT marked as sweeps."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    default = {family: next((row for row in rows if row[0] == family), None) for family in DEFAULT}
+    return [pytest.param(*row, marks=() if default.get(row[0]) is row else pytest.mark.sweep) for row in rows]

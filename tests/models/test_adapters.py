@@ -63,7 +63,7 @@ def test_an_adapter_may_take_what_memlens_refuses_by_its_configuration(installed
     ("entry", "kind", "words"),
     [
         ("gpt2 = stand_in:wrong", UnsupportedModel, "cannot be proven"),
-        ("gpt2 = stand_in:nothing", ModelError, "gave no MemoryModel"),
+        ("gpt2 = stand_in:nothing", ModelError, "did not return a MemoryModel"),
         ("gpt2 = stand_in:missing", ModelError, "of stand-in cannot be imported"),
     ],
 )

@@ -1,18 +1,19 @@
-"""Discovery finds what the code of an architecture says, and what it finds computes what the network computes."""
+"""Discovery finds the parts that an architecture's code names, and they compute what the network computes."""
 
 import pytest
 import torch
-from family_list import PLACES, VARIANTS
+from family_list import PLACES, VARIANTS, sweep_others
 from torch.nn.functional import gelu, relu, silu
+from transformers import MusicgenForCausalLM
+from transformers.models.musicgen.configuration_musicgen import MusicgenDecoderConfig
 
 from memlens.errors import UnsupportedModel
 from memlens.models.groups import LinearGroup
 from memlens.models.load import load
-from memlens.testing import FAMILIES, tiny_model
-from memlens.testing_types import VOCABULARY, tiny_network
+from memlens.testing import FAMILIES, VOCABULARY, tiny_model, tiny_network
 
 CASES = [(family, {}, {}) for family in PLACES] + [
-    (family, {name: on}, said) for (family, name, on), said in VARIANTS.items()
+    (family, {name: value}, changed) for (family, name, value), changed in VARIANTS.items()
 ]
 
 
@@ -26,11 +27,11 @@ def test_every_tiny_family_is_in_the_list():
     assert set(PLACES) == set(FAMILIES)
 
 
-@pytest.mark.parametrize(("family", "changes", "said"), CASES)
-def test_discovery_finds_what_the_list_says(family, changes, said):
+@pytest.mark.parametrize(("family", "changes", "changed_places"), sweep_others(CASES))
+def test_discovery_finds_the_listed_parts(family, changes, changed_places):
     more = {"num_kv_heads": 1} if "new_decoder_architecture" in changes else {}
     network = tiny_model(family, **changes, **more)
-    place = PLACES[family]._replace(**said)
+    place = PLACES[family]._replace(**changed_places)
     model = load(network, prove=False)
     blocks = part(network, place.blocks)
     assert [layer.block for layer in model.layers] == list(blocks)
@@ -110,7 +111,7 @@ BRUTE = {
 
 
 @pytest.mark.parametrize("kind", BRUTE)
-def test_coefficients_and_additions_are_those_of_ten_naive_lines(kind):
+def test_coefficients_and_additions_match_a_naive_computation(kind):
     model_type, coefficients, addition = BRUTE[kind]
     model = load(tiny_network(model_type))
     tokens = torch.randint(0, VOCABULARY, (2, 7), generator=torch.Generator().manual_seed(1))
@@ -134,12 +135,12 @@ def test_coefficients_and_additions_are_those_of_ten_naive_lines(kind):
 
 
 class Clamped(torch.nn.Module):
-    """A feed-forward part of a Llama whose gate and up meet as in gpt-oss and MiniMax M3."""
+    """A feed-forward part of a Llama with the gated product of gpt-oss and MiniMax M3."""
 
     def __init__(self, mlp, limit=7.0, reach=7.0):
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self.slope, self.limit, self.reach = 1.702, limit, [reach]  # a list is no constant that discovery would try
+        self.slope, self.limit, self.reach = 1.702, limit, [reach]  # discovery does not try constants in lists
 
     def coefficients(self, x):
         gate, up = self.gate_proj(x).clamp(max=self.limit), self.up_proj(x).clamp(-self.reach[0], self.reach[0])
@@ -157,7 +158,7 @@ def clamped_llama(**limits):
 
 
 @pytest.mark.parametrize("limit", [7.0, 0.8])  # above and below what the probe reaches
-def test_gate_and_up_that_meet_in_a_clamped_product_are_found(limit):
+def test_a_clamped_product_of_gate_and_up_is_found(limit):
     network = clamped_llama(limit=limit, reach=limit)
     model = load(network)
     with torch.no_grad(), model.record() as recording:
@@ -182,13 +183,13 @@ def test_a_clamp_that_the_probe_does_not_reach_is_found(scale):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_clamp_that_is_not_what_it_seems_is_refused(dtype):
+def test_a_clamp_with_different_limits_is_rejected(dtype):
     with pytest.raises(UnsupportedModel, match="check of"):
         load(clamped_llama(limit=50.0, reach=60.0).to(dtype))
 
 
 @pytest.mark.parametrize(("model_type", "scale"), [("granite", 1 / 0.7), ("cohere", 0.7), ("minicpm3", None)])
-def test_constants_around_the_output_embedding_are_in_the_lens(model_type, scale):
+def test_the_lens_includes_constants_around_the_output_embedding(model_type, scale):
     network = tiny_network(model_type)
     model = load(network)
     states = torch.randn(5, model.width, generator=torch.Generator().manual_seed(2))
@@ -201,7 +202,7 @@ def test_constants_around_the_output_embedding_are_in_the_lens(model_type, scale
     torch.testing.assert_close(model.lens.logit_rows(torch.tensor([3, 7])), model.lens.embedding[[3, 7]])
 
 
-def test_a_shared_experts_gate_is_in_its_coefficients():
+def test_coefficients_include_the_gate_of_a_shared_expert():
     model = load(tiny_network("qwen2_moe"))
     (shared,) = [group for group in model.layers[1].groups if group.kind == "shared"]
     mlp, tokens = model.layers[1].block.mlp, torch.arange(10).reshape(2, 5)
@@ -217,14 +218,14 @@ def test_a_shared_experts_gate_is_in_its_coefficients():
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "gemma4"])
-def test_the_text_part_of_a_model_of_text_and_images_is_read(model_type):
+def test_the_text_stack_of_a_multimodal_model_is_read(model_type):
     model = load(tiny_network(model_type))
     language = model.network.model.language_model
     assert [layer.block for layer in model.layers] == list(language.layers) and model.proof is not None
 
 
 @pytest.mark.parametrize("model_type", ["granitemoehybrid", "doge"])
-def test_types_that_may_have_experts_load_without_them(model_type):
+def test_types_with_optional_experts_load_without_them(model_type):
     without = {"num_local_experts": 0} if model_type == "granitemoehybrid" else {"is_moe": False}
     model = load(tiny_network(model_type, **without))
     assert all([group.kind for group in layer.groups] == ["dense"] for layer in model.layers)
@@ -235,8 +236,8 @@ def scale_mlp(block, factor):
     block.mlp.forward = lambda x: forward(x) * factor
 
 
-def test_layers_that_are_built_alike_may_have_scales_and_activations_of_their_own():
-    network = tiny_model("gptj")  # parallel: what its blocks read does not show what they add
+def test_layers_of_the_same_structure_may_have_different_scales_and_activations():
+    network = tiny_model("gptj")  # parallel: the input of a block does not depend on what it adds
     for number, block in enumerate(network.transformer.h):
         scale_mlp(block, 0.5 + number)
     model = load(network)
@@ -256,21 +257,45 @@ def test_layers_that_are_built_alike_may_have_scales_and_activations_of_their_ow
         (torch.OutOfMemoryError("CUDA out of memory"), MemoryError, "out of memory"),
     ],
 )
-def test_a_network_that_stumbles_is_refused_but_lack_of_memory_is_no_fault_of_it(error, kind, words):
+def test_an_error_of_the_network_is_a_rejection_but_lack_of_memory_is_not(error, kind, words):
     network = tiny_model("llama")
 
-    def stumble(_module, _given):
+    def fail(_module, _given):
         raise error
 
-    network.model.layers[1].mlp.register_forward_pre_hook(stumble)
+    network.model.layers[1].mlp.register_forward_pre_hook(fail)
     with pytest.raises(kind, match=words):
         load(network)
 
 
-def test_a_mistake_of_discovery_itself_is_not_blamed_on_the_network(monkeypatch):
-    def broken(*_arguments):
-        raise TypeError("a mistake")
+STEPS = {
+    "discover.match_keys": "layer 0: its keys and values cannot be found",
+    "discover.ratio": "layer 0: the path of its memories to the stream cannot be found",
+    "discover.carried": "layer 0: the input of its memories cannot be found",
+    "discover._Discovery._silence": "layer 0: its memories cannot be silenced",
+    "discover._Discovery.like": "layer 1: it cannot be compared with the layer before it",
+    "huggingface._head": "its lens cannot be found",
+    "proof.code_of": "the proof cannot be computed",
+}
 
-    monkeypatch.setattr("memlens.models.discover.match_keys", broken)
-    with pytest.raises(TypeError, match="a mistake"):
+
+@pytest.mark.parametrize("function", STEPS)
+def test_an_unexpected_error_in_any_step_is_a_rejection_that_names_it(function, monkeypatch):
+    def fail(*_arguments):
+        raise TypeError("unexpected")
+
+    monkeypatch.setattr(f"memlens.models.{function}", fail)
+    with pytest.raises(UnsupportedModel, match=rf"{STEPS[function]} \(TypeError: unexpected\)"):
         load(tiny_model("llama"))
+
+
+def test_an_input_embedding_of_several_matrices_is_rejected():
+    sizes = {"num_hidden_layers": 2, "ffn_dim": 40, "hidden_size": 24, "num_attention_heads": 3}
+    config = MusicgenDecoderConfig(vocab_size=97, max_position_embeddings=32, num_codebooks=2, **sizes)
+    with pytest.raises(UnsupportedModel, match="its input embedding is not one matrix"):
+        load(MusicgenForCausalLM(config).eval())
+
+
+def test_a_stream_wider_than_the_feed_forward_part_is_rejected():
+    with pytest.raises(UnsupportedModel, match=r"layer 0: .* width 32 and its stream 128, as with hyper-connections"):
+        load(tiny_network("qwen4_exp_text"))

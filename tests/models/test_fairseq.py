@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memlens.errors import ModelError, SettingError, UnknownName, UnsupportedModel
-from memlens.models import fairseq_network
+from memlens.models import fairseq
 from memlens.models.fairseq import WordTokenizer, read_dictionary
 from memlens.models.load import load
 
@@ -224,7 +224,7 @@ def test_scores_are_log_probabilities_for_states_and_values(model):
 def test_within_a_band_the_embedding_gives_the_scores_up_to_a_constant_in_blocks_of_any_size(model, monkeypatch):
     values = model.layers[2].values
     whole = model.lens.value_scores(values, 2)
-    monkeypatch.setattr(fairseq_network, "_SCORES_AT_ONCE", 1)
+    monkeypatch.setattr(fairseq, "_SCORES_AT_ONCE", 1)
     torch.testing.assert_close(model.lens.value_scores(values, 2), whole)
     difference = whole - values @ model.lens.embedding.T
     for start, end in zip((0, *ENDS), ENDS, strict=False):
@@ -296,10 +296,13 @@ FC2 = "decoder.layers.1.fc2.weight"
         (lambda t: t.pop("decoder.layers.1.self_attn.v_proj.bias"), r"self_attn\.q_proj\.bias"),
         (lambda t: t.update({"decoder.layers.3.fc1.bias": torch.ones(MEMORIES)}), r"blocks\.3\.keys\.bias"),
         (lambda t: t.update({"decoder.layers.0.moe.gate": torch.ones(3)}), r"decoder\.layers\.0\.moe\.gate"),
-        (lambda t: t.update({"decoder.layers.0.fc2.bias": torch.ones(5)}), r"\[5\] where .* say \[12\]"),
-        (lambda t: t.update({"decoder.adaptive_softmax.tail.1.2.weight": torch.ones(14, 3)}), "tied but differ"),
+        (lambda t: t.update({"decoder.layers.0.fc2.bias": torch.ones(5)}), r"\[5\], but .* require \[12\]"),
+        (
+            lambda t: t.update({"decoder.adaptive_softmax.tail.1.2.weight": torch.ones(14, 3)}),
+            "tied in the settings but differ",
+        ),
         (lambda t: t.pop("decoder.adaptive_softmax.version"), "no version"),
-        (lambda t: t["decoder.layers.2.fc2.weight"].fill_(math.nan), r"blocks\.2\.values\.weight holds numbers"),
+        (lambda t: t["decoder.layers.2.fc2.weight"].fill_(math.nan), r"blocks\.2\.values\.weight contains NaN"),
         (lambda t: t.update({"decoder.layers.0.fc2.bias": "text"}), "not a tensor"),
         (lambda t: t.update({"decoder.layer_norm.weight": torch.ones(WIDTH)}), r"decoder\.layer_norm\.weight"),
         (lambda t: t.update({"layers.1.fc2.weight": t[FC2] * 2}), "twice"),
@@ -327,7 +330,7 @@ class Trap:
 def test_a_checkpoint_that_wants_to_run_something_is_refused_and_nothing_runs(tmp_path):
     sprung = tmp_path / "sprung"
     args = settings(True, True, anything=Trap(sprung))
-    refused(write(tmp_path / "trap", args, make_tensors()), r"wants \w+\.mkdir while it is read, which is refused")
+    refused(write(tmp_path / "trap", args, make_tensors()), r"tries to import \w+\.mkdir, which is not allowed")
     assert not sprung.exists()
 
 
@@ -337,13 +340,13 @@ def test_a_file_that_is_no_checkpoint_is_refused(folder, tmp_path):
         (tmp_path / "model.pt").write_bytes(content)
         refused(tmp_path, "not a readable checkpoint")
     torch.save({"args": None, "model": {}}, tmp_path / "model.pt")
-    refused(tmp_path, "lacks its settings")
+    refused(tmp_path, "its settings \(args\) or its model are missing")
 
 
 def test_another_dictionary_and_another_tokenizer_are_refused(folder, tmp_path):
     refused(folder, r"dict\.txt", SettingError, tokenizer="gpt2")
     other = write(tmp_path, settings(True, True), make_tensors(), words=WORDS[:-1])
-    refused(other, r"where its settings and dict\.txt say")
+    refused(other, r"but its settings and dict\.txt require")
 
 
 def test_the_fingerprint_follows_weights_words_and_settings_but_not_the_place(folder, model, tmp_path):
@@ -387,10 +390,10 @@ def test_the_tokenizer_says_what_goes_before_a_text_and_what_a_token_reads(model
     ("content", "said"),
     [
         (b"", "line 1"),
-        (b"word 1\nalone\n", "line 2: not a word"),
-        (b"word 1\nword many\n", "line 2: not a word"),
-        (b"word 1\nword 1\n", "line 2: 'word' stands there twice"),
-        (b"<unk> 1\n", "line 1: '<unk>' stands there twice"),
+        (b"word 1\nalone\n", "line 2: expected a word"),
+        (b"word 1\nword many\n", "line 2: expected a word"),
+        (b"word 1\nword 1\n", "line 2: 'word' occurs twice"),
+        (b"<unk> 1\n", "line 1: '<unk>' occurs twice"),
         (b"\xff\xfe 1\n", "UTF-8"),
     ],
 )

@@ -1,7 +1,8 @@
-"""Every supported architecture against naive computations on its own modules."""
+"""Every family against naive computations with its own modules. One family per kind of block runs by default."""
 
 import pytest
 import torch
+from family_list import sweep_others
 
 from memlens.models.load import load
 from memlens.testing import CONTEXT, FAMILIES, LAYERS, MEMORIES, VOCABULARY, WIDTH, tiny_model
@@ -9,7 +10,7 @@ from memlens.testing import CONTEXT, FAMILIES, LAYERS, MEMORIES, VOCABULARY, WID
 GATED = {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "stablelm"}
 WITHOUT_BIAS = GATED - {"llama"}  # the tiny Llama is built with mlp_bias
 POST_NORM = {"gemma2", "gemma3_text", "olmo2"}
-# settings that change where a family's parts lie
+# settings that change the parts of a family
 VARIANTS = [
     ("gpt2", {"activation_function": "relu"}),
     ("gpt2", {"tie_word_embeddings": False}),
@@ -29,7 +30,9 @@ CASES = [(family, {}) for family in FAMILIES] + VARIANTS
 
 
 @pytest.fixture(
-    scope="module", params=CASES, ids=[family + "".join(f"-{key}" for key in changes) for family, changes in CASES]
+    scope="module",
+    params=[pytest.param(case.values, marks=case.marks) for case in sweep_others(CASES)],
+    ids=[family + "".join(f"-{key}" for key in changes) for family, changes in CASES],
 )
 def case(request):
     family, changes = request.param
@@ -53,7 +56,7 @@ def hook_count(network):
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in network.modules())
 
 
-def test_the_facts_of_a_layer_are_those_of_the_architecture(case):
+def test_layers_have_the_structure_of_the_architecture(case):
     family, changes, model = case
     memories = 4 * WIDTH if family == "bloom" else MEMORIES
     assert [layer.number for layer in model.layers] == list(range(LAYERS))
@@ -75,14 +78,16 @@ def test_the_proof_holds_and_is_tight(model):
     assert max(getattr(model.proof, name) for name in names) < 5e-6 and model.proof.positions == 16
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("family", FAMILIES)
+PRECISIONS = [(family, dtype) for family in FAMILIES for dtype in (torch.bfloat16, torch.float64, torch.float16)]
+
+
+@pytest.mark.parametrize(("family", "dtype"), sweep_others(PRECISIONS))
 def test_the_proof_holds_in_other_precisions(family, dtype):
     model = load(tiny_model(family).to(dtype))
     assert model.dtype == dtype and model.proof is not None
 
 
-def test_a_recording_agrees_with_a_naive_computation_and_with_what_the_model_reports_itself(model):
+def test_a_recording_matches_a_naive_computation_and_the_hidden_states_of_transformers(model):
     with model.record() as recording:
         last = model.run_body(tokens())
         own = model.network(tokens(), output_hidden_states=True, use_cache=False)
@@ -105,7 +110,7 @@ def test_a_recording_agrees_with_a_naive_computation_and_with_what_the_model_rep
     assert torch.equal(model.lens.capped(model.lens.state_logits(last)), own.logits)
 
 
-def test_watching_shows_what_recording_does_and_an_edit_that_changes_nothing_changes_no_bit(model):
+def test_watching_and_recording_agree_and_an_edit_without_change_keeps_every_bit(model):
     seen, before = [], model.logits(tokens())
     keep = lambda layer, block: seen.append((layer, block.everywhere().clone()))  # noqa: E731
     with model.record(states=False) as recording, model.watch(keep):
@@ -130,14 +135,14 @@ def test_silencing_a_layer_leaves_only_its_bias(model):
     assert not torch.allclose(before, after)
 
 
-@pytest.mark.parametrize(("family", "changes"), CASES)
+@pytest.mark.parametrize(("family", "changes"), sweep_others(CASES))
 def test_where_a_block_adds_one_value_its_top_token_is_that_of_the_value(family, changes):
-    model = load(tiny_model(family, **changes), prove=False)  # a new one: its biases are removed
+    model = load(tiny_model(family, **changes), prove=False)  # a new one, because its biases are removed
     for layer in model.layers:
         if layer.groups[0].value_bias is not None:
             layer.groups[0].value_bias.zero_()
 
-    def one_memory_each(m, _group):  # the one with the number of the position, a little stronger in the second sentence
+    def one_memory_each(m, _group):  # memory i at position i, stronger in the second sentence
         return torch.stack([torch.eye(7, m.shape[-1]), 1.7 * torch.eye(7, m.shape[-1])]).to(m)
 
     with model.edit(dict.fromkeys(range(LAYERS), one_memory_each)), model.record() as recording:
@@ -150,20 +155,20 @@ def test_where_a_block_adds_one_value_its_top_token_is_that_of_the_value(family,
                 assert model.lens.addition_scores(y, layer, reading).argmax(-1).tolist() == expected
 
 
-def test_padding_on_the_right_does_not_reach_the_tokens_before_it(model):
+def test_padding_on_the_right_does_not_affect_earlier_tokens(model):
     short = tokens(length=5)
     padded = torch.cat([short, torch.zeros(2, 4, dtype=torch.int64)], dim=1)
     close(model.run_body(padded)[:, :5], model.run_body(short))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sweep_others(FAMILIES))
 def test_no_hook_outlives_its_context_even_after_an_error(family):
     model = load(
         tiny_model(family), prove=False
-    )  # a new one: asked for its hidden states, transformers leaves hooks of its own
+    )  # a new one, because output_hidden_states leaves hooks of transformers
     counts = [hook_count(model.network)]
-    stumbling = model.watch(lambda layer, m: 1 / 0)
-    with pytest.raises(ZeroDivisionError), model.record(), model.edit({0: lambda m, _: m}), stumbling:
+    failing = model.watch(lambda layer, m: 1 / 0)
+    with pytest.raises(ZeroDivisionError), model.record(), model.edit({0: lambda m, _: m}), failing:
         model.run_body(tokens())
     counts.append(hook_count(model.network))
     model.logits(tokens())

@@ -103,7 +103,7 @@ def test_a_gguf_file_of_an_architecture_that_transformers_does_not_read_is_refus
 
 @pytest.mark.parametrize("layers", [1, 4, 2**31 - 1])
 def test_a_gguf_file_that_says_another_number_of_layers_than_it_has_is_refused(tmp_path, network, layers):
-    with pytest.raises(ModelError, match=f"says that it has {layers:,} layers, but holds weights of 3"):
+    with pytest.raises(ModelError, match=f"declares {layers:,} layers but contains weights for 3"):
         load(write_gguf(tmp_path / "tiny.gguf", network, True, layers))
 
 

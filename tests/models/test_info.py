@@ -50,7 +50,7 @@ def test_a_device_map_gives_the_same_model(tiny_llama: Path, tmp_path: Path) -> 
     (tmp_path / "other.gguf").touch()
     for model, given, words in (
         (tiny_llama, "sideways", "--device-map is 'sideways'; choose one of: auto"),
-        (tmp_path / "other.gguf", "auto", "cannot be spread over devices"),
+        (tmp_path / "other.gguf", "auto", "cannot be distributed over devices"),
     ):
         with pytest.raises(SettingError, match=words):
             memlens.load(model, device_map=given)

@@ -45,7 +45,7 @@ def test_folding_is_the_final_norm_without_its_scale_and_bias(family):
     model = load(tiny_model(family))
     norm = model.lens.final_norm
     state = model.run_body(torch.tensor([[3, 1, 4, 1, 5, 9]]))[0, -1]
-    size = ((centred(state) if norm.centres else state).square().mean() + norm.epsilon).sqrt()
+    size = ((centred(state) if norm.centers else state).square().mean() + norm.epsilon).sqrt()
     rebuilt = norm.folded(state) / size + (0 if norm.bias is None else norm.bias)
     torch.testing.assert_close(rebuilt, norm.module(state).detach())
 

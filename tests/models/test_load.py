@@ -146,15 +146,41 @@ def test_what_holds_no_configuration_is_refused(folder, tmp_path):
     refused(ModelNotFound, tmp_path, "config.json")
     (tmp_path / "weights.gguf").write_bytes(b"GGUF")
     refused(ModelNotFound, tmp_path, "weights.gguf")
-    refused(ModelError, folder / "model.safetensors", "no .gguf")
+    refused(ModelError, folder / "model.safetensors", "not a .gguf file")
     for text in ("{", "[]", "{}", '{"model_type": 3}'):
         (folder / "config.json").write_text(text)
         refused(ModelError, folder, "config.json")
 
 
-def test_settings_that_do_not_fit_the_weights_and_broken_weights_are_refused(folder):
+def test_a_tensor_with_another_shape_than_the_settings_is_named(folder):
     change_config(folder, n_inner=41)
-    refused(ModelError, folder, "weights of tiny-gpt2")
+    words = "transformer.h.0.mlp.c_fc.weight is (24, 40) in the weights and (24, 41) in the configuration"
+    refused(ModelError, folder, "the weights of tiny-gpt2 do not match its config.json", words)
+
+
+def test_a_size_of_zero_is_named(folder):
+    change_config(folder, n_head=0)
+    refused(ModelError, folder, "config.json of tiny-gpt2 does not describe a network: n_head is 0")
+
+
+def test_weights_without_read_permission_are_reported_as_such(folder, monkeypatch):
+    def deny(path, *arguments, **options):
+        if path.name == "model.safetensors":  # tests may run as root, who can read every file
+            raise PermissionError(13, "Permission denied", str(path))
+        return open(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", deny)
+    refused(ModelError, folder, "weights of tiny-gpt2 cannot be read", "model.safetensors: Permission denied")
+
+
+def test_a_missing_entry_of_a_tokenizer_is_named(folder):
+    content = json.loads((folder / "tokenizer.json").read_text())
+    del content["added_tokens"]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    refused(ModelError, folder, "cannot be read (it has no entry 'added_tokens')")
+
+
+def test_broken_weights_are_refused(folder):
     change_config(folder, n_inner=40)
     path = folder / "model.safetensors"
     whole = path.read_bytes()
@@ -195,7 +221,7 @@ def test_weights_that_the_settings_have_no_place_for_are_refused(tmp_path, famil
     folder = save_tiny(tmp_path / "three-layers", family)
     weights = load_file(folder / "model.safetensors")
     rewrite(folder, weights, kind, **{count: 1})
-    refused(ModelError, folder, "three-layers do not fit its config.json", "no place for", "more", "get the config")
+    refused(ModelError, folder, "three-layers do not match its config.json", "has no", "more", "use the config")
     rewrite(folder, weights, kind, **{count: 4})
     refused(ModelError, folder, "three-layers", "lack")
 
@@ -240,9 +266,9 @@ def test_an_adapter_is_refused_with_what_to_do(folder):
 
 
 ABSURD = [
-    ("gpt2", {"n_layer": 10**9}, "more layers than a model has"),
-    ("qwen2", {"num_hidden_layers": 10**9}, "more layers than a model has"),
-    ("gpt_neo", {"attention_types": [[["global"], 10**9]], "num_layers": 3}, "more layers than a model has"),
+    ("gpt2", {"n_layer": 10**9}, "more layers than any model has"),
+    ("qwen2", {"num_hidden_layers": 10**9}, "more layers than any model has"),
+    ("gpt_neo", {"attention_types": [[["global"], 10**9]], "num_layers": 3}, "more layers than any model has"),
     ("gpt2", {"n_layer": 4000}, "4,000 layers", "tensors"),
     ("gpt2", {"n_embd": 3 * 10**6}, "config.json describes a network of"),
     ("llama", {"vocab_size": 10**10}, "config.json describes a network of"),
@@ -283,7 +309,7 @@ def test_weights_in_several_files_are_looked_at_together(tmp_path):
     assert torch.equal(load(folder).logits(TOKENS), tiny_model("gpt2")(TOKENS).logits)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"n_layer": 2}))
-    refused(ModelError, folder, "no place for")
+    refused(ModelError, folder, "whose network has no")
 
 
 class Bomb:
@@ -332,15 +358,15 @@ def test_a_bos_beyond_the_embedding_is_refused():
 
 REFUSED_KINDS = [
     ("t5", {}, "encoder-decoder"),
-    ("bert", {}, "encoder and predicts no next token"),
+    ("bert", {}, "encoder and does not predict the next token"),
     ("gpt2", {"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized"),
     ("gpt2", {"add_cross_attention": True}, "encoder"),
     ("mamba", {}, "without a feed-forward part"),
-    ("rwkv", {}, "second gate"),
-    ("zamba2", {}, "shared by many layers"),
+    ("rwkv", {}, "gates the sum of values"),
+    ("zamba2", {}, "many layers share one"),
     ("deepseek_v4", {}, "hyper-connections"),
     ("gemma3n_text", {}, "AltUp"),
-    ("llama4_text", {}, "router weighs what experts read"),
+    ("llama4_text", {}, "router scales the input of experts"),
     ("dbrx", {}, "outside the interface"),
     ("jetmoe", {}, "outside the interface"),
     ("longcat_flash", {}, "two feed-forward parts"),
@@ -359,7 +385,7 @@ def test_a_kind_that_cannot_be_read_as_memories_is_refused_before_its_weights_ar
 
 REFUSED_NETWORKS = [
     ("opt", {"do_layer_norm_before": False}, "post-norm"),
-    ("opt", {"word_embed_proj_dim": 12}, "lies more than a norm"),
+    ("opt", {"word_embed_proj_dim": 12}, "more than a norm"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "causality"),
     ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}, "no feed-forward part"),
 ]
@@ -373,7 +399,7 @@ def test_a_network_that_cannot_be_read_as_memories_is_refused_with_its_reason(fa
 def test_models_of_a_wrong_kind_are_refused(tmp_path):
     refused(ModelError, 7, "int is not a model")
     refused(ModelError, torch.nn.Linear(2, 2), "Linear is not a model")
-    refused(UnsupportedModel, GPT2Model(tiny_model("gpt2").config), "no language modelling head")
+    refused(UnsupportedModel, GPT2Model(tiny_model("gpt2").config), "no language modeling head")
     bert = AutoConfig.for_model("bert", num_hidden_layers=1, hidden_size=24, num_attention_heads=3)
     refused(UnsupportedModel, AutoModel.from_config(bert), "encoder")
     classifier = GPT2ForSequenceClassification(tiny_model("gpt2").config)

@@ -1,14 +1,11 @@
-"""Watching, recording and editing, apart from any one architecture."""
-
-from concurrent.futures import ThreadPoolExecutor
+"""Watching, recording and editing, independent of the architecture."""
 
 import pytest
 import torch
 
 from memlens.errors import ModelError, SettingError, UnknownName
 from memlens.models.load import load
-from memlens.testing import CONTEXT, FAMILIES, LAYERS, MIXTURES, tiny_model, tiny_tokenizer
-from memlens.testing_types import tiny_network
+from memlens.testing import CONTEXT, LAYERS, tiny_model, tiny_network, tiny_tokenizer
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 
@@ -150,28 +147,3 @@ def test_a_model_without_a_tokenizer_says_so_when_text_is_needed():
     assert not model.has_tokenizer
     with pytest.raises(ModelError, match="tokenizer="):
         _ = model.tokenizer
-
-
-@pytest.mark.parametrize("family", [*FAMILIES, *MIXTURES])
-def test_a_model_that_shares_the_weights_runs_beside_the_first_without_its_hooks(family):
-    model = load(tiny_model(family), tokenizer=tiny_tokenizer())
-    other = model.sharing_weights()
-    tensors = [[*one.network.parameters(), *one.network.buffers()] for one in (model, other)]
-    assert len(tensors[0]) == len(tensors[1]) and all(one is two for one, two in zip(*tensors, strict=True))
-    plain = recorded(model)
-    silent = recorded(model, edits={0: lambda m, _: m * 0})
-    seen = []
-    with model.watch(lambda layer, _: seen.append(layer)), model.edit({0: lambda m, _: m * 0}):
-        untouched = recorded(other)
-    assert seen == []
-
-    def run(one, edits):
-        return [recorded(one, edits=edits) for _ in range(5)]
-
-    with ThreadPoolExecutor(2) as pool:
-        beside = [pool.submit(run, one, edits) for one, edits in ((model, {0: lambda m, _: m * 0}), (other, {}))]
-        edited, unedited = (one.result() for one in beside)
-    for expected, those in ((plain, [untouched, *unedited]), (silent, edited)):
-        for recording in those:
-            for layer, coefficients in expected.coefficients.items():
-                torch.testing.assert_close(recording.coefficients[layer], coefficients)

@@ -1,4 +1,4 @@
-"""Networks that look as if they were made of memories but are not, by one part in a thousand, are refused."""
+"""Networks that deviate from memories by one part in a thousand are rejected."""
 
 from functools import partial
 
@@ -12,10 +12,11 @@ from memlens.testing import WIDTH, tiny_model
 
 SMALL = 1e-3  # 0.1%
 LAYER = 1
+DTYPES = [torch.float32, *(pytest.param(dtype, marks=pytest.mark.sweep) for dtype in (torch.bfloat16, torch.float16))]
 
 
 class Around(nn.Module):
-    """A module with something done around it: change(module, arguments, output) -> output."""
+    """A module whose output is changed: change(module, input, output) -> output."""
 
     def __init__(self, inner, change):
         super().__init__()
@@ -43,7 +44,7 @@ class Mixed(nn.Module):
 
 
 class OtherWeights(nn.Linear):
-    """A linear map that runs with other weights than it shows."""
+    """A linear map that uses weights other than `weight`."""
 
     def forward(self, x):
         return nn.functional.linear(x, self.weight * (1 + SMALL * torch.sign(self.weight)), self.bias)
@@ -55,7 +56,7 @@ def later(x):
 
 
 def around(part):
-    """`around("mlp")(change)`: a sabotage that does something around a part of a block of a Llama."""
+    """Return a function that makes a sabotage from a change of this part's output in a Llama block."""
 
     def changing(change):
         def sabotage(network):
@@ -90,7 +91,7 @@ def inside(change):
 
 
 class Softmaxed(Mixed):
-    """An activation that every unit of the layer has a part in, but that does not heed their order."""
+    """An activation that depends on all units of the layer, but not on their order."""
 
     def __init__(self, mlp, change):
         super().__init__(mlp, change)
@@ -107,7 +108,7 @@ class ClampedGate(Mixed):
 
 
 class LateKeys(nn.Linear):
-    """A linear map that does more from some position on."""
+    """A linear map that scales its output from position 12 on."""
 
     def forward(self, x):
         return torch.cat([super().forward(x[:, :12]), super().forward(x[:, 12:]) * (1 + SMALL)], 1)
@@ -119,7 +120,7 @@ class GatedAttention(Mixed):
 
 
 def gated_attention(network):
-    """In all layers: one alone would be a layer of a hybrid that has no memories."""
+    """Sabotage all layers. A single one would look like a layer without memories in a hybrid."""
     for block in network.model.layers:
         block.mlp = GatedAttention(block.mlp, None)
 
@@ -143,7 +144,7 @@ def around_final_norm(network):
 
 
 class Conv1D(nn.Module):
-    """Only named like a map of transformers: a number that it keeps decides whether it does more."""
+    """A class with the name of a transformers map that adds a term if `more` is not 0."""
 
     def __init__(self, own, more):
         super().__init__()
@@ -161,7 +162,7 @@ def namesakes(network):
 
 
 class Rounding(torch.Tensor):
-    """Weights that round what they are multiplied with, as some packed ones do."""
+    """Weights that round their input, like some quantized weights."""
 
     @classmethod
     def __torch_function__(cls, function, types, arguments=(), named=None):
@@ -187,7 +188,7 @@ def rounding_head(network):
     head._parameters["weight"] = nn.Parameter(head.weight.data.as_subclass(Rounding), requires_grad=False)
 
 
-def test_a_hook_on_all_modules_is_refused():
+def test_a_hook_on_all_modules_is_rejected():
     network = tiny_model("llama", mlp_bias=False)
     own = network.model.layers[LAYER].mlp.gate_proj
     handle = nn.modules.module.register_module_forward_hook(
@@ -209,7 +210,7 @@ def hooked(name):
 
 
 def bound(name):
-    """A function in the place of a linear map's own."""
+    """Replace the forward function of a linear map."""
 
     def sabotage(network):
         own = getattr(network.model.layers[LAYER].mlp, name)
@@ -264,9 +265,9 @@ SABOTAGE = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sabotage", SABOTAGE)
-def test_what_only_looks_like_memories_is_refused(sabotage, dtype):
+def test_a_sabotaged_network_is_rejected(sabotage, dtype):
     network = tiny_model("llama", mlp_bias=False)
     SABOTAGE[sabotage](network)
     with pytest.raises(UnsupportedModel) as caught:
@@ -275,7 +276,7 @@ def test_what_only_looks_like_memories_is_refused(sabotage, dtype):
 
 
 class Wrapped(torch.Tensor):
-    """A tensor around another, whose operations are all its own, as packed weights are."""
+    """A tensor subclass that redefines all operations, like quantized weights."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -289,18 +290,18 @@ class Wrapped(torch.Tensor):
         return function(*plain, **(named or {}))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["gate_proj", "up_proj", "down_proj"])
-def test_weights_whose_operations_are_their_own_are_refused(name, dtype):
+def test_weights_that_redefine_operations_are_rejected(name, dtype):
     network = tiny_model("llama", mlp_bias=False).to(dtype)
     own = getattr(network.model.layers[LAYER].mlp, name)
     own._parameters["weight"] = Wrapped(own.weight.data)
-    with pytest.raises(UnsupportedModel, match=rf"layers.1.mlp.{name}.weight is no plain tensor \(Wrapped\)"):
+    with pytest.raises(UnsupportedModel, match=rf"layers.1.mlp.{name}.weight is not a plain tensor \(Wrapped\)"):
         load(network)
 
 
 class Hidden(nn.Module):
-    """A feed-forward part whose coefficients are no product of keys."""
+    """A feed-forward part whose coefficients are not an elementwise function of key products."""
 
     def __init__(self):
         super().__init__()
@@ -311,7 +312,7 @@ class Hidden(nn.Module):
 
 
 class Beside(nn.Module):
-    """Unseen memories beside those that are seen: the attention of a parallel block with a second feed-forward part."""
+    """The attention of a parallel block with a second, unseen feed-forward part."""
 
     def __init__(self, attention, way):
         super().__init__()
@@ -333,7 +334,7 @@ class Beside(nn.Module):
 
 
 class Inline(Hidden):
-    """A block of a Llama whose feed-forward part is in its own code, in no module of its own."""
+    """A Llama block whose feed-forward part is not a module but part of the block's code."""
 
     def __init__(self, block):
         super().__init__()
@@ -358,7 +359,7 @@ beside_llama = partial(beside, layers=lambda network: network.model.layers, atte
 
 
 class OfParameters(Inline):
-    """A block whose own code adds what plain parameters make of the stream before its feed-forward part reads it."""
+    """A block whose code adds a function of plain parameters to the stream before its feed-forward part."""
 
     def __init__(self, block):
         mlp = block.mlp
@@ -396,18 +397,18 @@ UNSEEN = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("where", UNSEEN)
-def test_unseen_memories_are_refused(where, dtype):
+def test_unseen_memories_are_rejected(where, dtype):
     family, sabotage, part = UNSEEN[where]
     network = tiny_model(family)
     sabotage(network)
-    with pytest.raises(UnsupportedModel, match=rf"layer 1.*: {part} works on each position by itself"):
+    with pytest.raises(UnsupportedModel, match=rf"layer 1.*: {part} works on each position alone"):
         load(network.to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_layer_whose_feed_forward_part_mixes_positions_is_none_without_memories(dtype):
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_feed_forward_part_that_mixes_positions_is_rejected(dtype):
     network = tiny_model("llama", mlp_bias=False)
     inside(lambda own, x, m: m.cumsum(1) / 3)(network)
     with pytest.raises(UnsupportedModel, match=r"layer 1: self_attn.o_proj and mlp.down_proj add to the stream"):
@@ -421,9 +422,9 @@ LEGITIMATE = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", LEGITIMATE)
-def test_memories_that_are_scaled_are_accepted(scale, dtype):
+def test_scaled_memories_are_accepted(scale, dtype):
     network = tiny_model("llama", mlp_bias=False)
     around_mlp(LEGITIMATE[scale])(network)
     model = load(network.to(dtype))

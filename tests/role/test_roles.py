@@ -96,7 +96,7 @@ def test_cosines_are_those_of_what_a_memory_reads_and_writes(model: MemoryModel)
     assert norm is not None and norm.gain is not None
     for row in range(0, 40, 9):
         reads = ((group.keys if group.up is None else group.up)[row] * norm.gain).double()
-        reads = reads - reads.mean() if norm.centres else reads
+        reads = reads - reads.mean() if norm.centers else reads
         value = group.values[row].double()
         naive = float(reads @ value / (reads.norm() * value.norm()))
         assert found["cos_in_out"][row] == pytest.approx(naive, abs=1e-6)

@@ -86,7 +86,7 @@ def test_tokens_probabilities_cases_and_settling_are_those_of_the_states(name: s
         norm = model.lens.final_norm
         assert norm is not None and norm.gain is not None
         p = [model.lens.probabilities(model.lens.state_logits(state)) for state in (residual, output)]
-        added = (added - added.mean() * norm.centres) * norm.gain  # as a value is read
+        added = (added - added.mean() * norm.centers) * norm.gain  # as a value is read
         p.insert(1, torch.softmax(added @ model.lens.embedding.T, 0))
         for shares, expected in zip((layer.residual, layer.ffn, layer.output), p, strict=True):
             assert [share.id for share in shares] == expected.topk(4).indices.tolist()

@@ -46,7 +46,7 @@ def test_what_cannot_be_served_is_one_line(index_folder: Path, tmp_path: Path, r
             (["--port", taken.getsockname()[1]], "cannot be had"),
             (["--compare", "nowhere"], "nowhere"),
             (["--model", "./nowhere"], "no such folder or file: './nowhere'"),
-            (["--model", "no such model"], "no possible Hub id"),
+            (["--model", "no such model"], "not a valid Hub id"),
             (["--model", "bundled", "--no-model"], "--no-model"),
         ):
             assert words in refused("serve", index_folder, *options)

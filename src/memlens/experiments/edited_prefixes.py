@@ -1,17 +1,15 @@
-"""Coefficients of edited prefixes: each prefix is run once, several passes at a time where batches are small.
+"""Coefficients of edited prefixes.
 
-An edited prefix is run once, whichever memories want it, not at all where it is the beginning of another one, and only
-up to the deepest layer that wants it. Passes over small batches gain nothing from more threads, which wait for each
-other after every product: they are run beside each other instead, each on a network of its own that shares the weights.
-How many at once, and threads of each, depend on the model and on torch's threads alone, so that the numbers are the
-same on every worker.
+Each edited prefix is run at most once, even if several memories need it. A prefix that is the beginning of another one
+is not run: attention is causal, so its coefficients are read from the longer prefix. A pass stops at the deepest layer
+that is needed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,13 +23,11 @@ if TYPE_CHECKING:
     from memlens.models.groups import CoefficientBlock
     from memlens.models.memory_model import MemoryModel
 
-ROOM = 1 << 29  # bytes that passes beside each other may take
-_COPIES = 8  # of a layer's coefficients that a pass holds, with what the heap keeps of freed ones
-_ROUNDS = 4  # batches that a worker gets at a time, for each pass that it runs at once
+_BATCHES_PER_ITEM = 4  # batches sent to a worker at a time
 
 
 class EditedPrefixes:
-    """A growing set of prefixes."""
+    """A set of prefixes that grows as they are added."""
 
     def __init__(self) -> None:
         self._ids: dict[bytes, int] = {}  # tokens, eight bytes each
@@ -41,7 +37,7 @@ class EditedPrefixes:
         return len(self._prefixes)
 
     def add(self, tokens: NDArray[np.int64]) -> int:
-        """The prefix's id; an equal one keeps the id it has."""
+        """Return the id of the prefix. Equal prefixes share one id."""
         number = self._ids.setdefault(tokens.tobytes(), len(self._prefixes))
         if number == len(self._prefixes):
             self._prefixes.append(tokens)
@@ -50,14 +46,14 @@ class EditedPrefixes:
     def coefficients(
         self,
         pool: Pool,
-        wanted: Mapping[int, tuple[NDArray[np.int64], NDArray[np.int64]]],  # layer -> memories [n], prefix [n] for each
-        passes: EditedPasses,
+        wanted: Mapping[int, tuple[NDArray[np.int64], NDArray[np.int64]]],  # layer -> memories [n], prefix ids [n]
         *,
+        threads: int,
         bos: int | None,
         batch_tokens: int,
         progress: Progress = no_progress,
     ) -> dict[int, NDArray[np.float64]]:
-        """The wanted coefficients [n] by layer, in their order."""
+        """Run the prefixes and return {layer: coefficients [n]} in the order of `wanted`."""
         hosts = self._hosts()
         deepest = np.full(len(self), -1, np.int64)
         for layer, (_, prefixes) in wanted.items():
@@ -69,35 +65,36 @@ class EditedPrefixes:
         by_batch = {layer: places.by_batch(prefixes, len(batches)) for layer, (_, prefixes) in wanted.items()}
 
         def item(number: int) -> EditedBatch:
-            chosen = {layer: own[number] for layer, own in by_batch.items() if len(own[number])}
-            asked = {layer: [column[rows] for column in wanted[layer]] for layer, rows in chosen.items()}
-            cells = {layer: (places.row[own], places.last[own], memories) for layer, (memories, own) in asked.items()}
+            selected = {layer: indices[number] for layer, indices in by_batch.items() if len(indices[number])}
+            columns = {layer: [column[rows] for column in wanted[layer]] for layer, rows in selected.items()}
+            cells = {layer: (places.row[ids], places.last[ids], memories) for layer, (memories, ids) in columns.items()}
             return EditedBatch(batches[number][0], batches[number][1].tokens, cells)
 
-        size = passes.at_once * _ROUNDS
-        groups = [range(first, min(first + size, len(batches))) for first in range(0, len(batches), size)]
+        numbers = range(len(batches))
+        groups = [numbers[first : first + _BATCHES_PER_ITEM] for first in numbers[::_BATCHES_PER_ITEM]]
         done, total = 0, int((deepest >= 0).sum())
         progress("local-edits", 0, total)
-        answers = pool.map(passes, ([item(number) for number in group] for group in groups))
+        work = partial(run_edited_batches, threads=threads)
+        answers = pool.map(work, ([item(number) for number in group] for group in groups))
         for group, coefficients in zip(groups, answers, strict=True):
             for number, answer in zip(group, coefficients, strict=True):
-                for layer, own in answer.items():
-                    by_layer[layer][by_batch[layer][number]] = own
+                for layer, values in answer.items():
+                    by_layer[layer][by_batch[layer][number]] = values
                 done += len(batches[number][1].sentences)
             progress("local-edits", done, total)
         return by_layer
 
     def _hosts(self) -> NDArray[np.int64]:
-        """The prefix that is run for each prefix: itself, or the longest that begins with it."""
+        """Return, for each prefix, the prefix that is run for it: itself or the longest one that begins with it."""
         hosts = np.arange(len(self))
         ordered = sorted(self._ids)
         for tokens, longer in zip(ordered[-2::-1], ordered[:0:-1], strict=True):
-            if longer.startswith(tokens):  # whatever begins with these tokens comes right after them
+            if longer.startswith(tokens):  # sorted, so prefixes that begin with these tokens follow directly
                 hosts[self._ids[tokens]] = hosts[self._ids[longer]]
         return hosts
 
     def _cut(self, deepest: NDArray[np.int64], batch_tokens: int, bos: int | None) -> list[tuple[int, Batch]]:
-        """Batches of prefixes with the same deepest layer, which is -1 where another prefix is run instead."""
+        """Return (deepest layer, batch) pairs. Prefixes with layer -1 are not run: another prefix covers them."""
         from memlens.corpus.sentences import cut_batches
 
         batches = []
@@ -109,15 +106,15 @@ class EditedPrefixes:
 
 @dataclass(frozen=True, eq=False)
 class EditedBatch:
-    """A batch of edited prefixes, to be run on any worker that has the model."""
+    """A batch of edited prefixes. Any worker that has the model can run it."""
 
     deepest: int  # layer
     tokens: NDArray[np.int64]  # [batch, pos]
-    cells: Mapping[int, tuple[NDArray[np.int64], ...]]  # layer -> rows, positions and memories [n] to be read
+    cells: Mapping[int, tuple[NDArray[np.int64], ...]]  # layer -> rows, positions and memories [n] to read
 
 
 def run_edited(model: MemoryModel, batch: EditedBatch) -> dict[int, NDArray[np.float64]]:
-    """layer -> the coefficients [n] of a batch's cells."""
+    """Run a batch and return {layer: coefficients [n] of its cells}."""
     import torch
 
     by_layer = {layer: np.zeros(len(cells[0]), np.float64) for layer, cells in batch.cells.items()}
@@ -135,60 +132,18 @@ def run_edited(model: MemoryModel, batch: EditedBatch) -> dict[int, NDArray[np.f
     return by_layer
 
 
-class EditedPasses:
-    """Runs batches of edited prefixes, some at once. Can be pickled until it was called."""
+def run_edited_batches(
+    model: MemoryModel, batches: Sequence[EditedBatch], threads: int
+) -> list[dict[int, NDArray[np.float64]]]:
+    """Run batches with this many threads, so that all workers compute the same bits. See `run_edited`."""
+    from memlens.vocab.kernels import use_threads
 
-    def __init__(self, at_once: int, threads: int) -> None:
-        self.at_once, self.threads = at_once, threads  # passes beside each other, and torch's threads of each
-        self._models: list[MemoryModel] = []  # as many as there are passes; they share their weights
-
-    @classmethod
-    def plan(cls, model: MemoryModel, batch_tokens: int, threads: int) -> EditedPasses:
-        """Choose the number of passes at once: as threads and room allow; one, with all threads, off the processor."""
-        if model.device.type != "cpu":
-            return cls(1, threads)
-        widest = max(group.size for layer in model.layers for group in layer.groups)
-        room = ROOM // (_COPIES * batch_tokens * widest * model.dtype.itemsize)
-        at_once = max(1, min(threads, room))
-        return cls(at_once, threads // at_once)
-
-    def __call__(self, model: MemoryModel, batches: Sequence[EditedBatch]) -> list[dict[int, NDArray[np.float64]]]:
-        """Run the batches; for each, layer -> the coefficients [n] of its cells."""
-        import torch
-
-        from memlens.vocab.kernels import use_threads
-
-        if not self._models:
-            self._models = _sharing_weights(model, self.at_once)
-        if len(self._models) == 1:
-            with use_threads(self.threads):
-                return [run_edited(model, batch) for batch in batches]
-        idle = list(self._models)
-
-        def run(batch: EditedBatch) -> dict[int, NDArray[np.float64]]:
-            clone = idle.pop()  # there is one for every thread
-            try:
-                return run_edited(clone, batch)
-            finally:
-                idle.append(clone)
-
-        with (
-            use_threads(self.threads),  # which threads that start within take over
-            ThreadPoolExecutor(len(self._models), initializer=torch.set_num_threads, initargs=(self.threads,)) as pool,
-        ):
-            return list(pool.map(run, batches))
-
-
-def _sharing_weights(model: MemoryModel, count: int) -> list[MemoryModel]:
-    """The model and others that share its weights, `count` in all; the model alone where it cannot be copied."""
-    try:
-        return [model, *(model.sharing_weights() for _ in range(count - 1))]
-    except Exception:  # anything an object's parts may raise that is pickled
-        return [model]
+    with use_threads(threads):
+        return [run_edited(model, batch) for batch in batches]
 
 
 class _Places:
-    """The batch, row and last position of each prefix."""
+    """The batch, the row and the last position of each prefix."""
 
     def __init__(
         self, batches: Sequence[Batch], hosts: NDArray[np.int64], lengths: NDArray[np.int64], bos: int | None
@@ -201,7 +156,7 @@ class _Places:
         self.last = lengths - (1 if bos is None else 0)
 
     def by_batch(self, prefixes: NDArray[np.int64], batches: int) -> list[NDArray[Any]]:
-        """The wanted prefixes [n] that are in each batch."""
+        """Return, for each batch, the indices into `prefixes` that belong to it."""
         order = np.argsort(self.batch[prefixes], kind="stable")
         edges = np.searchsorted(self.batch[prefixes][order], np.arange(batches + 1))
         return [order[edges[number] : edges[number + 1]] for number in range(batches)]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex, verdicts as vd
-from memlens.experiments.edited_prefixes import EditedPasses, EditedPrefixes
+from memlens.experiments.edited_prefixes import EditedPrefixes
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.pool import Pool, SerialPool
@@ -69,7 +69,7 @@ def compute(
     edited_coefficients = edited.coefficients(
         SerialPool(model) if pool is None else pool,
         {layer: (np.repeat(want.memory, len(EDITS)), want.prefixes.reshape(-1)) for layer, want in wanted.items()},
-        EditedPasses.plan(model, batch_tokens, torch.get_num_threads()),
+        threads=torch.get_num_threads(),
         bos=index.manifest.model.bos,
         batch_tokens=batch_tokens,
         progress=progress,

@@ -1,16 +1,14 @@
-"""A language model seen as key-value memories.
+"""Language models as key-value memories.
 
 model = memlens.load("gpt2")
 model.layers[3].values            # [memories, d]
 with model.watch(use): model.run_body(tokens)
 
-load           names, folders and files to a MemoryModel
-memory_model   MemoryModel; groups its layers of memories; hooks watch and edit coefficients; experts runs experts
-discover       finds keys, values, norms and scales (blocks, match, find_lens); huggingface runs what was found
-refusals       what a configuration alone speaks against
-fairseq        the paper's checkpoint: network, files and words
-lens           states and values to scores over the vocabulary
-decompose      a logit as a sum of parts
-proof          the check at load time; info describes a model
-tokenizer      texts to tokens and back
+load           `load`: a Hub id, folder, file or object to a MemoryModel; gguf checks the head of .gguf files
+memory_model   MemoryModel; groups defines its layers, hooks observe and edit coefficients, experts runs experts
+huggingface    MemoryModels of transformers networks; fairseq the paper's own checkpoint
+discover       finds keys, values, norms and scales of each block, with blocks (runs blocks) and match (compares)
+proof          proves at load time that they are what the network computes
+lens           states and values to scores over the vocabulary; decompose splits a logit into parts
+tokenizer      texts to tokens and back; info describes a model; sparse_autoencoder another interface to a layer
 """

@@ -1,7 +1,8 @@
-"""The blocks of a running network: which modules they are, the calls made to them, and a block run again by itself.
+"""The blocks of a running network: which modules they are, how they are called, and how to run one block alone.
 
-A block is run again in float32 whatever its own dtype is, so that a proof is as tight for a bfloat16 model as for any
-other. Half of what it is given are the network's own states and half is noise, in which no coordinate stands out.
+Blocks are re-run in float32 regardless of the model's dtype, so the proof is equally strict for a bfloat16 model. The
+input of a re-run is the network's own states in the first row of the batch, and noise of the same size in the others.
+`ProductMode` records the products of a block's parameters, including those that no module makes.
 """
 
 from __future__ import annotations
@@ -16,39 +17,39 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from memlens.errors import MemlensError, UnsupportedModel
-from memlens.models.products import Product, ProductMode
 
-_SEQUENCES, _LENGTH, _SEED = 2, 8, 2021  # every row costs time at each load; what begins later than this is not seen
+_SEQUENCES, _LENGTH, _SEED = 2, 8, 2021  # short, because every load pays for it; the proof adds a longer probe
 
 
 def probe_tokens(tokens: int, context: int | None) -> Tensor:
-    """[2, 8] or shorter, int64: random tokens below `tokens`."""
+    """Return random tokens below `tokens`, [2, 8] int64 (shorter if the context is shorter)."""
     length = _LENGTH if context is None else min(_LENGTH, context)
     return torch.randint(0, tokens, (_SEQUENCES, length), generator=torch.Generator().manual_seed(_SEED))
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """One call of a module, to be made again: its first tensor and what it put out are copies."""
+    """A recorded call of a module, which can be repeated. `given` and `output` are copies."""
 
     module: nn.Module
     arguments: tuple[Any, ...]
     named: dict[str, Any]
-    given: Tensor
-    output: Tensor
-    returned: Any  # all that it returned, as it was
+    given: Tensor  # the first tensor among its arguments
+    output: Tensor  # the first tensor that it returned
+    returned: Any  # the whole return value
 
     def again(self, given: Tensor) -> Tensor:
-        """Run the module with another first tensor; returns its output."""
+        """Run the module with another first tensor and return its output."""
         arguments, named = with_first_input(self.arguments, self.named, given.clone())
-        with torch.no_grad(), errors_of_the_network():
+        with torch.no_grad(), reject_on_error(RUNNING):
             output: Tensor = first_output(self.module(*arguments, **named))
         return output.detach().clone()
 
     def returning(self, output: Tensor) -> Any:
-        """The module's recorded return value with its first tensor replaced."""
+        """Return the recorded return value with its first tensor replaced."""
         if not isinstance(self.returned, tuple | list):
             return output
         place = next(number for number, value in enumerate(self.returned) if isinstance(value, Tensor))
@@ -56,24 +57,24 @@ class ModuleCall:
 
 
 class BlockCall:
-    """One call of a block, [batch, pos, d] to the same, to be made again in float32: within `in_float32(block)`."""
+    """A recorded call of a block, [batch, pos, d] to [batch, pos, d]. Repeat it inside `in_float32(block)`."""
 
     def __init__(self, call: ModuleCall) -> None:
         self.block = call.module
-        self.own = call
+        self.own = call  # as the network made it
         states = _finer(call.given)
         noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(_SEED)).to(states)
-        self.states = states.clone()  # what the block is given when it is run again, float32 or finer
+        self.states = states.clone()  # the input of a re-run, float32 or finer
         self.states[1:] = noise[1:] * states[:1].square().mean().sqrt()
         self.shape: tuple[int, int] = (states.shape[0], states.shape[1])
         self._finer = replace(call, arguments=_finer(call.arguments), named=_finer(call.named))
 
     def run(self, states: Tensor | None = None) -> Tensor:
-        """Run the block on `states`, or on its probe; returns its output."""
+        """Run the block on `states` (default: the probe states) and return its output."""
         return self._finer.again(self.states if states is None else states)
 
     def traced(self) -> BlockTrace:
-        """The block run on its probe, with all that is made inside."""
+        """Run the block on its probe states and record the calls and products inside."""
         calls: list[ModuleCall] = []
         inside = [module for module in self.block.modules() if module is not self.block]
         with record_calls(inside, calls.append), ProductMode(self.block, self.shape) as mode:
@@ -83,22 +84,25 @@ class BlockCall:
 
     @cached_property
     def trace(self) -> BlockTrace:
-        """`traced` as it was first made: discovery and proof look at the same run."""
+        """The first trace. Discovery and proof share it."""
         return self.traced()
 
 
 @dataclass(frozen=True, eq=False)
 class BlockTrace:
-    """The output of a block on its probe, and the calls and products inside it."""
+    """The output of a block on its probe states, and the calls and products inside it."""
 
     output: Tensor
-    calls: list[ModuleCall]  # of all modules inside that ran once, in the order in which they ended
+    calls: list[ModuleCall]  # of the modules that ran exactly once, in the order in which they returned
     products: list[Product]
 
 
+RUNNING = "it does not run on tokens alone"
+
+
 @contextmanager
-def errors_of_the_network() -> Iterator[None]:
-    """Around a call of the network: what it stumbles over is a reason to refuse it, unless memory ran out."""
+def reject_on_error(step: str) -> Iterator[None]:
+    """Turn any error inside into an UnsupportedModel that names this step. Running out of memory stays MemoryError."""
     try:
         yield
     except (MemlensError, MemoryError):
@@ -107,18 +111,18 @@ def errors_of_the_network() -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
             raise MemoryError(str(error)) from error
         reason = " ".join(str(error).split())[:200]
-        raise UnsupportedModel(f"it does not run on tokens alone ({type(error).__name__}: {reason})") from error
+        raise UnsupportedModel(f"{step} ({type(error).__name__}: {reason})") from error
 
 
 def first_input(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """The first tensor that a module is given, by place or by name; None where it is given none."""
+    """Return the first tensor among positional and keyword arguments, or None."""
     return next((value for value in (*arguments, *named.values()) if isinstance(value, Tensor)), None)
 
 
 def with_first_input(
     arguments: tuple[Any, ...], named: dict[str, Any], given: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a module with another tensor in the place of the first."""
+    """Return the arguments with the first tensor replaced."""
     first = first_input(arguments, named)
     place = next((number for number, value in enumerate(arguments) if value is first), None)
     if place is None:
@@ -127,14 +131,14 @@ def with_first_input(
 
 
 def first_output(output: Any) -> Any:
-    """The first tensor of what a module returned; None where it returned none."""
+    """Return the first tensor of a return value, or None."""
     if isinstance(output, tuple | list):
         return next((value for value in output if isinstance(value, Tensor)), None)
     return output if isinstance(output, Tensor) else None
 
 
 def _finer(value: Any) -> Any:
-    """Tensors coarser than float32, in whatever they are nested, as float32."""
+    """Convert tensors coarser than float32 to float32, also inside tuples, lists and dicts."""
     if isinstance(value, Tensor):
         return value.detach().float() if value.is_floating_point() and value.dtype.itemsize < 4 else value.detach()
     if type(value) in (tuple, list):
@@ -146,7 +150,7 @@ def _finer(value: Any) -> Any:
 
 @contextmanager
 def record_calls(modules: Iterable[nn.Module], use: Callable[[ModuleCall], None]) -> Iterator[None]:
-    """Call `use` with every call of the modules that takes and puts out a tensor, when it has ended."""
+    """Pass every call of these modules that takes and returns a tensor to `use`, after the call."""
     open_calls: list[Tensor | None] = []
 
     def before(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -167,9 +171,11 @@ def record_calls(modules: Iterable[nn.Module], use: Callable[[ModuleCall], None]
 
 @contextmanager
 def in_float32(*modules: nn.Module, deep: bool = True) -> Iterator[None]:
-    """Within, parameters and buffers coarser than float32 are float32; then they are the very tensors they were.
+    """Convert parameters and buffers coarser than float32 to float32, and restore the original tensors afterwards.
 
-    deep: also those of the modules inside.
+    Args:
+        modules: Their parameters and buffers are converted.
+        deep: Also convert those of submodules.
     """
     saved: dict[Tensor, Tensor] = {}
     for module in modules:
@@ -187,7 +193,7 @@ def in_float32(*modules: nn.Module, deep: bool = True) -> Iterator[None]:
 
 @contextmanager
 def note_runs(network: nn.Module) -> Iterator[set[nn.Module]]:
-    """Within, modules that run are put into the set."""
+    """Collect the modules that run inside the context."""
     ran: set[nn.Module] = set()
     with ExitStack() as stack:
         for module in network.modules():
@@ -196,24 +202,24 @@ def note_runs(network: nn.Module) -> Iterator[set[nn.Module]]:
 
 
 def outside(ran: Iterable[nn.Module], blocks: Iterable[nn.Module]) -> list[nn.Module]:
-    """Those of the modules that ran which are not in a block."""
+    """Return the modules in `ran` that belong to no block."""
     inside = {module for block in blocks for module in block.modules()}
     return [module for module in ran if module not in inside]
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """One pass over a few tokens: the calls of the blocks, and the modules that ran around them."""
+    """One pass over a few tokens: the calls of the blocks and the modules that ran outside the blocks."""
 
     tokens: Tensor  # [batch, pos] int64
     calls: list[BlockCall]
     around: list[nn.Module]
-    logits: Tensor | None = None  # what the network makes of the last call's states, where that was looked at
+    logits: Tensor | None = None  # what the network computes from the last call's probe states; None if not computed
 
 
 @contextmanager
 def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Within, modules run these functions in the place of their own."""
+    """Replace the forward functions of modules inside the context."""
     saved = {module: module.__dict__.get("forward") for module in forwards}
     try:
         for module, forward in forwards.items():
@@ -228,7 +234,7 @@ def replaced(forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]
 
 
 def passed_over(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextManager[None]:
-    """Within, every block puts out `states` at once, in the place of its own; nothing of it is run."""
+    """Skip the blocks: inside the context each returns `states` without running."""
 
     def forward(call: BlockCall) -> Callable[..., Any]:
         return lambda *_arguments, **_named: call.own.returning(states)
@@ -237,30 +243,27 @@ def passed_over(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextMa
 
 
 def find_blocks(network: nn.Module, tokens: Tensor, run: Callable[[], Any]) -> list[BlockCall]:
-    """The calls of the blocks: of the largest list of modules that run in turn, each on what the last put out.
+    """Return the calls of the blocks: the largest ModuleList whose modules run in a chain.
 
-    UnsupportedModel says why there are none.
+    Raises:
+        UnsupportedModel: No such list was found.
     """
     lists = [list(module) for module in network.modules() if isinstance(module, nn.ModuleList) and len(module)]
     members = dict.fromkeys(member for modules in lists for member in modules)
     calls: list[ModuleCall] = []
-    with record_calls(members, calls.append), errors_of_the_network():
+    with record_calls(members, calls.append), reject_on_error(RUNNING):
         run()
     called = {call.module for call in calls}
     running = [modules for modules in lists if called & set(modules)]
     if not running:
         raise UnsupportedModel("it has no list of blocks that run one after another")
-    modules = max(running, key=_size)
+    modules = max(running, key=lambda modules: sum(p.numel() for module in modules for p in module.parameters()))
     block_calls = [call for call in calls if call.module in modules]
-    _refuse_broken_chain(modules, block_calls, tokens)
+    _check_chain(modules, block_calls, tokens)
     return [BlockCall(call) for call in block_calls]
 
 
-def _size(modules: list[nn.Module]) -> int:
-    return sum(parameter.numel() for module in modules for parameter in module.parameters())
-
-
-def _refuse_broken_chain(modules: list[nn.Module], calls: list[ModuleCall], tokens: Tensor) -> None:
+def _check_chain(modules: list[nn.Module], calls: list[ModuleCall], tokens: Tensor) -> None:
     shapes = sorted({str(list(tensor.shape)) for call in calls for tensor in (call.given, call.output)})
     if len(shapes) != 1 or calls[0].given.dim() != 3 or calls[0].given.shape[:2] != tokens.shape:
         raise UnsupportedModel(f"its blocks do not read and write one stream [batch, position, width]: {shapes[:3]}")
@@ -268,3 +271,93 @@ def _refuse_broken_chain(modules: list[nn.Module], calls: list[ModuleCall], toke
         raise UnsupportedModel("its blocks do not run once each, one after another")
     if not all(torch.equal(before.output, after.given) for before, after in pairwise(calls)):
         raise UnsupportedModel("the stream changes between its blocks")
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """One product of a parameter matrix with activations, [batch, pos, ...] or [batch * pos, ...]."""
+
+    parameter: str  # its name within the block
+    use: int  # 0 for the first use of this parameter
+    given: Tensor
+    output: Tensor
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.parameter, self.use
+
+    @property
+    def name(self) -> str:
+        """The path of the module, or of the parameter if it is not a module's `weight`."""
+        return self.parameter.removesuffix(".weight")
+
+
+class ProductMode(TorchFunctionMode):
+    """Records products of parameter matrices with activations. Products named in `outputs` return that tensor instead.
+
+    A matrix is a parameter with at least two dimensions, or a tensor computed from parameters alone. Only products
+    whose input and output are laid out by position are recorded. Others, such as convolutions over positions, run
+    unchanged.
+    """
+
+    def __init__(
+        self, block: nn.Module, shape: Sequence[int], outputs: Mapping[tuple[str, int], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        self.shape, self.outputs = tuple(shape), outputs or {}
+        self.products: list[Product] = []
+        self._uses: Counter[str] = Counter()
+        self._storages = {_storage(parameter): name for name, parameter in block.named_parameters()}
+        self._made: dict[int, tuple[str, Tensor]] = {}  # by id; holding the tensor keeps its id unique
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        tensors = list(_tensors((*args, *named.values())))
+        names = [self._name(tensor) for tensor in tensors]
+        if not any(names):
+            return func(*args, **named)
+        if all(names):
+            output = func(*args, **named)
+            if isinstance(output, Tensor) and _storage(output) not in self._storages:
+                self._made[id(output)] = (next(filter(None, names)), output)
+            return output
+        pairs = list(zip(tensors, names, strict=True))
+        given = next((tensor for tensor, name in pairs if not name and self._keeps(tensor)), None)
+        matrix = next((name for tensor, name in pairs if name and sum(size > 1 for size in tensor.shape) > 1), None)
+        if given is None or matrix is None:
+            return func(*args, **named)
+        return self._product(matrix, given.detach().clone(), lambda: func(*args, **named))
+
+    def _product(self, parameter: str, given: Tensor, run: Any) -> Any:
+        key = (parameter, self._uses[parameter])
+        output = self.outputs[key].clone() if key in self.outputs else run()
+        if isinstance(output, Tensor) and self._keeps(output):
+            self._uses[parameter] += 1
+            self.products.append(Product(*key, given, output.detach().clone()))
+        return output
+
+    def _keeps(self, tensor: Tensor) -> bool:
+        """Return True if a tensor is laid out by position."""
+        batch, positions = self.shape
+        by_position = tensor.dim() > 2 and tensor.shape[:2] == (batch, positions)
+        return tensor.is_floating_point() and (by_position or (tensor.dim() > 1 and len(tensor) == batch * positions))
+
+    def _name(self, tensor: Tensor) -> str | None:
+        name = self._storages.get(_storage(tensor))
+        if name is None and id(tensor) in self._made:
+            return self._made[id(tensor)][0]
+        return name
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from _tensors(value)

@@ -1,13 +1,13 @@
-"""The states of every layer at chosen positions, and a token's logit as an exact sum over the parts of a state.
+"""States of every layer at selected positions, and a token's logit as an exact sum over the parts of a state.
 
-The last state is a sum of embedding, attention, memories and biases. The final norm would be linear if its scale did
-not depend on the state, so the scale is frozen at the state that is read:
+The last state is a sum of embedding, attention, memories and biases. The final norm is linear except for its scale, so
+the scale is fixed at the value for the state that is read:
 
     logit = constant + sum over parts of part . direction
 
-The constant is the biases' share, which no part changes. A post-norm between memories and stream is frozen in the same
-way. The sum is the model's logit before soft-capping; for an adaptive softmax, the word's score plus that of its band's
-class before both are normalised (`Lens.logit_is`). `relative` takes the logit less the mean over the vocabulary.
+The constant comes from biases. A post-norm between memories and stream is treated in the same way. The sum is the
+model's logit before soft-capping. For an adaptive softmax it is the word's score plus the score of its band's class,
+before both are normalized (`Lens.logit_is`). `relative` subtracts the mean logit over the vocabulary.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from memlens.models.memory_model import MemoryModel
 
 
 class LayerUse(NamedTuple):
-    """The coefficients of the memories of one layer, and the weights of its groups, at n positions."""
+    """The coefficients of one layer's memories and the weights of its groups at n positions."""
 
     coefficients: Tensor  # [n, memories]
-    weights: Tensor  # [n, groups]: what m and the biases of a group were multiplied by; 0 where it was not used
+    weights: Tensor  # [n, groups]: the factor on a group's m and biases; 0 if the token did not reach the group
 
     def at(self, rows: Tensor) -> LayerUse:
         return LayerUse(self.coefficients[rows], self.weights[rows])
@@ -39,14 +39,14 @@ class LayerUse(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PositionStates:
-    """States and coefficients of every layer at n positions; o = r + y. All are copies, float32 or finer."""
+    """States and coefficients of every layer at n positions, with o = r + y. Copies, float32 or finer."""
 
     embedding: Tensor  # [n, d], the input of the first layer
     r: dict[int, Tensor]  # [n, d]
     y: dict[int, Tensor]  # [n, d]
     o: dict[int, Tensor]  # [n, d]
-    coefficients: dict[int, Tensor]  # [n, memories], of the layers asked for
-    weights: dict[int, Tensor]  # [n, groups], of the same layers
+    coefficients: dict[int, Tensor]  # [n, memories], for the requested layers
+    weights: dict[int, Tensor]  # [n, groups], for the same layers
 
     def __len__(self) -> int:
         return len(self.embedding)
@@ -55,7 +55,7 @@ class PositionStates:
         return LayerUse(self.coefficients[layer], self.weights[layer])
 
     def attention(self, layer: int) -> Tensor:
-        """The rest of a layer's update of the stream, besides its memories, [n, d]."""
+        """Return what the layer adds to the stream besides y, [n, d]."""
         before = self.embedding if layer == 0 else self.o[layer - 1]
         return self.r[layer] - before
 
@@ -67,12 +67,12 @@ class PositionStates:
         return PositionStates(self.embedding[part], *map(cut, stores))
 
     def copy(self) -> PositionStates:
-        """The same numbers, so that a small part need not keep the whole in memory."""
+        """Return a copy, so that a small slice does not keep the whole tensors in memory."""
         return PositionStates.join([self, self[:0]])
 
     @staticmethod
     def join(parts: list[PositionStates]) -> PositionStates:
-        """The positions of several passes, one after another."""
+        """Concatenate the positions of several passes."""
 
         def joined(stores: list[dict[int, Tensor]]) -> dict[int, Tensor]:
             return {layer: torch.cat([store[layer] for store in stores]) for layer in stores[0]}
@@ -90,9 +90,13 @@ class PositionStates:
 def record_positions(
     model: MemoryModel, tokens: Tensor, rows: Tensor, layers: Collection[int] | None = None
 ) -> PositionStates:
-    """Run tokens [batch, pos] and keep the chosen rows of the flattened [batch * pos], [n] int64.
+    """Run tokens [batch, pos] and record the positions `rows` [n] of the flattened [batch * pos].
 
-    States are kept of all layers, coefficients of `layers` (None = all).
+    Args:
+        model: The model to run.
+        tokens: [batch, pos] int64.
+        rows: [n] int64.
+        layers: Layers whose coefficients are recorded; None for all. States are recorded for all layers.
     """
     rows = rows.to(model.device)
     embedding: dict[int, Tensor] = {}
@@ -103,7 +107,7 @@ def record_positions(
 
     def keep(store: dict[int, Tensor], layer: int) -> Callable[[Tensor], None]:
         def pick(states: Tensor) -> None:  # [batch, pos, ...]
-            # advanced indexing copies, so that later in-place changes do not reach what is kept
+            # advanced indexing copies, so later in-place changes do not affect the record
             store[layer] = at_least_float32(states.detach().flatten(0, 1)[rows])
 
         return pick
@@ -131,12 +135,12 @@ def record_positions(
 
 @dataclass(frozen=True, eq=False)
 class LogitParts:
-    """The logits of n tokens in parts: logit = embedding + constant + sum over layers of attention + ffn."""
+    """The logits of n tokens as parts: logit = embedding + constant + sum over layers of (attention + ffn)."""
 
     embedding: Tensor  # [n]
     attention: Tensor  # [layers, n]
-    ffn: Tensor  # [layers, n]; memories and the block's biases together
-    constant: Tensor  # [n]; biases of the final norm and of the output embedding
+    ffn: Tensor  # [layers, n], memories and the block's biases
+    constant: Tensor  # [n], from the biases of the final norm and the output embedding
 
     @property
     def logit(self) -> Tensor:
@@ -144,7 +148,7 @@ class LogitParts:
 
 
 class LogitDecomposition:
-    """Directions, constants and parts for one model; its output embedding is computed once, when first needed."""
+    """Directions, constants and parts for one model. The output embedding is computed once, on first use."""
 
     def __init__(self, model: MemoryModel) -> None:
         self._model = model
@@ -160,9 +164,12 @@ class LogitDecomposition:
         return self._lens.logit_rows(every).mean(0)  # [d]
 
     def direction(self, tokens: Tensor, states: Tensor, relative: bool = False) -> Tensor:
-        """[n, d]: part . direction is what a part of a state [n, d] adds to the logit of its token [n].
+        """Return directions [n, d]: part . direction is what a part of a state adds to the logit of its token.
 
-        relative: to the logit less the mean of all logits, which no common shift of them can change.
+        Args:
+            tokens: [n].
+            states: [n, d], the states at which the final norm's scale is fixed.
+            relative: Use the logit minus the mean of all logits, which is invariant under a common shift.
         """
         rows = self._lens.logit_rows(tokens)
         if relative:
@@ -171,7 +178,7 @@ class LogitDecomposition:
         return rows if norm is None else _backwards(norm, rows, states)
 
     def constant(self, tokens: Tensor, relative: bool = False) -> Tensor:
-        """[n]: what is in the logit of each token whatever the state is."""
+        """Return the part of each token's logit that does not depend on the state, [n]."""
         rows = self._lens.logit_rows(tokens)
         if relative:
             rows = rows - self._mean
@@ -186,7 +193,7 @@ class LogitDecomposition:
         return constant
 
     def memories(self, layer: int, used: LayerUse, direction: Tensor) -> Tensor:
-        """[n, memories]: what each memory of that layer added along the direction [n, d]."""
+        """Return what each memory of the layer adds along the direction [n, d]: [n, memories]."""
         block = self._model.layers[layer]
         inward = self._before_post_norm(block, used, direction)
         effects = torch.empty_like(used.coefficients)
@@ -196,7 +203,7 @@ class LogitDecomposition:
         return effects.mul_(used.coefficients)
 
     def block_bias(self, layer: int, used: LayerUse, direction: Tensor) -> Tensor:
-        """[n]: what the block's own biases added; with all memories it is what the block added."""
+        """Return what the block's biases add along the direction, [n]. Memories and biases sum to the block's part."""
         block = self._model.layers[layer]
         total = direction.new_zeros(len(direction))
         biases = _biases(block, used.weights)
@@ -208,11 +215,11 @@ class LogitDecomposition:
         return total
 
     def cosine(self, tokens: Tensor, others: Tensor) -> Tensor:
-        """[n]: how alike the output embeddings of two tokens are, from -1 to 1."""
+        """Return the cosine similarity of the output embeddings of two tokens, [n]."""
         return torch.cosine_similarity(self._embedding[tokens], self._embedding[others], dim=-1)
 
     def logit_parts(self, positions: PositionStates, tokens: Tensor, relative: bool = False) -> LogitParts:
-        """The logit that the model itself gives to each position's token [n], in parts."""
+        """Return the model's logit of each position's token [n] as parts."""
         layers = range(len(self._model.layers))
         direction = self.direction(tokens, positions.o[layers[-1]], relative)
         return LogitParts(
@@ -224,7 +231,7 @@ class LogitDecomposition:
 
     @staticmethod
     def _before_post_norm(block: MemoryLayer, used: LayerUse, direction: Tensor) -> Tensor:
-        """The direction as it is met before the block's post-norm and scale, frozen at what the block put out."""
+        """Return the direction before the block's post-norm and scale, with the norm's scale fixed."""
         direction = scaled(direction, block.scale)
         if block.post_norm is None:
             return direction
@@ -237,7 +244,7 @@ class LogitDecomposition:
 
 
 def _biases(block: MemoryLayer, weights: Tensor) -> Tensor | None:
-    """[n, d]: the biases in a block's output, each times what its group is multiplied by; None where there are none."""
+    """Return the biases in a block's output, weighted by group, [n, d], or None if it has none."""
     parts = [
         weights[:, place, None] * scaled(at_least_float32(group.value_bias), group.scale)
         for place, group in enumerate(block.groups)
@@ -247,19 +254,19 @@ def _biases(block: MemoryLayer, weights: Tensor) -> Tensor | None:
 
 
 def norm_scale(norm: Norm, states: Tensor) -> Tensor:
-    """[n, 1]: what a norm divides each state [n, d] by."""
-    if norm.centres:
+    """Return the number that a norm divides each state [n, d] by, [n, 1]."""
+    if norm.centers:
         states = states - states.mean(-1, keepdim=True)
     return torch.sqrt(states.square().mean(-1, keepdim=True) + norm.epsilon)
 
 
 def _backwards(norm: Norm, direction: Tensor, states: Tensor) -> Tensor:
-    """Norm(x) . direction, without the norm's bias, is x . this; the scale is that of `states`. All [n, d]."""
+    """Return d' such that x . d' = norm(x) . direction without the norm's bias. The scale is that of `states`."""
     gain = norm.gain
     if gain is not None:
         direction = direction * gain
-    if norm.centres:
-        # taking the mean off one side of a product is the same as taking it off the other
+    if norm.centers:
+        # centering either side of a dot product gives the same result
         direction = direction - direction.mean(-1, keepdim=True)
     return direction / norm_scale(norm, states)
 

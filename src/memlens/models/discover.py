@@ -1,9 +1,15 @@
-"""Discovers the memories of a network: finds keys, values, norms, scales and the stream by trying, without a list.
+"""Discovery: find the keys, values, norms, scales and stream of each block by experiment, without a list of models.
 
-The network runs once on a few tokens; then each block is run again by itself (blocks.py) and looked into. A linear map
-whose input is made of keys of the stream (match.py) holds values. Silencing them shows how they reach the stream: as
-they are, scaled by a constant, by a gain or by a number of the token, or through a norm. All of it is a proposal for
-proof.py.
+The network runs once on a few tokens. Then each block is re-run alone (blocks.py):
+
+1. Find the groups of memories. A linear map holds values if its input is computed from keys of the stream (match.py).
+   Experts are recognized by the interface that transformers has for them.
+2. Silence the groups and see how the block's output changes. The output of the groups reaches the stream unchanged,
+   scaled by a constant or by a factor per coordinate, or through a norm.
+3. Silence one group at a time to find its scale: none, a constant, a factor per coordinate or a gate per token.
+4. Find what the block reads: the stream that it adds to, or the stream before its attention (a parallel block).
+
+The result is a proposal for proof.py. An error in any step rejects the model with the layer and the step.
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from torch import Tensor, nn
 
 from memlens.errors import UnsupportedModel
 from memlens.models import hooks
-from memlens.models.blocks import BlockCall, ModuleCall, in_float32
+from memlens.models.blocks import BlockCall, ModuleCall, in_float32, reject_on_error
 from memlens.models.experts import expert_groups, is_experts
 from memlens.models.groups import LinearGroup, MemoryGroup, MemoryLayer, Scale, scaled
 from memlens.models.lens import Norm
@@ -29,23 +35,33 @@ from memlens.models.match import (
     is_linear,
     match_keys,
     ratio,
-    recognised_norm,
+    recognized_norm,
     rows_of,
 )
 
 
 def discover_layers(calls: Sequence[BlockCall], activations: Sequence[str]) -> list[MemoryLayer]:
-    """The memories of every block; `activations`: names to try first. UnsupportedModel where a block has others."""
+    """Return the memories of every block.
+
+    Args:
+        calls: The calls of the blocks.
+        activations: Names of activations to try first.
+
+    Raises:
+        UnsupportedModel: A block's feed-forward part is not recognized, or no block has one.
+    """
     layers: list[MemoryLayer] = []
-    known: dict[tuple[Any, ...], MemoryLayer] = {}
+    latest: dict[tuple[Any, ...], MemoryLayer] = {}
     for number, call in enumerate(calls):
         kind = tuple((name, type(module)) for name, module in call.block.named_modules())
         with in_float32(call.block):
             try:
-                discovery = _Discovery(call, number, activations)
-                alike = discovery.as_in(known[kind]) if kind in known else None
-                layers.append(discovery.layer() if alike is None else alike)
-                known[kind] = layers[-1]
+                with reject_on_error("the block cannot be run alone"):
+                    discovery = _Discovery(call, number, activations)
+                with reject_on_error("it cannot be compared with the layer before it"):
+                    layer = discovery.like(latest[kind]) if kind in latest else None
+                layers.append(discovery.layer() if layer is None else layer)
+                latest[kind] = layers[-1]
             except UnsupportedModel as error:
                 raise UnsupportedModel(f"layer {number}: {error}") from error
     if not any(layer.groups for layer in layers):
@@ -54,7 +70,7 @@ def discover_layers(calls: Sequence[BlockCall], activations: Sequence[str]) -> l
 
 
 class _Discovery:
-    """One block, looked into."""
+    """The discovery of one block."""
 
     def __init__(self, call: BlockCall, number: int, activations: Sequence[str]) -> None:
         self.call, self.number, self.activations = call, number, activations
@@ -63,27 +79,36 @@ class _Discovery:
         self.by_module = {call.module: call for call in self.calls}
 
     def layer(self) -> MemoryLayer:
-        groups = [*self._linear_groups(), *self._expert_groups()]
+        """Run all steps."""
+        with reject_on_error("its keys and values cannot be found"):
+            groups = [*self._linear_groups(), *self._expert_groups()]
         if not groups:
             return self._layer([], (), None, None, None, False)
-        silent = self._silenced(groups)
+        with reject_on_error("its memories cannot be silenced"):
+            silent = self._silence(groups)
         last_reason = ""
         for outputs in self._possible_outputs(groups):
             try:
-                post_norm, scale = self._way_to_the_stream(outputs, silent)
-                scaled_groups = self._group_scales(groups, outputs)
+                with reject_on_error("the path of its memories to the stream cannot be found"):
+                    post_norm, scale = self._path_to_stream(outputs, silent)
+                with reject_on_error("the scales of its memories cannot be found"):
+                    scaled_groups = self._group_scales(groups, outputs)
             except UnsupportedModel as error:
                 last_reason = str(error)
                 continue
-            y = self._addition(outputs, post_norm, scale)
-            input_norm, parallel = self._stream(groups, y)
+            with reject_on_error("the input of its memories cannot be found"):
+                y = self._addition(outputs, post_norm, scale)
+                input_norm, parallel = self._find_input(groups, y)
             return self._layer(scaled_groups, outputs, input_norm, post_norm, scale, parallel)
         raise UnsupportedModel(last_reason)
 
-    def as_in(self, other: MemoryLayer) -> MemoryLayer | None:
-        """The layer as one that is built alike, if that fits: most blocks of a network are alike, but for weights."""
+    def like(self, other: MemoryLayer) -> MemoryLayer | None:
+        """Return this layer with the structure of another one, or None if that does not fit.
+
+        Most blocks of a network differ in their weights only, and this is much faster than a search.
+        """
         plain = [group for group in other.groups if isinstance(group, LinearGroup) and _is_plain(group)]
-        # what a parallel block reads says nothing of what it adds, so that a scale of its own would go unnoticed
+        # the input of a parallel block does not depend on what it adds, so another scale would go unnoticed here
         if not plain or len(plain) < len(other.groups) or isinstance(other.scale, Tensor) or other.parallel:
             return None
         paths = {module: name for name, module in other.block.named_modules()}
@@ -99,7 +124,7 @@ class _Discovery:
         outputs = tuple(moved(module) for module in other.outputs)
         input_norm, post_norm = moved(other.input_norm), moved(other.post_norm)
         norms = [norm.module for norm in (input_norm, post_norm) if norm is not None]
-        if not {*outputs, *norms} <= self.by_module.keys() or not all(map(self._fires_as_said, groups)):
+        if not {*outputs, *norms} <= self.by_module.keys() or not all(map(self._follows_formula, groups)):
             return None
         read = rows_of(self.by_module[norms[0] if input_norm else groups[0].reader].given)
         stream = rows_of(self.o) - self._addition(outputs, post_norm, other.scale)
@@ -107,8 +132,8 @@ class _Discovery:
             return None
         return self._layer(groups, outputs, input_norm, post_norm, other.scale, False)
 
-    def _fires_as_said(self, group: LinearGroup) -> bool:
-        """Does a plain group's activation turn what its projections put out into what its down projection was given?"""
+    def _follows_formula(self, group: LinearGroup) -> bool:
+        """Return True if the activation maps the outputs of the key projections to the input of the down projection."""
         if not {group.key_projection, group.up_projection or group.down, group.down} <= self.by_module.keys():
             return False
         m = group.activate(rows_of(self.by_module[group.key_projection].output)[:, group.key_rows])
@@ -136,7 +161,7 @@ class _Discovery:
             parallel=parallel,
         )
 
-    # what holds memories
+    # Step 1
 
     def _linear_groups(self) -> Iterator[LinearGroup]:
         width = self.o.shape[-1]
@@ -167,56 +192,68 @@ class _Discovery:
         ]
         return routers[0] if len(routers) == 1 else None
 
-    # how it reaches the stream
+    # Step 2
 
-    def _silenced(self, groups: Sequence[MemoryGroup]) -> dict[nn.Module | None, ModuleCall | Tensor]:
-        """Every module's call, and under None the block's output, with the coefficients of some groups at zero."""
+    def _silence(self, groups: Sequence[MemoryGroup]) -> dict[nn.Module | None, ModuleCall | Tensor]:
+        """Re-run the block with these groups silenced. Return {module: call}; the key None holds the block's output."""
         layer = self._layer(groups, (), None, None, None, False)
         with hooks.edit_coefficients(layer, lambda c, _group: torch.zeros_like(c)):
             silent = self.call.traced()
         return {None: silent.output} | {call.module: call for call in silent.calls}
 
     def _possible_outputs(self, groups: Sequence[MemoryGroup]) -> Iterator[tuple[nn.Module, ...]]:
-        """Modules that may put out the sum of all groups, the innermost first."""
+        """Yield modules whose output may be the sum of all groups, the innermost first."""
         parts = list(dict.fromkeys(group.writer for group in groups))
         if len(parts) == 1 and isinstance(groups[0], LinearGroup):
             yield (parts[0],)
-        above = [module for module in self.block.modules() if module is not self.block and module in self.by_module]
+        width = self.o.shape[-1]
+        above = [
+            module
+            for module in self.block.modules()
+            if module is not self.block
+            and module in self.by_module
+            and self.by_module[module].output.shape[-1] == width
+        ]
         holders = [module for module in above if set(parts) <= set(module.modules()) and module not in parts]
         yield from ((module,) for module in reversed(holders))
         if len(parts) == 1:
             yield (parts[0],)
             return
-        # no module puts out the sum: the outermost module of each part that holds no other
+        # no module returns the sum: use the outermost module of each part that contains no other part
         yield tuple(next(module for module in above if {part} == set(module.modules()) & set(parts)) for part in parts)
 
     def _out(self, outputs: tuple[nn.Module, ...], calls: dict[Any, Any] | None = None) -> Tensor:
         of = self.by_module if calls is None else calls
         return torch.stack([rows_of(of[module].output) for module in outputs]).sum(0)
 
-    def _way_to_the_stream(self, outputs: tuple[nn.Module, ...], silent: dict[Any, Any]) -> tuple[Norm | None, Scale]:
-        """(post-norm, scale) between the sum of the groups and the stream."""
+    def _path_to_stream(self, outputs: tuple[nn.Module, ...], silent: dict[Any, Any]) -> tuple[Norm | None, Scale]:
+        """Return the post-norm and the scale between the sum of the groups and the stream."""
         if any(module not in silent for module in outputs):
             raise UnsupportedModel("its feed-forward part does not always run")
-        gone = rows_of(self.o - silent[None])
+        lost = rows_of(self.o - silent[None])
         out, out_silent = self._out(outputs), self._out(outputs, silent)
-        scale, fits = self._fit(gone, out - out_silent)
+        if out.shape != lost.shape:
+            raise UnsupportedModel(
+                f"its feed-forward part has width {out.shape[-1]} and its stream {lost.shape[-1]}, as with "
+                "hyper-connections, so there is no single r and o"
+            )
+        scale, fits = self._fit(lost, out - out_silent)
         if fits:
             return None, scale
         for call in self.calls:
             if call.output.shape[-1] != self.o.shape[-1] or not torch.equal(rows_of(call.given), out):
                 continue
-            norm = recognised_norm(call)
+            norm = recognized_norm(call)
             if norm is None:
                 continue
-            scale, fits = self._fit(gone, rows_of(call.output - silent[call.module].output))
+            scale, fits = self._fit(lost, rows_of(call.output - silent[call.module].output))
             if fits:
                 return norm, scale
         raise UnsupportedModel(self._why_not_added())
 
     def _fit(self, reached: Tensor, source: Tensor) -> tuple[Scale, bool]:
-        """(scale, does it fit): reached = scale * source, with a constant or one factor per coordinate. Both [n, d]."""
-        # where an expert has next to no weight (Zaya), the difference of two sums is their rounding
+        """Fit reached = scale * source [n, d] with a constant or a factor per coordinate. Return (scale, fits)."""
+        # if an expert has almost no weight (Zaya), the difference of two sums is rounding noise
         clear = source.abs().amax(-1) > 1e-4 * rows_of(self.o).abs().amax(-1)
         if clear.any():
             reached, source = reached[clear], source[clear]
@@ -226,19 +263,21 @@ class _Discovery:
         gain = (reached * source).sum(0) / source.square().sum(0).clamp_min(1e-30)
         if not deviation(source * gain, reached) < NEAR:
             return None, False
-        for parameter in self.block.parameters():  # a fit has noise that the parameter behind it has not
+        for parameter in self.block.parameters():  # prefer the exact parameter to the noisy fit
             if parameter.shape == gain.shape and torch.allclose(parameter, gain, rtol=1e-3, atol=1e-5):
                 return parameter.detach().clone(), True
         return gain, True
 
     def _why_not_added(self) -> str:
         last = [call for call in self.calls if torch.equal(rows_of(call.output), rows_of(self.o))]
-        if any(recognised_norm(call) is not None for call in last):
+        if any(recognized_norm(call) is not None for call in last):
             return "its norm follows the sum of stream and feed-forward output (post-norm), so o = r + y cannot hold"
-        return "what its feed-forward part puts out is not simply added to the stream"
+        return "the output of its feed-forward part is not simply added to the stream"
+
+    # Step 3
 
     def _group_scales(self, groups: Sequence[MemoryGroup], outputs: tuple[nn.Module, ...]) -> list[MemoryGroup]:
-        """The groups with the scale between each of them and the modules that put out their sum."""
+        """Return the groups with the scale between each of them and the modules that return their sum."""
         scaled_groups: list[MemoryGroup] = []
         experts = [group for group in groups if group.kind == "routed"]
         for part in (*([group] for group in groups if group.kind != "routed"), experts):
@@ -248,7 +287,7 @@ class _Discovery:
             if outputs == (last,):
                 scaled_groups += part
                 continue
-            silent: Any = self._silenced(part)
+            silent: Any = self._silence(part)
             reached = self._out(outputs) - self._out(outputs, silent)
             source = rows_of(self.by_module[last].output) - rows_of(silent[last].output)
             scale, fits = self._fit(reached, source)
@@ -257,12 +296,12 @@ class _Discovery:
                 continue
             gate = self._token_gate(part[0], reached, source)
             if gate is None:
-                raise UnsupportedModel("a part of its memories reaches the stream with a factor that is not understood")
+                raise UnsupportedModel("some of its memories reach the stream with an unknown factor")
             scaled_groups += [replace(group, token_scale=gate) for group in part]
         return scaled_groups
 
     def _token_gate(self, group: MemoryGroup, reached: Tensor, source: Tensor) -> TokenGate | None:
-        """The number of each token that a group is multiplied by, if it is the sigmoid of a linear map of x."""
+        """Return the gate per token that multiplies a group, if it is the sigmoid of a linear map of x."""
         if not isinstance(group, LinearGroup):
             return None
         factor = (reached * source).sum(-1, keepdim=True) / source.square().sum(-1, keepdim=True).clamp_min(1e-30)
@@ -278,10 +317,10 @@ class _Discovery:
         out = self._out(outputs) if post_norm is None else rows_of(self.by_module[post_norm.module].output)
         return scaled(out, scale)
 
-    # what is read
+    # Step 4
 
-    def _stream(self, groups: Sequence[MemoryGroup], y: Tensor) -> tuple[Norm | None, bool]:
-        """(the norm whose output is x, does the block read the stream from before its attention?)"""
+    def _find_input(self, groups: Sequence[MemoryGroup], y: Tensor) -> tuple[Norm | None, bool]:
+        """Return the norm whose output is x, and True if the block reads the stream before its attention."""
         x, *others = (
             rows_of(self.by_module[module].given) for module in dict.fromkeys(group.reader for group in groups)
         )
@@ -296,17 +335,17 @@ class _Discovery:
         raise UnsupportedModel("its feed-forward part does not read the stream that it adds to, or not through a norm")
 
     def _norms_before(self, x: Tensor) -> Iterator[tuple[Norm, Tensor]]:
-        """(norm, what it is given) for norms that put out x."""
+        """Yield (norm, its input) for norms whose output is x."""
         for call in self.calls:
             if call.given.shape[-1] == x.shape[-1] and torch.equal(rows_of(call.output), x):
-                norm = recognised_norm(call)
+                norm = recognized_norm(call)
                 if norm is not None:
                     yield norm, rows_of(call.given)
 
 
 @dataclass(frozen=True, eq=False)
 class TokenGate:
-    """sigmoid(x w), the share of a shared expert in each token: x [..., d] -> [..., 1]"""
+    """sigmoid(x w), the gate of a shared expert per token: x [..., d] -> [..., 1]."""
 
     module: Any
 
@@ -317,7 +356,7 @@ class TokenGate:
 
 
 def _is_plain(group: LinearGroup) -> bool:
-    """Is all that is known of a group its modules and a function of transformers?"""
+    """Return True if a group consists of modules and an activation only, without scales or other functions."""
     return (
         group.combine is None
         and group.token_scale is None
@@ -339,7 +378,7 @@ def _expert_facts(experts: Any, activations: Sequence[str]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class _Combine:
-    """The experts' own way to put gate and up together."""
+    """The experts' own function of gate and up."""
 
     experts: Any
 

@@ -1,10 +1,11 @@
-"""Experts behind a router: their memories, and the function of ours that runs them where they are watched or edited.
+"""Routed experts: their memories, and a function that runs them so that coefficients can be observed and edited.
 
-transformers keeps the experts of a layer as stacked tensors in one module and lets anyone register a function that runs
-them. Ours is the plain loop over experts, in the same order and with the same products as the module's own, so its
-output is the same bit for bit; between key and value projection it shows the coefficients, and lets them be changed.
+transformers stores the experts of a layer as stacked tensors in one module and accepts registered functions that run
+them. `run_experts` loops over the experts in the same order and with the same products as the module's own code, so its
+output is bit-identical. Between the key and value projections it exposes the coefficients.
 
-The output of expert e for a token is w (m V + b), w the router's weight: a coefficient is w m, and w b no memory's.
+The output of an expert for a token is w (m V + b), with w the router's weight. The coefficient is w m. The bias w b
+belongs to no memory.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "memlens"
 _Tap = TypeVar("_Tap")
-_TAPS = "_memlens_taps"  # on the experts' module while somebody watches or edits it
+_TAPS = "_memlens_taps"  # attribute of the experts' module while it is observed or edited
 _LAYOUT = ("is_concatenated", "is_transposed", "has_bias", "has_gate", "num_experts")
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Does a module hold stacked experts that the registered functions of transformers can run?"""
+    """Return True if a module holds stacked experts that registered functions of transformers can run."""
     return all(hasattr(module, name) for name in _LAYOUT) and isinstance(getattr(module, "down_proj", None), Tensor)
 
 
@@ -39,8 +40,8 @@ def is_experts(module: nn.Module) -> bool:
 class ExpertGroup(MemoryGroup):
     """The memories of one expert of a stacked module."""
 
-    experts: Any = field(kw_only=True, repr=False)  # the module, with its layout as transformers notes it
-    router: Any = field(kw_only=True, default=None, repr=False)  # the module with one row per expert as its weight
+    experts: Any = field(kw_only=True, repr=False)  # the module, with the layout attributes of transformers
+    router: Any = field(kw_only=True, default=None, repr=False)  # the module whose weight has one row per expert
 
     @property
     def reader(self) -> nn.Module:
@@ -53,7 +54,7 @@ class ExpertGroup(MemoryGroup):
     def gated(self) -> bool:
         return bool(self.experts.has_gate)
 
-    @cached_property  # asked for with every block, and a module's attributes are slow
+    @cached_property  # read for every block; attributes of modules are slow
     def size(self) -> int:
         return int(self.experts.down_proj.shape[1 if self.experts.is_transposed else 2])
 
@@ -84,7 +85,7 @@ class ExpertGroup(MemoryGroup):
 
     @property
     def _inward(self) -> Tensor:
-        """Rows of keys, or of gate and up together, [size or 2 size, d]."""
+        """The rows of the keys, or of gate and up together, [size or 2 * size, d]."""
         stacked = self.experts.gate_up_proj if self.gated else self.experts.up_proj
         rows: Tensor = stacked.detach()[self.expert]
         return rows.T if self.experts.is_transposed else rows
@@ -106,9 +107,9 @@ class ExpertGroup(MemoryGroup):
 
 
 def expert_groups(experts: Any, router: nn.Module | None = None, **facts: Any) -> list[ExpertGroup]:
-    """The experts of a stacked module; `facts`: activation, activate, combine, scale."""
+    """Return the groups of a stacked module. `facts` are activation, activate, combine and scale."""
     if getattr(experts, "has_post_expert_norm", False):
-        raise UnsupportedModel("a norm follows every expert, so that values do not add up; use another model")
+        raise UnsupportedModel("a norm follows every expert, so values do not add up; use another model")
     if getattr(experts, "_is_expert_parallel", False):
         raise UnsupportedModel("its experts are spread over several devices; load the model onto one device")
     return [
@@ -119,7 +120,7 @@ def expert_groups(experts: Any, router: nn.Module | None = None, **facts: Any) -
 
 @dataclass(eq=False)
 class _Taps:
-    """The observers and the edits of the experts of one module, by the group of each expert."""
+    """The observers and edits of the experts of one module."""
 
     edits: list[tuple[dict[int, ExpertGroup], BatchShape, Change]] = field(default_factory=list)
     watchers: list[tuple[dict[int, ExpertGroup], BatchShape, Callable[[CoefficientBlock], None]]] = field(
@@ -129,7 +130,7 @@ class _Taps:
 
 @dataclass(frozen=True, eq=False)
 class StackedExperts:
-    """One module of stacked experts with the groups of its layer."""
+    """A module of stacked experts and its groups by expert."""
 
     module: nn.Module
     groups: dict[int, ExpertGroup]
@@ -142,7 +143,7 @@ class StackedExperts:
 
     @contextmanager
     def _added(self, tap: _Tap, among: Callable[[_Taps], list[_Tap]]) -> Iterator[None]:
-        """Within, the tap is among those of the module."""
+        """Add a tap to the module inside the context."""
         with self._tapped() as taps:
             among(taps).append(tap)
             try:
@@ -152,20 +153,20 @@ class StackedExperts:
 
     @contextmanager
     def _tapped(self) -> Iterator[_Taps]:
-        """The module's taps; the outermost to leave takes them off."""
-        known: _Taps | None = getattr(self.module, _TAPS, None)
-        taps = _Taps() if known is None else known
-        if known is None:
+        """Yield the module's taps. The outermost context creates and removes them."""
+        existing: _Taps | None = getattr(self.module, _TAPS, None)
+        taps = _Taps() if existing is None else existing
+        if existing is None:
             object.__setattr__(self.module, _TAPS, taps)
         try:
             yield taps
         finally:
-            if known is None:
+            if existing is None:
                 object.__delattr__(self.module, _TAPS)
 
 
 def stacked_experts(layer: MemoryLayer) -> list[StackedExperts]:
-    """The modules of stacked experts in a layer, each once."""
+    """Return the modules of stacked experts in a layer."""
     by_module: dict[int, tuple[nn.Module, dict[int, ExpertGroup]]] = {}
     for group in layer.groups:
         if isinstance(group, ExpertGroup):
@@ -175,7 +176,7 @@ def stacked_experts(layer: MemoryLayer) -> list[StackedExperts]:
 
 @contextmanager
 def own_experts(network: Any) -> Iterator[None]:
-    """Within, the experts of a transformers' network are run by our function; what was chosen before is restored."""
+    """Run the experts of a network with `run_experts` inside the context, and restore the setting afterwards."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     before = network.get_experts_implementation()
@@ -189,15 +190,15 @@ def own_experts(network: Any) -> Iterator[None]:
 
 
 def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """The sum over experts of w (m V + b), [tokens, d], for tokens [tokens, d] and their experts [tokens, k]."""
+    """Return the sum over experts of w (m V + b), [tokens, d], for states [tokens, d] and their experts [tokens, k]."""
     taps: _Taps | None = getattr(experts, _TAPS, None)
     output = torch.zeros_like(hidden_states)
     with torch.no_grad():
-        chosen = nn.functional.one_hot(top_k_index, num_classes=experts.num_experts + 1).permute(2, 1, 0)
-        hit = torch.greater(chosen.sum(dim=(-1, -2)), 0).nonzero()[:, 0].tolist()
+        selected = nn.functional.one_hot(top_k_index, num_classes=experts.num_experts + 1).permute(2, 1, 0)
+        hit = torch.greater(selected.sum(dim=(-1, -2)), 0).nonzero()[:, 0].tolist()
     edited = () if taps is None or not taps.edits else range(experts.num_experts)
     for expert in sorted({*hit, *edited} - {experts.num_experts}):
-        place, rows = torch.where(chosen[expert])
+        place, rows = torch.where(selected[expert])
         inner = _inner(experts, expert, hidden_states[rows])
         m = experts._apply_gate(inner) if experts.has_gate else experts.act_fn(inner)
         weights = top_k_weights[rows, place]
@@ -221,7 +222,7 @@ def run_experts(experts: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
 
 
 def _inner(experts: Any, expert: int, states: Tensor) -> Tensor:
-    """The products of states with the keys of one expert, or with its gates and ups, [n, size or 2 size]."""
+    """Return the products of states with one expert's keys, or with its gate and up, [n, size or 2 * size]."""
     name = "gate_up_proj" if experts.has_gate else "up_proj"
     return _affine(experts, getattr(experts, name)[expert], _bias_of(experts, name, expert), states)
 
@@ -240,7 +241,7 @@ def _bias_of(experts: Any, name: str, expert: int) -> Tensor | None:
 def _edited(
     taps: _Taps, expert: int, rows: Tensor, m: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor] | None:
-    """(rows, coefficients, weights, what is added) with the edits done, at every token; None where none is made."""
+    """Apply the edits at every token. Return (rows, coefficients, weights, output), or None if nothing changed."""
     groups, shape, _change = taps.edits[0]
     tokens = shape.batch * shape.positions
     group = groups[expert]

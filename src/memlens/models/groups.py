@@ -1,8 +1,8 @@
-"""The memories of one layer: MemoryLayer, and its groups of memories, each a dense block or an expert.
+"""MemoryLayer, the memories of one layer, and its groups: dense blocks, shared experts and routed experts.
 
-A memory is one hidden unit of a feed-forward block: row i of `keys` with row i of `values` (and of `up` where the block
-is gated). A layer may have none, one group, or many: dense ones come first, then shared experts, then those behind a
-router, expert by expert; the memories of a layer are counted through in that order.
+A memory is one hidden unit of a feed-forward block: row i of `keys` and row i of `values` (and of `up` if the block is
+gated). A layer has no group, one, or many. Dense groups come first, then shared experts, then routed experts. The
+memories of a layer are numbered in that order.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from torch import Tensor, nn
 from memlens.memory import KINDS, ExpertId, GroupShape, MemoryId
 from memlens.models.lens import Norm, at_least_float32
 
-Scale = float | Tensor | None  # a constant, one factor per coordinate [d], or none
+Scale = float | Tensor | None  # a constant, a factor per coordinate [d], or None
 
 
 def scaled(vectors: Tensor, scale: Scale) -> Tensor:
-    """`vectors` [..., d] times a scale; the same tensor where there is none."""
+    """Multiply vectors [..., d] by a scale. Returns the same tensor if the scale is None."""
     return vectors if scale is None else vectors * (scale.to(vectors) if isinstance(scale, Tensor) else scale)
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryGroup(ABC):
-    """Memories that are used together.
+    """Memories that share one input and one output.
 
-    plain: m = f(x K^T + b_K);  gated: m = f(x G^T + b_G) * (x U^T + b_U), with G in `keys` and U in `up`; `combine` is
-    there where the two meet in another way. The group puts out s * (m V + b_V), times `scale`. s is 1, or a number of
-    the token: of a shared expert its gate (`token_scale`), of a routed one the router's weight. The coefficient is s m.
+    Plain: m = f(x K^T + b_K). Gated: m = f(x G^T + b_G) * (x U^T + b_U), with G in `keys` and U in `up`; `combine`
+    replaces this product if the block uses another function. The output is scale * s * (m V + b_V). s is 1 or a number
+    per token: the gate of a shared expert (`token_scale`), or the router's weight of a routed one. The coefficient is
+    s m.
     """
 
     kind: str = "dense"  # or "shared", "routed"
-    expert: int = 0  # counted within its kind
+    expert: int = 0  # number within its kind
     start: int = 0  # the number of its first memory in the layer
     activation: str = "relu"  # the checkpoint's own name, such as "gelu_new"
-    activate: Callable[[Tensor], Tensor] = field(default=torch.relu, repr=False)  # f, found by the activation's name
+    activate: Callable[[Tensor], Tensor] = field(default=torch.relu, repr=False)  # f
     combine: Callable[[Tensor, Tensor], Tensor] | None = field(default=None, repr=False)  # (x G^T + b, x U^T + b) -> m
     scale: Scale = field(default=None, repr=False)
     token_scale: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)  # x [..., d] -> s [..., 1]
@@ -49,17 +50,17 @@ class MemoryGroup(ABC):
     @property
     @abstractmethod
     def reader(self) -> nn.Module:
-        """The module that is given x."""
+        """The module whose input is x."""
 
     @property
     @abstractmethod
     def writer(self) -> nn.Module:
-        """The module that puts out the memories' sum, of a stacked module that of all its experts."""
+        """The module that returns the sum over the memories (for stacked experts, over all experts)."""
 
     @property
     @abstractmethod
     def keys(self) -> Tensor:
-        """[size, d]; the gate's rows where the block is gated."""
+        """[size, d]; the rows of the gate if the block is gated."""
 
     @property
     @abstractmethod
@@ -68,7 +69,7 @@ class MemoryGroup(ABC):
     @property
     @abstractmethod
     def up(self) -> Tensor | None:
-        """[size, d]; None where the block is not gated."""
+        """[size, d]; None if the block is not gated."""
 
     @property
     @abstractmethod
@@ -93,22 +94,22 @@ class MemoryGroup(ABC):
 
     @property
     def columns(self) -> slice:
-        """The slice of its memories among those of the layer."""
+        """The slice of this group's memories within the layer."""
         return slice(self.start, self.start + self.size)
 
     @cached_property
     def gate_turns(self) -> bool:
-        """Does a negative gate turn the sign of what it lets through, as with SiLU, and not with a sigmoid or ReLU?"""
+        """True if a negative gate flips the sign of its output, as with SiLU, but not with a sigmoid or ReLU."""
         return bool((self.activate(torch.tensor([-1.0], device=self.values.device)) < 0).item())
 
     def holds(self, memory: MemoryId | ExpertId) -> bool:
-        """Is this the group of a memory, or of an expert, of the same layer?"""
+        """Return True if a memory or expert of the same layer belongs to this group."""
         return (memory.kind, memory.expert) == (self.kind, self.expert)
 
     def coefficients(self, inputs: Tensor) -> Tensor:
-        """s m [..., size] for block inputs x [..., d], by the formula above and not by the model's own modules.
+        """Compute s m [..., size] for block inputs x [..., d] by the formula, without the model's modules.
 
-        Computed in the dtype of `inputs`, whatever the model's is; without the weight of a router.
+        The dtype is that of `inputs`. The router's weight is not included.
         """
         gate, up = self.matches(inputs)
         if up is None:
@@ -118,18 +119,18 @@ class MemoryGroup(ABC):
         return coefficients if self.token_scale is None else coefficients * self.token_scale(inputs)
 
     def matches(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(x K^T + b_K, x U^T + b_U), [..., size] each; the second is None where the block is not gated."""
+        """Return x K^T + b_K and x U^T + b_U, [..., size] each. The second is None if the block is not gated."""
         up = None if self.up is None else _affine(inputs, self.up, self.up_bias)
         return _affine(inputs, self.keys, self.key_bias), up
 
     def weighed_values(self, coefficients: Tensor) -> Tensor:
-        """c V [n, d] for coefficients [n, size], in their dtype and without any scale."""
+        """Return c V [n, d] for coefficients c [n, size], in their dtype and without scale."""
         return coefficients @ self.values.to(coefficients.dtype)
 
 
 @dataclass(frozen=True, eq=False)
 class LinearGroup(MemoryGroup):
-    """A group whose projections are modules; `key_rows` and `up_rows` tell the rows of a fused projection apart."""
+    """A group whose projections are modules. `key_rows` and `up_rows` select the rows of a fused projection."""
 
     key_projection: nn.Module = field(kw_only=True, repr=False)  # x -> x K^T + b_K; the gate of a gated block
     up_projection: nn.Module | None = field(kw_only=True, default=None, repr=False)
@@ -183,9 +184,9 @@ def _affine(inputs: Tensor, rows: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def input_rows(projection: Any) -> Tensor:
-    """The matrix of a projection with one row per output, [outputs, inputs], whichever way round it is stored."""
+    """Return the matrix of a projection as [outputs, inputs], however it is stored."""
     weight: Tensor = projection.weight.detach()
-    # transformers' Conv1D (GPT-2) stores [inputs, outputs]; known by its name, so that this file needs torch only
+    # transformers' Conv1D (GPT-2) stores [inputs, outputs]; compared by name to avoid importing transformers
     return weight.T if type(projection).__name__ == "Conv1D" else weight
 
 
@@ -195,17 +196,17 @@ def _bias(projection: nn.Module, rows: slice) -> Tensor | None:
 
 
 class CoefficientBlock(NamedTuple):
-    """The coefficients of one group in one pass, of the tokens that reach it."""
+    """The coefficients of one group in one pass, for the tokens that reach it."""
 
     group: MemoryGroup
     shape: tuple[int, int]  # (batch, pos) of the pass
-    rows: Tensor | None  # [n] which rows of the flattened [batch * pos], each once, in any order; None: all, in order
+    rows: Tensor | None  # [n] distinct rows of the flattened [batch * pos], in any order; None: all, in order
     coefficients: Tensor  # [n, size], s * m
-    weights: Tensor | None  # [n], s; None where it is 1 for every token
-    gates: Tensor | None = None  # [n, size], x G^T + b_G; None where the block is not gated or its experts are edited
+    weights: Tensor | None  # [n], s; None if it is 1 for every token
+    gates: Tensor | None = None  # [n, size], x G^T + b_G; None if not gated or if experts are edited
 
     def at(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(coefficients [k, size], s [k]) at some rows [k] of the flattened pass; zeros where they do not reach it."""
+        """Return coefficients [k, size] and s [k] at rows [k] of the flattened pass, 0 for other rows."""
         if self.rows is None:
             coefficients = self.coefficients[rows]
             return coefficients, coefficients.new_ones(len(rows)) if self.weights is None else self.weights[rows]
@@ -216,7 +217,7 @@ class CoefficientBlock(NamedTuple):
         return padded[place[rows]], torch.cat([weights, weights.new_zeros(1)])[place[rows]]
 
     def everywhere(self) -> Tensor:
-        """[batch, pos, size]; zeros at tokens that do not reach the group."""
+        """Return the coefficients as [batch, pos, size], with zeros for tokens that do not reach the group."""
         if self.rows is None:
             return self.coefficients.reshape(*self.shape, -1)
         full = self.coefficients.new_zeros(self.shape[0] * self.shape[1], self.coefficients.shape[1])
@@ -225,26 +226,25 @@ class CoefficientBlock(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MemoryLayer:
-    """The memories of one layer, and the modules through which its part of the stream is watched.
+    """The memories of one layer and the modules at which its states are observed.
 
-    The block adds y to the residual stream: what all groups put out together, through `post_norm` where there is one,
-    times `scale`.
+    The block adds y to the residual stream: the sum of all groups, through `post_norm` if there is one, times `scale`.
     """
 
     number: int
-    block: nn.Module = field(repr=False)  # its output (or that output's first element) is o, [batch, pos, d]
+    block: nn.Module = field(repr=False)  # its (first) output is o, [batch, pos, d]
     groups: tuple[MemoryGroup, ...] = field(repr=False)
-    outputs: tuple[nn.Module, ...] = field(repr=False)  # what they put out is together the sum of all groups
-    input_norm: Norm | None = field(repr=False)  # the norm whose output is x; None where x is the stream itself
-    post_norm: Norm | None = field(repr=False)  # the norm between the groups' output and the stream
-    parallel: bool = False  # does the block read the stream from before the attention of its layer?
+    outputs: tuple[nn.Module, ...] = field(repr=False)  # their outputs add up to the sum of all groups
+    input_norm: Norm | None = field(repr=False)  # the norm whose output is x; None if x is the stream itself
+    post_norm: Norm | None = field(repr=False)  # the norm between the groups and the stream
+    parallel: bool = False  # True if the block reads the stream before its attention
     scale: Scale = field(default=None, repr=False)
 
     @classmethod
     def of(cls, *, groups: Iterable[MemoryGroup], **parts: Any) -> MemoryLayer:
-        """A layer whose groups are put in order and counted through."""
+        """Create a layer with its groups sorted and numbered."""
         ordered, start = [], 0
-        for group in sorted(groups, key=lambda known: (KINDS.index(known.kind), known.expert)):
+        for group in sorted(groups, key=lambda group: (KINDS.index(group.kind), group.expert)):
             ordered.append(replace(group, start=start))
             start += group.size
         return cls(groups=tuple(ordered), **parts)
@@ -255,13 +255,13 @@ class MemoryLayer:
 
     @property
     def shape(self) -> tuple[GroupShape, ...]:
-        """Kinds, counts and sizes of the groups: all that names of memories are made of."""
-        alike = groupby(self.groups, key=lambda group: (group.kind, group.size))
-        return tuple(GroupShape(kind, len(list(several)), size) for (kind, size), several in alike)
+        """Kinds, counts and sizes of the groups, which determine the names of memories."""
+        runs = groupby(self.groups, key=lambda group: (group.kind, group.size))
+        return tuple(GroupShape(kind, len(list(groups)), size) for (kind, size), groups in runs)
 
     @property
     def is_mixture(self) -> bool:
-        """Does a router choose which memories a token meets?"""
+        """True if a router selects the memories for each token."""
         return any(group.kind == "routed" for group in self.groups)
 
     @property
@@ -274,24 +274,23 @@ class MemoryLayer:
 
     @property
     def signed(self) -> bool:
-        """Do negative coefficients mean something? Then bottom triggers are kept by default."""
+        """True if negative coefficients are meaningful. Bottom triggers are then kept by default."""
         return self.gated
 
     @property
     def values(self) -> Tensor:
-        """[memories, d], with their group's scale: of one group without a scale a view, else a copy of all of them."""
-        return self._rows([scaled(group.values, group.scale) for group in self.groups])
+        """[memories, d], times the scale of each group. A view for a single group without scale, otherwise a copy."""
+        parts = [scaled(group.values, group.scale) for group in self.groups]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     @property
     def keys(self) -> Tensor:
-        """[memories, d]; of one group a view, else a copy of all of them."""
-        return self._rows([group.keys for group in self.groups])
-
-    def _rows(self, parts: list[Tensor]) -> Tensor:
+        """[memories, d]. A view for a single group, otherwise a copy."""
+        parts = [group.keys for group in self.groups]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def group_of(self, number: int) -> tuple[MemoryGroup, int]:
-        """The group of a memory, and the memory's number within it."""
+        """Return the group of a memory and the memory's number within it."""
         group = next(group for group in reversed(self.groups) if group.start <= number)
         return group, number - group.start
 
@@ -299,16 +298,16 @@ class MemoryLayer:
         return next(group for group in self.groups if group.holds(owner))
 
     def values_of(self, numbers: Sequence[int] | Tensor) -> Tensor:
-        """[n, d]: the values of some memories, with their group's scale; no others are copied."""
+        """Return the values of some memories times their group's scale, [n, d], without copying others."""
         places = [self.group_of(number) for number in (numbers.tolist() if isinstance(numbers, Tensor) else numbers)]
         rows = [scaled(group.values[place], group.scale) for group, place in places]
         return torch.stack(rows) if rows else self.groups[0].values[:0]
 
     def lengths(self) -> Tensor:
-        """||v|| of every value, [memories], float32 or finer."""
+        """Return ||v|| of every value, [memories], float32 or finer."""
         return torch.cat([_lengths(scaled(at_least_float32(group.values), group.scale)) for group in self.groups])
 
 
 def _lengths(values: Tensor) -> Tensor:
-    # most families store values as columns, over which torch's norm is five times slower than a product
+    # most families store values as columns, for which torch's norm is five times slower than a dot product
     return values.norm(dim=1) if values.is_contiguous() else torch.linalg.vecdot(values, values).sqrt()

@@ -1,9 +1,9 @@
-"""Hooks on a feed-forward block, as context managers: they are gone after the `with`, whatever happened inside.
+"""Context managers that observe and edit the coefficients and states of a block. Hooks exist only inside them.
 
-Coefficients are read after the down projection ran, from the input it really got; edits are made before it runs. So a
-watcher sees the coefficients that were used, in whichever order watching and editing were entered. Experts behind a
-router are watched in the function that runs them (experts.py).
-One model serves one thread at a time: a hook sees every pass through its model. MemoryModel.sharing_weights makes more.
+Coefficients are read after the down projection has run, from its actual input. Edits happen before it runs. So an
+observer always sees the coefficients that were used, regardless of the order in which the contexts were entered. Routed
+experts are observed in the function that runs them (experts.py). A hook sees every pass through its model, so only one
+thread may use a model at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryGroup, Me
 
 @contextmanager
 def on_input(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call `use` with the hidden state that goes into `module`, before it runs."""
+    """Call `use` with the first input tensor of `module` before it runs."""
 
     def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         use(first_input(arguments, named))
@@ -35,7 +35,7 @@ def on_input(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None]
 
 @contextmanager
 def on_output(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call `use` with the hidden state that comes out of `module`, before anyone else can change it in place."""
+    """Call `use` with the first output tensor of `module`, before other code can change it in place."""
 
     def hook(_module: nn.Module, _arguments: tuple[Any, ...], output: Any) -> None:
         use(first_output(output))
@@ -45,7 +45,7 @@ def on_output(module: nn.Module, use: Callable[[Tensor], None]) -> Iterator[None
 
 
 class BatchShape:
-    """[batch, pos] of the running pass, since some blocks (OPT) flatten the two before their feed-forward part."""
+    """[batch, pos] of the running pass. Some blocks (OPT) flatten the two before their feed-forward part."""
 
     def __init__(self) -> None:
         self.batch = self.positions = 0
@@ -57,19 +57,19 @@ class BatchShape:
         return tensor.reshape(self.batch, self.positions, tensor.shape[-1])
 
 
-Change = Callable[[Tensor, "MemoryGroup"], Tensor]  # (coefficients [batch, pos, size], group) -> what is used instead
+Change = Callable[[Tensor, "MemoryGroup"], Tensor]  # (coefficients [batch, pos, size], group) -> replacement
 
 
 @contextmanager
 def watch_coefficients(layer: MemoryLayer, use: Callable[[CoefficientBlock], None]) -> Iterator[None]:
-    """Call `use` with the coefficients of each group of the layer whenever they have been used."""
+    """Call `use` with the coefficients of each group of the layer after they have been used."""
     with _on_groups(layer, partial(_watch_group, use=use), partial(StackedExperts.watch, use=use)):
         yield
 
 
 @contextmanager
 def edit_coefficients(layer: MemoryLayer, change: Change) -> Iterator[None]:
-    """Let each group use `change(c, group)` instead of its coefficients c; the same tensor leaves it as it is."""
+    """Replace the coefficients c of each group by `change(c, group)`. Returning the same tensor changes nothing."""
     with _on_groups(layer, partial(_edit_group, change=change), partial(StackedExperts.edit, change=change)):
         yield
 
@@ -80,7 +80,7 @@ def _on_groups(
     on_linear: Callable[[LinearGroup, BatchShape], AbstractContextManager[None]],
     on_experts: Callable[[StackedExperts, BatchShape], AbstractContextManager[None]],
 ) -> Iterator[None]:
-    """Within, all groups of a layer are hooked, and know [batch, pos] of the running pass."""
+    """Enter the given context for every group of a layer, with [batch, pos] of the running pass."""
     shape = BatchShape()
     with ExitStack() as stack:
         stack.enter_context(on_input(layer.block, shape.note))
@@ -99,15 +99,15 @@ def _watch_group(group: LinearGroup, shape: BatchShape, use: Callable[[Coefficie
         if scale.latest is not None:
             m = m * scale.latest
         weights = None if scale.latest is None else scale.latest[:, 0]
-        gates = latest.pop().flatten(0, -2)[:, group.key_rows] if latest else None
+        gates = latest_gates.pop().flatten(0, -2)[:, group.key_rows] if latest_gates else None
         use(CoefficientBlock(group, (shape.batch, shape.positions), None, m, weights, gates))
 
     def note(gates: Tensor) -> None:
-        latest[:] = [gates]
+        latest_gates[:] = [gates]
 
-    latest: list[Tensor] = []  # what the gate's projection put out, until it was used
+    latest_gates: list[Tensor] = []  # output of the gate projection, until it is used
     with ExitStack() as stack:
-        scale = stack.enter_context(_TokenScale(group).followed())
+        scale = stack.enter_context(_TokenScale(group).observe())
         if group.gated:
             stack.enter_context(on_output(group.key_projection, note))
         with group.down.register_forward_hook(hook, with_kwargs=True):
@@ -127,31 +127,31 @@ def _edit_group(group: LinearGroup, shape: BatchShape, change: Change) -> Iterat
         changed = after if factor is None else _unscaled(after, factor, group)
         return with_first_input(arguments, named, changed.reshape(given.shape).to(given.dtype))
 
-    with _TokenScale(group).followed() as scale, group.down.register_forward_pre_hook(hook, with_kwargs=True):
+    with _TokenScale(group).observe() as scale, group.down.register_forward_pre_hook(hook, with_kwargs=True):
         yield
 
 
 def _unscaled(coefficients: Tensor, factor: Tensor, group: MemoryGroup) -> Tensor:
-    """m of which s m are these coefficients; where s is 0 none but 0 can be had, by any m."""
-    shut = factor == 0
-    if bool((shut & (coefficients != 0)).any()):
+    """Return m such that s m equals these coefficients. If s is 0, only coefficients of 0 are possible."""
+    closed = factor == 0
+    if bool((closed & (coefficients != 0)).any()):
         raise SettingError(
-            f"the gate of shared expert {group.expert} is 0 at a token, so no coefficient there can be other than 0; "
-            "change it at other positions"
+            f"the gate of shared expert {group.expert} is 0 at a token, so its coefficients there can only be 0; "
+            "edit other positions"
         )
-    return torch.where(shut, 0, coefficients / torch.where(shut, 1, factor))
+    return torch.where(closed, 0, coefficients / torch.where(closed, 1, factor))
 
 
 class _TokenScale:
-    """s [batch * pos, 1] of a group in the running pass; None where it is 1 for every token."""
+    """s [batch * pos, 1] of a group in the running pass; None if it is 1 for every token."""
 
     def __init__(self, group: LinearGroup) -> None:
         self.group = group
         self.latest: Tensor | None = None
 
     @contextmanager
-    def followed(self) -> Iterator[_TokenScale]:
-        """Within, `latest` is computed from what the key projection is given, which is before s itself is used."""
+    def observe(self) -> Iterator[_TokenScale]:
+        """Compute `latest` from the input of the key projection, which runs before s is used."""
         compute = self.group.token_scale
         if compute is None:
             yield self
@@ -166,14 +166,14 @@ class _TokenScale:
 
 @contextmanager
 def watch_addition(layer: MemoryLayer, use: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call `use` with y [batch, pos, d], what the block adds to the stream: through post-norm and scale."""
+    """Call `use` with y [batch, pos, d], which the block adds to the stream, after post-norm and scale."""
     shape, parts = BatchShape(), list[Tensor]()
     modules = layer.outputs if layer.post_norm is None else (layer.post_norm.module,)
 
     def begin(states: Tensor) -> None:
         shape.note(states)
         parts.clear()
-        if not modules:  # no memories add anything
+        if not modules:  # a layer without memories adds nothing
             use(states.new_zeros(()).expand_as(states))
 
     def add(addition: Tensor) -> None:

@@ -1,8 +1,7 @@
-"""Facts about a loaded model, and its sizes from the configuration alone, before anything is loaded.
+"""Facts about a loaded model, and the sizes of a model that is not loaded yet.
 
-For the sizes the network is built without memory behind it (torch's meta device) by the code that would load it. Its
-memories are counted by the shapes of its maps; loading discovers and proves them. Of a fairseq checkpoint only the size
-of the file is known beforehand.
+Sizes come from the configuration: the network is built on torch's meta device, and memories are counted by the shapes
+of its linear maps. Loading then discovers and proves them. For a fairseq checkpoint only the file size is known.
 """
 
 import os
@@ -15,19 +14,18 @@ import torch
 from torch import nn
 
 from memlens.errors import MemlensError
-from memlens.models.checkpoint import network_without_numbers, read_config, refuse_untold_text
 from memlens.models.experts import is_experts
-from memlens.models.gguf_file import read_head
+from memlens.models.gguf import read_head
 from memlens.models.groups import input_rows
-from memlens.models.load import bundled_folder
+from memlens.models.huggingface import check_kind, text_config
+from memlens.models.load import bundled_folder, check_text_config, network_without_weights, read_config
 from memlens.models.memory_model import MemoryModel
 from memlens.models.proof import Proof
-from memlens.models.refusals import refuse_kind, text_config
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model as memories, in numbers and names."""
+    """Facts about a model."""
 
     name: str
     family: str
@@ -36,22 +34,22 @@ class ModelInfo:
     width: int
     activation: str
     gated: bool
-    signed: bool  # are bottom triggers kept by default?
-    parallel: bool  # do attention and feed-forward block read the same stream?
-    input_norm: str | None  # "LayerNorm", "RMSNorm", or None where the block reads the bare stream
-    post_norm: str | None  # None where the block's output goes straight into the stream
+    signed: bool  # True if bottom triggers are kept by default
+    parallel: bool  # True if attention and feed-forward block read the same stream
+    input_norm: str | None  # "LayerNorm", "RMSNorm", or None if the block reads the stream itself
+    post_norm: str | None  # None if the block's output is added to the stream directly
     final_norm: str | None
-    readings: tuple[str, ...]  # how values can be read, the default first
+    readings: tuple[str, ...]  # readings of values, the default first
     soft_cap: float | None
     vocabulary: int
-    tied: bool  # are input and output embedding one matrix?
-    context: int | None  # the longest input, BOS included
-    bos: str | None  # the BOS token's text; None where there is none
-    adds_bos: bool | None  # does the checkpoint's tokenizer put BOS before a text? None without a tokenizer
+    tied: bool  # True if input and output embedding share one matrix
+    context: int | None  # the longest input, including BOS; None if there is no limit
+    bos: str | None  # text of the BOS token, or None
+    adds_bos: bool | None  # True if texts start with BOS; None without a tokenizer
     parameters: int
     device: str
     dtype: str
-    proof: Proof | None  # None where the model was loaded with prove=False
+    proof: Proof | None  # None if the model was loaded with prove=False
 
     @property
     def total_memories(self) -> int:
@@ -59,7 +57,7 @@ class ModelInfo:
 
 
 def describe(model: MemoryModel) -> ModelInfo:
-    """The facts about a loaded model."""
+    """Return the facts about a loaded model."""
     first, lens = model.first, model.lens
     tokenizer = model.tokenizer if model.has_tokenizer else None
     has_bos = tokenizer is not None and tokenizer.bos is not None
@@ -92,22 +90,22 @@ def describe(model: MemoryModel) -> ModelInfo:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """A model's sizes; without layers where only its file was looked at."""
+    """The sizes of a model. `memories` is empty if only the file size is known."""
 
     parameters: int
     memories: tuple[int, ...] = ()  # by layer
-    widest: int = 0  # the memories of the largest group: experts are run one after another
+    widest: int = 0  # memories of the largest group; experts run one after another
     width: int = 0
     gated: bool = False
-    unpacked: int = 0  # bytes of float32 weights that are held beside the network's own while a .gguf file is read
+    unpacked: int = 0  # bytes of float32 weights held in addition while a .gguf file is read
 
 
 def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
-    """The sizes of a checkpoint that is not loaded yet; None where they cannot be known without loading it."""
+    """Return the sizes of a checkpoint without loading it, or None if they cannot be determined."""
     name = os.fspath(model)
     try:
         place = bundled_folder() if name == "bundled" else Path(name).expanduser()
-    except RuntimeError:  # "~somebody" who has no account here; loading will say so
+    except RuntimeError:  # "~name" of an unknown user; loading reports it
         return None
     if (place / "model.pt").is_file():
         return ModelSizes((place / "model.pt").stat().st_size // 4)
@@ -116,11 +114,11 @@ def sizes_before_loading(model: str | os.PathLike[str]) -> ModelSizes | None:
             return _from_gguf(place) if place.is_file() else None
         return _from_configuration(str(place) if place.is_dir() else name)
     except MemlensError:
-        return None  # loading will say why
+        return None  # loading reports the reason
 
 
 def _from_gguf(path: Path) -> ModelSizes:
-    """The sizes of the model after it is unpacked; each tensor is float32 while that happens."""
+    """Return the sizes after dequantization, during which each tensor is float32."""
     head = read_head(path)
     sizes = _from_configuration(str(path.resolve().parent), gguf_file=path.name)
     return replace(sizes, unpacked=4 * sum(tensor.numel() for tensor in head.tensors.values()))
@@ -128,12 +126,12 @@ def _from_gguf(path: Path) -> ModelSizes:
 
 def _from_configuration(place: str, **options: str) -> ModelSizes:
     config = read_config(place, place, **options)
-    refuse_kind(config, place)
+    check_kind(config, place)
     if not options:
-        refuse_untold_text(place, config, place)
-    network = network_without_numbers(config, place)
+        check_text_config(place, config, place)
+    network = network_without_weights(config, place)
     width = int(text_config(config).hidden_size)
-    text = network.get_decoder()  # beside it may lie larger networks, of images or sound
+    text = network.get_decoder()  # a multimodal model may also contain larger networks for images or audio
     lists = [module for module in (text or network).modules() if isinstance(module, nn.ModuleList)]
     blocks: Any = max(lists, key=lambda blocks: sum(parameter.numel() for parameter in blocks.parameters()), default=[])
     by_block = [[size for module in block.modules() for size in _memories_in(module, width)] for block in blocks]
@@ -147,7 +145,7 @@ def _from_configuration(place: str, **options: str) -> ModelSizes:
 
 
 def _memories_in(module: Any, width: int) -> Iterator[tuple[int, int, bool]]:
-    """(groups, memories of each, are they gated?) of what looks like a feed-forward part; loading proves what it is."""
+    """Yield (groups, memories per group, gated) for modules that look like a feed-forward part."""
     if is_experts(module):
         size = module.down_proj.shape[1 if module.is_transposed else 2]
         yield module.num_experts, size, bool(module.has_gate)
@@ -155,7 +153,7 @@ def _memories_in(module: Any, width: int) -> Iterator[tuple[int, int, bool]]:
     maps = [tuple(input_rows(child).shape) for child in module.children() if _is_map(child)]
     names = (*vars(module), *(name for name, _child in module.named_children()))
     if not any("act" in name or "gelu" in name for name in names):
-        return  # attention has maps of the same shapes, but no activation
+        return  # attention has maps of the same shapes but no activation
     for out, size in maps:
         inward = [rows for rows, given in maps if given == width and (rows, given) != (out, size)]
         if out == width and inward in ([size], [size, size], [2 * size]):

@@ -1,13 +1,17 @@
-"""Loads what a person names (a Hub id, a folder, a .gguf file, a loaded object) as a proven MemoryModel.
+"""`load`: a Hub id, a folder, a .gguf file or a loaded object as a proven MemoryModel.
 
-Weights come from safetensors, from a .gguf file (unpacked, rounding included) or from a .bin by torch's reader of plain
-tensors: no code of a checkpoint is run, no object unpickled. Every failure is one line.
+Weights come from safetensors, from a .gguf file (dequantized) or from a .bin file through torch's reader for plain
+tensors. No code of a checkpoint is run and no object is unpickled. Configuration and weights must match completely:
+nothing is left over, invented or rounded to integers, and a mismatch is detected before memory is allocated for it.
+Every failure is a one-line error.
 """
 
 import contextlib
 import io
+import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,26 +19,27 @@ from typing import Any
 
 import torch
 
-from memlens.errors import MemlensError, ModelError, ModelNotFound, SettingError, UnsupportedModel, needing
-from memlens.files import FileStamp, file_stamp
-from memlens.models.checkpoint import (
-    check_config_file,
-    network_class,
-    network_without_numbers,
-    one_line,
-    read_config,
-    refuse_adapter,
-    refuse_misfit,
-    refuse_untold_text,
-    stored_tensors,
-    unreadable_weights,
-    unsupported_gguf,
+from memlens.errors import (
+    FilesError,
+    MemlensError,
+    ModelError,
+    ModelNotFound,
+    SettingError,
+    UnsupportedModel,
+    needing,
 )
-from memlens.models.gguf_file import read_head
-from memlens.models.huggingface import as_memories, quiet_transformers, refuse_config
+from memlens.files import FileStamp, file_stamp, read_limited
+from memlens.models.gguf import read_head
+from memlens.models.huggingface import (
+    Config,
+    as_memories,
+    check_config,
+    quantization,
+    quiet_transformers,
+    text_config,
+)
 from memlens.models.memory_model import MemoryModel
 from memlens.models.proof import prove as prove_memories
-from memlens.models.refusals import Config, quantization
 from memlens.models.tokenizer import Tokenizer
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -42,14 +47,13 @@ DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu")
 _BUNDLED = Path(__file__).parent.parent / "bundled" / "model"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json", "spiece.model", "vocab.txt")
 _READ = {".safetensors", ".bin", ".pt", ".gguf", ".json", ".txt", ".model"}
-_OLD_TABLES = re.compile(
-    r"(attn|attention)\.(masked_)?bias$|\.(rotary_emb|maybe_rotary)\.inv_freq$"
-)  # once saved along
+# masks and frequencies that older versions of transformers saved
+_OLD_TABLES = re.compile(r"(attn|attention)\.(masked_)?bias$|\.(rotary_emb|maybe_rotary)\.inv_freq$")
 
 
 @dataclass(frozen=True)
 class _Options:
-    """The arguments of load() beside the model's name."""
+    """The arguments of load() besides the model."""
 
     tokenizer: Any
     device: torch.device
@@ -66,13 +70,24 @@ def load(
     device_map: Any = None,
     prove: bool = True,
 ) -> MemoryModel:
-    """A language model as memories, proven to be what it is taken for.
+    """Load a language model as memories, and prove that the memories are what the network computes.
 
-    `model`: a Hub id, a local folder, a .gguf file, "bundled", or a loaded transformers causal LM. A loaded one stays
-    on its device and in its dtype, is put into evaluation mode, and needs `tokenizer` to work with text. Elsewhere
-    `tokenizer` (a tokenizer, or the name of one) replaces the checkpoint's own. A MemoryModel comes back as it is.
-    `device_map` ("auto", "balanced", ...) spreads the layers of a checkpoint over devices, as transformers takes it;
-    `device` then does not count.
+    Args:
+        model: A Hub id, a local folder, a .gguf file, "bundled", or a loaded transformers causal LM. A loaded model
+            keeps its device and dtype and is switched to evaluation mode. A MemoryModel is returned unchanged.
+        tokenizer: A tokenizer or the name of one. It replaces the checkpoint's own. A loaded model needs one to work
+            with text.
+        device: "auto", "cpu", "cuda", "mps" or another torch device.
+        dtype: "float32", "bfloat16", "float16" or "float64".
+        device_map: Distributes the layers of a checkpoint over devices, as in transformers ("auto", "balanced", ...).
+            Overrides `device`.
+        prove: Run the proof. Without it, a wrongly recognized model goes unnoticed.
+
+    Raises:
+        ModelNotFound: There is no such folder, file or Hub id.
+        ModelError: The checkpoint is incomplete, damaged or inconsistent.
+        UnsupportedModel: The model has no memories that memlens can read.
+        SettingError: The device, dtype or device map is not available.
     """
     if isinstance(model, MemoryModel):
         return model
@@ -82,7 +97,7 @@ def load(
         before = _stamps(os.fspath(model))
         loaded = _load_named(os.fspath(model), is_path, options)
         if before != _stamps(os.fspath(model)):
-            raise ModelError(f"{model} changed while it was read; run the same command again when it is at rest")
+            raise ModelError(f"{model} changed while it was read; run the command again when it is no longer written")
     else:
         loaded = _wrap_object(model, _tokenizer(tokenizer))
     if prove:
@@ -93,27 +108,27 @@ def load(
 
 
 def _stamps(name: str) -> dict[str, FileStamp | None]:
-    """Stamps of a file, or of the files of a folder; none for a model on the Hub, whose files keep their content."""
+    """Return the stamps of a file or of the files in a folder. Empty for a Hub id, whose cached files never change."""
     try:
         path = Path(name).expanduser()
         files = sorted(path.iterdir()) if path.is_dir() else [path]
-        return {file.name: file_stamp(file) for file in files if file.suffix in _READ}  # training may write others
+        return {file.name: file_stamp(file) for file in files if file.suffix in _READ}  # training may write other files
     except (OSError, RuntimeError):
         return {}
 
 
-def _own_weights_(network: Any) -> None:
-    """Copy weights that are still those of a mapped file: they would change, or be gone, whenever that file does."""
+def _copy_mapped_weights_(network: Any) -> None:
+    """Copy weights that are still mapped from a file, so that changes to the file do not affect them."""
     for weights in (*network.parameters(), *network.buffers()):
         if weights.device.type == "cpu":
             weights.data = weights.data.clone()
 
 
 def refuse_missing(name: str) -> None:
-    """Refuse a model that is not there, without loading it."""
+    """Raise ModelNotFound if the model does not exist, without loading it."""
     if name == "bundled":
         if not _BUNDLED.is_dir():
-            raise ModelNotFound("'bundled': this installation holds no bundled model; name a Hub id or a folder")
+            raise ModelNotFound("'bundled': this installation has no bundled model; use a Hub id or a folder")
     elif not (path := _expanded(name)).exists() or not name:
         if _looks_like_a_path(name):
             raise _no_such_path(name)
@@ -123,7 +138,7 @@ def refuse_missing(name: str) -> None:
 
 
 def is_here(name: str) -> bool:
-    """Can the model be loaded without a network? From this package, a folder or file, or what the Hub's cache holds."""
+    """Return True if the model can be loaded offline: from this package, a folder, a file or the Hub's cache."""
     if name == "bundled":
         return _BUNDLED.is_dir()
     if not name or _expanded(name).exists():
@@ -140,16 +155,16 @@ def is_here(name: str) -> bool:
 def _expanded(name: str) -> Path:
     try:
         return Path(name).expanduser()
-    except RuntimeError as error:  # "~somebody" who has no account here
-        raise ModelNotFound(f"'{name}': there is no such home folder; give the whole path") from error
+    except RuntimeError as error:  # "~name" of an unknown user
+        raise ModelNotFound(f"'{name}': no such home folder; use the full path") from error
 
 
 def _no_such_path(name: str) -> ModelNotFound:
-    return ModelNotFound(f"no such folder or file: '{name}'; give a folder with config.json, a .gguf file or a Hub id")
+    return ModelNotFound(f"no such folder or file: '{name}'; use a folder with config.json, a .gguf file or a Hub id")
 
 
 def bundled_folder() -> Path:
-    """The folder of the bundled model, if this installation has it."""
+    """Return the folder of the bundled model, which may be missing from an installation."""
     return _BUNDLED
 
 
@@ -162,11 +177,11 @@ def _load_named(name: str, is_path: bool, options: _Options) -> MemoryModel:
         return _load_folder(path, options, name=path.resolve().name, source=str(path.resolve()))
     if path.is_file():
         if path.suffix.lower() != ".gguf":
-            raise ModelError(f"{name} is a file but no .gguf; name a .gguf file or a folder with config.json")
-        _refuse_device_map(options, name)
+            raise ModelError(f"{name} is not a .gguf file; use a .gguf file or a folder with config.json")
+        _check_no_device_map(options, name)
         return _load_gguf(path, options)
     if name and path.exists():
-        raise ModelError(f"{name} is not a regular file; name a .gguf file or a folder with config.json")
+        raise ModelError(f"{name} is not a regular file; use a .gguf file or a folder with config.json")
     if is_path:
         raise _no_such_path(name)
     _find_on_hub(name)
@@ -178,52 +193,52 @@ def _load_folder(folder: Path, options: _Options, *, name: str, source: str) -> 
         from memlens.models.fairseq import load_fairseq
 
         if options.tokenizer is not None:
-            raise SettingError(f"{name} has its own words in dict.txt; leave tokenizer= out")
-        _refuse_device_map(options, name)
+            raise SettingError(f"{name} uses the words in its dict.txt; tokenizer= has no effect")
+        _check_no_device_map(options, name)
         return load_fairseq(folder, options.device, options.dtype, name=name, source=source)
     check_config_file(folder)
     if options.tokenizer is None and not any((folder / file).is_file() for file in _TOKENIZER_FILES):
-        raise ModelError(f"{folder} holds no tokenizer (such as tokenizer.json); add it or pass tokenizer=")
+        raise ModelError(f"{folder} contains no tokenizer (such as tokenizer.json); add it or pass tokenizer=")
     return _load_checkpoint(str(folder), options, name=name, source=source)
 
 
 def _load_checkpoint(place: str, options: _Options, *, name: str, source: str) -> MemoryModel:
-    """The checkpoint of a local folder or a Hub id."""
+    """Load the checkpoint of a local folder or a Hub id."""
     tokenizer = _tokenizer(options.tokenizer)
-    refuse_adapter(place, name)
+    _check_no_adapter(place, name)
     config = read_config(place, name)
-    refuse_config(config, name)
-    refuse_untold_text(place, config, name)
+    check_config(config, name)
+    check_text_config(place, config, name)
     stored, size = stored_tensors(place, name)
-    refuse_misfit(name, config, stored, size)
+    _check_sizes(name, config, stored, size)
     if options.device_map is None:
         network = _read_network(place, name, config, options.dtype).to(options.device)
     else:
         network = _read_network(place, name, config, options.dtype, device_map=_device_map(options.device_map))
-    if any(tensor.dtype == options.dtype for tensor in stored.values()):  # all others were copied to change their dtype
-        _own_weights_(network)
+    if any(tensor.dtype == options.dtype for tensor in stored.values()):  # others were copied when their dtype changed
+        _copy_mapped_weights_(network)
     return as_memories(network, tokenizer or _read_tokenizer(place), name=name, source=source)
 
 
 def _load_gguf(path: Path, options: _Options) -> MemoryModel:
-    """The model and the tokenizer of one .gguf file; its own metadata say whether BOS goes before a text."""
+    """Load the model and the tokenizer of a .gguf file. Its metadata state whether texts start with BOS."""
     tokenizer = _tokenizer(options.tokenizer)
-    with needing("gguf", str(path), ModelError):  # transformers reads .gguf files with them
+    with needing("gguf", str(path), ModelError):  # transformers needs both to read .gguf files
         import_module("gguf")
         import_module("accelerate")
     head = read_head(path)
     folder, file = str(path.resolve().parent), path.name
     config = read_config(folder, file, gguf_file=file)
-    refuse_config(config, file)
+    check_config(config, file)
     try:
-        refuse_misfit(file, config, head.tensors, sum(4 * tensor.numel() for tensor in head.tensors.values()))
+        _check_sizes(file, config, head.tensors, sum(4 * tensor.numel() for tensor in head.tensors.values()))
     except ModelError as error:
-        raise unsupported_gguf(file, "of its settings it makes a network that its tensors do not fit") from error
-    # without it numbers may stay packed on some devices
-    unpacking = getattr(import_module("transformers"), "GgufConfig", None)
-    plain = {} if unpacking is None else {"quantization_config": unpacking(dequantize=True)}
-    with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting of transformers reaches
-        network = _read_network(folder, file, config, options.dtype, gguf_file=file, **plain)
+        raise _unsupported_gguf(file, "its tensors do not match the network of its settings") from error
+    # without this, weights may stay quantized on some devices
+    gguf_config = getattr(import_module("transformers"), "GgufConfig", None)
+    dequantized = {} if gguf_config is None else {"quantization_config": gguf_config(dequantize=True)}
+    with contextlib.redirect_stderr(io.StringIO()):  # hides a progress bar that transformers cannot switch off
+        network = _read_network(folder, file, config, options.dtype, gguf_file=file, **dequantized)
     if tokenizer is None:
         tokenizer = _read_tokenizer(folder, head.adds_bos, gguf_file=file)
     return as_memories(network.to(options.device), tokenizer, name=file, source=str(path.resolve()))
@@ -234,34 +249,37 @@ def _wrap_object(network: Any, tokenizer: Tokenizer | None) -> MemoryModel:
 
     if not isinstance(network, PreTrainedModel):
         raise ModelError(
-            f"{type(network).__name__} is not a model; give a Hub id, a folder, a .gguf file or a loaded causal LM"
+            f"{type(network).__name__} is not a model; use a Hub id, a folder, a .gguf file or a loaded causal LM"
         )
     name = getattr(network.config, "_name_or_path", "") or type(network).__name__
-    refuse_config(network.config, name)
+    check_config(network.config, name)
     if network.get_output_embeddings() is None:
         raise UnsupportedModel(
-            f"{type(network).__name__} has no language modelling head; load it with AutoModelForCausalLM"
+            f"{type(network).__name__} has no language modeling head; load it with AutoModelForCausalLM"
         )
     return as_memories(network, tokenizer, name=name, source="")
 
 
-def _refuse_other_shapes(network: Any, config: Config, name: str) -> None:
-    """Numbers that were unpacked have the shape that their file gives them, whatever the configuration says."""
-    shapes = {key: weight.shape for key, weight in network_without_numbers(config, name).named_parameters()}
-    for key, weight in network.named_parameters():
-        if weight.shape != shapes[key]:
-            shape, wanted = tuple(weight.shape), tuple(shapes[key])
-            raise ModelError(
-                f"{name} does not fit its config.json: {key} is {shape} and should be {wanted}; get it again"
+def _shape_mismatch(tensors: Mapping[str, torch.Tensor], config: Config, name: str) -> ModelError | None:
+    """Return an error that names the first tensor whose shape differs from its configuration, or None."""
+    network = network_without_weights(config, name)
+    body = f"{network.base_model_prefix}."
+    for key, parameter in network.named_parameters():
+        tensor = tensors.get(key, tensors.get(key.removeprefix(body)))
+        if tensor is not None and tensor.shape != parameter.shape:
+            return ModelError(
+                f"the weights of {name} do not match its config.json: {key} is {tuple(tensor.shape)} in the weights "
+                f"and {tuple(parameter.shape)} in the configuration; use the configuration that belongs to them"
             )
+    return None
 
 
 def _read_network(place: str, name: str, config: Config, dtype: torch.dtype, **options: Any) -> Any:
-    """The network with every weight from the checkpoint, none made up, no gradients."""
+    """Return the network with every weight from the checkpoint and without gradients."""
     kind = network_class(config, name)
-    packed = quantization(config) == "mxfp4"
-    if packed:
-        config.quantization_config["dequantize"] = True  # also where the device could run packed numbers
+    is_mxfp4 = quantization(config) == "mxfp4"
+    if is_mxfp4:
+        config.quantization_config["dequantize"] = True  # even if the device could run quantized weights
     try:
         with quiet_transformers():
             network, report = kind.from_pretrained(
@@ -275,38 +293,47 @@ def _read_network(place: str, name: str, config: Config, dtype: torch.dtype, **o
             )
     except MemlensError:
         raise
-    except Exception as error:  # a damaged file makes its reader raise almost anything
-        # said of tensors that its network has no place for
+    except Exception as error:  # the readers of damaged files raise almost anything
+        # raised for tensors that the network does not have
         if isinstance(error, NotImplementedError) and "gguf_file" in options:
-            raise unsupported_gguf(name, one_line(error)) from error
-        raise unreadable_weights(name, error) from error
+            raise _unsupported_gguf(name, one_line(error)) from error
+        if "ignore_mismatched_sizes" in str(error):  # the details are in a report that is not part of the error
+            mismatch = None if "gguf_file" in options else _shape_mismatch(stored_tensors(place, name)[0], config, name)
+            raise mismatch or ModelError(
+                f"the weights of {name} do not match its config.json: the shapes of some tensors differ; "
+                "use the configuration that belongs to them"
+            ) from error
+        raise _unreadable_weights(name, error) from error
     if missing := sorted(report["missing_keys"]):
         if "gguf_file" in options:
-            raise unsupported_gguf(name, f"it finds no {_first_of(missing)} in it")
-        raise ModelError(f"{name} is not a whole causal language model: its weights lack {_first_of(missing)}")
-    # transformers has left out what its families may pass over
+            raise _unsupported_gguf(name, f"{_list_first(missing)} are missing")
+        raise ModelError(f"{name} is not a complete causal language model: its weights lack {_list_first(missing)}")
+    # this report already excludes tensors that transformers ignores for the model type
     if unused := sorted(key for key in report["unexpected_keys"] if not _OLD_TABLES.search(key)):
         raise ModelError(
-            f"the weights of {name} do not fit its config.json, whose network has no place for {_first_of(unused)}; "
-            "get the configuration that belongs to them"
+            f"the weights of {name} do not match its config.json, whose network has no {_list_first(unused)}; "
+            "use the configuration that belongs to them"
         )
     network.requires_grad_(False)
-    if packed:
-        _refuse_other_shapes(network, config, name)
-        network._weight_conversions = None  # else unpacked numbers would be saved by the names of packed ones
-        network.to(dtype)  # they are bfloat16, which holds each of them exactly
+    if is_mxfp4:
+        # dequantized weights have the shapes of their file, regardless of the configuration
+        if mismatch := _shape_mismatch(dict(network.named_parameters()), config, name):
+            raise mismatch
+        network._weight_conversions = None  # otherwise save() would use the names of quantized tensors
+        network.to(dtype)  # from bfloat16, which represents each number exactly
     return network
 
 
 def _read_tokenizer(place: str, adds_bos: bool | None = None, **options: Any) -> Tokenizer:
-    """The tokenizer of a folder or Hub id."""
+    """Return the tokenizer of a folder or Hub id."""
     from transformers import AutoTokenizer
 
     try:
         with quiet_transformers():
             fast = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
-    except Exception as error:  # the reader raises whatever the broken file made it stumble over
-        raise ModelError(f"the tokenizer of {place} cannot be read ({one_line(error)})") from error
+    except Exception as error:  # the readers of damaged files raise almost anything
+        reason = f"it has no entry {error}" if isinstance(error, KeyError) else one_line(error)
+        raise ModelError(f"the tokenizer of {place} cannot be read ({reason})") from error
     return Tokenizer(fast, adds_bos)
 
 
@@ -321,17 +348,17 @@ def _find_on_hub(name: str) -> None:
         with quiet_transformers():
             cached_file(name, "config.json")
     except HFValidationError as error:
-        raise ModelNotFound(f"'{name}' is no folder or file here and no possible Hub id; check the name") from error
+        raise ModelNotFound(f"'{name}' is not a local folder or file and not a valid Hub id; check the name") from error
     except OSError as error:
         if constants.HF_HUB_OFFLINE:
-            advice = "HF_HUB_OFFLINE is set and it is not in the cache; download it first or unset that"
+            advice = "HF_HUB_OFFLINE is set and it is not in the cache; download it first or unset the variable"
         else:
-            advice = f"the Hub did not give it ({one_line(error)}); check the name, the network or your access"
-        raise ModelNotFound(f"'{name}' is no folder or file here, and {advice}") from error
+            advice = f"the Hub does not provide it ({one_line(error)}); check the name, the network and your access"
+        raise ModelNotFound(f"'{name}' is not a local folder or file, and {advice}") from error
 
 
 def _looks_like_a_path(name: str) -> bool:
-    """A Hub id is NAME or OWNER/NAME; all else can only have been meant as a path."""
+    """Return True if a name cannot be a Hub id, which is NAME or OWNER/NAME."""
     return (
         not name
         or name.startswith((".", "~", os.sep))
@@ -357,14 +384,14 @@ def _device(device: str | torch.device) -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).strip().split("\n")[0]
-        raise SettingError(f"device '{device}' cannot be used here ({reason}); try auto or cpu") from error
+        raise SettingError(f"device '{device}' is not available ({reason}); use auto or cpu") from error
     return chosen
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise SettingError(f"dtype '{dtype}' is not one a model can be read in; use {', '.join(DTYPES)}")
+        raise SettingError(f"dtype '{dtype}' is not supported; use {', '.join(DTYPES)}")
     chosen: torch.dtype = getattr(torch, name)
     return chosen
 
@@ -377,10 +404,249 @@ def _device_map(device_map: Any) -> Any:
     return device_map
 
 
-def _refuse_device_map(options: _Options, name: str) -> None:
+def _check_no_device_map(options: _Options, name: str) -> None:
     if options.device_map is not None:
-        raise SettingError(f"{name} cannot be spread over devices; --device-map is for safetensors checkpoints")
+        raise SettingError(f"{name} cannot be distributed over devices; --device-map needs a safetensors checkpoint")
 
 
-def _first_of(names: list[str]) -> str:
+def _list_first(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+# Reading a checkpoint
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # in transformers' order of preference
+_REAL = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_IMPLEMENTATIONS = (None, "eager", "sdpa", "batched_mm", "grouped_mm")  # parts of transformers itself
+_COUNTS_LAYERS = re.compile(r"(n|num)_(hidden_|decoder_)?layers?|attention_types")
+_MOST_LAYERS = 4096  # far more than any model has
+_CONFIG_LIMIT = 16 << 20  # bytes of a configuration or of the index of weight files
+_MOST_BUFFERS = 1 << 30  # bytes of masks and sinusoids, which are not stored in files
+
+
+def check_config_file(folder: Path) -> None:
+    """Raise an error if a folder has no config.json that names a model type."""
+    path = folder / "config.json"
+    if not path.is_file():
+        gguf = sorted(file.name for file in folder.glob("*.gguf"))
+        advice = f"use the file itself: {folder / gguf[0]}" if gguf else "use a folder written by save_pretrained()"
+        raise ModelNotFound(f"{folder} contains no config.json; {advice}")
+    try:
+        config = json.loads(read_limited(path, _CONFIG_LIMIT))
+    except (FilesError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not readable JSON ({one_line(error)}); download the checkpoint again") from error
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise ModelError(f"{path} has no model_type; use a folder written by save_pretrained()")
+
+
+def _check_no_adapter(place: str, name: str) -> None:
+    """Raise UnsupportedModel for an adapter, which only changes another model."""
+    if _file_of(place, "adapter_config.json"):
+        raise UnsupportedModel(
+            f"{name} is an adapter (it has an adapter_config.json), not a complete model; merge it into its base model "
+            "first (merge_and_unload() in peft) and use the resulting folder"
+        )
+
+
+def read_config(place: str, name: str, **options: Any) -> Config:
+    """Return the configuration of a folder or Hub id."""
+    from transformers import AutoConfig
+
+    _check_layer_counts(_read_settings(place, name), name)
+    try:
+        with quiet_transformers():
+            config = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+    except Exception as error:
+        if "gguf_file" in options and not isinstance(
+            error, (ImportError, OSError, MemoryError)
+        ):  # its head was already checked
+            raise _unsupported_gguf(name, one_line(error)) from error
+        path = Path(place) / "config.json"
+        if isinstance(error, ValueError) and path.is_file():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            model_type = content.get("model_type") if isinstance(content, dict) else None
+            raise UnsupportedModel(
+                f"{name} has the model type '{model_type}', which cannot be loaded ({one_line(error)})"
+            ) from error
+        raise ModelError(f"the configuration of {name} cannot be read ({one_line(error)})") from error
+    for part in ("_attn_implementation", "_experts_implementation"):
+        if getattr(config, part, None) not in _IMPLEMENTATIONS:
+            # a checkpoint could name code on the Hub here, which transformers would download and run
+            setattr(config, part, None)
+    return config
+
+
+def _unsupported_gguf(name: str, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"{name} cannot be read: transformers does not support this .gguf file ({reason}); use the safetensors "
+        "checkpoint that it was made from"
+    )
+
+
+def _read_settings(place: str, name: str) -> Any:
+    """Return the content of config.json, or None if there is no such file (as next to a .gguf file)."""
+    path = _file_of(place, "config.json")
+    try:
+        return json.loads(read_limited(path, _CONFIG_LIMIT)) if path else None
+    except (FilesError, ValueError, RecursionError) as error:
+        raise ModelError(f"the configuration of {name} cannot be read ({one_line(error)})") from error
+
+
+def check_text_config(place: str, config: Config, name: str) -> None:
+    """Raise ModelError if the configuration of a multimodal model does not describe its text model.
+
+    transformers would use default sizes, which are not those of this model.
+    """
+    settings, inner = _read_settings(place, name), text_config(config)
+    if not isinstance(settings, dict) or inner is config:
+        return
+    width = getattr(inner, "hidden_size", None)
+    for key in getattr(config, "sub_configs", {}):
+        # older files store the sizes of the text model at the top level
+        if getattr(config, key, None) is inner and not settings.get(key) and settings.get("hidden_size") != width:
+            raise ModelError(
+                f"{name}: config.json has no {key}, so the sizes of its text model are unknown; use the configuration "
+                "that belongs to its weights"
+            )
+
+
+def _check_layer_counts(settings: Any, name: str) -> None:
+    """Raise ModelError for absurd layer counts, because transformers creates lists of that length."""
+    entries = [("", settings)]
+    while entries:
+        key, value = entries.pop()
+        if isinstance(value, dict):
+            entries += [(str(inner), below) for inner, below in value.items()]
+        elif isinstance(value, list):
+            entries += [(key, below) for below in value]
+        elif isinstance(value, int | float) and value > _MOST_LAYERS and _COUNTS_LAYERS.fullmatch(key):
+            raise ModelError(f"{name}: {key} is {value} in config.json, more layers than any model has")
+
+
+def _check_sizes(name: str, config: Config, stored: Mapping[str, torch.Tensor], size: int) -> None:
+    """Compare the network of the configuration with the stored tensors, before memory is allocated for either.
+
+    Args:
+        name: Name of the model in error messages.
+        config: The configuration.
+        stored: The stored tensors, without data.
+        size: The size of the weight files in bytes.
+    """
+    if not stored:
+        return  # loading reports what is missing
+    layers = getattr(text_config(config), "num_hidden_layers", 0)
+    if layers > len(stored):
+        raise ModelError(
+            f"{name}: config.json describes {layers:,} layers, but there are only {len(stored):,} tensors; "
+            "use the configuration that belongs to them"
+        )
+    network = network_without_weights(config, name)
+    needed = sum(parameter.numel() for parameter in network.parameters())
+    if quantization(config) == "mxfp4":  # two numbers per byte
+        available = min(
+            sum(tensor.numel() * (1 + (tensor.dtype == torch.uint8)) for tensor in stored.values()), 2 * size
+        )
+    else:
+        available = min(sum(tensor.numel() for tensor in stored.values()), size // 2)  # at least two bytes per number
+    buffers = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
+    if needed > 2 * available or buffers > _MOST_BUFFERS + size:  # twice, because tied embeddings are stored once
+        raise ModelError(
+            f"the weights of {name} contain {available:,} numbers, but its config.json describes a network of "
+            f"{needed:,} and {buffers:,} bytes of tables; use the configuration that belongs to them"
+        )
+    body = f"{network.base_model_prefix}."
+    for parameter, _ in network.named_parameters():
+        for key in (parameter, parameter.removeprefix(body)):
+            if key in stored and stored[key].dtype not in _REAL:
+                kind = str(stored[key].dtype).removeprefix("torch.")
+                raise UnsupportedModel(
+                    f"the weights of {name} are quantized ({kind} in {key}); use the unquantized checkpoint"
+                )
+
+
+def stored_tensors(place: str, name: str) -> tuple[dict[str, torch.Tensor], int]:
+    """Return the tensors of a checkpoint by name, without data, and the size of its files in bytes."""
+    from transformers.modeling_utils import load_state_dict
+
+    tensors: dict[str, torch.Tensor] = {}
+    size = 0
+    try:
+        for path in _weight_files(place):
+            size += path.stat().st_size
+            with path.open("rb"):  # safetensors reports "No such file" if permission is denied
+                pass
+            with quiet_transformers():
+                tensors |= load_state_dict(path, map_location="meta")
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
+            raise ValueError("they contain something that is not a tensor")
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.strerror else one_line(error)
+        raise ModelError(f"the weights of {name} cannot be read ({reason})") from error
+    except Exception as error:  # the readers of damaged files raise almost anything
+        raise _unreadable_weights(name, error) from error
+    return tensors, size
+
+
+def _weight_files(place: str) -> list[Path]:
+    """Return the files that transformers will read: one file, or those named by an index."""
+    for file in _WEIGHTS:
+        if path := _file_of(place, file):
+            return [path]
+        if index := _file_of(place, f"{file}.index.json"):
+            names = sorted(set(json.loads(read_limited(index, _CONFIG_LIMIT))["weight_map"].values()))
+            return [path for shard in names if (path := _file_of(place, shard))]
+    return []
+
+
+def _file_of(place: str, file: str) -> Path | None:
+    """Return a file of a folder or Hub id, or None if it does not exist."""
+    from transformers.utils import cached_file
+
+    try:
+        with quiet_transformers():
+            path = cached_file(
+                place, file, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+            )
+    except (OSError, ValueError):
+        return None  # loading reports the reason
+    return Path(path) if path else None
+
+
+def network_class(config: Config, name: str) -> Any:
+    """Return the transformers class that builds the network with its head, for text-only or multimodal models."""
+    from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM
+
+    for kind in (AutoModelForCausalLM, AutoModelForMultimodalLM):
+        if type(config) in kind._model_mapping:
+            return kind
+    raise UnsupportedModel(
+        f"{name} ({config.model_type}) cannot be read as memories: transformers has no language model of this type"
+    )
+
+
+def network_without_weights(config: Config, name: str) -> Any:
+    """Return the network of a configuration on the meta device, without weights."""
+    from transformers.initialization import no_init_weights
+
+    kind = network_class(config, name)
+    try:
+        with quiet_transformers(), torch.device("meta"), no_init_weights():
+            network = kind.from_config(config)
+            network.tie_weights()
+            return network
+    except ZeroDivisionError as error:
+        settings, defaults = text_config(config).to_dict(), type(text_config(config))().to_dict()
+        zeros = [key for key, value in settings.items() if type(value) is int and value == 0 and defaults.get(key)]
+        raise ModelError(f"config.json of {name} does not describe a network: {_list_first(zeros)} is 0") from error
+    except Exception as error:  # contradictory settings fail anywhere
+        raise ModelError(f"config.json of {name} does not describe a network ({one_line(error)})") from error
+
+
+def _unreadable_weights(name: str, error: Exception) -> ModelError:
+    return ModelError(f"the weights of {name} cannot be read ({one_line(error)}); download the checkpoint again")
+
+
+def one_line(error: Exception) -> str:
+    """Return the text of an error on one line, truncated to 160 characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."

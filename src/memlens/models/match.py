@@ -1,8 +1,8 @@
-"""Keys of a down projection: the linear maps and the activation that give its input, found by trying on a traced block.
+"""Search for the keys of a down projection: the linear maps and the activation that compute its input.
 
-Nothing is taken from the names of modules. Every map that could be a key, every pair that could be gate and up, and
-both halves of every map that could be the two fused are tried with every activation; the nearest is kept. What is found
-here is a proposal: it is proven, much more strictly, in proof.py.
+The search uses the recorded calls of a block, not the names of modules. It tries every map that could be a key, every
+pair that could be gate and up, and both halves of every map that could fuse the two, with every activation, and keeps
+the closest. The result is a proposal. proof.py checks it with a much smaller tolerance.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ from torch import Tensor, nn
 
 from memlens.models.blocks import ModuleCall
 from memlens.models.groups import input_rows
-from memlens.models.lens import Norm, NormKind
+from memlens.models.lens import Norm, NormKind, to_float64
 
-NEAR = 2e-2  # deviation up to which a proposal is worth proving, so that the proof can say by how much it is off
+NEAR = 2e-2  # deviation up to which a proposal goes to the proof, which then reports the exact deviation
 _EXACT = 1e-5
-_COLUMNS = 64  # units that are tried first
-_COMMON = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # of several that are the same function, the usual name
+_COLUMNS = 64  # units compared first
+_COMMON = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # preferred names among equal functions
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8)
 
 
 def deviation(given: Tensor, expected: Tensor) -> float:
-    """The largest difference at any position, as a share of the largest number there."""
+    """Return the largest difference at any position, relative to the largest number at that position."""
     largest = expected.abs().amax(-1).clamp_min(1e-6)
     return float(((given - expected).abs().amax(-1) / largest).max())
 
 
 def rows_of(tensor: Tensor) -> Tensor:
-    """[batch * pos, ...] of what may be flattened already."""
+    """Flatten [batch, pos, n] to [batch * pos, n]. Tensors that are already flat are unchanged."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
 def is_linear(call: ModuleCall) -> bool:
-    """Is a module a linear map by its shapes?"""
+    """Return True if a module's shapes are those of a linear map."""
     weight = getattr(call.module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or not call.given.is_floating_point():
         return False
     return input_rows(call.module).shape == (call.output.shape[-1], call.given.shape[-1])
 
 
-def recognised_norm(call: ModuleCall) -> Norm | None:
-    """A norm, if what a module does is one by its formula."""
+def recognized_norm(call: ModuleCall) -> Norm | None:
+    """Return the Norm whose formula a module computes, or None."""
     if call.given.shape != call.output.shape or not call.given.is_floating_point() or is_linear(call):
         return None
     weight = getattr(call.module, "weight", None)
@@ -60,7 +60,7 @@ def recognised_norm(call: ModuleCall) -> Norm | None:
             try:
                 off = deviation(norm.by_formula(call.given), call.output)
             except AttributeError:
-                continue  # it keeps no epsilon: try those that are common
+                continue  # the module stores no epsilon, so try common ones
             if off < best[0]:
                 best = (off, norm)
             if epsilon is None:
@@ -104,16 +104,22 @@ class _KeyCandidate:
 
 
 def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], named: Sequence[str]) -> Keys | None:
-    """The keys of a down projection among the calls that ended before its own; `named`: activations to try first."""
+    """Return the keys of a down projection, or None.
+
+    Args:
+        down: The call of the down projection.
+        calls: All calls of the block, in the order in which they returned.
+        named: Names of activations to try first.
+    """
     before = calls[: calls.index(down)]
     m = rows_of(down.given)
     candidates = list(_candidates(down, before))
     best = _best(candidates, m, before, named)
     if best is not None:
         return best
-    for call in before:  # a norm between the memories and their values (BitNet)
+    for call in before:  # BitNet has a norm between the coefficients and the values
         if call.output.shape == down.given.shape and torch.equal(rows_of(call.output), m):
-            norm = recognised_norm(call)
+            norm = recognized_norm(call)
             inner = None if norm is None else _best(candidates, rows_of(call.given), before, named)
             if norm is not None and inner is not None and inner.up_projection is not None:
                 return replace(inner, combine=_NormedProduct(inner.activate, norm))
@@ -133,7 +139,7 @@ class _NormedProduct:
 
 @dataclass(frozen=True, eq=False)
 class _ClampedProduct:
-    """(u + 1) g sigmoid(slope g), with g up to the limit and u within it: the experts of gpt-oss and MiniMax M3."""
+    """(u + 1) g sigmoid(slope g), with g and u clamped to the limit, as in the experts of gpt-oss and MiniMax M3."""
 
     slope: float
     limit: float
@@ -144,8 +150,8 @@ class _ClampedProduct:
 
 
 def _clamped(candidates: Sequence[_KeyCandidate], m: Tensor, constants: Sequence[float]) -> Keys | None:
-    """Gate and up that meet in a clamped product with two of the constants; None where none do."""
-    limits = sorted(constants, reverse=True)  # where nothing was clamped, all that are large enough fit
+    """Return keys whose gate and up form a clamped product with two of the constants, or None."""
+    limits = sorted(constants, reverse=True)  # if nothing was clamped, every large enough limit fits
     for candidate in candidates:
         for combine in (_ClampedProduct(slope, limit) for limit in limits for slope in constants):
             if candidate.up is not None and deviation(combine(candidate.gate, candidate.up), m) < _EXACT:
@@ -155,7 +161,7 @@ def _clamped(candidates: Sequence[_KeyCandidate], m: Tensor, constants: Sequence
 
 
 def _constants(down: ModuleCall, calls: Sequence[ModuleCall]) -> list[float]:
-    """Numbers that are kept by the modules around a down projection."""
+    """Return the float attributes of the modules that contain the down projection."""
     around = [call.module for call in calls if down.module in call.module.children()]
     return [value for module in around for value in vars(module).values() if type(value) is float and value > 0]
 
@@ -181,7 +187,7 @@ def _candidates(down: ModuleCall, before: Sequence[ModuleCall]) -> Iterator[_Key
 def _best(
     candidates: Sequence[_KeyCandidate], m: Tensor, before: Sequence[ModuleCall], named: Sequence[str]
 ) -> Keys | None:
-    """The candidate and activation whose product is nearest to m [n, size]; None where none is near."""
+    """Return the candidate and activation whose product is closest to m [n, size], or None if none is near."""
     best: tuple[float, Keys | None] = (NEAR, None)
     for functions in (_by_name(tuple(named)), _by_name(None), _modules(before, m.shape[-1])):
         for candidate in candidates:
@@ -199,14 +205,14 @@ def _distance(candidate: _KeyCandidate, activate: Callable[[Tensor], Tensor], m:
     for columns in (slice(0, _COLUMNS), slice(None)):
         product = activate(gate[:, columns])
         off = deviation(product if up is None else product * up[:, columns], m[:, columns])
-        if not off < 10 * NEAR:  # a few units may lack the largest number of their position
+        if not off < 10 * NEAR:  # generous, because 64 units may exclude the largest number of a position
             return float("inf")
     return off
 
 
 @lru_cache
 def _by_name(names: tuple[str, ...] | None) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Activations of transformers: those named, or all that are not linear and have no weights."""
+    """Return activations of transformers by name. None selects all nonlinear ones without weights."""
     from transformers.activations import ACT2FN
 
     if names is None:
@@ -215,7 +221,7 @@ def _by_name(names: tuple[str, ...] | None) -> list[tuple[str, Callable[[Tensor]
 
 
 def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Modules of the block that work on each number by itself, with the constant before them where there is one."""
+    """Return the block's own elementwise modules, with the constant factor on their input if there is one."""
     activations: list[tuple[str, Callable[[Tensor], Tensor]]] = []
     for call in before:
         if call.given.shape != call.output.shape or call.given.shape[-1] != size or is_linear(call):
@@ -231,8 +237,8 @@ def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callabl
 
 
 def _is_elementwise(call: ModuleCall) -> bool:
-    """Does a module do the same to every number, whatever the others are?"""
-    # softmax and norms without a gain do not care for the order either, but every number has a part in all they put out
+    """Return True if a module applies the same function to every number."""
+    # softmax and norms without a gain also ignore the order, but each of their outputs depends on all inputs
     if not torch.allclose(call.again(call.given.flip(-1)).flip(-1), call.output, rtol=1e-5, atol=1e-6):
         return False
     unchanged = torch.rand(call.given.shape, generator=torch.Generator().manual_seed(0)).to(call.given.device) < 0.5
@@ -241,7 +247,7 @@ def _is_elementwise(call: ModuleCall) -> bool:
 
 
 def _name_of(module: nn.Module) -> str:
-    """The name that configurations have for an activation; that of its class where they have none."""
+    """Return the name of an activation in configurations, or the name of its class."""
     from transformers.activations import ACT2CLS
 
     names = [name for name, kind in ACT2CLS.items() if kind is type(module)]
@@ -250,7 +256,7 @@ def _name_of(module: nn.Module) -> str:
 
 @dataclass(frozen=True, eq=False)
 class ScaledActivation:
-    """An activation of c x instead of x."""
+    """An activation applied to c x instead of x."""
 
     activate: Any
     factor: float
@@ -261,24 +267,27 @@ class ScaledActivation:
 
 
 def ratio(given: Tensor, source: Tensor) -> float | None:
-    """c where given = c * source; None where there is none."""
-    wide = source.double()
-    factor = float((given * wide).sum() / wide.square().sum().clamp_min(1e-30))
+    """Return c such that given = c * source, or None."""
+    if given.shape != source.shape:
+        return None
+    wide = to_float64(source)
+    factor = float((to_float64(given) * wide).sum() / wide.square().sum().clamp_min(1e-30))
     if not deviation(source * factor, given) < NEAR:
         return None
-    rounded = float(f"{factor:.5g}")  # settings have few digits, a fit has float32's noise
+    rounded = float(f"{factor:.5g}")  # a setting has few digits; a fit has float32 noise
     return rounded if abs(rounded - factor) < 2e-6 * abs(factor) else factor
 
 
 def carried(stream: Tensor, read: Tensor, tolerance: float = NEAR) -> Tensor | None:
-    """`read` [n, d] where y is added, if that is `stream`: as it is, or each coordinate scaled and shifted.
+    """Return `read` [n, d] mapped onto `stream`, or None if they are different streams.
 
-    Doge and Zaya scale their stream between the two.
+    The two may be equal, or differ by a scale and a shift of each coordinate. Doge and Zaya scale their stream between
+    the point where the block reads it and the point where y is added.
     """
     if deviation(read, stream) < tolerance:
         return read
-    wide, wide_stream = read.double(), stream.double()
-    centred, centred_stream = wide - wide.mean(0), wide_stream - wide_stream.mean(0)
-    gain = (centred * centred_stream).sum(0) / centred.square().sum(0).clamp_min(1e-30)
-    moved = (wide_stream.mean(0) + centred * gain).to(stream.dtype)
+    wide, wide_stream = to_float64(read), to_float64(stream)
+    centered, centered_stream = wide - wide.mean(0), wide_stream - wide_stream.mean(0)
+    gain = (centered * centered_stream).sum(0) / centered.square().sum(0).clamp_min(1e-30)
+    moved = (wide_stream.mean(0) + centered * gain).to(stream.device, stream.dtype)
     return moved if deviation(moved, stream) < tolerance else None

@@ -1,11 +1,9 @@
-"""MemoryModel, a language model seen as layers of memories: runs, watches, records and edits them.
+"""MemoryModel: a language model as layers of memories, with methods to run, observe, record and edit them.
 
-The memories of a layer are its MemoryLayer (groups.py); a subclass runs the network (huggingface.py, fairseq.py).
+groups.py defines the layers. Subclasses run the network (huggingface.py, fairseq.py).
 """
 
 import hashlib
-import io
-import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -34,10 +32,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Recording:
-    """Coefficients and states of the latest forward pass, layer by layer; all are copies.
+    """Coefficients and states of the latest forward pass, by layer. All are copies.
 
-    o = r + y in every layer: y is what the feed-forward block adds to the residual stream (after its post-norm where
-    it has one), o the layer's output, r what the stream holds without y. States are float32 or finer.
+    In every layer o = r + y: y is what the feed-forward block adds to the residual stream (after its post-norm, if it
+    has one), o is the layer's output, and r is the stream without y. States are float32 or finer.
     """
 
     coefficients: dict[int, Tensor] = field(default_factory=dict)  # [batch, pos, memories]
@@ -48,7 +46,7 @@ class Recording:
 
 
 class _EnoughError(Exception):
-    """Ends a forward pass of which nothing more is wanted."""
+    """Stops a forward pass early."""
 
 
 def _stop(_state: Tensor) -> None:
@@ -58,7 +56,7 @@ def _stop(_state: Tensor) -> None:
 class MemoryModel(ABC):
     """A causal language model with its tokenizer, its layers of memories and a lens onto its vocabulary."""
 
-    _latest_probe: Probe | None = None  # of the pass in which memories were found; the proof needs no other
+    _latest_probe: Probe | None = None  # the pass of discovery, which the proof reuses
 
     def __init__(
         self,
@@ -72,20 +70,20 @@ class MemoryModel(ABC):
         tokenizer: Tokenizer | None,
         context: int | None,
     ) -> None:
-        self.name = name  # as the user gave it: a folder's name or a Hub id
-        self.source = source  # what load() takes to get this model again; "" for a loaded object
+        self.name = name  # a Hub id, or the name of a folder or file
+        self.source = source  # the argument of load() that loads this model again; "" for a loaded object
         self.family = family
         self.network = network
         self.layers = layers
         self.lens = lens
-        self.context = context  # the longest input, BOS included; None where there is no limit
+        self.context = context  # the longest input, including BOS; None if there is no limit
         self.proof: Proof | None = None
         self._tokenizer = tokenizer
 
     @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise ModelError(f"{self.name} was given without a tokenizer; pass tokenizer= to load() to work with text")
+            raise ModelError(f"{self.name} has no tokenizer; pass tokenizer= to load() to work with text")
         return self._tokenizer
 
     @property
@@ -94,7 +92,7 @@ class MemoryModel(ABC):
 
     @cached_property
     def names(self) -> MemoryNames:
-        """The names of all memories, from and to their numbers."""
+        """Conversion between the names and the numbers of memories."""
         return MemoryNames({layer.number: layer.shape for layer in self.layers}, self.name)
 
     @property
@@ -108,7 +106,7 @@ class MemoryModel(ABC):
 
     @property
     def vocabulary(self) -> int:
-        """Rows of the output embedding."""
+        """The number of rows of the output embedding."""
         return self.lens.vocabulary
 
     @property
@@ -120,28 +118,29 @@ class MemoryModel(ABC):
         return self.first.groups[0].values.dtype
 
     def run_body(self, tokens: Tensor, gradients: bool = False) -> Tensor:
-        """The state after the last block and before the final norm, [batch, pos, d], for tokens [batch, pos] int64.
+        """Return the state after the last block, before the final norm: [batch, pos, d].
 
-        No vocabulary scores are computed. Rows may be padded on the right with any token: attention is causal.
-        `gradients`: let it be differentiated, by coefficients that an edit has put in.
+        Args:
+            tokens: [batch, pos] int64. Rows may be padded on the right with any token, because attention is causal.
+            gradients: Record gradients, to differentiate with respect to coefficients that an edit inserts.
         """
         with torch.set_grad_enabled(gradients):
             return self._run_body(self._check_tokens(tokens))
 
     def run_to(self, layer: int, tokens: Tensor) -> None:
-        """Run the blocks up to a layer for those who watch them, and leave out the ones above."""
+        """Run the blocks up to and including a layer, for their observers."""
         with suppress(_EnoughError), hooks.on_output(self.layers[layer].block, _stop), torch.no_grad():
             self._run_body(self._check_tokens(tokens))
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """The model's own scores, [batch, pos, vocabulary], soft-capping included."""
+        """Return the model's own logits, [batch, pos, vocabulary], after soft-capping."""
         with torch.no_grad():
             return self._logits(self._check_tokens(tokens))
 
     def probe(self) -> Probe:
-        """One pass over a few random tokens, for the proof."""
-        used = min(self.vocabulary, self.tokenizer.size) if self.has_tokenizer else self.vocabulary
-        tokens = probe_tokens(used, self.context)
+        """Run a few random tokens for the proof."""
+        highest = min(self.vocabulary, self.tokenizer.size) if self.has_tokenizer else self.vocabulary
+        tokens = probe_tokens(highest, self.context)
         calls: list[ModuleCall] = []
         blocks = [layer.block for layer in self.layers]
         with record_calls(blocks, calls.append), note_runs(self.network) as ran:
@@ -149,23 +148,11 @@ class MemoryModel(ABC):
         return Probe(tokens, [BlockCall(call) for call in calls], outside(ran, blocks))
 
     def forget_probe(self) -> None:
-        """Let go of what finding the memories left for the proof, where there is to be none now."""
+        """Free the probe of discovery when no proof follows."""
         self._latest_probe = None
 
-    def sharing_weights(self) -> "MemoryModel":
-        """Another model like this one with the very same tensors, for another thread: it has hooks of its own.
-
-        What cannot be pickled raises.
-        """
-        file = io.BytesIO()
-        pickler = _StructurePickler(file)
-        pickler.dump(self)
-        file.seek(0)
-        other: MemoryModel = _StructureUnpickler(file, pickler.tensors).load()
-        return other
-
     def running(self) -> AbstractContextManager[None]:
-        """Around whatever runs the network or a part of it, so that all passes are run alike."""
+        """Return a context for everything that runs the network or a part of it, so that all passes run alike."""
         return nullcontext()
 
     @abstractmethod
@@ -176,10 +163,10 @@ class MemoryModel(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """sha256 of configuration, tokenizer and every parameter; the same wherever the model's folder lies."""
+        """Return the sha256 of configuration, tokenizer and parameters. It does not depend on the model's location."""
 
     def save(self, folder: "Path") -> None:
-        """Write the weights as they are now, with configuration and tokenizer, as a safetensors checkpoint."""
+        """Write the current weights, the configuration and the tokenizer as a safetensors checkpoint."""
         raise ModelError(
             f"{self.name} ({self.family}) cannot be saved as a safetensors checkpoint; use a Hugging Face checkpoint"
         )
@@ -188,10 +175,10 @@ class MemoryModel(ABC):
     def watch(
         self, on_coefficients: Callable[[int, CoefficientBlock], None], layers: Sequence[int] | None = None
     ) -> Iterator[None]:
-        """Within, each forward pass calls on_coefficients(layer, block) with every group of memories that was used.
+        """Call on_coefficients(layer, block) for every group of memories used in forward passes inside the context.
 
-        Of experts behind a router a block has the tokens that were sent to one of them. Nothing is stored or copied:
-        what is to outlive the call, the callee copies.
+        The block of a routed expert contains the tokens that were sent to it. Tensors are not copied, so the callback
+        must copy what it keeps.
         """
         with ExitStack() as stack:
             for layer in self.layer_numbers(layers):
@@ -202,7 +189,7 @@ class MemoryModel(ABC):
     def record(
         self, layers: Sequence[int] | None = None, coefficients: bool = True, states: bool = True
     ) -> Iterator[Recording]:
-        """Within, each forward pass fills the Recording anew, for the chosen layers."""
+        """Record the selected layers. Each forward pass inside the context overwrites the Recording."""
         recording = Recording()
 
         def keep_embedding(embedding: Tensor) -> None:
@@ -225,9 +212,9 @@ class MemoryModel(ABC):
 
     @contextmanager
     def edit(self, edits: Mapping[int, hooks.Change]) -> Iterator[None]:
-        """Within, each group of a layer named uses change(c [batch, pos, size], group); nested edits run outer first.
+        """Replace the coefficients of layers by change(c [batch, pos, size], group). Outer edits run first.
 
-        Experts behind a router are asked about every token, with zeros where they were not chosen.
+        For routed experts, c covers all tokens, with zeros for tokens that were not sent to the expert.
         """
         with ExitStack() as stack:
             for layer in self.layer_numbers(list(edits)):
@@ -235,7 +222,11 @@ class MemoryModel(ABC):
             yield
 
     def layer_numbers(self, layers: Sequence[int] | None) -> Sequence[int]:
-        """Some layers in their order, or all; one that does not exist is refused."""
+        """Return the layers in ascending order; None means all.
+
+        Raises:
+            UnknownName: A layer does not exist.
+        """
         if layers is None:
             return range(len(self.layers))
         for layer in layers:
@@ -273,40 +264,17 @@ class MemoryModel(ABC):
         return f"<table><caption>MemoryModel {escape(self.name)}</caption>{rows}</table>"
 
 
-class _StructurePickler(pickle.Pickler):
-    """Pickles all of an object but its tensors, which stay where they are."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.tensors: list[Tensor] = []
-
-    def persistent_id(self, part: Any) -> int | None:
-        if not isinstance(part, Tensor):
-            return None
-        self.tensors.append(part)
-        return len(self.tensors) - 1
-
-
-class _StructureUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, tensors: Sequence[Tensor]) -> None:
-        super().__init__(file)
-        self.tensors = tensors
-
-    def persistent_load(self, number: int) -> Tensor:
-        return self.tensors[number]
-
-
 def _keep_state(store: dict[int, Tensor], layer: int, states: Tensor) -> None:
     store[layer] = _copy(states)
 
 
 def _keep_output(recording: Recording, layer: int, output: Tensor) -> None:
     recording.o[layer] = _copy(output)
-    recording.r[layer] = recording.o[layer] - recording.y[layer]  # a block adds y before it is done
+    recording.r[layer] = recording.o[layer] - recording.y[layer]  # y is recorded before the block returns
 
 
 def _begin_coefficients(store: dict[int, Tensor], layer: MemoryLayer, states: Tensor) -> None:
-    if len(layer.groups) != 1:  # zeros for experts that are not chosen
+    if len(layer.groups) != 1:  # zeros for experts that are not selected
         store[layer.number] = at_least_float32(states.new_zeros(*states.shape[:2], layer.memories))
 
 
@@ -324,7 +292,7 @@ def _copy(states: Tensor) -> Tensor:
 
 
 def fingerprint_of(config: str, tokenizer: Tokenizer | None, network: nn.Module) -> str:
-    """sha256 over the configuration, the tokenizer and each parameter's name, dtype, shape and bytes."""
+    """Return the sha256 of configuration, tokenizer, and name, dtype, shape and bytes of each parameter."""
     digest = hashlib.sha256()
     digest.update(config.encode())
     digest.update(b"no tokenizer" if tokenizer is None else tokenizer.serialized().encode())

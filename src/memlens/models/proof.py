@@ -1,104 +1,125 @@
-"""Proof, at load time, that what memlens calls coefficients, keys, values and stream is what the network computes.
+"""The proof, at load time, that the coefficients, keys, values and stream of memlens are what the network computes.
 
-On a few random tokens and on noise every layer is computed twice: by the network's own modules, block by block and in
-float32 whatever the model's dtype is, and by the formulas of the paper from the tensors that `MemoryLayer` and `Lens`
-hand out. Where the two part, the model is refused with the layer, the check and the size of the deviation.
+Every layer is computed twice: by the network's own modules (block by block, in float32 regardless of the model's
+dtype), and by the paper's formulas from the tensors of `MemoryLayer` and `Lens`. The input is two rows of 8 positions:
+random tokens and noise. If the two results differ, the model is rejected with the layer, the check and the deviation.
+A deviation is the largest difference at a position, relative to the largest number at that position. It may be at most
+3e-5 (1e-6 for a float64 model), and ten times that in step 9.
 
-coefficients  m is what the formula makes of x, keys and activation, so nothing else can have a part in it
-output        the coefficients times the values, and biases, are all that the feed-forward part puts out
-addition      with every coefficient at zero the stream lacks exactly y
-stream        x is made of the stream that y is added to: nothing else was added in between, nothing is left over
-norms         each norm is what its gain and bias say
-causality     what follows a position does not change it
-prediction    the last state read through the lens gives the model's own logits
+For each layer:
 
-In one layer of those that run the same code the products of torch's own linear maps are made once more; in the others
-they are taken from the run, since that code multiplies and does nothing else. A second probe of 64 positions and larger
-numbers (second_probe.py) looks for what begins later or above a size, in one layer of those that run the same code; and
-no part of a block may make memories that were not seen (unseen.py).
+1. coefficients  m equals the formula on x, keys and activation, so nothing else contributes to m.
+2. output        The coefficients times the values, plus biases, are the whole output of the feed-forward part.
+3. norms         Each norm equals its formula with its gain and bias (the norms before and after the block).
+4. addition      With all coefficients at zero, the stream lacks exactly y.
+5. causality     Changing the last position does not change the positions before it.
+6. stream        x is computed from the stream that y is added to: nothing is added in between.
+8. completeness  No other part of the block works on each position alone: there are no unseen memories.
+9. second probe  Steps 1 to 6 again on 64 positions with large numbers, to detect branches on length or size.
+
+Once, after the last layer:
+
+7. prediction    The final norm and the lens, applied to the last state, give the model's own logits.
+
+Layers that run the same code need not repeat everything. In the first of them, torch's own linear maps are multiplied
+again by formula and step 9 is run. In the others, the recorded products of these maps are used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from memlens.errors import ModelError, UnsupportedModel
 from memlens.models import hooks
-from memlens.models.blocks import BlockCall, ModuleCall, Probe, in_float32, passed_over, replaced
-from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryLayer, scaled
+from memlens.models.blocks import (
+    BlockCall,
+    ModuleCall,
+    Probe,
+    Product,
+    ProductMode,
+    first_input,
+    in_float32,
+    passed_over,
+    reject_on_error,
+    replaced,
+)
+from memlens.models.groups import CoefficientBlock, LinearGroup, MemoryGroup, MemoryLayer, scaled
 from memlens.models.lens import at_least_float32
 from memlens.models.match import carried, rows_of
 from memlens.models.memory_model import MemoryModel
-from memlens.models.second_probe import as_recorded, code_of, is_plain, projections, second_calls, stood_in
-from memlens.models.unseen import unseen_part
 
 _CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
-# deviation allowed, as a share of the largest number at the same position
-_TOLERANCE, _FINE_TOLERANCE = 3e-5, 1e-6
-# Within, a tensor of a class of its own is no more than its numbers: such a class may do more in a product than
-# multiply, and would do so in the formula as in the network.
+_TOLERANCE, _FLOAT64_TOLERANCE = 3e-5, 1e-6
+_SECOND = 10  # factor on the tolerance in step 9, whose numbers are large on purpose
+# A tensor subclass may do more in a product than multiply, in the formula as well as in the network. Inside this
+# context the formulas see its numbers only.
 _plain_numbers = torch._C.DisableTorchFunctionSubclass
-_SECOND = 10  # times as much for the second probe, whose numbers are large on purpose
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The largest deviation of each check over all layers and probe positions, relative to the numbers compared."""
+    """The largest relative deviation of each check over all layers and probe positions."""
 
-    coefficients: float  # m against f(x K^T + b) (times the up projection where gated)
-    output: float  # the sum of all groups' m V + b against what the feed-forward part puts out
-    addition: float  # o - y with the memories at work against the same with all of them silent: both are r
-    stream: float  # what the block reads against the stream that it is said to read
-    norms: float  # each norm by centring, gain and bias against its own module
-    causality: float  # the states of a position against the same with other states behind it
-    prediction: float  # the last state through the lens against the model's own logits
+    coefficients: float  # m against f(x K^T + b) (times the up projection if gated)
+    output: float  # the sum over groups of m V + b against the output of the feed-forward part
+    addition: float  # o - y against o with all coefficients at zero
+    stream: float  # what the block reads against o - y
+    norms: float  # each norm module against its formula
+    causality: float  # states against the same states with other tokens after them
+    prediction: float  # the lens on the last state against the model's own logits
     tolerance: float
     positions: int
 
 
 def prove(model: MemoryModel) -> Proof:
-    """Compare network and formulas on a probe input; UnsupportedModel where they differ."""
-    refuse_broken_weights(model.network, model.name)
-    tolerance = _FINE_TOLERANCE if model.dtype == torch.float64 else _TOLERANCE
+    """Compare network and formulas on a probe input.
+
+    Raises:
+        UnsupportedModel: They differ by more than the tolerance.
+    """
+    check_finite_weights(model.network, model.name)
+    tolerance = _FLOAT64_TOLERANCE if model.dtype == torch.float64 else _TOLERANCE
     worst = _Worst(model.name, tolerance)
-    with torch.no_grad(), model.running():
+    with torch.no_grad(), model.running(), reject_on_error(f"{model.name}: the proof cannot be computed"):
         probe = model.probe()
         if [(number, call.block) for number, call in enumerate(probe.calls)] != [
             (layer.number, layer.block) for layer in model.layers
         ]:
-            worst.refuse("its layers are not the blocks that run, one after another")
-        second, seen = second_calls(model, probe.calls), set[Any]()
+            worst.reject("its layers are not the blocks that run, one after another")
+        second, proven_code = second_calls(model, probe.calls), set[Hashable]()
         for layer, call in zip(model.layers, probe.calls, strict=True):
             with in_float32(layer.block):
-                is_known = (built := code_of(layer.block)) in seen
-                seen.add(built)
-                _LayerProof(as_recorded(layer, call) if is_known else layer, call, worst).prove()
-                if second is not None and not is_known:
-                    with stood_in(layer, second[layer.number]) as stand_in:
-                        larger = _Worst(model.name, tolerance * _SECOND)
-                        _LayerProof(stand_in, second[layer.number], larger).prove_arithmetic()
+                code = code_of(layer.block)
+                is_repeated = code in proven_code
+                proven_code.add(code)
+                _LayerProof(as_recorded(layer, call) if is_repeated else layer, call, worst).prove()
+                if second is not None and not is_repeated:
+                    with with_small_maps(layer, second[layer.number]) as small:
+                        second_worst = _Worst(model.name, tolerance * _SECOND)
+                        _LayerProof(small, second[layer.number], second_worst).prove_arithmetic()
         with in_float32(*probe.around, deep=False):
             _prove_prediction(model, probe, worst)
     return Proof(**worst.deviations, tolerance=tolerance, positions=probe.tokens.numel())
 
 
-def refuse_broken_weights(network: nn.Module, name: str) -> None:
-    """ModelError naming the first tensor that holds a NaN or an infinity."""
+def check_finite_weights(network: nn.Module, name: str) -> None:
+    """Raise ModelError if a parameter holds a NaN or an infinity."""
     for parameter_name, parameter in network.named_parameters():
-        # the sum is finite only if all are finite, unless it overflows: then look at each
+        # a finite sum means finite numbers; an infinite sum may be an overflow, so check each number then
         if torch.isfinite(parameter.detach().sum(dtype=torch.float32)) or torch.isfinite(parameter.detach()).all():
             continue
-        raise ModelError(f"{name}: {parameter_name} holds numbers that are NaN or infinite; get the checkpoint again")
+        raise ModelError(f"{name}: {parameter_name} contains NaN or infinity; download the checkpoint again")
 
 
 class _Worst:
-    """The largest deviation of each check so far; refuses as soon as one is too large."""
+    """The largest deviation of each check so far. Rejects the model as soon as one exceeds the tolerance."""
 
     def __init__(self, name: str, tolerance: float) -> None:
         self.name, self.tolerance = name, tolerance
@@ -107,26 +128,26 @@ class _Worst:
     def compare(self, check: str, where: str, given: Tensor, expected: Tensor, scale: Tensor | None = None) -> None:
         given, expected = at_least_float32(given), at_least_float32(expected)
         if given.shape != expected.shape:
-            self.refuse(f"{where}, check of {check}: {list(given.shape)} instead of {list(expected.shape)}")
+            self.reject(f"{where}, check of {check}: {list(given.shape)} instead of {list(expected.shape)}")
         if not given.numel():
             return
         deviation = self.deviation(given, expected, scale)
-        if not deviation <= self.tolerance:  # also refuses NaN
-            self.refuse(f"{where}, check of {check}: off by {deviation:.2g} where {self.tolerance:g} is allowed")
+        if not deviation <= self.tolerance:  # written so that NaN is rejected
+            self.reject(f"{where}, check of {check}: off by {deviation:.2g} where {self.tolerance:g} is allowed")
         self.deviations[check] = max(self.deviations[check], deviation)
 
     @staticmethod
     def deviation(given: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
-        """The largest difference at any position, as a share of the largest number there."""
+        """Return the largest difference at any position, relative to the largest number at that position."""
         largest = (expected if scale is None else scale).abs().amax(-1).clamp_min(1e-6)
         return float(((given - expected).abs().amax(-1) / largest).max())
 
-    def refuse(self, what: str) -> None:
-        raise UnsupportedModel(f"{self.name} cannot be proven to be made of memories: {what}")
+    def reject(self, reason: str) -> NoReturn:
+        raise UnsupportedModel(f"{self.name} cannot be proven to be made of memories: {reason}")
 
 
 class _LayerProof:
-    """One layer on its probe: what its modules did, and what the formulas say they did. All are [batch * pos, ...]."""
+    """The steps for one layer on its probe states. All tensors are [batch * pos, ...]."""
 
     def __init__(self, layer: MemoryLayer, call: BlockCall, worst: _Worst) -> None:
         self.layer, self.call, self.worst = layer, call, worst
@@ -135,15 +156,15 @@ class _LayerProof:
         self.blocks: list[CoefficientBlock] = []
 
     def prove(self) -> None:
-        """All checks."""
+        """Run steps 1 to 6 and 8."""
         self.prove_arithmetic()
         trace = self.call.trace
-        unseen = unseen_part(self.layer, self.call, self.calls, trace.products, rows_of(trace.output))
+        unseen = find_unseen_part(self.layer, self.call, self.calls, trace.products, rows_of(trace.output))
         if unseen is not None:
-            self.worst.refuse(f"{self.where}: {unseen}")
+            self.worst.reject(f"{self.where}: {unseen}")
 
     def prove_arithmetic(self) -> None:
-        """All checks but that for parts that were not seen."""
+        """Run steps 1 to 6."""
         o = rows_of(self.call.trace.output)
         self._watch()
         with _plain_numbers():
@@ -155,88 +176,89 @@ class _LayerProof:
                 self._prove_stream(o - y, scale)
 
     def _prove_addition(self, o: Tensor, y: Tensor, scale: Tensor) -> None:
-        """With every coefficient at zero the stream lacks exactly y, whatever stands at the last position."""
+        """Steps 4 and 5 in one run: all coefficients at zero, and another state at the last position."""
         later = torch.zeros(self.call.states.shape[:2], dtype=torch.bool, device=o.device)
         later[:, -1] = self.call.states.shape[1] > 1
         early = ~later.flatten()
         turned = self.call.states.clone()
         turned[later] = turned[later].flip(-1)
         expected = (o - y)[early]
-        with replaced(self._at_rest()), hooks.edit_coefficients(self.layer, lambda c, _group: torch.zeros_like(c)):
+        with replaced(self._silent_maps()), hooks.edit_coefficients(self.layer, lambda c, _group: torch.zeros_like(c)):
             silent = rows_of(self.call.run(turned))[early]
         if self.worst.deviation(silent, expected, scale[early]) <= self.worst.tolerance:
             self.worst.compare("addition", self.where, silent, expected, scale[early])
             self.worst.compare("causality", self.where, silent, expected, scale[early])
             return
-        other = rows_of(self.call.run(turned))[early]  # which of the two is it?
+        other = rows_of(self.call.run(turned))[early]  # find out which of the two failed
         self.worst.compare("causality", self.where, other, o[early], scale[early])
         self.worst.compare("addition", self.where, silent, expected, scale[early])
 
-    def _at_rest(self) -> dict[nn.Module, Callable[..., Tensor]]:
-        """Outputs of torch's own linear maps where all coefficients are set to zero, computed without a product.
+    def _silent_maps(self) -> dict[nn.Module, Callable[..., Tensor]]:
+        """Return forward functions that replace the group's linear maps when all coefficients are zero.
 
-        Keys are given the same at early positions as they were before, and values nothing but zeros.
+        They save the products: at early positions the keys see the same input as before, so their outputs are known,
+        and the values see zeros, so their output is the bias.
         """
         forwards: dict[nn.Module, Callable[..., Tensor]] = {}
         for group in self.layer.groups:
             for part in projections(group):
                 if is_plain(part) and part in self.calls:
-                    forwards[part] = partial(_again, self.calls[part].output)
+                    forwards[part] = partial(_repeat, self.calls[part].output)
             if isinstance(group, LinearGroup) and group.down in forwards:
-                nothing = torch.zeros_like(self.calls[group.down].output)
-                forwards[group.down] = partial(
-                    _again, nothing if group.value_bias is None else nothing + group.value_bias
-                )
+                zeros = torch.zeros_like(self.calls[group.down].output)
+                output = zeros if group.value_bias is None else zeros + group.value_bias
+                forwards[group.down] = partial(_repeat, output)
         return forwards
 
     def _watch(self) -> None:
-        """The coefficients of all groups; those of experts are in no module's call and need a run of their own."""
+        """Collect the coefficients of all groups. Experts need another run, because no module call shows theirs."""
         if self.layer.is_mixture:
             with hooks.watch_coefficients(self.layer, self.blocks.append):
                 self.call.run()
             return
         for group in self.layer.groups:
-            m, weights = rows_of(self._of(group.writer, "down projection").given), None
+            m, weights = rows_of(self._call_of(group.writer, "down projection").given), None
             if group.token_scale is not None:
-                gate = group.token_scale(rows_of(self._of(group.reader, "key projection").given))
+                gate = group.token_scale(rows_of(self._call_of(group.reader, "key projection").given))
                 m, weights = m * gate, gate[:, 0]
             self.blocks.append(CoefficientBlock(group, self.call.shape, None, m, weights))
 
-    def _of(self, module: nn.Module, part: str) -> ModuleCall:
+    def _call_of(self, module: nn.Module, part: str) -> ModuleCall:
         if module not in self.calls:
-            self.worst.refuse(f"the {part} of {self.where} is never run")
+            self.worst.reject(f"the {part} of {self.where} is never run")
         return self.calls[module]
 
     def _prove_groups(self) -> tuple[Tensor, Tensor]:
-        """(y, and y with every coefficient at zero), by formula."""
+        """Steps 1 to 3. Return y by formula, and y with all coefficients at zero."""
         output = silent = torch.zeros(())
         for group in self.layer.groups:
-            self._of(group.writer, "down projection")
+            self._call_of(group.writer, "down projection")
         for block in self.blocks:
             group = block.group
-            x = rows_of(self._of(group.reader, "key projection").given)
+            x = rows_of(self._call_of(group.reader, "key projection").given)
             rows = torch.arange(len(x), device=x.device) if block.rows is None else block.rows
             expected = group.coefficients(x[rows])
-            if block.rows is not None and block.weights is not None:  # the router's weight is no part of the formula
+            if block.rows is not None and block.weights is not None:  # the formula excludes the router's weight
                 expected = expected * block.weights[:, None]
             self.worst.compare("coefficients", self.where, block.coefficients, expected)
             bias = x.new_zeros(x.shape[-1]) if group.value_bias is None else group.value_bias.to(x.dtype)
             biases = bias.expand(len(rows), -1) if block.weights is None else block.weights[:, None] * bias
             added = scaled(group.weighed_values(block.coefficients) + biases, group.scale)
-            nothing = x.new_zeros(x.shape)
-            output = output + nothing.index_add(0, rows, added)
-            silent = silent + nothing.index_add(0, rows, scaled(biases, group.scale))
-        outputs = [rows_of(self._of(module, "output").output) for module in self.layer.outputs]
+            zeros = x.new_zeros(x.shape)
+            output = output + zeros.index_add(0, rows, added)
+            silent = silent + zeros.index_add(0, rows, scaled(biases, group.scale))
+        outputs = [rows_of(self._call_of(module, "output").output) for module in self.layer.outputs]
         self.worst.compare("output", self.where, torch.stack(outputs).sum(0), output)
         norm = self.layer.post_norm
         if norm is not None:
-            call = self._of(norm.module, "norm after the block")
+            call = self._call_of(norm.module, "norm after the block")
             self.worst.compare("norms", f"{self.where} (before the norm after the block)", rows_of(call.given), output)
             output, silent = norm.by_formula(output), norm.by_formula(silent)
             self.worst.compare("norms", f"{self.where} (after the block)", rows_of(call.output), output)
         return scaled(output, self.layer.scale), scaled(silent, self.layer.scale)
 
     def _prove_stream(self, stream: Tensor, scale: Tensor) -> None:
+        """Step 6, and step 3 for the norm before the block."""
         norm = self.layer.input_norm
         x, *others = (
             rows_of(self.calls[module].given) for module in dict.fromkeys(group.reader for group in self.layer.groups)
@@ -245,7 +267,7 @@ class _LayerProof:
             self.worst.compare("stream", f"{self.where} (inputs of its groups)", other, x)
         reads = x
         if norm is not None:
-            reads = rows_of(self._of(norm.module, "norm before the block").given)
+            reads = rows_of(self._call_of(norm.module, "norm before the block").given)
             self.worst.compare("norms", f"{self.where} (before the block)", x, norm.by_formula(reads))
         if self.layer.parallel:
             self.worst.compare("stream", self.where, reads, rows_of(self.call.states), scale)
@@ -254,12 +276,12 @@ class _LayerProof:
         self.worst.compare("stream", self.where, reads if moved is None else moved, stream, scale)
 
 
-def _again(output: Tensor, *_arguments: Any, **_named: Any) -> Tensor:
+def _repeat(output: Tensor, *_arguments: Any, **_named: Any) -> Tensor:
     return output.clone()
 
 
 def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
-    """The lens on the last layer's states and noise, against all that the network does behind its blocks."""
+    """Step 7: compare the lens with what the network does after its blocks, on the last layer's probe states."""
     lens, last = model.lens, probe.calls[-1].states
     if lens.final_norm is not None:
         with _plain_numbers():
@@ -273,6 +295,310 @@ def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
     with _plain_numbers():
         read = lens.capped(lens.state_logits(last))
     worst.compare("prediction", "output embedding", read, logits)
-    # a tie within the tolerance may fall either way, a clear winner may not
-    chosen = logits.gather(-1, read.argmax(-1, keepdim=True))
-    worst.compare("prediction", "most likely token", chosen, logits.amax(-1, keepdim=True), scale=logits)
+    # a tie within the tolerance may resolve either way; a clear winner must be the same
+    top_logits = logits.gather(-1, read.argmax(-1, keepdim=True))
+    worst.compare("prediction", "most likely token", top_logits, logits.amax(-1, keepdim=True), scale=logits)
+
+
+# Step 8: completeness
+#
+# A block adds memories and the output of parts that mix positions. Unseen memories behind the known ones would fail
+# step 6. Those in front of them or beside them (parallel blocks, layers without memories) are searched here, among
+# modules and among the products that the block's own code makes of its parameters.
+
+
+def find_unseen_part(
+    layer: MemoryLayer,
+    block: BlockCall,
+    calls: Mapping[nn.Module, ModuleCall],
+    products: Sequence[Product],
+    o: Tensor,
+) -> str | None:
+    """Describe a part of the block that works on each position alone and is not one of its memories, or return None.
+
+    Args:
+        layer: The memories of the block.
+        block: The call of the block.
+        calls: Module calls inside the block when it ran on its probe states.
+        products: Products inside the block in the same run.
+        o: The output of that run, [batch * pos, d].
+    """
+    batch, positions, width = block.states.shape
+    if positions < 2:
+        return None
+    memory_modules = {module for part in layer.outputs for module in part.modules()}
+    parameters = {id(parameter) for module in memory_modules for parameter in module.parameters(False)}
+    memory_parameters = {name for name, parameter in layer.block.named_parameters() if id(parameter) in parameters}
+    other_products = [product for product in products if product.parameter not in memory_parameters]
+    pinned = _PinnedBlock(block, other_products, [calls[part] for part in layer.outputs])
+    alone, mixing = pinned.classify()
+    other_modules = calls.keys() - memory_modules
+    other_calls = {name: calls[module] for name, module in layer.block.named_modules() if module in other_modules}
+    for name, call in other_calls.items():  # outer modules come first
+        holds_memories = {*call.module.modules()} & {*layer.outputs}
+        holds_mixing = any(product.parameter.startswith(f"{name}.") for product in mixing)
+        matrices = sum(parameter.dim() > 1 for parameter in call.module.parameters())
+        if holds_memories or holds_mixing or matrices < 2:
+            continue
+        shapes = {rows_of(call.given).shape, rows_of(call.output).shape}
+        if shapes == {(batch * positions, width)} and _works_alone(call, block.states.shape):
+            return f"{name} works on each position alone and is not made of memories"
+    if writers := pinned.writers(alone, o):
+        return f"{writers[0].name} works on each position alone and is not made of memories"
+    if not layer.groups and len(writers := pinned.writers(mixing, o)) > 1:
+        names = " and ".join(product.name for product in writers)
+        return f"{names} add to the stream one after the other, and neither is made of memories"
+    return None
+
+
+def _works_alone(call: ModuleCall, shape: torch.Size) -> bool:
+    """Return True if a module's output at the last position depends on its input there and on no other position."""
+
+    def depends_on(changed: slice) -> bool:
+        given = call.given.reshape(shape).clone()
+        given[:, changed] = given[:, changed].flip(-1)
+        after = call.again(given.reshape(call.given.shape)).reshape(shape)
+        return not torch.allclose(after[:, -1], call.output.reshape(shape)[:, -1], rtol=1e-5, atol=1e-6)
+
+    return depends_on(slice(-1, None)) and not depends_on(slice(-1))  # a constant depends on neither
+
+
+class _PinnedBlock:
+    """A block that is re-run with all products and memories pinned to their recorded outputs.
+
+    Some of them are changed at the first position. A change that shows in the output took no path through another
+    product.
+    """
+
+    def __init__(self, block: BlockCall, products: Sequence[Product], memories: Sequence[ModuleCall]) -> None:
+        self.block, self.products, self.memories = block, products, memories
+        self.shape = block.shape
+
+    def classify(self) -> tuple[list[Product], list[Product]]:
+        """Return the products whose input uses others' outputs at each position alone, and those whose input mixes."""
+        _, given = self._run(self.products)
+        outputs = [rows_of(product.output) for product in self.products]
+        alone, mixing = [], []
+        for product in self.products:
+            if product.key not in given:
+                continue
+            moved = (given[product.key] != product.given).reshape(*self.shape, -1).any(-1).any(0)  # [pos]
+            if moved[1:].any():
+                mixing.append(product)
+            elif moved[0] and not any(torch.equal(rows_of(product.given), output) for output in outputs):
+                alone.append(product)  # a product applied directly to another's output is part of the same map
+        return alone, mixing
+
+    def writers(self, products: Sequence[Product], o: Tensor) -> list[Product]:
+        """Return the products whose output reaches the stream through no other product."""
+        if not products or torch.equal(rows_of(self._run(products)[0]), o):  # the usual case: none, after one run
+            return []
+        return [product for product in products if not torch.equal(rows_of(self._run([product])[0]), o)]
+
+    def _run(self, changed: Sequence[Product]) -> tuple[Tensor, dict[tuple[str, int], Tensor]]:
+        outputs = {
+            product.key: _change_first_position(product.output, self.shape) if product in changed else product.output
+            for product in self.products
+        }
+        memories = {call.module: partial(_repeat_call, call) for call in self.memories}
+        with replaced(memories), ProductMode(self.block.block, self.shape, outputs) as mode:
+            output = self.block.run()
+        return output, {product.key: product.given for product in mode.products}
+
+
+def _repeat_call(call: ModuleCall, *_arguments: Any, **_named: Any) -> Any:
+    return call.returning(call.output.clone())
+
+
+def _change_first_position(output: Tensor, shape: tuple[int, int]) -> Tensor:
+    changed = output.reshape(*shape, -1).clone()
+    changed[:, 0] = changed[:, 0].flip(-1) + 1
+    return changed.reshape(output.shape)
+
+
+# Step 9: second probe
+#
+# Products with large matrices dominate the cost of a pass, and torch's own linear maps do the same at every position.
+# So each of them is replaced by a low-rank random map, which costs almost nothing. All other code of the block runs on
+# 64 positions, with a stream and coefficients up to a thousand times the usual size.
+
+_LENGTH, _RANK, _SEED = 64, 4, 2022
+_STREAM, _LARGEST = 100.0, 1000.0  # size of the stream relative to the first probe, and of the largest key products
+
+
+def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCall] | None:
+    """Return the calls that the blocks get for 64 tokens, without running them; None if the context is too short."""
+    length = _LENGTH if model.context is None else min(_LENGTH, model.context)
+    if length <= calls[0].shape[1]:
+        return None
+    generator = torch.Generator().manual_seed(_SEED)
+    tokens = torch.randint(0, model.vocabulary, (1, length), generator=generator).to(model.device)
+    recorded: list[ModuleCall] = []
+
+    def forward(call: BlockCall) -> Callable[..., Any]:
+        def skip(*arguments: Any, **named: Any) -> Any:
+            given = first_input(arguments, named).detach()
+            recorded.append(ModuleCall(call.block, arguments, named, given, given, None))
+            return _extend_return_value(call, given)
+
+        return skip
+
+    with replaced({call.block: forward(call) for call in calls}):
+        model.run_body(tokens)
+    long_calls = [BlockCall(call) for call in recorded]
+    for call, short_call in zip(long_calls, calls, strict=True):
+        call.states = _large_states(call.states, generator) * short_call.states.square().mean().sqrt() * _STREAM
+    return long_calls
+
+
+def _extend_return_value(call: BlockCall, states: Tensor) -> Any:
+    """Return the block's recorded return value with these states. Other tensors by position are repeated to fit."""
+    places = torch.arange(states.shape[1]) % call.shape[1]
+
+    def extend(value: Any) -> Any:
+        by_position = isinstance(value, Tensor) and value.shape[:2] == call.shape
+        return value[:1, places.to(value.device)] if by_position else value
+
+    returned = call.own.returning(states)
+    if not isinstance(returned, tuple | list):
+        return returned
+    return type(returned)(value if value is states else extend(value) for value in returned)
+
+
+def code_of(block: nn.Module) -> Hashable:
+    """Return a key that is equal for blocks that run the same code: classes, settings and functions of all modules."""
+
+    def settings(module: nn.Module) -> Iterator[tuple[str, Any]]:
+        for name, value in vars(module).items():
+            if isinstance(value, bool | str | float):
+                yield name, value
+            elif callable(value):
+                yield name, id(getattr(value, "__func__", value))
+
+    return tuple((name, type(module), tuple(settings(module))) for name, module in block.named_modules())
+
+
+def _large_states(like: Tensor, generator: torch.Generator) -> Tensor:
+    """Return noise in which one coordinate is 30 times as large at every third position, as in trained networks."""
+    states = torch.randn(like.shape, generator=generator)
+    places = torch.arange(0, like.shape[1], 3)
+    states[:, places, places % like.shape[2]] *= 30
+    return states.to(like)
+
+
+@dataclass(eq=False)
+class _SmallMap:
+    """x -> (x A) B, a random map of rank 4. Its size is set at the first call."""
+
+    outputs: int
+    size: float
+    spread: float  # size of the largest output relative to the smallest
+    parts: list[Tensor] = field(default_factory=list)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Tensor:
+        inputs: Tensor = first_input(arguments, named)
+        if not self.parts:
+            generator = torch.Generator().manual_seed(_SEED)
+            inward = torch.randn(inputs.shape[-1], _RANK, generator=generator)
+            outward = torch.randn(_RANK, self.outputs, generator=generator)
+            outward = outward * self.spread ** torch.rand(self.outputs, generator=generator)
+            inward, outward = inward.to(inputs), outward.to(inputs)
+            largest = (inputs @ inward @ outward).abs().max().clamp_min(1e-30)
+            self.parts = [inward, outward * (self.size / largest)]
+        return inputs @ self.parts[0] @ self.parts[1]
+
+
+@dataclass(frozen=True, eq=False)
+class _SmallMapGroup(LinearGroup):
+    """A group whose projections are replaced by small maps."""
+
+    maps: dict[nn.Module, _SmallMap] = field(kw_only=True)
+
+    @property
+    def value_bias(self) -> None:
+        return None
+
+    def matches(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        gate = self.maps[self.key_projection](inputs)[..., self.key_rows]
+        up = None if self.up_projection is None else self.maps[self.up_projection](inputs)[..., self.up_rows]
+        return gate, up
+
+    def weighed_values(self, coefficients: Tensor) -> Tensor:
+        return self.maps[self.down](coefficients)
+
+
+@dataclass(frozen=True, eq=False)
+class _RecordedGroup(LinearGroup):
+    """A group that takes products from recorded calls of torch's own linear maps."""
+
+    calls: dict[nn.Module, ModuleCall] = field(kw_only=True)
+
+    def matches(self, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        gate = self._product(self.key_projection)[..., self.key_rows]
+        return gate, None if self.up_projection is None else self._product(self.up_projection)[..., self.up_rows]
+
+    def weighed_values(self, coefficients: Tensor) -> Tensor:
+        product = self._product(self.down)
+        return product if self.value_bias is None else product - self.value_bias
+
+    def _product(self, module: nn.Module) -> Tensor:
+        return rows_of(self.calls[module].output)
+
+
+def as_recorded(layer: MemoryLayer, call: BlockCall) -> MemoryLayer:
+    """Return the layer with the recorded products of torch's own linear maps."""
+    calls = {part.module: part for part in call.trace.calls}
+
+    def recorded(group: MemoryGroup) -> MemoryGroup:
+        parts = projections(group)
+        # other kinds of groups may use other weights, and a token scale changes how values are weighed
+        if type(group) is not LinearGroup or group.token_scale is not None:
+            return group
+        if not all(is_plain(part) and part in calls for part in parts):
+            return group
+        return _RecordedGroup(**{field.name: getattr(group, field.name) for field in fields(group)}, calls=calls)
+
+    return replace(layer, groups=tuple(map(recorded, layer.groups)))
+
+
+@contextmanager
+def with_small_maps(layer: MemoryLayer, call: BlockCall) -> Iterator[MemoryLayer]:
+    """Replace the block's linear maps with small maps and yield the layer whose formulas use them."""
+    size = float(call.states.square().mean().sqrt())
+    maps = {module: _SmallMap(_outputs(module), 3.0, 1.0) for module in layer.block.modules() if is_plain(module)}
+    groups: list[MemoryGroup] = []
+    for group in layer.groups:
+        parts = projections(group)
+        if parts and all(part in maps for part in parts):
+            maps |= {part: _SmallMap(maps[part].outputs, _LARGEST, _LARGEST) for part in parts}
+            maps[parts[-1]] = _SmallMap(maps[parts[-1]].outputs, 3 * size, 1.0)
+            settings = {field.name: getattr(group, field.name) for field in fields(group)}
+            groups.append(_SmallMapGroup(**settings, maps=maps))
+        else:
+            for part in parts:
+                maps.pop(part, None)
+            groups.append(group)
+    with replaced(maps):
+        yield replace(layer, groups=tuple(groups))
+
+
+def projections(group: MemoryGroup) -> list[nn.Module]:
+    """Return the projections of a group, the down projection last."""
+    if not isinstance(group, LinearGroup):
+        return []
+    return [part for part in (group.key_projection, group.up_projection, group.down) if part is not None]
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Return True for an unmodified linear map of torch or transformers with more than one output."""
+    kind, hooked = type(module), module._forward_hooks or module._forward_pre_hooks
+    everywhere = torch.nn.modules.module  # holds hooks registered for all modules
+    if hooked or everywhere._global_forward_hooks or everywhere._global_forward_pre_hooks or "forward" in vars(module):
+        return False
+    is_linear_class = kind is nn.Linear or (kind.__module__, kind.__name__) == ("transformers.pytorch_utils", "Conv1D")
+    parameters = [parameter for parameter in module._parameters.values() if parameter is not None]
+    return is_linear_class and all(type(parameter) is nn.Parameter for parameter in parameters) and _outputs(module) > 1
+
+
+def _outputs(module: Any) -> int:
+    return int(module.nf if hasattr(module, "nf") else module.out_features)

@@ -1,16 +1,16 @@
-"""A layer of memories with the interface of a sparse autoencoder, so that tools made for those run on it.
+"""A layer of memories with the interface of a sparse autoencoder, for tools that expect one.
 
-    encode(x) = m      the coefficients, [..., d_sae]; x [..., d_in] is the input of the feed-forward block, that is the
-                       stream after the norm before the block: what the module `cfg.module_in` is given
-    decode(m) = m V + b    [..., d_in]: what the module `cfg.module_out` puts out, for the coefficients m of a pass
+    encode(x) = m          the coefficients, [..., d_sae]; x [..., d_in] is the input of the feed-forward block (the
+                           stream after the norm before the block), which is the input of the module `cfg.module_in`
+    decode(m) = m V + b    [..., d_in], the output of the module `cfg.module_out` for these coefficients
 
-It is a transcoder, not an autoencoder: decode(encode(x)) is the block's output, not x. It is exact, since these are the
-block's own weights: equal to what the model computes but for rounding. That output is what is added to the stream, too,
-unless the layer has a norm after the block (Gemma 2, OLMo 2) or a scale; `cfg.adds_output` says so. Coefficients are
-signed where the activation is (GELU, SiLU) and where the block is gated; few are exactly 0 then.
+This is a transcoder, not an autoencoder: decode(encode(x)) is the block's output, not x. It uses the block's own
+weights, so it is exact up to rounding. The output is also what the layer adds to the stream, unless the layer has a
+norm after the block (Gemma 2, OLMo 2) or a scale; see `cfg.adds_output`. With a signed activation (GELU, SiLU) or a
+gate, coefficients are signed and few are exactly 0.
 
-Names are those of sae-lens 6 (SAE, TranscoderConfig) and of SAEBench's BaseSAE: W_enc [d_in, d_sae], b_enc,
-W_dec [d_sae, d_in], b_dec, cfg, dtype, device, encode, decode, forward, fold_W_dec_norm; a gated block has W_up, b_up.
+Names follow sae-lens 6 (SAE, TranscoderConfig) and SAEBench's BaseSAE: W_enc [d_in, d_sae], b_enc, W_dec [d_sae, d_in],
+b_dec, cfg, dtype, device, encode, decode, forward, fold_W_dec_norm. A gated block also has W_up and b_up.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from memlens.models.memory_model import MemoryModel
 
 @dataclass
 class SaeMetadata:
-    """The place in a model that the coefficients come from; sae-lens keeps it apart from the sizes."""
+    """The position in the model, which sae-lens stores separately from the sizes."""
 
     model_name: str
-    hook_name: str  # sae-lens' name of x where it has one, else module_in
+    hook_name: str  # sae-lens' name of x if it has one, else module_in
     hook_name_out: str
     hook_layer: int
     hook_head_index: int | None = None
@@ -43,7 +43,7 @@ class SaeMetadata:
 
 @dataclass
 class SaeConfig:
-    """Sizes and settings, under the names that sae-lens and SAEBench ask for."""
+    """Sizes and settings with the names that sae-lens and SAEBench expect."""
 
     d_in: int
     d_sae: int
@@ -55,9 +55,9 @@ class SaeConfig:
     hook_layer: int
     activation_fn: str
     gated: bool
-    module_in: str  # the module of the network whose input is x
-    module_out: str  # the one whose output is m V + b
-    adds_output: bool  # is that output what the layer adds to the stream?
+    module_in: str  # the module whose input is x
+    module_out: str  # the module whose output is m V + b
+    adds_output: bool  # True if that output is what the layer adds to the stream
     metadata: SaeMetadata
     architecture: str = "transcoder"
     apply_b_dec_to_input: bool = False
@@ -73,28 +73,28 @@ class SaeConfig:
 
 
 class LayerAsSae(nn.Module):
-    """The memories of one dense layer; weights are copies, so that nothing done to them changes the model."""
+    """The memories of one dense layer. Weights are copies, so changing them does not change the model."""
 
-    # sae-lens asks for both: there is no error to add, and no hook point besides encode's result
+    # required by sae-lens: there is no error term and no further hook point
     use_error_term = False
     hook_dict: Mapping[str, nn.Module] = MappingProxyType({})
 
     def __init__(self, group: LinearGroup, cfg: SaeConfig, dtype: torch.dtype) -> None:
         super().__init__()
 
-        def kept(tensor: Tensor | None, size: int) -> nn.Parameter:
-            filled = torch.zeros(size, device=cfg.device) if tensor is None else tensor.detach()
-            return nn.Parameter(filled.to(dtype).clone().contiguous(), requires_grad=False)
+        def copied(tensor: Tensor | None, size: int) -> nn.Parameter:
+            source = torch.zeros(size, device=cfg.device) if tensor is None else tensor.detach()
+            return nn.Parameter(source.to(dtype).clone().contiguous(), requires_grad=False)
 
         self.cfg, self._group = cfg, group
-        self.W_enc = kept(group.keys.T, 0)  # [d_in, d_sae]
-        self.b_enc = kept(group.key_bias, cfg.d_sae)
-        self.W_up = None if group.up is None else kept(group.up.T, 0)  # [d_in, d_sae]
-        self.b_up = None if group.up is None else kept(group.up_bias, cfg.d_sae)
-        self.W_dec = kept(scaled(group.values, group.scale), 0)  # [d_sae, d_in]
+        self.W_enc = copied(group.keys.T, 0)  # [d_in, d_sae]
+        self.b_enc = copied(group.key_bias, cfg.d_sae)
+        self.W_up = None if group.up is None else copied(group.up.T, 0)  # [d_in, d_sae]
+        self.b_up = None if group.up is None else copied(group.up_bias, cfg.d_sae)
+        self.W_dec = copied(scaled(group.values, group.scale), 0)  # [d_sae, d_in]
         bias = group.value_bias
-        self.b_dec = kept(None if bias is None else scaled(bias, group.scale), cfg.d_out)
-        self.lengths: Tensor  # [d_sae], of the values that were folded into the coefficients
+        self.b_dec = copied(None if bias is None else scaled(bias, group.scale), cfg.d_out)
+        self.lengths: Tensor  # [d_sae], norms of values folded into the coefficients
         self.register_buffer("lengths", torch.ones_like(self.b_enc, requires_grad=False))
 
     @property
@@ -106,7 +106,7 @@ class LayerAsSae(nn.Module):
         return self.W_dec.device
 
     def encode(self, x: Tensor) -> Tensor:
-        """Coefficients [..., d_sae] of inputs x [..., d_in] of the block."""
+        """Return the coefficients [..., d_sae] for block inputs x [..., d_in]."""
         x = x.to(self.dtype)
         gate, group = x @ self.W_enc + self.b_enc, self._group
         if self.W_up is None or self.b_up is None:
@@ -117,7 +117,7 @@ class LayerAsSae(nn.Module):
         return coefficients * self.lengths
 
     def decode(self, coefficients: Tensor) -> Tensor:
-        """The output of the block for these coefficients, [..., d_in]."""
+        """Return the output of the block for coefficients [..., d_sae]: [..., d_in]."""
         return coefficients @ self.W_dec + self.b_dec
 
     def forward(self, x: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class LayerAsSae(nn.Module):
 
     @torch.no_grad()
     def fold_W_dec_norm(self) -> None:  # noqa: N802 (sae-lens' name)
-        """Values of length 1, and coefficients times the length that each had; what is decoded stays the same."""
+        """Normalize values to length 1 and multiply coefficients by the previous length. Outputs do not change."""
         lengths = self.W_dec.norm(dim=1)
         lengths = torch.where(lengths > 0, lengths, torch.ones_like(lengths))
         self.W_dec.div_(lengths[:, None])
@@ -133,9 +133,15 @@ class LayerAsSae(nn.Module):
 
 
 def as_sae(model: MemoryModel | Any, layer: int, *, dtype: torch.dtype | None = None) -> LayerAsSae:
-    """The memories of a layer with the interface of a sparse autoencoder; refused for layers with experts.
+    """Return the memories of a layer with the interface of a sparse autoencoder.
 
-    `model` is a MemoryModel or what `load` takes; `dtype` is the model's own unless it is given.
+    Args:
+        model: A MemoryModel or an argument of `load`.
+        layer: The layer, from 0.
+        dtype: The dtype of the weights; None for the model's own.
+
+    Raises:
+        UnsupportedModel: The layer has experts or no memories.
     """
     from memlens.models.load import load
 
@@ -145,8 +151,8 @@ def as_sae(model: MemoryModel | Any, layer: int, *, dtype: torch.dtype | None = 
     (group,) = memories.groups if len(memories.groups) == 1 else (None,)
     if not isinstance(group, LinearGroup):
         raise UnsupportedModel(
-            f"layer {number} of {loaded.name} is not one dense block, and a sparse autoencoder has no router; "
-            "choose a layer without experts"
+            f"layer {number} of {loaded.name} is not a single dense block, and a sparse autoencoder has no router; "
+            "use a layer without experts"
         )
     precision = group.values.dtype if dtype is None else dtype
     return LayerAsSae(group, _config(loaded, memories, group, precision), precision)
@@ -155,7 +161,7 @@ def as_sae(model: MemoryModel | Any, layer: int, *, dtype: torch.dtype | None = 
 def _config(model: MemoryModel, layer: MemoryLayer, group: LinearGroup, dtype: torch.dtype) -> SaeConfig:
     paths = {module: path for path, module in model.network.named_modules()}
     module_in, module_out = paths[group.key_projection], paths[layer.outputs[0]]
-    # TransformerLens' ln2.hook_normalized lies before the norm's gain; sae-lens puts mlp.hook_in where x is. Its
+    # sae-lens' mlp.hook_in is x, unlike TransformerLens' ln2.hook_normalized, which is before the norm's gain.
     # hook_mlp_out is what is added to the stream.
     adds_output = layer.post_norm is None and layer.scale is None
     names = f"blocks.{layer.number}.mlp.hook_in", f"blocks.{layer.number}.hook_mlp_out"

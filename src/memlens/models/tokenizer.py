@@ -1,6 +1,6 @@
-"""Text to tokens and back, with the character at which each token ends: a Hugging Face fast tokenizer.
+"""Tokenizer: text to tokens and back, with the character at which each token ends.
 
-No special token is added to a text: BOS is put before it when a batch is made.
+It wraps a fast tokenizer of Hugging Face. No special tokens are added to a text. BOS is added when batches are built.
 """
 
 import json
@@ -16,35 +16,41 @@ from memlens.memory import EncodedText
 
 _PROBE = "The river"
 _LONE_BYTES = re.compile("[\udc80-\udcff]+")
-_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # how sentencepiece writes a token of one byte
-_SPACE_MARK = "\u2581"  # how sentencepiece writes a space inside a token
+_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # a single byte in sentencepiece
+_SPACE_MARK = "\u2581"  # a space in sentencepiece
 
 
 class Tokenizer:
-    """The tokens of one checkpoint."""
+    """The tokenizer of one checkpoint."""
 
     def __init__(self, fast: Any, adds_bos: bool | None = None) -> None:
-        """`adds_bos` overrides what encoding a text shows, for files that state it (.gguf)."""
+        """Wrap a fast tokenizer.
+
+        Args:
+            fast: A tokenizer of transformers with a tokenizer.json.
+            adds_bos: True if texts start with BOS. None determines it by encoding a text. .gguf files state it.
+        """
         if not getattr(fast, "is_fast", False):
             raise ModelError(
-                f"{type(fast).__name__} gives no character offsets; pass a fast tokenizer (one with a tokenizer.json)"
+                f"{type(fast).__name__} has no character offsets; pass a fast tokenizer (with a tokenizer.json)"
             )
         self._fast = fast
-        self._texts: dict[int, str] = {}  # of the tokens that were asked for
-        put_before = self._put_before_a_text()
+        self._texts: dict[int, str] = {}  # cache of token_text
+        prefix = self._prefix_tokens()
         self.bos: int | None = fast.bos_token_id
-        if self.bos is None and len(put_before) == 1:
-            self.bos = put_before[0]
-        self.adds_bos: bool = bool(put_before) and put_before[0] == self.bos if adds_bos is None else adds_bos
+        if self.bos is None and len(prefix) == 1:
+            self.bos = prefix[0]
+        self.adds_bos: bool = bool(prefix) and prefix[0] == self.bos if adds_bos is None else adds_bos
         if self.adds_bos and self.bos is None:
-            raise ModelError("the tokenizer says that it adds BOS but names no BOS token; mend its configuration")
+            raise ModelError("the tokenizer adds BOS but has no BOS token; fix its configuration")
 
-    def _put_before_a_text(self) -> list[int]:
-        bare = self._fast(_PROBE, add_special_tokens=False)["input_ids"]
-        dressed = self._fast(_PROBE, add_special_tokens=True)["input_ids"]
-        added = len(dressed) - len(bare)
-        starts = [start for start in range(added + 1) if dressed[start : start + len(bare)] == bare]
-        return dressed[: starts[0]] if starts else []
+    def _prefix_tokens(self) -> list[int]:
+        """Return the special tokens that the checkpoint's tokenizer adds before a text."""
+        plain = self._fast(_PROBE, add_special_tokens=False)["input_ids"]
+        complete = self._fast(_PROBE, add_special_tokens=True)["input_ids"]
+        added = len(complete) - len(plain)
+        starts = [start for start in range(added + 1) if complete[start : start + len(plain)] == plain]
+        return complete[: starts[0]] if starts else []
 
     @property
     def size(self) -> int:
@@ -65,17 +71,15 @@ class Tokenizer:
                 verbose=False,
             )
         except (TypeError, UnicodeError) as error:
-            raise CorpusError(
-                f"a text is not valid Unicode and cannot be cut into tokens ({_first_line(error)})"
-            ) from error
+            raise CorpusError(f"a text is not valid Unicode and cannot be tokenized ({_first_line(error)})") from error
         return [
-            # a character of several tokens has the same end in each; some tokenizers step back, so take the furthest
+            # tokens within one character share its end; some tokenizers step back, so take the running maximum
             EncodedText(list(ids), list(accumulate((end for _start, end in offsets), max)))
             for ids, offsets in zip(batch["input_ids"], batch["offset_mapping"], strict=True)
         ]
 
     def token_text(self, token: int) -> str:
-        """The token as text, its leading space kept; bytes that are no full character like ⟨E2 80⟩."""
+        """Return the token as text with its leading space. Incomplete characters are written like ⟨E2 80⟩."""
         if token not in self._texts:
             self._texts[token] = self._read_token(token)
         return self._texts[token]
@@ -86,39 +90,43 @@ class Tokenizer:
         if token in self._special:
             return self._special[token]
         piece: str | None = self._fast.convert_ids_to_tokens(token) if token < self.size else None
-        if piece is None:  # rows of the output embedding that no token uses
+        if piece is None:  # an unused row of the output embedding
             return f"<no token {token}>"
         if self._byte_level:
             table = self._byte_of
-            if all(sign in table for sign in piece):
-                return bytes_text(bytes(table[sign] for sign in piece))
+            if all(symbol in table for symbol in piece):
+                return bytes_text(bytes(table[symbol] for symbol in piece))
         if _BYTE_PIECE.fullmatch(piece):
             return f"⟨{piece[3:5]}⟩"
         return piece.replace(_SPACE_MARK, " ") if self._space_marked else piece
 
     def id_of(self, text: str) -> int:
-        """The one token that reads `text` (" Paris" and "Paris" are two); UnknownName says how other texts split."""
+        """Return the id of the token with this text. " Paris" and "Paris" are different tokens.
+
+        Raises:
+            UnknownName: The text is not exactly one token. The message shows how it is split.
+        """
         if text in self._token_reading:
             return self._token_reading[text]
         ids = self.encode([text])[0].ids
         if len(ids) == 1 and ids[0] != self._fast.unk_token_id:
             return ids[0]
-        split = " + ".join(repr(self.token_text(token)) for token in ids) or "no token at all"
-        raise UnknownName(f"{text!r} is not one token of this model but {split}; name one of its tokens")
+        split = " + ".join(repr(self.token_text(token)) for token in ids) or "no token"
+        raise UnknownName(f"{text!r} is not one token of this model but {split}; use a single token")
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Several tokens as one text, characters of several tokens made whole."""
+        """Return several tokens as one text. Characters that span tokens are complete."""
         text: str = self._fast.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     def save(self, folder: Path) -> None:
-        """Write the tokenizer's files into a checkpoint's folder."""
+        """Write the tokenizer's files to a folder."""
         self._fast.save_pretrained(folder)
 
     def serialized(self) -> str:
-        """Everything that decides how texts become tokens, as stable text for a fingerprint."""
+        """Return everything that determines how texts become tokens, as stable text for a fingerprint."""
         state = json.loads(self._fast.backend_tokenizer.to_str())
-        # padding and truncation are leftovers of the latest call, not of the checkpoint
+        # padding and truncation come from the latest call, not from the checkpoint
         state.pop("padding", None)
         state.pop("truncation", None)
         state["memlens"] = {"bos": self.bos, "adds_bos": self.adds_bos}
@@ -145,14 +153,14 @@ class Tokenizer:
 
     @cached_property
     def _byte_of(self) -> dict[str, int]:
-        """Byte-level BPE writes each byte as one printable sign: itself where it is one, else the next from U+0100."""
+        """Return the bytes by their symbol in byte-level BPE: the byte itself if printable, else from U+0100 on."""
         printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
         hidden = [byte for byte in range(256) if byte not in printable]
         return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
     @cached_property
     def _token_reading(self) -> dict[str, int]:
-        """token_text turned round; of several tokens that read the same the lowest, and none that is only bytes."""
+        """Return tokens by their text: the lowest of equal ones, without tokens that are incomplete characters."""
         readings: dict[str, int] = {}
         for token in range(self.size):
             text = self.token_text(token)
@@ -162,9 +170,9 @@ class Tokenizer:
 
 
 def bytes_text(data: bytes) -> str:
-    """UTF-8 as text; bytes that are no full character are written ⟨E2 80⟩, so that no two tokens look alike."""
+    """Decode UTF-8. Bytes that form no complete character are written like ⟨E2 80⟩, so that all tokens differ."""
     text = data.decode("utf-8", errors="surrogateescape")
-    return _LONE_BYTES.sub(lambda run: f"⟨{' '.join(f'{ord(sign) - 0xDC00:02X}' for sign in run[0])}⟩", text)
+    return _LONE_BYTES.sub(lambda run: f"⟨{' '.join(f'{ord(byte) - 0xDC00:02X}' for byte in run[0])}⟩", text)
 
 
 def _first_line(error: Exception) -> str:

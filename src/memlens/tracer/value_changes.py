@@ -186,7 +186,7 @@ def _all_positions(model: MemoryModel, prompt: Prompt) -> Tensor:
 def _through(norm: Norm, direction: Tensor) -> Tensor:
     """The direction in front of a norm: its gain, then its centring, applied to the direction behind it."""
     direction = direction if norm.gain is None else direction * norm.gain
-    return direction - direction.mean() if norm.centres else direction
+    return direction - direction.mean() if norm.centers else direction
 
 
 def _own_value(model: MemoryModel, memory: MemoryId) -> Tensor:

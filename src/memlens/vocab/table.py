@@ -377,7 +377,7 @@ def through_norm(keys: torch.Tensor, memories: MemoryLayer) -> torch.Tensor:
         return keys
     keys = keys if norm.gain is None else keys * norm.gain
     # Centring e before the product is the same as centring the other side of it.
-    return keys - keys.mean(-1, keepdim=True) if norm.centres else keys
+    return keys - keys.mean(-1, keepdim=True) if norm.centers else keys
 
 
 def _groups(memories: int) -> Iterator[slice]:

@@ -1,7 +1,7 @@
-"""The head of a .gguf file: its settings and its tensors' shapes, with every count checked before it is believed.
+"""The head of a .gguf file: its settings and the shapes of its tensors, with every count checked against the file size.
 
-The readers of gguf and transformers take counts and lengths in a file at their word, and would fill the memory of
-whoever opens a file that lies. So the head is walked here first; what it says must fit into the file.
+The readers in gguf and transformers trust the counts and lengths in a file, so a crafted file could exhaust memory.
+`read_head` therefore checks the head before they open the file.
 """
 
 import math
@@ -15,8 +15,8 @@ import torch
 
 from memlens.errors import ModelError
 
-_MOST_ENTRIES = 1 << 24  # of all lists together: a vocabulary has a few hundred thousand
-_MOST_SIDES = 4  # of a tensor
+_MOST_ENTRIES = 1 << 24  # in all lists together; a vocabulary has a few hundred thousand
+_MOST_DIMENSIONS = 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _TEXT, _LIST = 8, 9
 _LAYERS, _ADDS_BOS = ".block_count", "tokenizer.ggml.add_bos_token"
@@ -24,34 +24,38 @@ _LAYERS, _ADDS_BOS = ".block_count", "tokenizer.ggml.add_bos_token"
 
 @dataclass
 class GgufHead:
-    """The head of a .gguf file: all that stands in front of the numbers."""
+    """The head of a .gguf file: everything before the data."""
 
-    settings: dict[str, int | float | bool] = field(default_factory=dict)  # texts and lists are left out
+    settings: dict[str, int | float | bool] = field(default_factory=dict)  # without texts and lists
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # shapes only
 
     @property
     def adds_bos(self) -> bool | None:
-        """Does BOS go before a text? None where the file does not say."""
+        """True if texts start with BOS; None if the file does not state it."""
         stated = self.settings.get(_ADDS_BOS)
         return None if stated is None else bool(stated)
 
 
 def read_head(path: Path) -> GgufHead:
-    """The head of a file; refused where it cannot be right."""
+    """Return the head of a .gguf file.
+
+    Raises:
+        ModelError: The head is damaged or does not match the size of the file.
+    """
     try:
         with path.open("rb") as file:
-            head = _Walk(file, path.stat().st_size).head()
+            head = _HeadReader(file, path.stat().st_size).head()
     except (OSError, ValueError, struct.error) as error:
-        raise ModelError(f"{path} is not a readable .gguf file ({error}); get it again") from error
+        raise ModelError(f"{path} is not a readable .gguf file ({error}); download it again") from error
     counts = [count for name, count in head.settings.items() if name.endswith(_LAYERS)]
-    there = len({name.split(".")[1] for name in head.tensors if name.startswith("blk.")})
-    if counts and counts[0] != there:  # transformers would pass over the others, or make lists of any length
-        raise ModelError(f"{path} says that it has {counts[0]:,} layers, but holds weights of {there:,}; get it again")
+    stored = len({name.split(".")[1] for name in head.tensors if name.startswith("blk.")})
+    if counts and counts[0] != stored:  # transformers would ignore the others, or create lists of any length
+        raise ModelError(f"{path} declares {counts[0]:,} layers but contains weights for {stored:,}; download it again")
     return head
 
 
-def _packings() -> Mapping[int, tuple[int, int]]:
-    """(numbers, bytes) of a block of each packing; none without the package that also unpacks them."""
+def _block_sizes() -> Mapping[int, tuple[int, int]]:
+    """Return (numbers, bytes) per block of each quantization. Empty without the gguf package."""
     try:
         from gguf.constants import GGML_QUANT_SIZES
     except ImportError:
@@ -60,16 +64,16 @@ def _packings() -> Mapping[int, tuple[int, int]]:
     return sizes
 
 
-class _Walk:
-    """Reads one value after another, and none that is longer than what is left of the file."""
+class _HeadReader:
+    """Reads values one after another and rejects values that are longer than the rest of the file."""
 
     def __init__(self, file: BinaryIO, size: int) -> None:
-        self.file, self.left = file, size
+        self.file, self.remaining = file, size
         self.entries = 0
 
     def head(self) -> GgufHead:
         if self._bytes(4) != b"GGUF" or self._number("I") not in (2, 3):
-            raise ValueError("it does not begin as one of version 2 or 3 does")
+            raise ValueError("it does not start like version 2 or 3")
         tensors, settings = self._count(24, "tensors"), self._count(13, "settings")
         head = GgufHead()
         for _ in range(settings):
@@ -77,39 +81,39 @@ class _Walk:
             if kind in _SCALARS:
                 head.settings[name] = self._number(_SCALARS[kind])
             else:
-                self._pass_over(kind)
+                self._skip_value(kind)
         end = 0
         for name, shape, size in self._shapes(tensors):
             head.tensors[name] = torch.empty(shape, device="meta")
             end = max(end, size)
-        if end > self.left:
-            raise ValueError(f"its tensors take {end:,} bytes, but only {self.left:,} are there")
+        if end > self.remaining:
+            raise ValueError(f"its tensors need {end:,} bytes, but only {self.remaining:,} remain")
         return head
 
     def _shapes(self, count: int) -> Iterator[tuple[str, list[int], int]]:
-        """(name, shape, where it ends behind the head) of every tensor."""
-        packings = _packings()
+        """Yield (name, shape, end of the data relative to the end of the head) of every tensor."""
+        block_sizes = _block_sizes()
         for _ in range(count):
-            name, sides = self._text(), int(self._number("I"))
-            if sides > _MOST_SIDES:
-                raise ValueError(f"the tensor {name[:60]} has {sides} sides")
-            shape = [int(self._number("Q")) for _ in range(sides)]
-            packing, begin = int(self._number("I")), int(self._number("Q"))
+            name, dimensions = self._text(), int(self._number("I"))
+            if dimensions > _MOST_DIMENSIONS:
+                raise ValueError(f"the tensor {name[:60]} has {dimensions} dimensions")
+            shape = [int(self._number("Q")) for _ in range(dimensions)]
+            kind, begin = int(self._number("I")), int(self._number("Q"))
             if any(side > 1 << 40 for side in shape):
                 raise ValueError(f"the tensor {name[:60]} is {shape}")
-            numbers, size = packings.get(packing, (1, 0))  # transformers refuses what it cannot unpack
+            numbers, size = block_sizes.get(kind, (1, 0))  # transformers rejects unknown kinds
             yield name, shape, begin + math.prod(shape) // numbers * size
 
-    def _pass_over(self, kind: int) -> None:
+    def _skip_value(self, kind: int) -> None:
         if kind == _TEXT:
             self._text()
             return
         if kind != _LIST:
-            raise ValueError(f"a setting is of the unknown kind {kind}")
+            raise ValueError(f"a setting has the unknown type {kind}")
         inner = int(self._number("I"))
         width = 8 if inner == _TEXT else struct.calcsize(_SCALARS.get(inner, ""))
         if not width:
-            raise ValueError(f"a list is of the unknown kind {inner}")
+            raise ValueError(f"a list has the unknown type {inner}")
         count = self._count(width, "entries of a list")
         self.entries += count
         if self.entries > _MOST_ENTRIES:
@@ -124,10 +128,10 @@ class _Walk:
         return self._bytes(self._count(1, "bytes of a text")).decode("utf-8", "replace")
 
     def _count(self, width: int, what: str) -> int:
-        """A count of things that take so many bytes each at least."""
+        """Read a count of items that take at least `width` bytes each."""
         count = int(self._number("Q"))
-        if count * width > self.left:
-            raise ValueError(f"it announces {count:,} {what}, more than fit into it")
+        if count * width > self.remaining:
+            raise ValueError(f"it declares {count:,} {what}, more than the file can hold")
         return count
 
     def _number(self, form: str) -> int | float:
@@ -135,11 +139,11 @@ class _Walk:
         return number
 
     def _bytes(self, count: int) -> bytes:
-        self.left -= count
-        if self.left < 0:
+        self.remaining -= count
+        if self.remaining < 0:
             raise ValueError("it ends too early")
         return self.file.read(count)
 
     def _skip(self, count: int) -> None:
-        self.left -= count
+        self.remaining -= count
         self.file.seek(count, 1)
