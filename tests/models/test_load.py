@@ -164,10 +164,12 @@ def test_a_size_of_zero_is_named(folder):
 
 
 def test_weights_without_read_permission_are_reported_as_such(folder, monkeypatch):
+    path_open = Path.open
+
     def deny(path, *arguments, **options):
         if path.name == "model.safetensors":  # tests may run as root, who can read every file
             raise PermissionError(13, "Permission denied", str(path))
-        return open(path, *arguments, **options)
+        return path_open(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", deny)
     refused(ModelError, folder, "weights of tiny-gpt2 cannot be read", "model.safetensors: Permission denied")
