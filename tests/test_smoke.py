@@ -10,7 +10,6 @@ from fastapi.testclient import TestClient
 import memlens
 from memlens.index.reader import Index
 from memlens.web.app import create_app
-from memlens.web.security import Access
 from memlens.web.workbench import Workbench
 
 Run = Callable[..., tuple[int, str, str]]
@@ -40,6 +39,6 @@ def test_an_unknown_memory_is_one_line(tiny_gpt2_values: Index, refused: Callabl
 
 
 def test_the_page_of_a_memory_opens(tiny_gpt2_values: Index) -> None:
-    app = create_app(Workbench(tiny_gpt2_values.folder), Access())
+    app = create_app(Workbench(tiny_gpt2_values.folder))
     with TestClient(app, "http://127.0.0.1:8000") as client:
         assert "L1N3" in client.get("/m/L1N3").text

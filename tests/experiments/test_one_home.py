@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from memlens.experiments.registry import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.reports.report import make_report
 from memlens.web.pages.overview import read_charts
-from memlens.web.served_index import ServedIndex
+from memlens.web.workbench import ServedIndex
 
 
 def test_a_new_experiment_is_listed_run_printed_reported_and_drawn(
@@ -39,8 +38,7 @@ def test_a_new_experiment_is_listed_run_printed_reported_and_drawn(
     page = make_report(index, tmp_path / "report.html").read_text(encoding="utf-8")
     words = ("How many triggers has a memory?", "A toy memory has triggers", "Appears always.", "It has what was kept.")
     assert all(text in page for text in ('<article id="toy"', '"toy":{"$schema"', *words))
-    with closing(ServedIndex(index.folder)) as served:
-        (section,) = read_charts(served)
+    (section,) = read_charts(ServedIndex(index.folder))
     assert (section.name, section.charts[0].name, len(section.tables[0].rows)) == ("toy", "toy", len(rows))
 
 

@@ -16,15 +16,16 @@ from fastapi.testclient import TestClient
 from own_server import opened, serving
 
 import memlens
+from builds import build_once, open_copy
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
 from memlens.pattern.table import compute_patterns
 from memlens.testing import save_tiny
 from memlens.vocab.table import compute_values
 from memlens.web.app import create_app
-from memlens.web.security import Access
 from memlens.web.workbench import Workbench
 
+BASE = "http://127.0.0.1:8000"
 EVIL = "<script>alert('evil')</script> & <b>bold</b>"
 BROKEN = "A word turned \u202eround\u202c, a \ufffd broken one, a \x07 bell and a \u2028 line."
 
@@ -38,8 +39,8 @@ def use_bundle_cache(bundle_cache: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", "gpt2", n_positions=128)
+def model_folder() -> Path:
+    return build_once("web-model", lambda folder: save_tiny(folder / "tiny", "gpt2", n_positions=128)) / "tiny"
 
 
 @pytest.fixture(scope="session")
@@ -49,16 +50,18 @@ def model(model_folder: Path) -> MemoryModel:
 
 @pytest.fixture(scope="session")
 def index_folder(model: MemoryModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Every stage but the experiments' slow ones, over some text of the bundled prose and some hostile sentences."""
-    folder = tmp_path_factory.mktemp("web")
-    corpus = folder / "text.txt"
-    hostile = [f"The river {EVIL} runs to the sea, take {number}." for number in range(4)]
-    corpus.write_text("\n".join([*bundled_sentences(200), *hostile, BROKEN]), encoding="utf-8")
-    index = memlens.scan(model, corpus, out=folder / "index", top=30, threads=1, unit="line", max_length=64)
-    compute_values(index, model, top=30)
-    compute_patterns(index, rate=0.5)  # in so little text nothing is certain
-    memlens.experiment(index, ["agreement", "rank"], model=model, threads=1)
-    return folder / "index"
+    """All stages and two fast experiments, over part of the bundled prose and some hostile sentences."""
+
+    def build(folder: Path) -> None:
+        corpus = folder / "text.txt"
+        hostile = [f"The river {EVIL} runs to the sea, take {number}." for number in range(4)]
+        corpus.write_text("\n".join([*bundled_sentences(200), *hostile, BROKEN]), encoding="utf-8")
+        index = memlens.scan(model, corpus, out=folder / "index", top=30, threads=1, unit="line", max_length=64)
+        compute_values(index, model, top=30)
+        compute_patterns(index, rate=0.5)  # so little text gives no certain patterns
+        memlens.experiment(index, ["agreement", "rank"], model=model, threads=1)
+
+    return open_copy(build_once("web-index", build), tmp_path_factory.mktemp("web")).folder
 
 
 def bundled_sentences(count: int) -> list[str]:
@@ -89,22 +92,9 @@ def workbench(index_folder: Path, model: MemoryModel) -> Iterator[Workbench]:
 
 
 @pytest.fixture(scope="session")
-def access() -> Access:
-    return Access()
-
-
-def as_a_page(stack: ExitStack, workbench: Workbench, access: Access) -> TestClient:
-    """A browser's manners without a browser: the right host, and the secret of a page that was opened."""
-    client = stack.enter_context(TestClient(create_app(workbench, access), base_url="http://127.0.0.1:8000"))
-    client.get("/search")
-    client.headers["x-memlens-csrf"] = access.csrf
-    return client
-
-
-@pytest.fixture(scope="session")
-def client(workbench: Workbench, access: Access) -> Iterator[TestClient]:
-    with ExitStack() as stack:
-        yield as_a_page(stack, workbench, access)
+def client(workbench: Workbench) -> Iterator[TestClient]:
+    with TestClient(create_app(workbench), base_url=BASE) as client:
+        yield client
 
 
 @pytest.fixture
@@ -115,7 +105,7 @@ def client_of() -> Iterator[Callable[..., TestClient]]:
         def make(*arguments: Any, **named: Any) -> TestClient:
             workbench = Workbench(*arguments, **named)
             stack.callback(workbench.close)
-            return as_a_page(stack, workbench, Access())
+            return stack.enter_context(TestClient(create_app(workbench), base_url=BASE))
 
         yield make
 

@@ -17,9 +17,12 @@ from memlens.web.app import create_app, listen, server_config
 from memlens.web.security import Access
 from memlens.web.workbench import Workbench
 
-# A test of a page as people have it before them: width and scheme.
+OTHER_SCREENS = ((390, "light"), (1280, "light"), (1280, "dark"))
+
+# one screen by default, all widths and color schemes as a sweep
 EVERY_SCREEN = pytest.mark.parametrize(
-    ("width", "scheme"), [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
+    ("width", "scheme"),
+    [(390, "dark"), *(pytest.param(*screen, marks=pytest.mark.sweep) for screen in OTHER_SCREENS)],
 )
 
 
@@ -49,7 +52,7 @@ def parsed_command(shown: str) -> dict[str, Any]:
 def serving(workbench: Workbench, access: Access | None = None) -> Iterator[str]:
     """The address of the workbench while it is served."""
     with listen("127.0.0.1", 0) as listener:
-        server = uvicorn.Server(server_config(create_app(workbench, access), "warning"))
+        server = uvicorn.Server(server_config(create_app(workbench, access), "error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         while not server.started and thread.is_alive():
@@ -80,7 +83,7 @@ def opened(
     page = context.new_page()
     page.on("console", lambda said: complaints.append(f"{said.type}: {said.text}"))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)
     yield page
     context.close()
     assert complaints == []

@@ -10,8 +10,7 @@ from own_server import EVERY_SCREEN, opened, serving
 from memlens.annotations.store import Annotations
 from memlens.index.reader import Index
 from memlens.web.pages.collections import kept_notes
-from memlens.web.served_index import ServedIndex
-from memlens.web.workbench import Workbench
+from memlens.web.workbench import ServedIndex, Workbench
 
 
 def test_what_is_kept_is_shown_everywhere(client_of: Callable[..., TestClient], own_index: Index) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.sweep  # test_browser_walk.py visits all pages by default
 Open = Callable[..., Any]
 
 

@@ -45,7 +45,7 @@ def test_two_indexes_by_name(client_of: Callable[..., TestClient], index: Index,
     answer = client.get("/api/compare", params={"top": 9}).json()
     assert answer == compare_indexes(index, tiny_gpt2_values, top=9).to_json() and answer["same_model"] is False
     page = client.get("/compare?by=values&a=&b=&order=changed").text
-    assert "Layer by layer" in page and "two models" in page and page.count('class="card"') == 20
+    assert "Layer by layer" in page and "two models" in page and page.count('class="card"') == 10
     assert "Show more" in page and client.get("/compare?top=40").text.count('class="card"') == 40
     lacking = client.get("/compare?by=patterns")
     assert lacking.status_code == client.get("/api/compare?by=patterns").status_code == 409

@@ -20,7 +20,8 @@ from memlens.web.workbench import Workbench
 COMMAND = [sys.executable, "-m", "memlens", "serve"]
 
 
-def test_it_prints_its_address_answers_and_stops(index_folder: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_it_prints_its_address_answers_and_stops(index_folder: Path, number: signal.Signals, code: int) -> None:
     command, env = [*COMMAND, str(index_folder), "--port", "0"], {**os.environ, "PYTHONUNBUFFERED": "1"}
     ran = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
     try:
@@ -29,8 +30,8 @@ def test_it_prints_its_address_answers_and_stops(index_folder: Path) -> None:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
         with urllib.request.urlopen(address, timeout=300) as answer:
             assert answer.status == 200 and b"as memories" in answer.read()
-        ran.send_signal(signal.SIGINT)
-        assert ran.wait(30) == 0
+        ran.send_signal(number)
+        assert ran.wait(300) == code
         assert "Traceback" not in (ran.stderr.read() if ran.stderr else "")
     finally:
         ran.kill()
@@ -42,8 +43,8 @@ def test_what_cannot_be_served_is_one_line(index_folder: Path, tmp_path: Path, r
         for options, words in (
             (["--port", "70000"], "--port is 70000"),
             (["--host", "no such host"], "no such host"),
-            (["--host", "192.0.2.7", "--port", "0"], "cannot be had"),
-            (["--port", taken.getsockname()[1]], "cannot be had"),
+            (["--host", "192.0.2.7", "--port", "0"], "cannot listen on"),
+            (["--port", taken.getsockname()[1]], "cannot listen on"),
             (["--compare", "nowhere"], "nowhere"),
             (["--model", "./nowhere"], "no such folder or file: './nowhere'"),
             (["--model", "no such model"], "not a valid Hub id"),

@@ -7,12 +7,17 @@ from urllib.parse import urlencode
 import pytest
 from own_server import EVERY_SCREEN, parsed_command
 
+from memlens.index.reader import Index
+
+pytestmark = pytest.mark.sweep  # test_browser_walk.py visits all pages by default
 Open = Callable[..., Any]
 DONE = ".column[data-set=set] .bars li"
 
 
 @EVERY_SCREEN
-def test_an_edit_changes_the_text_and_the_address_holds_all(open_page: Open, width: int, scheme: str) -> None:
+def test_an_edit_changes_the_text_and_the_address_holds_all(
+    open_page: Open, index: Index, width: int, scheme: str
+) -> None:
     page = open_page("/steer?prompt=The+river+runs&count=6", width, scheme)
     page.locator(".column[data-set=''] .bars li").first.wait_for()
     page.locator("#add-set").focus()
@@ -29,7 +34,7 @@ def test_an_edit_changes_the_text_and_the_address_holds_all(open_page: Open, wid
     page.locator(".going .differs").first.wait_for()
     assert "KL" in page.locator(".column[data-set=set] .next h3").inner_text()
     command = page.locator(".column[data-set=set] .command code").inner_text()
-    assert command == "memlens trace INDEX 'The river runs' --set L1=60 --generate 6"
+    assert command == f"memlens trace {index.folder} 'The river runs' --set L1=60 --generate 6"
     page.wait_for_timeout(500)
     shown = page.locator(".column[data-set=set] .going").inner_text()
     page.goto(page.url)
@@ -56,9 +61,11 @@ def test_switches_sliders_and_a_second_set(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["-5 degrees", "--", "--set L1=0", "=ls", "it's `a` $b !c"])
-def test_the_command_of_a_text_is_understood_by_a_shell_and_by_the_command_line(open_page: Open, prompt: str) -> None:
+def test_the_command_of_a_text_is_understood_by_a_shell_and_by_the_command_line(
+    open_page: Open, index: Index, prompt: str
+) -> None:
     page = open_page(f"/steer?{urlencode({'prompt': prompt, 'count': 3, 'seed': 7})}&set=L1%3D-60&set=L0%3Dx0.5")
     page.locator(DONE).first.wait_for()
     given = parsed_command(page.locator(".column[data-set=set] .command code").text_content())
-    assert (given["model"], given["prompt"], given["sets"]) == ("INDEX", prompt, ["L1=-60", "L0=x0.5"])
+    assert (given["model"], given["prompt"], given["sets"]) == (str(index.folder), prompt, ["L1=-60", "L0=x0.5"])
     assert (given["generate"], given["seed"]) == (3, 7)

@@ -11,7 +11,6 @@ from memlens.errors import ModelError
 from memlens.models.memory_model import MemoryModel
 from memlens.tracer.intervene import Generation, generate
 from memlens.tracer.result import TokenShare
-from memlens.web.workbench import MOST_TEXTS
 
 PROMPT = "The river runs"
 
@@ -55,24 +54,6 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 ) -> None:
     answer = client.get("/api/steer", params={"prompt": PROMPT, "count": 6} | asked)
     assert answer.status_code == status and words in answer.json()["error"]
-
-
-def test_only_so_many_texts_go_on_at_once(client: TestClient) -> None:
-    bench = client.app.state.workbench  # type: ignore[attr-defined]
-    bench.texts = MOST_TEXTS
-    try:
-        assert client.get("/api/steer", params={"prompt": PROMPT}).status_code == 429
-    finally:
-        bench.texts = 0
-    assert len(steer(client)) == 7
-
-
-def test_answers_that_nobody_reads_leave_no_trace(client: TestClient) -> None:
-    for _ in range(2 * MOST_TEXTS):
-        with client.stream("GET", "/api/steer", params={"prompt": PROMPT, "count": 30}) as answer:
-            assert answer.status_code == 200
-    assert client.app.state.workbench.texts == 0  # type: ignore[attr-defined]
-    assert len(steer(client)) == 7
 
 
 def test_an_edit_that_overflows_is_refused_before_the_answer_begins(client: TestClient) -> None:

@@ -9,9 +9,9 @@ import pytest
 from own_server import EVERY_SCREEN, opened, serving
 
 from memlens.models.memory_model import MemoryModel
-from memlens.web.served_index import ServedIndex
-from memlens.web.workbench import Workbench
+from memlens.web.workbench import ServedIndex, Workbench
 
+pytestmark = pytest.mark.sweep  # test_browser_walk.py visits all pages by default
 Open = Callable[..., Any]
 
 

@@ -18,7 +18,7 @@ from memlens.testing import save_tiny, tiny_model, tiny_tokenizer
 from memlens.tracer.intervene import intervene
 from memlens.tracer.prompt import read_prompt
 from memlens.tracer.trace import trace
-from memlens.web.pages.trace import COLUMNS, MOST_LETTERS, TraceAddress, last_of_each, read_grid
+from memlens.web.pages.trace import COLUMNS, MAX_CHARACTERS, TraceAddress, last_of_each, read_grid
 from memlens.web.workbench import KeptPrompts
 
 PROMPT = "The river runs to the sea"
@@ -121,7 +121,7 @@ def test_whatever_is_written_is_shown_as_text(client: TestClient, place: str) ->
         ({"set": "L1N4000=0"}, 404, "L1N4000 does not exist"),
         ({"set": ["L1N7=0"] * 21}, 422, "set"),
         ({"prompt": "the " * 200}, 422, "tokens"),
-        ({"prompt": "x" * (MOST_LETTERS + 1)}, 422, "prompt"),
+        ({"prompt": "x" * (MAX_CHARACTERS + 1)}, 422, "prompt"),
         ({"token": "no such token"}, 404, "is not one token"),
         ({"prompt": ""}, 422, "prompt"),
     ],
@@ -215,7 +215,7 @@ def test_a_prompt_runs_once_however_many_cells_and_tokens_are_looked_at(
 def test_the_command_of_a_trace_is_understood_by_a_shell_and_by_the_command_line(
     prompt: str, token: str, against: str, at: int, sets: list[str]
 ) -> None:
-    given = parsed_command(TraceAddress(prompt, None, at, sets, token, against).command)
+    given = parsed_command(TraceAddress(prompt, None, at, sets, token, against).command("INDEX"))
     assert (given["model"], given["prompt"], given["position"], given["sets"]) == ("INDEX", prompt, at, sets)
     assert given["token"] == (token.replace("␣", " ") or None)
     assert given["against"] == (against.replace("␣", " ") or None)
@@ -235,7 +235,7 @@ def tensors_in(content: Any) -> Iterator[torch.Tensor]:
 
 
 def test_what_is_kept_stays_within_its_size(model: MemoryModel) -> None:
-    kept = KeptPrompts(most_bytes=1)
+    kept = KeptPrompts(max_bytes=1)
     for text in ("one", "two", "three", "four"):
         kept.run(model, read_prompt(model, text))
     assert [text for text, _ in kept._runs] == ["three", "four"]

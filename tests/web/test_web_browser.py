@@ -6,6 +6,7 @@ from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
+import pytest
 from own_server import EVERY_SCREEN, opened, serving
 
 import memlens
@@ -13,6 +14,7 @@ from memlens.index.reader import Index
 from memlens.memory import GroupShape, MemoryNames
 from memlens.web.workbench import Workbench
 
+pytestmark = pytest.mark.sweep  # test_browser_walk.py visits all pages by default
 Open = Callable[..., Any]
 
 
@@ -85,7 +87,7 @@ def test_the_map_is_sorted_by_keyboard_alone(open_page: Open, width: int, scheme
     page.locator(".map[data-sorted=place]").wait_for()
     before = page.evaluate("document.querySelector('.map canvas').toDataURL()")
     page.locator("#sort").focus()
-    page.keyboard.type("what")
+    page.keyboard.type("color")
     page.locator(".map[data-sorted=level]").wait_for()
     assert page.url.endswith("by=max&sort=level") and "sorted by it" in page.locator(".told").inner_text()
     assert page.evaluate("document.querySelector('.map canvas').toDataURL()") != before

@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import closing
 from itertools import product
 from pathlib import Path
 
@@ -16,17 +14,15 @@ from memlens.cli import main
 from memlens.index.reader import Index
 from memlens.index.search import SearchQuery, SearchResult, TriggerText, search
 from memlens.models.memory_model import MemoryModel
-from memlens.web.served_index import ServedIndex
-from memlens.web.workbench import trigger_text
+from memlens.web.workbench import ServedIndex, trigger_text
 
 WORDS = ["the", "The", "a", " of ", "RIVER", "zzz", "é", "—", "\ufffd", "<script>", "'", '"', "%", "\u202e", "ß"]
 FILTERS = [{}, {"layers": "1-2"}, {"class": "shallow", "agreement": "no"}, {"class": "none"}, {"class": "both"}]
 
 
 @pytest.fixture(scope="module")
-def served(index_folder: Path) -> Iterator[ServedIndex]:
-    with closing(ServedIndex(index_folder)) as opened:
-        yield opened
+def served(index_folder: Path) -> ServedIndex:
+    return ServedIndex(index_folder)
 
 
 def both_ways(index: Index, arrays: TriggerText | None, query: SearchQuery) -> SearchResult:

@@ -242,7 +242,7 @@ def serve(
         refuse_missing(model)
     chosen = model or (None if no_model else _own_model(screen, index))
     workbench = Workbench(index, chosen, compare, LiveSettings(**options))
-    workbench.tell_failure = lambda why: screen.note(f"live pages do not work: {why}")
+    workbench.on_failure = lambda reason: screen.note(f"live pages do not work: {reason}")
 
     def opened(address: str, access: "Access") -> None:
         screen.result(address)
@@ -253,7 +253,7 @@ def serve(
         screen.note("stop with Ctrl-C")
 
     with suppress(KeyboardInterrupt):  # this is how one stops it
-        serve_workbench(workbench, host, port, opened, "info" if screen.verbose else "warning")
+        serve_workbench(workbench, host, port, opened, "info" if screen.verbose else "error")
 
 
 @with_screen(json=True)

@@ -1,12 +1,12 @@
-"""The workbench: an index in the browser, one page per question, served by this machine to itself.
+"""The workbench: an index in the browser, served on this machine.
 
-    app            create_app(Workbench(index)): a FastAPI application; serve() runs it
-    workbench      the state that pages share: the index, the model, a second index
-    served_index   an index that stays open, with its tables in memory
-    security       access: hosts, tokens, origins, headers
-    rendering      templates, JSON, static files
-    static_site    the same pages as files, for a reader without a server
-    pages/         one module per page: its HTML, and its JSON under /api/
+    app            create_app(Workbench(index)) returns a FastAPI application; serve() runs it
+    workbench      the state that pages share: the open index with its tables in memory, the model, a second index
+    security       middleware: hosts, token, cross-site requests, body size, headers
+    rendering      templates, JSON, static files, and run_model, which queues requests for the model
+    memory_map     statistics of all memories, the table of layers, the map
+    pages/         the pages, and their JSON under /api/
+    static_site    the same pages as files, for readers without a server
 
-Importing this package is cheap and needs no torch.
+Importing this package is cheap and does not import torch.
 """

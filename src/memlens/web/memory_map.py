@@ -1,80 +1,215 @@
-"""The map of all memories: one cell per memory, a byte each, coloured by a statistic and sorted within each layer.
+"""Statistics of all memories as columns, the table of layers, and the map: one cell per memory, one byte each.
 
-A layer with more memories than there is room for is drawn in cells of several; a cell then stands for its highest
-memory, so that nothing rare disappears.
+The statistics of a million memories take some tens of megabytes. Columns of tables that the index does not have are
+missing. On the map, a layer with more memories than fit is drawn in cells of several memories. Such a cell shows its
+highest memory, so that rare memories stay visible.
 """
+
+from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from memlens.errors import UnknownName
-from memlens.memory import ROLES, GroupShape
-from memlens.pattern.related import order_by_likeness
-from memlens.web.served_index import ServedIndex, Statistics
+from memlens.index.reader import Index
+from memlens.memory import ROLES, GroupShape, MemoryId, MemoryNames
 
-NOTHING = 255  # the level of a memory of which nothing is known
+if TYPE_CHECKING:
+    from memlens.web.workbench import ServedIndex
+
+# Statistics
+
+CLASSES = ("none", "shallow", "semantic", "both")  # of patterns; a memory's class is its place here
+AGREEMENTS = ("unknown", "no", "yes")
+_DEAD_NAMED = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Columns with one entry per memory, ordered by layer and memory."""
+
+    layers: tuple[int, ...]
+    names: MemoryNames
+    starts: NDArray[np.int64]  # [layers + 1]: a layer's first row
+    numbers: dict[str, NDArray[Any]] = field(default_factory=dict)  # max, mean, frequency, max_p
+    categories: dict[str, NDArray[np.uint8]] = field(default_factory=dict)  # dead, agreement, class, role
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def row_of(self, memory: MemoryId) -> int:
+        """Return the row of a memory."""
+        return int(self.starts[self.layers.index(memory.layer)]) + self.names.number(memory)
+
+    def rows_of_layer(self, layer: int) -> slice:
+        """Return the rows of a layer."""
+        place = self.layers.index(layer)
+        return slice(int(self.starts[place]), int(self.starts[place + 1]))
+
+    def rows_of(self, layer: NDArray[Any], memory: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the rows of many memories."""
+        layers = np.array(self.layers)
+        order = np.argsort(layers)
+        place = order[np.searchsorted(layers, layer, sorter=order)]
+        rows: NDArray[np.int64] = self.starts[place] + memory
+        return rows
+
+
+def read_statistics(index: ServedIndex) -> Statistics:
+    """Return the statistics of an index. They are read once."""
+    return index.remember("statistics", lambda: _read_statistics(index))
+
+
+def _read_statistics(index: Index) -> Statistics:
+    layers = tuple(index.layers)
+    counts = [index.memories(layer) for layer in layers]
+    statistics = Statistics(layers, index.names, np.concatenate([[0], np.cumsum(counts)]))
+
+    def read(name: str, columns: list[str]) -> tuple[dict[str, Any], NDArray[np.int64]]:
+        table = index.table(name, ["layer", "memory", *columns])
+        rows = statistics.rows_of(table.column("layer").to_numpy(), table.column("memory").to_numpy())
+        return {column: table.column(column) for column in columns}, rows
+
+    def place(rows: NDArray[np.int64], values: NDArray[Any], missing: Any) -> NDArray[Any]:
+        column = np.full(len(statistics), missing, values.dtype)
+        column[rows] = values
+        return column
+
+    table, rows = read("memories", ["max", "mean", "frequency", "dead"])
+    for name in ("max", "mean", "frequency"):
+        statistics.numbers[name] = place(rows, table[name].to_numpy(), np.nan)
+    dead = table["dead"].to_numpy(zero_copy_only=False).astype(np.uint8)
+    statistics.categories["dead"] = place(rows, dead, 0)
+    if index.has("values"):
+        table, rows = read("values", ["max_p", "argmax", "target"])
+        statistics.numbers["max_p"] = place(rows, table["max_p"].to_numpy(), np.nan)
+        target = table["target"].fill_null(-1).to_numpy()
+        agrees = np.where(target < 0, 0, 1 + (table["argmax"].to_numpy() == target))
+        statistics.categories["agreement"] = place(rows, agrees.astype(np.uint8), 0)
+    if index.has("patterns"):
+        table, rows = read("patterns", ["kind"])
+        is_semantic = np.array([kind == "semantic" for kind in table["kind"].to_pylist()], np.bool_)
+        classes = np.zeros(len(statistics), np.uint8)
+        np.bitwise_or.at(classes, rows, np.where(is_semantic, 2, 1).astype(np.uint8))  # shallow 1, semantic 2, both 3
+        statistics.categories["class"] = classes
+    if index.has("roles"):
+        table, rows = read("roles", ["role"])
+        places = {role: 1 + number for number, role in enumerate(ROLES)}  # 0: none, or unknown to this version
+        roles = np.array([places.get(role, 0) for role in table["role"].to_pylist()])
+        statistics.categories["role"] = place(rows, roles.astype(np.uint8), 0)
+    return statistics
+
+
+class LayerStatistics(BaseModel):
+    """One layer. Numbers whose table is missing are null."""
+
+    layer: int
+    memories: int
+    dead: int
+    median_max: float | None
+    mean_frequency: float | None
+    median_max_p: float | None
+    agreement: float | None
+    with_pattern: float | None
+    strongest: str
+    dead_memories: list[str]
+
+
+def read_layers(index: ServedIndex) -> list[LayerStatistics]:
+    """Return the statistics of every layer. They are computed once."""
+
+    def make() -> list[LayerStatistics]:
+        statistics = read_statistics(index)
+        return [_summarize_layer(statistics, layer) for layer in statistics.layers]
+
+    return index.remember("layers", make)
+
+
+def _summarize_layer(statistics: Statistics, layer: int) -> LayerStatistics:
+    rows = statistics.rows_of_layer(layer)
+    numbers = {name: column[rows] for name, column in statistics.numbers.items()}
+    categories = {name: column[rows] for name, column in statistics.categories.items()}
+    dead = np.flatnonzero(categories["dead"])
+    agreement = None
+    if "agreement" in categories and categories["agreement"].any():
+        is_known = categories["agreement"] > 0
+        agreement = float((categories["agreement"][is_known] == AGREEMENTS.index("yes")).mean())
+    highest = np.where(np.isfinite(numbers["max"]), numbers["max"], -np.inf)
+    return LayerStatistics(
+        layer=layer,
+        memories=rows.stop - rows.start,
+        dead=len(dead),
+        median_max=_or_none(np.median(numbers["max"])),
+        mean_frequency=_or_none(numbers["frequency"].mean()),
+        median_max_p=_or_none(np.median(numbers["max_p"])) if "max_p" in numbers else None,
+        agreement=agreement,
+        with_pattern=float((categories["class"] > 0).mean()) if "class" in categories else None,
+        strongest=str(statistics.names.name(layer, int(highest.argmax()))),
+        dead_memories=[str(statistics.names.name(layer, int(memory))) for memory in dead[:_DEAD_NAMED]],
+    )
+
+
+def _or_none(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+# The map
+
+NOTHING = 255  # the level of a memory without a value
 _STEPS = 254
+_QUANTILES = 33
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Something the map can be coloured by."""
+    """A statistic that can color the map."""
 
     name: str
     label: str
-    meaning: str  # in one line
-    scale: str = "linear"  # linear or log, from the lowest to the highest
-    kinds: tuple[str, ...] = ()  # names of levels, where it is no number
+    meaning: str  # one line
+    kinds: tuple[str, ...] = ()  # names of the levels of a category; empty for a number
     percent: bool = False
 
 
 MEASURES = (
-    Measure("max", "strongest coefficient", "the highest coefficient that any prefix of the corpus gives it"),
-    Measure("frequency", "how often it fires", "the share of prefixes with a positive coefficient", percent=True),
-    Measure("mean", "mean coefficient", "over all prefixes of the corpus"),
-    Measure("max_p", "confidence of its value", "the probability of the token it promotes most", "log", percent=True),
+    Measure("max", "strongest coefficient", "the highest coefficient over all prefixes of the corpus"),
+    Measure("frequency", "frequency", "the share of prefixes with a positive coefficient", percent=True),
+    Measure("mean", "mean coefficient", "the mean over all prefixes of the corpus"),
+    Measure("max_p", "confidence of the value", "the probability of the most promoted token", percent=True),
     Measure(
         "agreement",
         "agreement",
-        "is the token it promotes most the one that follows its top trigger?",
-        kinds=("nothing follows", "another token", "agrees"),
+        "whether the most promoted token is the one that follows the top trigger",
+        kinds=("no next token", "different token", "agrees"),
     ),
     Measure(
         "class",
         "kind of pattern",
-        "what the machine found its triggers to have in common",
+        "what the triggers have in common",
         kinds=("no pattern", "shallow only", "semantic only", "both kinds"),
     ),
-    Measure("role", "role", "what it is for, by the first of its roles", kinds=("no role", *ROLES)),
-    Measure("dead", "never fires", "memories without any trigger", kinds=("fires", "never fires")),
+    Measure("role", "role", "the first role found by `memlens roles`", kinds=("no role", *ROLES)),
+    Measure("dead", "never fires", "memories without triggers", kinds=("fires", "never fires")),
 )
 
-
-@dataclass(frozen=True)
-class Sort:
-    """An order of a layer's memories on the map."""
-
-    name: str
-    label: str
-    needs: str = ""  # a category of the statistics
-
-
-SORTS = (
-    Sort("place", "place in the layer"),
-    Sort("level", "what it is coloured by"),
-    Sort("class", "kind of pattern", "class"),
-    Sort("role", "role", "role"),
-    Sort("likeness", "likeness"),
-)
+# name -> label; "class" and "role" need their tables
+SORTS = {
+    "place": "position in the layer",
+    "level": "color",
+    "class": "kind of pattern",
+    "role": "role",
+    "likeness": "similarity",
+}
 
 
 class MapLayer(BaseModel):
-    """One row of the map: how many memories it has, how many of them are one cell, and what names are made from."""
+    """One row of the map: memories in the layer, memories per cell, and the groups that names are made from."""
 
     layer: int
     memories: int
@@ -83,131 +218,121 @@ class MapLayer(BaseModel):
 
 
 class MemoryMap(BaseModel):
-    """Cells of all layers, one after another: a byte per cell, in base64. 255 is a cell of which nothing is known.
+    """Cells of all layers, one byte per cell, in base64. 255 is a cell without a value.
 
-    A number's level l means low + (high - low) * l / 254, or on a log scale low * (high / low) ** (l / 254); for
-    anything else it is a place in `kinds`. `memories` says which memory of its layer each cell stands for (four bytes
-    per cell, little endian), where that is not simply its place.
+    For a number, level l is the share l / 254 of memories below it: interpolate in `quantiles`, which are equally
+    spaced. For a category, the level is a place in `kinds`. `memories` holds the memory in its layer that each cell
+    shows (four bytes per cell, little endian). It is null if cell and memory numbers are equal.
     """
 
     by: str
     sort: str
     label: str
     meaning: str
-    scale: str
     percent: bool
-    low: float | None
-    high: float | None
+    quantiles: list[float]
     kinds: list[str]
     layers: list[MapLayer]
     levels: str
     memories: str | None
 
 
-def measures(statistics: Statistics) -> list[Measure]:
-    """The measures that the tables of this index allow."""
-    return [
-        measure for measure in MEASURES if measure.name in statistics.numbers or measure.name in statistics.categories
-    ]
+def list_measures(statistics: Statistics) -> list[Measure]:
+    """Return the measures that this index has."""
+    return [one for one in MEASURES if one.name in statistics.numbers or one.name in statistics.categories]
 
 
-def sorts(statistics: Statistics) -> list[Sort]:
-    """The sort orders that the tables of this index allow."""
-    return [sort for sort in SORTS if not sort.needs or sort.needs in statistics.categories]
+def list_sorts(statistics: Statistics) -> dict[str, str]:
+    """Return the sort orders that this index has, as {name: label}."""
+    missing = {"class", "role"} - statistics.categories.keys()
+    return {name: label for name, label in SORTS.items() if name not in missing}
 
 
-Orders = dict[int, NDArray[np.int64]]  # layer -> its memories in a row
+Orders = dict[int, NDArray[np.int64]]  # layer -> its memories in the order of the map
+
+
+def read_similarity_orders(index: ServedIndex) -> Orders:
+    """Return for every layer an order in which similar memories are neighbors. It is computed once."""
+    from memlens.pattern.related import order_by_likeness
+
+    return index.remember("likeness", lambda: {layer: order_by_likeness(index, layer) for layer in index.layers})
 
 
 def draw_map(
-    statistics: Statistics, by: str, room: int, sort: str = "place", alike: Callable[[], Orders] = dict
+    statistics: Statistics, by: str, room: int, sort: str = "place", read_orders: Callable[[], Orders] = dict
 ) -> MemoryMap:
-    """The cells of the map, at most `room` per layer; `alike` is called where memories are sorted by likeness."""
-    measure = next((known for known in measures(statistics) if known.name == by), None)
-    if measure is None:
-        known = ", ".join(known.name for known in measures(statistics))
-        raise UnknownName(f"the map cannot be coloured by '{by}'; it can by: {known}")
-    if all(known.name != sort for known in sorts(statistics)):
-        known = ", ".join(known.name for known in sorts(statistics))
-        raise UnknownName(f"the map cannot be sorted by '{sort}'; it can by: {known}")
-    levels, low, high = _levels_of(statistics, measure)
-    rows, cells, memories = [], [], []
-    orders = alike() if sort == "likeness" else None
+    """Draw the map with at most `room` cells per layer. `read_orders` is called to sort by similarity.
+
+    Raises:
+        UnknownName: The index has no such measure or sort order.
+    """
+    measures = {measure.name: measure for measure in list_measures(statistics)}
+    if by not in measures:
+        raise UnknownName(f"the map cannot be colored by '{by}'; choose one of: {', '.join(measures)}")
+    sorts = list_sorts(statistics)
+    if sort not in sorts:
+        raise UnknownName(f"the map cannot be sorted by '{sort}'; choose one of: {', '.join(sorts)}")
+    measure = measures[by]
+    quantiles = [] if measure.kinds else _read_quantiles(statistics.numbers[by])
+    levels = statistics.categories[by] if measure.kinds else _read_levels(statistics.numbers[by], quantiles)
+    orders = read_orders() if sort == "likeness" else None
+    layers, cells, memories = [], [], []
     for layer in statistics.layers:
-        of_layer = levels[statistics.rows_of_layer(layer)]
-        order = _order(statistics, layer, sort, of_layer) if orders is None else orders[layer]
-        size = max(1, -(-len(of_layer) // room))
-        highest, place = _cells(of_layer[order], size)
+        layer_levels = levels[statistics.rows_of_layer(layer)]
+        order = _sort_layer(statistics, layer, sort, layer_levels) if orders is None else orders[layer]
+        size = max(1, -(-len(layer_levels) // room))
+        highest, place = _merge_cells(layer_levels[order], size)
         groups = list(statistics.names.layers[layer])
-        rows.append(MapLayer(layer=layer, memories=len(of_layer), size=size, groups=groups))
+        layers.append(MapLayer(layer=layer, memories=len(layer_levels), size=size, groups=groups))
         cells.append(highest)
         memories.append(order[np.arange(len(place)) * size + place])
-    is_plain = sort == "place" and all(row.size == 1 for row in rows)
+    is_plain = sort == "place" and all(layer.size == 1 for layer in layers)
     return MemoryMap(
         by=by,
         sort=sort,
         label=measure.label,
         meaning=measure.meaning,
-        scale=measure.scale,
         percent=measure.percent,
-        low=low,
-        high=high,
+        quantiles=quantiles,
         kinds=list(measure.kinds),
-        layers=rows,
+        layers=layers,
         levels=b64encode(np.concatenate(cells).tobytes()).decode(),
         memories=None if is_plain else b64encode(np.concatenate(memories).astype("<u4").tobytes()).decode(),
     )
 
 
-def _order(statistics: Statistics, layer: int, sort: str, levels: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """The layer's memories in the order of the map: high levels first, what is not known last."""
+def _sort_layer(statistics: Statistics, layer: int, sort: str, levels: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """Return the layer's memories in the order of the map: high levels first, memories without a value last."""
     if sort == "place":
         return np.arange(len(levels))
     if sort != "level":
         levels = statistics.categories[sort][statistics.rows_of_layer(layer)]
-    known = np.where(levels == NOTHING, -1, levels.astype(np.int16))
-    return np.argsort(-known, kind="stable")
+    signed_levels = np.where(levels == NOTHING, -1, levels.astype(np.int16))
+    return np.argsort(-signed_levels, kind="stable")
 
 
-def likeness(index: ServedIndex) -> Orders:
-    """The memories of every layer, each beside one that it shares most with; made once."""
-    tables, key = ("triggers", "values"), ("likeness",)
-    return index.remember(tables, key, lambda: {layer: order_by_likeness(index, layer) for layer in index.layers})
+def _read_quantiles(numbers: NDArray[np.floating]) -> list[float]:
+    finite = numbers[np.isfinite(numbers)]
+    if not len(finite):
+        return [0.0] * _QUANTILES
+    return [float(number) for number in np.quantile(finite, np.linspace(0, 1, _QUANTILES))]
 
 
-def _levels_of(statistics: Statistics, measure: Measure) -> tuple[NDArray[np.uint8], float | None, float | None]:
-    if measure.kinds:
-        return statistics.categories[measure.name], None, None
-    numbers = statistics.numbers[measure.name]
-    low, high = _range(numbers, measure.scale)
-    return _levels(numbers, measure.scale, low, high), low, high
+def _read_levels(numbers: NDArray[np.floating], quantiles: list[float]) -> NDArray[np.uint8]:
+    """Return the level of each number: the share of memories below it, in steps of 1/254."""
+    values, first = np.unique(quantiles, return_index=True)  # equal quantiles count as the lowest of them
+    shares = first / (_QUANTILES - 1)
+    is_finite = np.isfinite(numbers)
+    share = np.interp(np.where(is_finite, numbers, values[0]), values, shares)
+    return np.where(is_finite, np.rint(share * _STEPS), NOTHING).astype(np.uint8)
 
 
-def _range(numbers: NDArray[np.floating], scale: str) -> tuple[float, float]:
-    """The lowest and highest number without the most extreme 1 in 500: one odd memory must not hide all others."""
-    known = numbers[np.isfinite(numbers) & ((numbers > 0) | (scale != "log"))]
-    if not len(known):
-        return (1e-9, 1.0) if scale == "log" else (0.0, 1.0)
-    low, high = (float(number) for number in np.quantile(known, [0.002, 0.998]))
-    if scale != "log":
-        low = min(low, 0.0) if low < 0.3 * high else low
-    return low, high if high > low else low + max(abs(low), 1e-9)
-
-
-def _levels(numbers: NDArray[np.floating], scale: str, low: float, high: float) -> NDArray[np.uint8]:
-    known = np.isfinite(numbers)
-    value = np.clip(np.where(known, numbers, low), low, high).astype(np.float64)
-    share = np.log(value / low) / np.log(high / low) if scale == "log" else (value - low) / (high - low)
-    return np.where(known, np.rint(share * _STEPS), NOTHING).astype(np.uint8)
-
-
-def _cells(levels: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The highest known level of each cell, and where in the cell it is."""
+def _merge_cells(levels: NDArray[np.uint8], size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the highest level of each cell of `size` memories, and its place in the cell."""
     if size == 1:
         return levels, np.zeros(len(levels), np.int64)
     padded = np.full(-(-len(levels) // size) * size, NOTHING, np.uint8)
     padded[: len(levels)] = levels
     block = padded.reshape(-1, size)
-    order = np.where(block == NOTHING, -1, block.astype(np.int16))
-    place = order.argmax(1)
+    place = np.where(block == NOTHING, -1, block.astype(np.int16)).argmax(1)
     return block[np.arange(len(block)), place], place

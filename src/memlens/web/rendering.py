@@ -1,24 +1,25 @@
-"""Pages from templates, JSON answers, static files, and the parts of a request that routes ask for.
+"""Templates, JSON responses, static files, and what routes share: the workbench, the viewer, running the model.
 
-Text passes through autoescape; a character that cannot be shown or sent is replaced. A person who labels is known by a
-name in a cookie. There are no accounts: this keeps people from seeing others' labels too soon by accident, not by
-intent.
+All text is escaped by the templates, and characters that cannot be shown or sent are replaced. An annotator is known
+by a name in a cookie. There are no accounts: this only prevents people from seeing other people's labels by accident.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from copy import copy
+from functools import cache
 from importlib.resources import files
 from threading import Lock, Thread
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from urllib.parse import quote, unquote, urlencode
 
+from anyio import CapacityLimiter, move_on_after, to_thread
 from fastapi import APIRouter, Depends, HTTPException, Path, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from fastapi.routing import APIRoute
 from jinja2 import Environment
 from markupsafe import Markup, escape
 from pydantic import BaseModel
@@ -28,186 +29,171 @@ from memlens.errors import BusyError, FilesError, IndexFolderError, ModelError, 
 from memlens.experiments.style import css_variables
 from memlens.reports.report import template_environment, vega_bundle
 from memlens.text import finite, head, letter, probability, signed, tail
-from memlens.web.security import cookie_name, keeps_model_at_work, read_cookies
-from memlens.web.workbench import Turns, Workbench
+from memlens.web.security import cookie_name
+from memlens.web.workbench import Workbench
 
-_STATUS = {UnknownName: 404, ModelError: 409, IndexFolderError: 409, FilesError: 409, BusyError: 429}
+if TYPE_CHECKING:
+    from memlens.models.memory_model import MemoryModel
 
-
-def status_of(error: Exception) -> int:
-    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 422)
-
-
+T = TypeVar("T")
 router = APIRouter(include_in_schema=False)
 
-_MAKING = Lock()  # it is made once, however many ask at the same time
-_KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+# Static files
+
+_MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_VEGA_LOCK = Lock()
 
 
 @cache
 def static_files() -> dict[str, tuple[bytes, str, str]]:
-    """Name -> content, media type, tag. Read once: no name from a request ever becomes a path."""
+    """Return {name: (content, media type, tag)}. They are read once: no name from a request becomes a path."""
     by_name = {}
     for entry in files("memlens.web").joinpath("static").iterdir():
-        kind = _KINDS.get("." + entry.name.rpartition(".")[2])
-        if kind:
+        media_type = _MEDIA_TYPES.get("." + entry.name.rpartition(".")[2])
+        if media_type:
             content = entry.read_bytes()
             if entry.name == "style.css":
                 content = css_variables().encode() + content
-            by_name[entry.name] = (content, kind, _tag(content))
+            by_name[entry.name] = (content, media_type, _tag(content))
     return by_name
-
-
-@router.get("/static/{name}")
-def static(request: Request, name: str) -> Response:
-    if name == "vega.js":
-        return _answer(request, *_vega())
-    if name not in static_files():
-        raise HTTPException(404)
-    return _answer(request, *static_files()[name])
-
-
-@router.get("/{name}.html")
-def page_of_site(request: Request, name: Literal["index", "search", "memory"]) -> Response:
-    """Addresses of a site that `memlens site` has made lead to the same pages here."""
-    asked = dict(request.query_params)
-    path = {"index": "/", "search": "/search", "memory": f"/m/{quote(asked.pop('name', ''), safe='')}"}[name]
-    return RedirectResponse(path + (f"?{urlencode(asked)}" if asked else ""), 308)
-
-
-def _vega() -> tuple[bytes, str, str]:
-    with _MAKING:
-        return vega_file()
 
 
 @cache
 def vega_file() -> tuple[bytes, str, str]:
+    """Return the chart library as (content, media type, tag). Building it takes some seconds the first time."""
     content = vega_bundle().encode()
     return content, "text/javascript", _tag(content)
 
 
+def _build_vega_once() -> tuple[bytes, str, str]:
+    with _VEGA_LOCK:
+        return vega_file()
+
+
 def prepare_charts() -> None:
-    """Make the chart library, in the background: the very first time it takes some seconds."""
-    Thread(target=_vega, name="memlens charts", daemon=True).start()
+    """Build the chart library in the background."""
+    Thread(target=_build_vega_once, name="memlens charts", daemon=True).start()
 
 
 def _tag(content: bytes) -> str:
     return f'"{hashlib.sha256(content).hexdigest()[:20]}"'
 
 
-def _answer(request: Request, content: bytes, kind: str, tag: str) -> Response:
+@router.get("/static/{name}")
+def static(request: Request, name: str) -> Response:
+    if name != "vega.js" and name not in static_files():
+        raise HTTPException(404)
+    content, media_type, tag = _build_vega_once() if name == "vega.js" else static_files()[name]
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers={"etag": tag})
-    return Response(content, media_type=kind, headers={"etag": tag})
+    return Response(content, media_type=media_type, headers={"etag": tag})
 
 
-_COOKIE = "memlens-annotator"
-_SECONDS = 365 * 24 * 3600  # a study may take weeks
+@router.get("/{name}.html")
+def redirect_from_site(request: Request, name: Literal["index", "search", "memory"]) -> Response:
+    """Redirect addresses of a static site (`memlens site`) to the same pages here."""
+    query = dict(request.query_params)
+    path = {"index": "/", "search": "/search", "memory": f"/m/{quote(query.pop('name', ''), safe='')}"}[name]
+    return RedirectResponse(path + (f"?{urlencode(query)}" if query else ""), 308)
 
 
-def the_viewer(request: Request) -> str | None:
-    """None for somebody who has not begun to label."""
-    return unquote(read_cookies(request.headers).get(cookie_name(_COOKIE, request.headers), "")) or None
+# What routes share
+
+_VIEWER_COOKIE = "memlens-annotator"
+_VIEWER_SECONDS = 365 * 24 * 3600  # a study may take weeks
 
 
-Viewer = Annotated[str | None, Depends(the_viewer)]
-
-
-def remember_viewer(request: Request, answer: Response, annotator: str) -> Response:
-    """The same answer; from here on this browser's pages are for this person."""
-    name, value = cookie_name(_COOKIE, request.headers), quote(annotator, safe="", errors="replace")
-    answer.set_cookie(name, value, max_age=_SECONDS, httponly=True, samesite="lax", path="/")
-    return answer
-
-
-def the_workbench(request: Request) -> Workbench:
+async def get_workbench(request: Request) -> Workbench:
+    """Return the workbench for one request. An index that changed since the last request is opened again."""
     workbench: Workbench = request.app.state.workbench
-    return workbench
+    workbench.reopen_changed()
+    return copy(workbench)  # this request keeps its index even if the next one opens it again
 
 
-Bench = Annotated[Workbench, Depends(the_workbench)]
-Name = Annotated[str, Path(description="Layer and memory from 0, like L3N51.", max_length=30)]
+async def get_viewer(request: Request) -> str | None:
+    """Return the annotator that uses this browser, or None."""
+    return unquote(request.cookies.get(cookie_name(_VIEWER_COOKIE, request), "")) or None
 
 
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+Bench = Annotated[Workbench, Depends(get_workbench)]
+Viewer = Annotated[str | None, Depends(get_viewer)]
+Name = Annotated[str, Path(description="A memory: layer and number from 0, like L3N51.", max_length=30)]
 
 
-class IndexRoute(APIRoute):
-    """A page or JSON of one index: refused if that was replaced before its answer was complete."""
-
-    def get_route_handler(self) -> Handler:
-        answer = super().get_route_handler()
-
-        async def whole(request: Request) -> Response:
-            bench = the_workbench(request)
-            bench.refuse_replaced()
-            try:
-                # whoever asks for the status waits for the model
-                with nullcontext() if request.url.path == "/api/status" else bench.pages_first.answering():
-                    return await answer(request)
-            finally:  # also of an error: what is wrong is then, first of all, that the index is another one
-                bench.refuse_replaced()
-
-        return whole
+def remember_viewer(request: Request, response: Response, annotator: str) -> Response:
+    """Set the cookie with the annotator's name. Returns the same response."""
+    name, value = cookie_name(_VIEWER_COOKIE, request), quote(annotator, safe="", errors="replace")
+    response.set_cookie(name, value, max_age=_VIEWER_SECONDS, httponly=True, samesite="lax", path="/")
+    return response
 
 
-class LiveRoute(IndexRoute):
-    """One that needs the model for its answer, and so waits for its turn."""
+async def run_model(
+    request: Request, bench: Workbench, function: Callable[[MemoryModel], T], *, may_refuse: bool = True
+) -> T:
+    """Run function(model) in a thread. Requests take turns: one runs, a few wait, others are refused.
 
-    def get_route_handler(self) -> Handler:
-        answer = super().get_route_handler()
+    Raises:
+        BusyError: Enough requests are waiting, or the model did not become free in time.
+        ModelError: There is no model.
+    """
+    limiter: CapacityLimiter = request.app.state.model_limiter
+    waiting, limits = limiter.statistics().tasks_waiting, bench.live
+    if may_refuse and limiter.available_tokens < 1 and waiting >= limits.waiting:
+        raise BusyError(f"the model is busy and {waiting} requests are waiting; try again in a moment")
+    with move_on_after(limits.seconds) as scope:
+        await limiter.acquire()
+    if scope.cancelled_caught:
+        raise BusyError(f"the model was busy for {limits.seconds:g} seconds; try again in a moment")
 
-        async def in_turn(request: Request) -> Response:
-            if not keeps_model_at_work(request.url.path, request.query_params):
-                return await answer(request)
-            the_workbench(request).pages_first.hurry()
-            await request.body()  # one who sends slowly keeps nobody waiting
-            turns: Turns = request.app.state.turns
-            return await turns.take(partial(answer, request), partial(_until_gone, request))
+    def run() -> T:
+        with bench.model() as model:
+            return function(model)
 
-        return in_turn
+    try:
+        return await to_thread.run_sync(run)
+    finally:
+        limiter.release()
 
 
-async def _until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+# Errors and JSON
+
+_STATUS = {UnknownName: 404, ModelError: 409, IndexFolderError: 409, FilesError: 409, BusyError: 429}
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of a MemlensError."""
+    return next((status for kind, status in _STATUS.items() if isinstance(error, kind)), 422)
 
 
 class Problem(BaseModel):
-    """An error, in one line."""
+    """An error in one line."""
 
     error: str
 
 
-# For `responses=` of JSON routes: what else they may answer.
+# for `responses=` of JSON routes
 PROBLEMS: dict[int | str, dict[str, Any]] = {
-    404: {"model": Problem, "description": "There is no such memory, layer or token."},
-    422: {"model": Problem, "description": "The request cannot be understood."},
+    404: {"model": Problem, "description": "The memory, layer or token does not exist."},
+    422: {"model": Problem, "description": "The request is not valid."},
 }
 MODEL_PROBLEMS: dict[int | str, dict[str, Any]] = {
     **PROBLEMS,
-    409: {"model": Problem, "description": "The model is not loaded, or cannot do this."},
+    409: {"model": Problem, "description": "The model or a table is not available."},
 }
-
 LIVE_PROBLEMS: dict[int | str, dict[str, Any]] = {
     **MODEL_PROBLEMS,
-    429: {"model": Problem, "description": "The model is busy, and enough requests wait for it."},
+    429: {"model": Problem, "description": "The model is busy and enough requests are waiting."},
 }
 
 
 class Json(JSONResponse):
-    """JSON for any content: numbers that JSON lacks become null, characters that UTF-8 lacks stay escaped."""
+    """JSON for any content: NaN and infinities become null, and non-ASCII characters are escaped."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(finite(content), ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
 
 
-def page(request: Request, template: str, status: int = 200, **content: Any) -> HTMLResponse:
-    """A page, from the template of that name; `content` are its variables."""
-    csrf = request.scope.get("memlens_csrf", "")
-    text = render(template, the_workbench(request), request.url.path, PAGES, csrf=csrf, **content)
-    return HTMLResponse(text.encode("utf-8", errors="replace"), status)
-
+# Pages
 
 PAGES = (
     ("/", "Overview"),
@@ -220,35 +206,43 @@ PAGES = (
 )
 
 
+def page(request: Request, template: str, status: int = 200, **content: Any) -> HTMLResponse:
+    """Render a page from a template. `content` holds the template's variables."""
+    text = render(template, request.app.state.workbench, request.url.path, PAGES, **content)
+    return HTMLResponse(text.encode("utf-8", errors="replace"), status)
+
+
 def render(
     template: str,
     workbench: Workbench,
     path: str,
     pages: Sequence[tuple[str, str]],
     *,
-    csrf: str = "",
     is_site: bool = False,
     **content: Any,
 ) -> str:
-    """A template as text, for an answer or for a file of a site. `pages` are the addresses and names in its head."""
-    given = {"workbench": workbench, "version": __version__, "csrf": csrf, "path": path, "pages": pages}
-    return environment().get_template(template).render(**given, is_site=is_site, **content)
+    """Render a template for a response or a file of a static site. `pages` holds the links in the page header."""
+    shared = {"workbench": workbench, "version": __version__, "path": path, "pages": pages, "is_site": is_site}
+    return environment().get_template(template).render(**shared, **content)
 
 
 @cache
 def environment() -> Environment:
+    """Return the Jinja environment with the filters of the workbench."""
     environment = template_environment("memlens.web")
-    environment.filters.update(head=head, tail=tail, share=probability, signed=signed, letter=letter, hits=hits)
+    environment.filters.update(
+        head=head, tail=tail, share=probability, signed=signed, letter=letter, highlight=highlight
+    )
     return environment
 
 
-def hits(text: str, wanted: str) -> Markup:
-    """The text with every place of what was looked for in <b>; capitals matter only if it has some."""
-    if not wanted:
+def highlight(text: str, query: str) -> Markup:
+    """Mark every occurrence of the query with <b>. Case matters only if the query has capitals."""
+    if not query:
         return escape(text)
-    pattern = re.compile(re.escape(wanted), re.IGNORECASE if wanted == wanted.lower() else 0)
-    parts, at = [], 0
+    pattern = re.compile(re.escape(query), re.IGNORECASE if query == query.lower() else 0)
+    parts, position = [], 0
     for match in pattern.finditer(text):
-        parts += [escape(text[at : match.start()]), Markup("<b>"), escape(match[0]), Markup("</b>")]
-        at = match.end()
-    return Markup("").join([*parts, escape(text[at:])])
+        parts += [escape(text[position : match.start()]), Markup("<b>"), escape(match[0]), Markup("</b>")]
+        position = match.end()
+    return Markup("").join([*parts, escape(text[position:])])

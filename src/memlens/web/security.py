@@ -1,274 +1,175 @@
-"""Access to the workbench: one ASGI layer around the whole application.
+"""Access to the workbench: an ASGI middleware around the whole application.
 
 - The Host header must name this machine, so that no foreign name can be pointed at it (DNS rebinding).
-- Beyond this machine a token is needed: once in the address (?token=), from then on as a cookie.
-- Whatever changes something must come from one of our own pages: browsers say where a request comes from, and the
-  request repeats (header X-Memlens-Csrf or ?csrf=) the secret that only our pages know.
-- JSON and what keeps the model at work are for our own pages, too, or for an address that a person typed.
-- A request is as large as it says, no larger than any should be, and arrives in time.
-- Pages may run our own scripts only, load nothing from elsewhere, and be framed by nobody.
+- If the server listens beyond this machine, requests need a token: once in the address (?token=), then as a cookie.
+- Requests from other sites are refused, except for links to pages that the user follows.
+- A request body has at most 1 MB.
+- Pages run only our own scripts, load nothing from other sites and cannot be framed.
 """
 
 import ipaddress
-import logging
 import re
 import secrets
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from html import escape
-from urllib.parse import parse_qsl, urlencode
+from dataclasses import dataclass
+from urllib.parse import urlencode
 
-import anyio
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import cookie_parser
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-CSRF_HEADER, CSRF_COOKIE, TOKEN_COOKIE = "x-memlens-csrf", "memlens-csrf", "memlens-token"
-_MOST_BYTES = 1_000_000
-_MOST_SECONDS = 30.0  # for a request to arrive, once its headers are here
-_SAFE = ("GET", "HEAD", "OPTIONS")
-_LOCAL = ("localhost", "127.0.0.1", "::1")
-_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]{1,5})?", re.ASCII)
-_LOG = logging.getLogger("memlens.web")
+TOKEN_COOKIE = "memlens-token"
+MAX_BODY_BYTES = 1_000_000
 
 HEADERS = {
     "content-security-policy": (
-        # Charts set styles on elements they make; there is no other way for them. No style element is allowed.
+        # charts set style attributes on elements that they create; style elements are not allowed
         "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; "
         "img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    # not no-referrer: then a plain form would say that it comes from nowhere
     "referrer-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
+    "cache-control": "no-cache",
 }
 
 
 def is_local(host: str) -> bool:
-    """Does an address to bind to reach this machine only?"""
-    if host == "localhost":
-        return True
+    """Return True if a server bound to this address can be reached from this machine only."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
 @dataclass(frozen=True)
 class Access:
-    """The host that is bound to, and the token that a request must bring. None: all of this machine may come in."""
+    """The address that the server is bound to, and the token that requests need (None: no token)."""
 
     host: str = "127.0.0.1"
     token: str | None = None
-    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
 
     @classmethod
-    def to(cls, host: str) -> "Access":
-        """The access that an address to bind to calls for."""
+    def for_host(cls, host: str) -> "Access":
+        """Return the access rules for an address to bind to. An address beyond this machine gets a random token."""
         return cls(host, None if is_local(host) else secrets.token_urlsafe(24))
 
-    def knows(self, host: str) -> bool:
-        """Is this (a Host header's name) a name of this machine?"""
-        if host in _LOCAL or host == self.host.lower():
+    def allows_host(self, header: str) -> bool:
+        """Return True if a Host header (`localhost:8000`, `[::1]:8000`) names this machine."""
+        name = re.sub(r":[0-9]{1,5}$", "", header.lower())
+        bound_name = f"[{self.host}]" if ":" in self.host else self.host.lower()
+        if name in ("localhost", "127.0.0.1", "[::1]", bound_name):
             return True
         if is_local(self.host):
             return False
-        if host in (name := socket.gethostname().lower(), f"{name}.local"):
+        own_name = socket.gethostname().lower()
+        if name in (own_name, f"{own_name}.local"):
             return True
         try:
-            ipaddress.ip_address(host)  # a bare address cannot be rebound
+            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
         except ValueError:
             return False
-        return True
+        return True  # a bare address cannot be pointed at another machine
 
 
 class Guard:
-    """The ASGI middleware that lets a request pass, or answers it with the reason why not."""
+    """The middleware: refuses a request with one line, or passes it on. Adds the security headers to all responses."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self.app, self.access = app, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
+        if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # there are no web sockets here
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        scope["memlens_csrf"] = self.access.csrf
-        headers = Headers(scope=scope)
-        refused = self._refuse(scope, headers)
-        if refused is not None and refused.status_code >= 400:
-            _LOG.debug("%s %r answered %d", scope["method"], scope["path"], refused.status_code)
-        answer: ASGIApp = self.app if refused is None else refused
-        await answer(scope, _arriving(receive), self._dressed(send, headers))
 
-    def _refuse(self, scope: Scope, headers: Headers) -> Response | None:
-        host = _name_of(headers.get("host", ""))
-        if not self.access.knows(host):
-            given = headers.get("host", "")[:80]
-            return _say(scope, 421, f"'{given}' is not a name of this machine; use the address that was printed")
-        if _is_oddly_framed(scope, headers):
-            line = "this request says in two ways how long it is, or brings what nobody asked for; send it plainly"
-            return _say(scope, 400, line, {"connection": "close"})
-        if self.access.token is not None:
-            answer = self._ask_for_token(scope, headers, self.access.token)
-            if answer is not None:
-                return answer
-        if not self._is_from_our_pages(scope, headers):
-            return _say(scope, 403, "this request does not come from a page of this workbench; open the page again")
-        if scope["method"] not in _SAFE:
-            size = headers.get("content-length", "")
-            if not _is_number(size) or int(size) > _MOST_BYTES:
-                return _say(scope, 413, _TOO_LARGE, {"connection": "close"})
-        return None
-
-    def _ask_for_token(self, scope: Scope, headers: Headers, token: str) -> Response | None:
-        query = _query(scope)
-        given = [value for name, value in query if name == "token"]
-        if given and _same(given[0], token):
-            rest = urlencode([pair for pair in query if pair[0] != "token"])
-            path = "/" + str(scope["path"]).lstrip("/\\")  # never the address of another machine
-            answer = RedirectResponse(path + (f"?{rest}" if rest else ""), 303)
-            # lax, since the address may be a link in a message; what changes something is guarded otherwise
-            answer.set_cookie(cookie_name(TOKEN_COOKIE, headers), token, httponly=True, samesite="lax", path="/")
-            return answer
-        bearer = headers.get("authorization", "").removeprefix("Bearer ")
-        if _same(read_cookies(headers).get(cookie_name(TOKEN_COOKIE, headers), ""), token) or _same(bearer, token):
-            return None
-        return _say(scope, 401, "this workbench needs its token; open the whole address that was printed when it began")
-
-    def _is_from_our_pages(self, scope: Scope, headers: Headers) -> bool:
-        safe = scope["method"] in _SAFE
-        if safe and not (_is_api(scope) or keeps_model_at_work(scope["path"], dict(_query(scope)))):
-            return True
-        if headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-            return False
-        # browsers that do not say so, or only to addresses with https, may still say from which page they come
-        for name in ("origin",) if "sec-fetch-site" in headers else ("origin", "referer"):
-            origin = headers.get(name)
-            if origin is not None and _host_of(origin) != headers.get("host", "").lower():
-                return False
-        if safe:
-            return True
-        repeated = headers.get(CSRF_HEADER) or dict(_query(scope)).get("csrf", "")
-        cookie = read_cookies(headers).get(cookie_name(CSRF_COOKIE, headers), "")
-        return _same(repeated, self.access.csrf) and _same(cookie, self.access.csrf)
-
-    def _dressed(self, send: Send, asked: Headers) -> Send:
-        async def dressed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
-                headers.setdefault("cache-control", "no-cache")
-                is_page = headers.get("content-type", "").startswith("text/html")
-                name = cookie_name(CSRF_COOKIE, asked)
-                if is_page and message["status"] == 200 and read_cookies(asked).get(name) != self.access.csrf:
-                    cookie = f"{name}={self.access.csrf}; Path=/; SameSite=Strict; HttpOnly"
-                    headers.append("set-cookie", cookie)
             await send(message)
 
-        return dressed
+        response = self._refuse(Request(scope)) or self.app
+        await response(scope, _limit_body(receive), send_with_headers)
+
+    def _refuse(self, request: Request) -> Response | None:
+        if not self.access.allows_host(request.headers.get("host", "")):
+            line = "the Host header does not name this machine; use the address that `memlens serve` printed"
+            return _error_response(request, 421, line)
+        if self.access.token is not None:
+            response = _check_token(request, self.access.token)
+            if response is not None:
+                return response
+        if _is_cross_site(request):
+            return _error_response(request, 403, "this request comes from another site; open the workbench itself")
+        return None
 
 
-def cookie_name(name: str, headers: Headers) -> str:
-    """Browsers share cookies between ports, but two workbenches must not share theirs."""
-    port = headers.get("host", "").rpartition(":")[2]
-    return f"{name}-{port}" if _is_number(port) else name
+def _check_token(request: Request, token: str) -> Response | None:
+    """Return None if the request has the token, else an error or, for ?token= in the address, a redirect."""
+    cookie = cookie_name(TOKEN_COOKIE, request)
+    if _is_same(request.query_params.get("token", ""), token):
+        query = urlencode([pair for pair in request.query_params.multi_items() if pair[0] != "token"])
+        path = "/" + request.scope["path"].lstrip("/\\")  # `//name` would be the address of another machine
+        response = RedirectResponse(f"{path}?{query}" if query else path, 303)
+        # lax: the address with the token may be a link in a message
+        response.set_cookie(cookie, token, httponly=True, samesite="lax", path="/")
+        return response
+    bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if _is_same(request.cookies.get(cookie, ""), token) or _is_same(bearer, token):
+        return None
+    line = "this workbench needs its token; open the whole address that `memlens serve` printed"
+    return _error_response(request, 401, line)
 
 
-def read_cookies(headers: Headers) -> dict[str, str]:
-    """Read cookies. Those of other programs on this machine come along, may be malformed, and must not hide ours."""
-    return cookie_parser(headers.get("cookie", ""))
+def _is_cross_site(request: Request) -> bool:
+    """Return True if another site sent the request, unless it is a link to a page that the user followed.
+
+    Browsers send Sec-Fetch-Site to this machine and to https addresses. To other addresses they send only Origin.
+    """
+    site = request.headers.get("sec-fetch-site")
+    if site is None:
+        origin = request.headers.get("origin")
+        return origin is not None and origin.partition("://")[2] != request.headers.get("host")
+    is_link = request.method == "GET" and request.headers.get("sec-fetch-dest") == "document" and not _is_api(request)
+    return site not in ("same-origin", "none") and not is_link
 
 
-def _name_of(host: str) -> str:
-    """The name in a Host header, its port left out; empty where it is nothing but that."""
-    match = _HOST.fullmatch(host.lower())
-    if match is None or (match[1] is not None and ":" not in match[1]):
-        return ""
-    return match[1] or match[2]
+def _limit_body(receive: Receive) -> Receive:
+    """Wrap `receive`: raise HTTP error 413 as soon as the body has more than MAX_BODY_BYTES."""
+    size = 0
 
-
-def _host_of(address: str) -> str:
-    """Name and port of an Origin or Referer."""
-    return address.partition("://")[2].partition("/")[0].lower()
-
-
-def _is_oddly_framed(scope: Scope, headers: Headers) -> bool:
-    """Two lengths, a length beside chunks, or a body of a request that has none: what one reader of it takes for its
-    end, another does not."""
-    sizes, is_chunked = headers.getlist("content-length"), "transfer-encoding" in headers
-    if len(sizes) + is_chunked > 1:
-        return True
-    return scope["method"] in _SAFE and (is_chunked or sizes not in ([], ["0"]))
-
-
-_TOO_LARGE = f"the request is too large, or does not say how large it is ({_MOST_BYTES:,} bytes at most); send less"
-
-
-def _arriving(receive: Receive) -> Receive:
-    """The body as it really arrives, refused as soon as it is too long or too slow."""
-    size, until = 0, anyio.current_time() + _MOST_SECONDS
-    is_complete = False
-
-    async def arriving() -> Message:
-        nonlocal size, is_complete
-        if is_complete:  # what comes now is that the other side has left, which takes as long as it takes
-            return await receive()
-        with anyio.move_on_after(until - anyio.current_time()) as waiting:
-            message = await receive()
-        if waiting.cancelled_caught:
-            raise HTTPException(408, "the request did not arrive in time; send it again", {"connection": "close"})
+    async def receive_limited() -> Message:
+        nonlocal size
+        message = await receive()
         size += len(message.get("body", b""))
-        if size > _MOST_BYTES:
-            raise HTTPException(413, _TOO_LARGE, {"connection": "close"})
-        is_complete = not message.get("more_body", False)
+        if size > MAX_BODY_BYTES:
+            line = f"the request body is larger than {MAX_BODY_BYTES:,} bytes"
+            raise HTTPException(413, line, {"connection": "close"})
         return message
 
-    return arriving
+    return receive_limited
 
 
-def _query(scope: Scope) -> list[tuple[str, str]]:
-    return parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+def cookie_name(name: str, request: Request) -> str:
+    """Return the name of a cookie with the server's port: browsers share cookies between ports, workbenches do not."""
+    port = request.headers.get("host", "").rpartition(":")[2]
+    return f"{name}-{port}" if re.fullmatch("[0-9]{1,5}", port) else name
 
 
-def _is_number(text: str) -> bool:
-    """A short whole number, and nothing that only looks like one."""
-    return text.isascii() and text.isdecimal() and len(text) < 20
-
-
-def _same(given: str, expected: str) -> bool:
+def _is_same(given: str, expected: str) -> bool:
     return secrets.compare_digest(given.encode("utf-8", "replace"), expected.encode())
 
 
-def _is_api(scope: Scope) -> bool:
-    return str(scope["path"]).startswith("/api/")
+def _is_api(request: Request) -> bool:
+    return str(request.scope["path"]).startswith("/api/")
 
 
-def keeps_model_at_work(path: str, asked: Mapping[str, str]) -> bool:
-    """Does a page's answer, or what its script asks for at once, need the model?
-
-    A page to type into needs none, nor does a search in what the index holds.
-    """
-    if path in ("/trace", "/steer"):
-        return bool(asked.get("prompt") or asked.get("set"))
-    if path in ("/search", "/search/results", "/api/search"):
-        return asked.get("in") == "fires"
-    return path.startswith(("/trace/", "/api/"))
-
-
-def _say(scope: Scope, status: int, line: str, headers: dict[str, str] | None = None) -> Response:
-    if _is_api(scope):
-        return JSONResponse({"error": line}, status, headers)
-    if scope["method"] in _SAFE:
-        text = f"<!doctype html><title>memlens</title><p>{escape(line)}</p>"
-        return Response(text.encode("utf-8", "replace"), status, headers, "text/html")
-    return PlainTextResponse(line, status, headers)
+def _error_response(request: Request, status: int, line: str) -> Response:
+    return JSONResponse({"error": line}, status) if _is_api(request) else PlainTextResponse(line, status)

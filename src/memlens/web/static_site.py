@@ -1,12 +1,13 @@
-"""The workbench as static files (`memlens site`): pages for a reader who has no server and installs nothing.
+"""The workbench as static files (`memlens site`), for readers without a server.
 
-    index.html, search.html, memory.html, report.html     the workbench's own pages, of its own templates
-    static/     its styles and scripts; site.js answers in the place of the server
-    data/       pages/ every memory's page, lines/ each memory in a list of results, triggers/ values/ patterns/ which
-                memories a word, a token or a pattern leads to; statistics, maps and charts
+    index.html, search.html, memory.html, collections.html, report.html     pages made from the workbench's templates
+    static/     styles and scripts; site.js answers in place of the server
+    data/       pages/ every memory's page, lines/ every memory as a search result, triggers/ values/ patterns/ the
+                memories of a word, token or pattern; statistics, maps and charts
 
-A file of data is a script that hands over gzipped JSON: a page opened from a disk may run scripts but read no other
-file. Rows count the memories of all shown layers through. Labels of people are not in a site.
+A data file is a script that passes gzipped JSON to site.js: a page opened from a disk may run scripts but not read
+other files. A row is a memory's number in the shown layers. Saved names, stars and lists are included. Notes and labels
+of people are not.
 """
 
 import base64
@@ -16,8 +17,10 @@ import re
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from html import escape
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -32,28 +35,28 @@ from memlens.errors import SettingError
 from memlens.files import explain_os_errors, prepare_output_folder, replacing
 from memlens.index.memory import MemoryRecord, read_memory, read_summaries
 from memlens.index.search import MemoryHit, SearchQuery, SearchResult, search
-from memlens.memory import ExpertId, MemoryId
+from memlens.memory import MemoryId
 from memlens.parallel import Progress, no_progress
 from memlens.reports.report import SITE, make_report
 from memlens.reports.sections import Section
 from memlens.text import finite
-from memlens.web.memory_map import draw_map, likeness, measures
+from memlens.web.memory_map import draw_map, list_measures, read_similarity_orders, read_statistics
+from memlens.web.pages.collections import collections_content, names_beside
 from memlens.web.pages.memory import TOKENS_SHOWN, LabelledMemory, has_bottom, memory_content
 from memlens.web.pages.overview import overview_content, read_charts
 from memlens.web.pages.search import read_asked, search_content
 from memlens.web.rendering import render, static_files, vega_file
-from memlens.web.served_index import ServedIndex, read_statistics
-from memlens.web.workbench import Workbench
+from memlens.web.workbench import ServedIndex, Workbench
 
-# The first page is removed first and written last: a site without it is not whole.
-PAGES = ("index.html", "search.html", "memory.html", "report.html", "404.html")
-_PAGES = 32  # memories in one file of pages
-_LINES = 256
-_PART = 512  # memories that are read from the tables at once
-_SHARDS = {"triggers": 512, "values": 256, "patterns": 128}  # of words, in a site of many memories
-_OF_A_SHARD = 16  # memories that are worth another file of words
-_NAV = (("/", "Overview"), ("/search", "Search"), ("/report", "Report"))
-_ABSENT: dict[str, Any] = {"related": None, "expert": None, "contexts": {}}  # from a memory's page in a site
+# index.html is removed first and written last: a site without it is incomplete
+PAGES = ("index.html", "search.html", "memory.html", "collections.html", "report.html", "404.html")
+_PAGES_PER_FILE = 32
+_LINES_PER_FILE = 256
+_MEMORIES_PER_READ = 512
+_MAX_SHARDS = {"triggers": 512, "values": 256, "patterns": 128}
+_MEMORIES_PER_SHARD = 16
+_NAV = (("/", "Overview"), ("/search", "Search"), ("/collections", "Collections"), ("/report", "Report"))
+_ABSENT: dict[str, Any] = {"related": None, "expert": None, "contexts": {}}  # variables that a site does not have
 _WORD = re.compile(r"\w+")
 _MAIN = '<main id="main" tabindex="-1">'
 _MODULES = ("overview.js", "search.js", "memory.js")
@@ -62,14 +65,14 @@ _ADDRESS = re.compile(r'\b(href|src|action)="/([^"]*)"')
 
 
 class SiteIndex(ServedIndex):
-    """An index of which some layers are shown, and which reads the rows of many memories when one is asked for."""
+    """An index restricted to some layers. A query for one memory reads the rows of a whole batch of memories."""
 
     def __init__(self, folder: str | Path, layers: Sequence[int] | None) -> None:
         super().__init__(folder)
         for layer in layers or ():
-            self.memories(layer)  # refuses one that was not scanned
+            self.memories(layer)  # raises UnknownName for a layer that was not scanned
         self._shown = None if layers is None else tuple(layers)
-        self._part: list[MemoryId] = []
+        self._batch: list[MemoryId] = []
         self._rows: dict[tuple[str, ...], dict[MemoryId, list[dict[str, Any]]]] = {}
         self._texts: dict[int, dict[str, Any]] = {}
 
@@ -90,18 +93,18 @@ class SiteIndex(ServedIndex):
             return source
         return f"(SELECT * FROM {source} WHERE layer IN ({', '.join(map(str, self._shown))}))"
 
-    def take(self, part: list[MemoryId]) -> None:
-        """Pages of these memories come next."""
-        self._part, self._rows, self._texts = part, {}, {}
+    def start_batch(self, part: list[MemoryId]) -> None:
+        """Announce the memories whose pages are written next."""
+        self._batch, self._rows, self._texts = part, {}, {}
 
     def rows_of(
         self, table: str, memories: Iterable[MemoryId], columns: str = "*", *, where: str = "true", order: str = ""
     ) -> dict[MemoryId, list[dict[str, Any]]]:
         asked, key = list(memories), (table, columns, where, order)
-        if len(asked) != 1 or asked[0] not in self._part:
+        if len(asked) != 1 or asked[0] not in self._batch:
             return super().rows_of(table, asked, columns, where=where, order=order)
         if key not in self._rows:
-            self._rows[key] = super().rows_of(table, self._part, columns, where=where, order=order)
+            self._rows[key] = super().rows_of(table, self._batch, columns, where=where, order=order)
             if table in ("triggers", "ordinary"):
                 wanted = {row["sentence"] for rows in self._rows[key].values() for row in rows}
                 self._texts |= super().sentences(sorted(wanted - self._texts.keys()))
@@ -114,7 +117,9 @@ class SiteIndex(ServedIndex):
 
 
 class SiteBench(Workbench):
-    """The workbench that the templates see: there is no model."""
+    """The workbench as the templates of a site see it: without a model."""
+
+    folder = "INDEX"  # the reader has the site, not the index
 
     def __init__(self, index: SiteIndex) -> None:
         super().__init__(index)
@@ -122,7 +127,7 @@ class SiteBench(Workbench):
 
     @property
     def status_text(self) -> str:
-        return "this needs the model, which a site of static files cannot run; in the workbench: memlens serve INDEX"
+        return "this needs the model, which a static site cannot run; start the workbench with `memlens serve INDEX`"
 
 
 def make_site(
@@ -134,9 +139,15 @@ def make_site(
     force: bool = False,
     progress: Progress = no_progress,
 ) -> Path:
-    """Write the site of an index into a folder; its first page comes back. `top`: triggers of each end of a memory."""
+    """Write the site of an index into a folder. Returns the path of its first page.
+
+    Args:
+        layers: Layers to include. Default: all.
+        top: Triggers per memory and end.
+        force: Replace an existing site.
+    """
     if top < 1:
-        raise SettingError(f"--top is {top}; show at least 1 trigger of a memory")
+        raise SettingError(f"--top is {top}; it must be at least 1")
     site = _Site(SiteIndex(folder, layers), out, top, progress)
     prepare_output_folder(out, force=force, replaced=(*PAGES, "data", "static"))
     with explain_os_errors(out):
@@ -152,11 +163,14 @@ class _Site:
         self.triggers: dict[str, list[int]] = defaultdict(list)
         self.patterns: dict[str, list[int]] = defaultdict(list)
         self.values: dict[str, list[tuple[int, int, float]]] = defaultdict(list)
-        self.words: dict[int, tuple[list[str], list[int]]] = {}  # of a sentence, and where each ends
+        self.words: dict[int, tuple[list[str], list[int]]] = {}  # sentence -> its words and where they end
+        # notes may be private; names, stars and lists are meant to be seen
+        saved = {memory: replace(note, note="") for memory, note in names_beside(index).items()}
+        self.saved = {memory: note for memory, note in saved.items() if memory.layer in index.layers}
 
     @cached_property
     def names(self) -> list[MemoryId]:
-        """All memories that are shown, in the order of their rows."""
+        """All memories of the site, in the order of their rows."""
         name, count = self.index.names.name, self.index.memories
         return [name(layer, number) for layer in self.index.layers for number in range(count(layer))]
 
@@ -180,38 +194,39 @@ class _Site:
             beside.write_text(f'memlensSite.arrived("{name}","{packed}")\n', encoding="ascii")
 
     def write_pages(self) -> None:
-        """Every memory's page and line, and the words that lead to it."""
+        """Write every memory's page and search result, and collect the words that lead to it."""
         pages: list[list[str]] = []
-        for first in range(0, len(self.names), _PART):
-            part = self.names[first : first + _PART]
-            self.index.take(part)
+        for first in range(0, len(self.names), _MEMORIES_PER_READ):
+            part = self.names[first : first + _MEMORIES_PER_READ]
+            self.index.start_batch(part)
             for row, name in enumerate(part, first):
                 view = self.view_of(name)
                 pages.append([self.main_of(view, end) for end in self.ends])
                 self.note_words(row, view)
-                if len(pages) == _PAGES or row + 1 == len(self.names):
-                    self.data(f"pages/{row // _PAGES}", pages)
+                if len(pages) == _PAGES_PER_FILE or row + 1 == len(self.names):
+                    self.data(f"pages/{row // _PAGES_PER_FILE}", pages)
                     pages = []
                 self.progress("site", row + 1, len(self.names))
             self.words.clear()
-            self.index.take([])
-        for first in range(0, len(self.names), _LINES):
-            self.data(f"lines/{first // _LINES}", self.lines_of(self.names[first : first + _LINES]))
+            self.index.start_batch([])
+        for first in range(0, len(self.names), _LINES_PER_FILE):
+            self.data(f"lines/{first // _LINES_PER_FILE}", self.lines_of(self.names[first : first + _LINES_PER_FILE]))
 
     def view_of(self, name: MemoryId) -> LabelledMemory:
         record = read_memory(self.index, name, self.ends, self.top)
         return LabelledMemory(**vars(record), labels=(), unfinished=None)
 
     def main_of(self, view: LabelledMemory, end: str) -> str:
-        page = self.render("memory.html", "/m", **_ABSENT, **memory_content(self.index, view, end))
+        saved = self.saved.get(view.name)
+        page = self.render("memory.html", "/m", kept=saved, **_ABSENT, **memory_content(self.index, view, end))
         return page.partition(_MAIN)[2].rpartition("</main>")[0].strip()
 
     def lines_of(self, names: list[MemoryId]) -> list[str]:
-        """Each memory as it stands in a list of results."""
+        """Return each memory as a search result."""
         summaries = read_summaries(self.index, names)
         hits = tuple(MemoryHit(name, summaries.get(name)) for name in names)
         answer = SearchResult((), "name", len(hits), hits)
-        content = search_content(self.index, read_asked()) | {"problem": None, "more": ""}
+        content = search_content(self.index, read_asked()) | {"problem": None, "more": "", "kept": self.saved}
         page = self.render("results.html", "/search", answer=answer, **content)
         return ["<li" + line.partition("</li>")[0] + "</li>" for line in page.split("<li")[1:]]
 
@@ -226,7 +241,7 @@ class _Site:
                     self.words[sentence] = [match[0] for match in matches], [match[1] for match in matches]
                 words, ends = self.words[sentence]
                 words_here.update(words[: bisect_right(ends, len(trigger.text))])
-        for word in sorted(words_here):  # a set's order is another one in every process, and with it a file's bytes
+        for word in sorted(words_here):  # the order of a set differs between processes
             self.triggers[word].append(row)
         named = {word for pattern in record.patterns or () for word in _WORD.findall(pattern.description.lower())}
         for word in sorted(named):
@@ -236,7 +251,7 @@ class _Site:
 
     @cached_property
     def shards(self) -> dict[str, int]:
-        return {place: min(most, len(self.names) // _OF_A_SHARD + 1) for place, most in _SHARDS.items()}
+        return {place: min(most, len(self.names) // _MEMORIES_PER_SHARD + 1) for place, most in _MAX_SHARDS.items()}
 
     def write_words(self) -> None:
         for place, lists in (("triggers", self.triggers), ("patterns", self.patterns)):
@@ -253,43 +268,39 @@ class _Site:
             self.data(f"values/{number}", content)
 
     def write_whole(self) -> None:
-        """Write the files about all memories: names, statistics, maps, charts."""
+        """Write the files about all memories: names, statistics, maps and charts."""
         statistics = read_statistics(self.index)
         self.data(
             "site",
             {
                 "model": self.index.manifest.model.name,
                 "groups": list(self.groups()),
-                "pages": _PAGES,
-                "lines": _LINES,
+                "pages": _PAGES_PER_FILE,
+                "lines": _LINES_PER_FILE,
                 "shards": {
                     place: count if place == "triggers" or self.index.has(place) else 0
                     for place, count in self.shards.items()
                 },
             },
         )
-        packed = {name: _packed(column.astype("<f4")) for name, column in statistics.numbers.items()}
-        kinds = {name: _packed(column) for name, column in statistics.categories.items()}
+        packed = {name: _encode(column.astype("<f4")) for name, column in statistics.numbers.items()}
+        kinds = {name: _encode(column) for name, column in statistics.categories.items()}
         self.data("statistics", {"numbers": packed, "categories": kinds})
         most = max(self.index.memories(layer) for layer in self.index.layers)
-        for measure in measures(statistics):
+        for measure in list_measures(statistics):
             self.data(f"map-{measure.name}", draw_map(statistics, measure.name, most).model_dump())
-        orders = [likeness(self.index)[layer].astype("<u4") for layer in self.index.layers]
-        self.data("likeness", _packed(np.concatenate(orders)))
+        orders = read_similarity_orders(self.index)
+        in_order = np.concatenate([orders[layer].astype("<u4") for layer in self.index.layers])
+        self.data("likeness", _encode(in_order))
         self.data("charts", TypeAdapter(list[Section]).dump_python(read_charts(self.index), mode="json"))
 
     def groups(self) -> Iterator[dict[str, Any]]:
-        """Memories whose names differ in their last number only, with the row of the first."""
-        first, owner = 0, None
-        for row, name in enumerate([*self.names, None]):
-            if name is None or name.owner != owner:
-                if owner is not None:
-                    yield self.group(owner, first, row - first)
-                first, owner = row, None if name is None else name.owner
-
-    @staticmethod
-    def group(owner: ExpertId, first: int, count: int) -> dict[str, Any]:
-        return {"prefix": owner.beginning, "layer": owner.layer, "first": first, "count": count}
+        """List runs of memories whose names differ only in the last number, with the row of the first."""
+        first = 0
+        for owner, names in groupby(self.names, key=lambda name: name.owner):
+            count = sum(1 for _ in names)
+            yield {"prefix": owner.beginning, "layer": owner.layer, "first": first, "count": count}
+            first += count
 
     # Pages
 
@@ -309,23 +320,26 @@ class _Site:
                     beside.write_bytes(content)
 
     def write_frames(self) -> None:
-        """The pages themselves; that of a memory is empty until site.js has filled it."""
-        asked = search_content(self.index, read_asked()) | {"problem": None, "more": "/search?limit=100"}
+        """Write the pages. site.js fills the page of a memory."""
+        content = search_content(self.index, read_asked())
+        content |= {"problem": None, "more": "/search?limit=100", "kept": self.saved}
         answer = search(self.index, SearchQuery(layers=self.index.layers))
-        self.write_page("search.html", "search", self.render("search.html", "/search", answer=answer, **asked))
+        self.write_page("search.html", "search", self.render("search.html", "/search", answer=answer, **content))
+        saved = collections_content(self.index, self.saved)
+        self.write_page("collections.html", "collections", self.render("collections.html", "/collections", **saved))
         view = self.view_of(self.names[0])
-        page = self.render("memory.html", "/m", **_ABSENT, **memory_content(self.index, view, "top"))
+        page = self.render("memory.html", "/m", kept=None, **_ABSENT, **memory_content(self.index, view, "top"))
         head, _, rest = page.partition(_MAIN)
         head = re.sub(r'<link rel="(prev|next)"[^>]*>\n', "", head)
         head = re.sub(r"<title>.*?</title>", f"<title>{escape(self.index.manifest.model.name)} · memlens</title>", head)
-        note = '<noscript><p class="note">This page is put together by JavaScript.</p></noscript>'
+        note = '<noscript><p class="note">This page needs JavaScript.</p></noscript>'
         self.write_page("memory.html", "memory", f"{head}{_MAIN}{note}</main>{rest.rpartition('</main>')[2]}")
         self.write_page("404.html", "", _LOST)
         overview = self.render("overview.html", "/", sections=None, routing=[], **overview_content(self.bench))
         self.write_page("index.html", "overview", overview)
 
     def write_page(self, name: str, kind: str, page: str) -> None:
-        """Write a page of the workbench with site.js in place of its scripts."""
+        """Write a page of the workbench with site.js instead of its scripts."""
         page = re.sub(r'<script type="module" src="[^"]*"></script>\n', "", page)
         page = page.replace("</head>", '<script src="static/site.js"></script>\n</head>', 1) if kind else page
         page = page.replace("<html ", f'<html data-site="{kind}" ', 1)
@@ -333,12 +347,12 @@ class _Site:
             beside.write_text(page, encoding="utf-8", errors="replace")
 
 
-# Where a host shows this page for an address it does not know, one of the workbench leads to the site's own.
+# Hosts show this page for unknown addresses. It redirects addresses of the workbench to those of the site.
 _LOST = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Not found</title></head>
-<body><p>There is nothing at this address.</p>
+<body><p>There is no page at this address.</p>
 <script>
-const found = /^(.*\\/)(m\\/([^/]+)|search|report)\\/?$/.exec(location.pathname);
+const found = /^(.*\\/)(m\\/([^/]+)|search|collections|report)\\/?$/.exec(location.pathname);
 if (found && found[3]) location.replace(`${found[1]}memory.html?name=${found[3]}${location.search.replace("?", "&")}`);
 else if (found) location.replace(`${found[1]}${found[2]}.html${location.search}`);
 </script></body></html>
@@ -346,7 +360,7 @@ else if (found) location.replace(`${found[1]}${found[2]}.html${location.search}`
 
 
 def localized(page: str) -> str:
-    """Addresses of the workbench as names of the site's files. In text a quote is escaped, so none of it is changed."""
+    """Replace addresses of the workbench by files of the site. Quotes in text are escaped, so text is not changed."""
     return _ADDRESS.sub(lambda match: f'{match[1]}="{_local(match[2])}"', page)
 
 
@@ -360,18 +374,18 @@ def _local(address: str) -> str:
 
 
 def classic_script(base: str, page: str) -> str:
-    """Two modules as one plain script: a page opened from a disk may not load modules."""
+    """Return two modules as one plain script: a page opened from a disk may not load modules."""
     inner = _IMPORT.sub("", page)
     return "(() => {\n" + base.replace("export ", "") + "\n{\n" + inner + "}\n})();\n"
 
 
 def shard_of(word: str, count: int) -> int:
-    """The file that a word is in, by its first two letters (FNV-1a); site.js computes the same."""
+    """Return the number of a word's file: the FNV-1a hash of its first two letters, as in site.js."""
     number = 2166136261
     for byte in word[:2].encode("utf-8", "replace"):
         number = ((number ^ byte) * 16777619) & 0xFFFFFFFF
     return number % count
 
 
-def _packed(column: Any) -> str:
+def _encode(column: Any) -> str:
     return base64.b64encode(column.tobytes()).decode()

@@ -1,160 +1,133 @@
-"""The state that all pages share: the open index, the model, which loads in the background, and a second index.
+"""The state that all pages share: the open index, a second index to compare with, and the model.
 
-Pages run in several threads at once. Looking at an index is safe in all of them; a model serves one at a time, so it
-is lent out: `with workbench.model() as model`. Requests wait for it outside of threads (Turns): a few may, for others
-there is a clear answer, and one that nobody waits for any longer, or that takes too long, ends at the next layer.
+Pages run in several threads at once. An index can be read from all of them. The model loads in the background and
+serves one thread at a time: `with workbench.model() as model`. Requests queue for it in rendering.run_model.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from shlex import quote
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from memlens.errors import BusyError, MemlensError, ModelError, SettingError
+from memlens.errors import MemlensError, ModelError, SettingError
+from memlens.files import file_stamp, reader_of
+from memlens.index.format import MANIFEST
 from memlens.index.reader import Index
 from memlens.index.search import TriggerText
+from memlens.memory import MemoryId
 from memlens.settings import LiveSettings
 from memlens.tracer.intervention import Intervention
-from memlens.web.served_index import ServedIndex, read_statistics
+from memlens.web.memory_map import read_statistics
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
     from memlens.tracer.prompt import Prompt
     from memlens.tracer.trace import TracedPrompt
 
-NONE, LOADING, READY, FAILED = "none", "loading", "ready", "failed"
 T = TypeVar("T")
-MOST_TEXTS = 8  # that go on at once, each borrowing the model token by token
-_MOST_BYTES = 64 << 20  # of states; what is read from them takes about half as much again
-_MOST_ANSWERS = 32  # each lists the strongest memories of all layers, some megabytes
-_AFTER, _LONGEST, _IN_ALL = 1.0, 2.0, 10.0  # seconds that loading waits: after a page, for a long one, for all of them
-_STEP = 0.02
+NONE, LOADING, READY, FAILED = "none", "loading", "ready", "failed"
+
+_COPIED = (
+    "memories", "triggers", "corpus", "values", "names", "patterns", "keys", "tokens", "ordinary", "counts", "roles",
+    "quadrants",
+)  # fmt: skip
+_MAX_PARQUET_BYTES = 400_000_000  # copied tables take about four times as much memory
+_MAX_RESULTS = 64
+_MAX_STATE_BYTES = 64 << 20  # of traced prompts; what is read from them takes about half as much again
+_MAX_ANSWERS = 32  # each lists the strongest memories of all layers: some megabytes
 
 
-class Turn:
-    """A live request's time with the model; `check` ends the computation, from within, once it is over."""
+class ServedIndex(Index):
+    """An index that stays open and answers many queries from many threads.
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._until = seconds, time.monotonic() + seconds
-        self.is_abandoned = False
-
-    def check(self, *_seen: object) -> None:
-        if self.is_abandoned:
-            raise SettingError("nobody waits for this any longer; ask again")
-        if time.monotonic() > self._until:
-            advice = "shorten the prompt, or start the workbench with a larger --seconds"
-            raise SettingError(f"this takes longer than the {self._seconds:g} seconds that it may; {advice}")
-
-
-_TURN: ContextVar[Turn | None] = ContextVar("memlens live turn", default=None)  # of the request being answered
-
-
-class Turns:
-    """The row of live requests: one is computed, some wait, the others are refused at once. For one event loop."""
-
-    def __init__(self, settings: LiveSettings) -> None:
-        self._settings = settings
-        self._model = asyncio.Semaphore(1)
-        self._taken = 0  # computed or waiting
-
-    async def take(self, compute: Callable[[], Awaitable[T]], until_gone: Callable[[], Awaitable[Any]]) -> T:
-        """The result of `compute`, which waits for its turn; `until_gone` returns when the client has gone."""
-        if self._taken > self._settings.waiting:
-            raise BusyError(f"the model is busy, and {self._taken - 1} requests wait already; try again in a moment")
-        self._taken += 1
-        first = asyncio.ensure_future(self._model.acquire())
-        gone = asyncio.ensure_future(until_gone())
-        try:
-            await asyncio.wait((first, gone), return_when=asyncio.FIRST_COMPLETED)
-            turn = Turn(self._settings.seconds)
-            gone.add_done_callback(lambda _: setattr(turn, "is_abandoned", True))
-            if not first.done():
-                turn.is_abandoned = True
-                turn.check()
-            _TURN.set(turn)
-            return await compute()
-        finally:
-            self._taken -= 1
-            gone.cancel()
-            if first.done() and not first.cancelled():
-                self._model.release()
-            first.cancel()
-
-    async def step(self, compute: Callable[[], Awaitable[T]]) -> T:
-        """The result of `compute`, a part of an answer that is being sent: it waits its turn, but is never refused."""
-        async with self._model:
-            turn = Turn(self._settings.seconds)
-            _TURN.set(turn)
-            try:
-                return await compute()
-            except asyncio.CancelledError:
-                turn.is_abandoned = True
-                raise
-
-
-class PagesFirst:
-    """Loading of the model begins, and goes on from step to step, while nobody opens a page.
-
-    It takes seconds of Python, mostly for importing, with which pages would have to share the interpreter. A page that
-    needs the model ends the wait. Requests are counted on the server's event loop; one thread loads.
+    Tables are copied into memory as far as they fit: a lookup takes 1 ms from there and tens of milliseconds from
+    Parquet. The copies and the remembered results belong to one manifest. When a stage writes a new one, the workbench
+    opens a new ServedIndex.
     """
 
-    def __init__(self) -> None:
-        self._answered = 0  # requests, now
-        self._since = 0.0  # when the first of them came, or the last was answered
-        self._left = _IN_ALL
+    def __init__(self, folder: str | Path, max_bytes: int = _MAX_PARQUET_BYTES) -> None:
+        super().__init__(folder)
+        self._max_bytes = max_bytes
+        self._copied_tables: set[str] = set()
+        self._results: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()
+        self._results_lock = Lock()
 
-    @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Around the answer to a request."""
-        if not self._answered:
-            self._since = time.monotonic()
-        self._answered += 1
-        try:
-            yield
-        finally:
-            self._answered -= 1
-            if not self._answered:
-                self._since = time.monotonic()
+    @property
+    def example(self) -> MemoryId:
+        """A memory in the middle of the index, to show how names are written."""
+        layer = self.layers[len(self.layers) // 2]
+        return self.names.name(layer, self.memories(layer) // 2)
 
-    def hurry(self) -> None:
-        """Somebody has asked for something that needs the model."""
-        self._left = 0.0
+    def is_current(self) -> bool:
+        """Return False if the folder's manifest was replaced or removed since this index was opened."""
+        return file_stamp(self.folder / MANIFEST) == self._manifest_stamp
 
-    def wait_for(self, thread: Thread) -> None:
-        """Wait until a thread has ended, or somebody needs the model."""
-        while thread.is_alive() and self._left > 0:
-            thread.join(_STEP)
+    def reload(self) -> None:
+        """Do nothing: the workbench compares the manifest once per request and opens a new ServedIndex."""
 
-    def wait(self) -> None:
-        """Wait until the last page is some moments old, or one takes long; _IN_ALL seconds at most in all."""
-        while self._left > 0 and time.monotonic() - self._since < (_LONGEST if self._answered else _AFTER):
-            time.sleep(_STEP)
-            self._left -= _STEP
+    def copy_tables(self) -> None:
+        """Copy tables into memory, the most used first, as long as they fit."""
+        room = self._max_bytes
+        for table in _COPIED:
+            facts = self.manifest.files.get(f"{table}.parquet")
+            if facts is None or facts.bytes > room or table in self._copied_tables:
+                continue
+            room -= facts.bytes
+            with self._explain_errors(), self._connect() as cursor:
+                cursor.execute(f'CREATE TABLE "{table}" AS SELECT * FROM {reader_of(self.path(table))}')
+                if table == "corpus":
+                    cursor.execute("CREATE INDEX sentences ON corpus (sentence)")
+            self._copied_tables.add(table)
+
+    def remember(self, key: Hashable, make: Callable[[], T], version: Hashable = None) -> T:
+        """Return the result of `make`, computed once per key and version. The latest 64 results are kept."""
+        with self._results_lock:
+            if key in self._results and self._results[key][0] == version:
+                self._results.move_to_end(key)
+                known: T = self._results[key][1]
+                return known
+        result = make()
+        with self._results_lock:
+            self._results[key] = (version, result)
+            self._results.move_to_end(key)
+            while len(self._results) > _MAX_RESULTS:
+                self._results.popitem(last=False)
+        return result
+
+    def _source_of(self, table: str) -> str:
+        return f'"{table}"' if table in self._copied_tables else super()._source_of(table)
+
+
+def trigger_text(index: ServedIndex) -> TriggerText | None:
+    """Return the texts of all triggers for searching, or None if they are too large."""
+    return index.remember("trigger text", lambda: TriggerText.read(index))
 
 
 class KeptPrompts:
-    """Prompts that were traced, with the answers read from them: another cell, token or edit needs no other pass.
+    """Traced prompts and the answers read from them: another cell, token or edit needs no other forward pass.
 
-    Those not asked for longest are dropped. To be used by whoever has the model just now.
+    The least recently used are dropped. Use it only while holding the model.
     """
 
-    def __init__(self, most_bytes: int = _MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, max_bytes: int = _MAX_STATE_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._runs: OrderedDict[tuple[str, tuple[str, ...]], TracedPrompt] = OrderedDict()
         self._answers: OrderedDict[Hashable, Any] = OrderedDict()
 
     def run(self, model: MemoryModel, prompt: Prompt, edits: tuple[str, ...] = ()) -> TracedPrompt:
-        """The prompt with these edits, all positions; refused before anything runs if they cannot be made."""
+        """Return the traced prompt with these edits, at all positions.
+
+        Raises:
+            MemlensError: An edit cannot be made. Nothing runs in that case.
+        """
         from memlens.tracer.intervene import apply_edits
         from memlens.tracer.trace import TracedPrompt
 
@@ -163,29 +136,24 @@ class KeptPrompts:
             with apply_edits(model, Intervention.of(edits), prompt) if edits else nullcontext():
                 self._runs[key] = TracedPrompt.run(model, prompt)
         self._runs.move_to_end(key)
-        # the two newest stay, whatever their size: a page compares them
-        while len(self._runs) > 2 and sum(run.nbytes for run in self._runs.values()) > self._most_bytes:
+        # keep the newest two whatever their size: a page compares them
+        while len(self._runs) > 2 and sum(run.nbytes for run in self._runs.values()) > self._max_bytes:
             self._runs.popitem(last=False)
         return self._runs[key]
 
     def answer(self, key: Hashable, make: Callable[[], T]) -> T:
-        """The result of `make`, computed once for a key that says everything it depends on."""
+        """Return the result of `make`, computed once per key."""
         if key not in self._answers:
             self._answers[key] = make()
         self._answers.move_to_end(key)
-        while len(self._answers) > _MOST_ANSWERS:
+        while len(self._answers) > _MAX_ANSWERS:
             self._answers.popitem(last=False)
         answer: T = self._answers[key]
         return answer
 
 
-def trigger_text(index: ServedIndex) -> TriggerText | None:
-    """The texts of the triggers as they are now, made once; None where they would be too large."""
-    return index.remember(("triggers", "corpus"), ("trigger text",), lambda: TriggerText.read(index))
-
-
 class Workbench:
-    """An index to look at, and what else was given with it."""
+    """An index to browse, its model if there is one, and a second index to compare with if there is one."""
 
     def __init__(
         self,
@@ -194,29 +162,50 @@ class Workbench:
         other: Index | str | Path | None = None,
         live: LiveSettings | None = None,
     ) -> None:
-        """`model` is the one that was scanned: where it is, to be loaded by start(), or the loaded one itself."""
+        """Open the index.
+
+        Args:
+            model: The scanned model: loaded, or a path or Hub id that start() loads in the background.
+            other: A second index for the page Compare.
+            live: Limits of requests that run the model.
+        """
         self.index = ServedIndex(index.folder if isinstance(index, Index) else index)
         self.other = None if other is None else ServedIndex(other.folder if isinstance(other, Index) else other)
         self.live = live or LiveSettings()
+        self.kept = KeptPrompts()
+        self.on_failure: Callable[[str], object] = lambda reason: None  # called if the model cannot be loaded
         self._source = model if isinstance(model, str) else None
         self._model: MemoryModel | None = None
-        self.kept = KeptPrompts()
-        self.pages_first = PagesFirst()
-        self.texts = 0  # that go on now
         self._failure = ""
-        self.tell_failure: Callable[[str], object] = lambda why: None  # to whoever has started it
-        self._lock = Lock()
+        self._model_lock = Lock()
         self._closing = Event()
         self._preparing: Thread | None = None
         if model is not None and not isinstance(model, str):
             self.index.check_model(model)
             self._model = model
 
-    def refuse_replaced(self) -> None:
-        """Refuse to answer if a folder holds another index than the one that is served."""
-        for index in (self.index, self.other):
-            if index is not None:
-                index.reload()
+    def reopen_changed(self) -> None:
+        """Open both indexes again if the manifest of one has changed.
+
+        Raises:
+            IndexFolderError: A folder does not hold an index any more.
+        """
+        if self.index.is_current() and (self.other is None or self.other.is_current()):
+            return
+        fingerprint = self.index.manifest.model.fingerprint
+        self.index = ServedIndex(self.index.folder)
+        self.other = None if self.other is None else ServedIndex(self.other.folder)
+        self.kept = KeptPrompts()
+        if self._model is not None and self.index.manifest.model.fingerprint != fingerprint:
+            self._model = None
+            self._failure = "the index was replaced by one of another model; start `memlens serve` again"
+        if self._preparing is not None:
+            self._start_preparing()
+
+    @property
+    def folder(self) -> str:
+        """The index folder as it is written in a shell command."""
+        return quote(str(self.index.folder))
 
     # The model
 
@@ -231,77 +220,75 @@ class Workbench:
 
     @property
     def status_text(self) -> str:
-        """The status in one line, with what to do where there is something to do."""
-        command = f"memlens serve {self.index.folder} --model MODEL"
+        """The status in one sentence, with what to do about it."""
         return {
             READY: "the model is loaded",
-            LOADING: "the model is still loading; this takes a moment",
-            NONE: f"no model is loaded; start the workbench with `{command}`",
+            LOADING: "the model is still loading; try again in a moment",
+            NONE: f"no model is loaded; start the workbench with `memlens serve {self.folder} --model MODEL`",
             FAILED: f"the model could not be loaded: {self._failure}",
         }[self.status]
 
     @contextmanager
     def model(self) -> Iterator[MemoryModel]:
-        """The model, lent to one thread at a time; refused with one line while there is none."""
+        """Lend the model to one thread at a time, for at most `live.seconds`.
+
+        Raises:
+            ModelError: There is no model, or it is still loading.
+            SettingError: The computation took too long. This is checked before every layer.
+        """
         if self._model is None:
             raise ModelError(self.status_text)
-        turn = _TURN.get()
-        with self._lock, ExitStack() as stack:
-            if turn is not None:
-                from memlens.models.hooks import on_input
+        from memlens.models.hooks import on_input
 
-                turn.check()
-                for layer in self._model.layers:
-                    stack.enter_context(on_input(layer.block, turn.check))
+        with self._model_lock, ExitStack() as stack:
+            deadline = time.monotonic() + self.live.seconds
+
+            def check_deadline(*_input: object) -> None:
+                if time.monotonic() > deadline:
+                    advice = "shorten the prompt, or start the workbench with a larger --seconds"
+                    raise SettingError(f"this takes longer than the limit of {self.live.seconds:g} seconds; {advice}")
+
+            for layer in self._model.layers:
+                stack.enter_context(on_input(layer.block, check_deadline))
             yield self._model
 
     def start(self) -> None:
-        """Begin what may take a while, in the background: pages answer meanwhile."""
-        self._preparing = Thread(target=self._prepare, name="memlens index", daemon=True)
-        self._preparing.start()
+        """Start background work: copy tables into memory and load the model. Pages answer meanwhile."""
+        self._start_preparing()
         if self.status == LOADING:
             Thread(target=self._load, name="memlens model", daemon=True).start()
 
     def close(self) -> None:
-        """Let go of the tables; no page can be asked for any more. Waits for the step that is under way with them."""
+        """Stop background work and close the indexes. Waits for the step that is running."""
         self._closing.set()
         if self._preparing is not None:
             self._preparing.join()
-        for index in (self.index, self.other):
-            if index is not None:
-                index.close()
+        self.index.close()
+        if self.other is not None:
+            self.other.close()
 
-    def _prepare(self) -> None:
-        """Have at hand what pages will ask for. Whatever is wrong with the index, the page that meets it will say."""
+    def _start_preparing(self) -> None:
+        self._preparing = Thread(target=self._prepare, args=(self.index, self.other), name="memlens index", daemon=True)
+        self._preparing.start()
+
+    def _prepare(self, index: ServedIndex, other: ServedIndex | None) -> None:
+        """Compute what pages will ask for. A damaged index is reported by the page that reads it."""
+        steps: list[Callable[[], object]] = [
+            partial(read_statistics, index),
+            index.copy_tables,
+            partial(trigger_text, index),
+            *([] if other is None else [other.copy_tables]),
+            partial(import_module, "memlens.pattern.related"),
+        ]
         with suppress(MemlensError, OSError):
-            for step in self._steps():
+            for step in steps:
                 if self._closing.is_set():
                     return
                 step()
 
-    def _steps(self) -> Iterator[Callable[[], object]]:
-        yield partial(read_statistics, self.index)
-        yield self.index.keep_in_memory
-        yield partial(trigger_text, self.index)
-        if self.other is not None:
-            yield self.other.keep_in_memory
-        if self.index.has("patterns"):
-            yield partial(import_module, "memlens.pattern.related")
-
     def _load(self) -> None:
         try:
-            if self._preparing is not None:
-                self.pages_first.wait_for(self._preparing)  # tables are needed by every page
-            self.pages_first.wait()
-            for library in (
-                "memlens.models.load",
-                "transformers.modeling_utils",
-            ):  # with torch, most of the time it takes
-                import_module(library)
-            self.pages_first.wait()
-            loaded = self.index.load_model(self._source)
-        except Exception as error:  # whatever it is, the other pages can be used, and the status says why
+            self._model = self.index.load_model(self._source)
+        except Exception as error:  # the other pages still work, and the status says why
             self._failure = " ".join(str(error).split()) or type(error).__name__
-            self.tell_failure(self.status_text)
-        else:
-            self._model = loaded
+            self.on_failure(self.status_text)

@@ -19,10 +19,10 @@ from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.words import GROUNDED, KINDS
-from memlens.web.rendering import MODEL_PROBLEMS, Bench, IndexRoute, page, remember_viewer
+from memlens.web.rendering import MODEL_PROBLEMS, Bench, page, remember_viewer
 from memlens.web.workbench import Workbench
 
-router = APIRouter(tags=["annotate"], route_class=IndexRoute)
+router = APIRouter(tags=["annotate"])
 
 SLOTS = 6  # patterns a person can define for one memory; the paper's have 3.6 on average
 _MOST_BYTES = 100_000  # of a form

@@ -12,10 +12,10 @@ from memlens.errors import IndexFolderError
 from memlens.index.history import NOTES
 from memlens.index.memory import read_summaries
 from memlens.memory import MemoryId
-from memlens.web.rendering import PROBLEMS, Bench, IndexRoute, Name, Viewer, page
-from memlens.web.served_index import ServedIndex
+from memlens.web.rendering import PROBLEMS, Bench, Name, Viewer, page
+from memlens.web.workbench import ServedIndex
 
-router = APIRouter(tags=["collections"], route_class=IndexRoute)
+router = APIRouter(tags=["collections"])
 
 
 class KeptMemory(BaseModel):
@@ -30,7 +30,7 @@ class KeptMemory(BaseModel):
 def kept_notes(index: ServedIndex) -> dict[MemoryId, Note]:
     """The notes of all people, read again only after somebody has written. Never creates the file."""
     mark = history_mark(index, NOTES)
-    return {} if mark is None else index.remember((), ("notes",), lambda: read_notes(index), mark)
+    return {} if mark is None else index.remember("notes", lambda: read_notes(index), mark)
 
 
 def names_beside(index: ServedIndex) -> dict[MemoryId, Note]:
@@ -43,12 +43,15 @@ def names_beside(index: ServedIndex) -> dict[MemoryId, Note]:
 
 @router.get("/collections", response_class=HTMLResponse, include_in_schema=False)
 def collections_page(request: Request, bench: Bench) -> HTMLResponse:
-    notes = kept_notes(bench.index)
+    return page(request, "collections.html", **collections_content(bench.index, kept_notes(bench.index)))
+
+
+def collections_content(index: ServedIndex, notes: dict[MemoryId, Note]) -> dict[str, Any]:
+    """Return the variables of collections.html."""
     names = sorted({name for note in notes.values() for name in note.lists}, key=str.casefold)
     lists = [(name, [note for note in notes.values() if name in note.lists]) for name in names]
     rest = [note for note in notes.values() if not note.lists]
-    summaries = read_summaries(bench.index, list(notes))
-    return page(request, "collections.html", lists=[*lists, *([("", rest)] if rest else [])], summaries=summaries)
+    return {"lists": [*lists, *([("", rest)] if rest else [])], "summaries": read_summaries(index, list(notes))}
 
 
 @router.get("/api/collections")

@@ -1,7 +1,7 @@
-"""The page of one memory: what triggers it, what that has in common, what it promotes, what happens without it.
+"""The pages of one memory and of one expert, and their JSON.
 
-Coefficients at every token of a trigger and the effect of changing the memory need the model. Sentences are fed as the
-scan fed them, so that the coefficient at a trigger's last token is the one in the index.
+Coefficients at every token of a trigger and the effect of changing the memory need the model. Sentences are fed as in
+the scan, so that the coefficient at a trigger's last token is the one in the index.
 """
 
 from __future__ import annotations
@@ -21,95 +21,111 @@ from memlens.errors import SettingError
 from memlens.index.history import LABELS
 from memlens.index.memory import (
     ENDS,
+    ExpertRecord,
+    LayerRouting,
     MemoryRecord,
     MemoryValue,
     SentenceContext,
     TriggerCoefficients,
+    find_expert,
     read_context,
+    read_expert,
     read_memory,
+    read_routing,
     shade_triggers,
 )
-from memlens.memory import MemoryId
+from memlens.memory import ExpertId, MemoryId
 from memlens.pattern.related import RelatedMemory, related_memories
 from memlens.text import edge
 from memlens.tracer.result import InterventionEffect, TextCoefficients, Trace
 from memlens.vocab.nearest import NearMemory, Side, nearest_memories
 from memlens.web.pages.collections import kept_notes
-from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, IndexRoute, LiveRoute, Name, Viewer, page
-from memlens.web.served_index import ServedIndex
+from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, Name, Viewer, page, run_model
+from memlens.web.workbench import ServedIndex
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
-_TOKENS = 8
+router = APIRouter(tags=["memory"])
+
+TOKENS_SHOWN = 15
+_FIRST_TRIGGERS = 10  # the others are folded
+_FIRST_TOKENS = {"up": 10, "down": 5}  # of a value; the others are folded
+_EXPERT_TOKENS, _EXPERT_PREFIXES = 40, 20
+_SILENCE_TOKENS = 8
+_WIDTH, _HEIGHT = 320.0, 72.0  # of the histogram
+End = Literal["top", "bottom"]
+ExpertName = Annotated[
+    str, Path(description="An expert: layer and number from 0, like L3E5, or L3S0 for a shared expert.", max_length=30)
+]
 
 
-def silence(model: MemoryModel, name: MemoryId, prompt: str, change: str) -> InterventionEffect:
-    """`change` is what follows the `=` in `memlens trace --set`: 0 silences, 3.5 sets, x2 scales. Last layer only."""
-    from memlens.tracer.intervene import intervene
-
-    effect = intervene(model, prompt, f"{name}={change}", top=_TOKENS)
-    last = len(model.layers) - 1
-    return replace(effect, before=with_layers(effect.before, last), after=with_layers(effect.after, last))
+# The model
 
 
-def refuse_long_prompt(model: MemoryModel, prompt: str, most: int) -> None:
+def check_prompt_length(model: MemoryModel, prompt: str, limit: int) -> None:
+    """Raise SettingError if the prompt has more than `limit` tokens."""
     from memlens.tracer.prompt import read_prompt
 
     count = len(read_prompt(model, prompt).tokens)
-    if count > most:
-        raise SettingError(f"the prompt has {count} tokens; {most} are the most that is answered here, so shorten it")
+    if count > limit:
+        raise SettingError(f"the prompt has {count} tokens, but at most {limit} are allowed; shorten it")
 
 
-def with_layers(trace: Trace, *layers: int) -> Trace:
-    """The trace with some of its layers only, so that an answer is short."""
+def silence(model: MemoryModel, name: MemoryId, prompt: str, change: str) -> InterventionEffect:
+    """Return the effect of changing one memory, with the last layer only.
+
+    `change` is what follows the `=` in `memlens trace --set`: 0 silences, 3.5 sets, x2 scales.
+    """
+    from memlens.tracer.intervene import intervene
+
+    effect = intervene(model, prompt, f"{name}={change}", top=_SILENCE_TOKENS)
+    last = len(model.layers) - 1
+    return replace(effect, before=select_layers(effect.before, last), after=select_layers(effect.after, last))
+
+
+def select_layers(trace: Trace, *layers: int) -> Trace:
+    """Return the trace with only these layers."""
     return replace(trace, layers=tuple(trace.layers[layer] for layer in sorted(set(layers))))
 
 
-router = APIRouter(tags=["memory"], route_class=IndexRoute)
-live = APIRouter(tags=["memory"], route_class=LiveRoute)
-
-TOKENS_SHOWN = 15
-_FIRST = 10  # triggers; the others are folded away
-_PROMOTED, _DEMOTED = 10, 5  # tokens of a value; the others are folded away
-_WIDTH, _HEIGHT = 320.0, 72.0  # of the histogram
-End = Literal["top", "bottom"]
-
-
 class CoefficientChange(BaseModel):
-    """The coefficient to set, and the text after which to predict."""
+    """A prompt and the new coefficient of the memory."""
 
     prompt: str = Field(min_length=1, max_length=4000)
     change: str = Field(default="0", max_length=30, description="0 silences, 3.5 sets, x2 scales.")
 
 
+# A memory
+
+
 @dataclass(frozen=True)
 class LabelledMemory(MemoryRecord):
-    """Everything that the index says of one memory, and what people say of it."""
+    """Everything in the index about one memory, and the labels of people."""
 
     labels: tuple[Label, ...]
-    unfinished: str | None  # who looks, if they still label and so see only their own labels
+    unfinished: str | None  # the viewer, if they have not finished labeling and so see only their own labels
 
 
 def read_labelled_memory(
     index: ServedIndex, name: str | MemoryId, viewer: str | None, ends: tuple[str, ...] = ENDS
 ) -> LabelledMemory:
-    """Refused if the index has no such memory. The viewer is the annotator who looks, if it is one."""
+    """Return a memory with the labels that this viewer may see. The viewer is an annotator's name or None.
+
+    Raises:
+        UnknownName: The index has no such memory.
+    """
     record = read_memory(index, name, ends)
-    labels, may_see_all = _labels(index, viewer)
-    of_memory = tuple(label for label in labels if label.memory == record.name)
-    return LabelledMemory(**vars(record), labels=of_memory, unfinished=None if may_see_all else viewer)
 
-
-def _labels(index: ServedIndex, viewer: str | None) -> tuple[list[Label], bool]:
-    """The labels this viewer may see, and whether these are all of those who have finished. Never makes the file."""
-
-    def read() -> tuple[list[Label], bool]:
+    def read_labels() -> tuple[list[Label], bool]:
         with Annotations(index) as notes:
             return notes.labels(viewer), viewer is None or viewer in notes.annotators(finished=True)
 
-    mark = history_mark(index, LABELS)
-    return ([], True) if mark is None else index.remember((), ("labels", mark, viewer), read)
+    mark = history_mark(index, LABELS)  # None if there is no file; reading must not create it
+    no_labels: tuple[list[Label], bool] = ([], True)
+    labels, sees_all = no_labels if mark is None else index.remember(("labels", viewer), read_labels, mark)
+    of_memory = tuple(label for label in labels if label.memory == record.name)
+    return LabelledMemory(**vars(record), labels=of_memory, unfinished=None if sees_all else viewer)
 
 
 @router.get("/m/{name}", response_class=HTMLResponse, include_in_schema=False)
@@ -123,7 +139,7 @@ def memory_page(
     context: Annotated[int | None, Query(ge=0, le=100_000, description="The rank of a trigger.")] = None,
 ) -> Response:
     memory = bench.index.check(name)
-    if name != str(memory):  # L3D51, l3n51: one address for one memory
+    if name != str(memory):  # L3D51 and l3n51 redirect to one address
         return RedirectResponse(f"/m/{memory}" + (f"?{request.url.query}" if request.url.query else ""), 308)
     view = read_labelled_memory(bench.index, memory, viewer, (end,))
     related_memories = read_related(bench, str(memory)) if related == "yes" else None
@@ -135,7 +151,7 @@ def memory_page(
 
 
 def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[str, Any]:
-    """The variables of memory.html for one end of a memory, but for its related memories."""
+    """Return the variables of memory.html that a static site has as well."""
     return {
         "view": view,
         "end": end,
@@ -143,82 +159,87 @@ def memory_content(index: ServedIndex, view: LabelledMemory, end: str) -> dict[s
         "has_bottom": has_bottom(index),
         "strongest": max((abs(trigger.coefficient) for trigger in view.triggers[end]), default=0.0),
         "shown": TOKENS_SHOWN,
-        "first": _FIRST,
-        "first_tokens": {"up": _PROMOTED, "down": _DEMOTED},
+        "first": _FIRST_TRIGGERS,
+        "first_tokens": _FIRST_TOKENS,
         "axis": None if view.value is None else score_axis(view.value),
         "histogram": draw_histogram(view.histogram, view.histogram_edges),
-        "neighbours": _neighbours(index, view.name),
+        "neighbours": _find_neighbors(index, view.name),
     }
 
 
 @router.get("/api/memories/{name}", responses=PROBLEMS)
 def read_one_memory(bench: Bench, viewer: Viewer, name: Name) -> LabelledMemory:
-    """Everything the index knows of one memory."""
+    """Return everything in the index about one memory."""
     return read_labelled_memory(bench.index, name, viewer)
 
 
 @router.get("/api/memories/{name}/related", responses=PROBLEMS)
 def read_related(bench: Bench, name: Name, limit: Annotated[int, Query(ge=1, le=100)] = 12) -> list[RelatedMemory]:
-    """Memories with the same triggers, patterns or promoted tokens, the most alike first."""
+    """List memories with the same triggers, patterns or promoted tokens, most similar first."""
     return related_memories(bench.index, name, limit)
 
 
-@live.get("/api/memories/{name}/nearest", responses=LIVE_PROBLEMS)
-def read_nearest(
-    bench: Bench, name: Name, by: Side = "value", limit: Annotated[int, Query(ge=1, le=100)] = 12
+@router.get("/api/memories/{name}/nearest", responses=LIVE_PROBLEMS)
+async def read_nearest(
+    request: Request, bench: Bench, name: Name, by: Side = "value", limit: Annotated[int, Query(ge=1, le=100)] = 12
 ) -> list[NearMemory]:
-    """Memories by the cosine of their values, or of their keys. Needs the model."""
+    """List memories by the cosine of their values or keys. Needs the model."""
     memory = bench.index.check(name)
-    with bench.model() as model:
+
+    def find(model: MemoryModel) -> list[NearMemory]:
         key = ("nearest", memory, by, limit)
         return bench.kept.answer(key, lambda: nearest_memories(bench.index, model, memory, by, limit))
+
+    return await run_model(request, bench, find)
 
 
 @router.get("/api/sentences/{sentence}", responses=PROBLEMS)
 def read_sentence(
     bench: Bench,
     sentence: Annotated[int, Path(ge=0, le=1 << 62)],
-    around: Annotated[int, Query(ge=0, le=20, description="Sentences on each side.")] = 2,
+    around: Annotated[int, Query(ge=0, le=20, description="Sentences before and after it.")] = 2,
 ) -> SentenceContext:
-    """A sentence of the corpus, where it comes from, and what stands before and after it there."""
+    """Return a sentence of the corpus, its source, and the sentences before and after it."""
     return read_context(bench.index, sentence, around)
 
 
-@live.get("/api/memories/{name}/coefficients", responses=LIVE_PROBLEMS)
-def read_coefficients(bench: Bench, name: Name, end: End = "top") -> list[TriggerCoefficients]:
-    """The memory's coefficient at every token of its triggers, computed now. Needs the model."""
+@router.get("/api/memories/{name}/coefficients", responses=LIVE_PROBLEMS)
+async def read_coefficients(request: Request, bench: Bench, name: Name, end: End = "top") -> list[TriggerCoefficients]:
+    """Compute the memory's coefficient at every token of its triggers. Needs the model."""
     memory = bench.index.check(name)
-    with bench.model() as model:
-        return shade_triggers(bench.index, model, memory, end)
+    return await run_model(request, bench, lambda model: shade_triggers(bench.index, model, memory, end))
 
 
-@live.get("/api/memories/{name}/on", responses=LIVE_PROBLEMS)
-def read_coefficients_on(
-    bench: Bench, name: Name, text: Annotated[str, Query(min_length=1, max_length=4000)]
+@router.get("/api/memories/{name}/on", responses=LIVE_PROBLEMS)
+async def read_coefficients_on(
+    request: Request, bench: Bench, name: Name, text: Annotated[str, Query(min_length=1, max_length=4000)]
 ) -> TextCoefficients:
-    """The memory's coefficient at every token of a text. Needs the model."""
-    from memlens.tracer.firing import coefficients_on
-
+    """Compute the memory's coefficient at every token of a text. Needs the model."""
     memory = bench.index.check(name)
-    with bench.model() as model:
-        refuse_long_prompt(model, text, bench.live.prompt_tokens)
+
+    def compute(model: MemoryModel) -> TextCoefficients:
+        from memlens.tracer.firing import coefficients_on
+
+        check_prompt_length(model, text, bench.live.prompt_tokens)
         return coefficients_on(model, memory, text)
 
+    return await run_model(request, bench, compute)
 
-@live.post("/api/memories/{name}/silence", responses=LIVE_PROBLEMS)
-def silence_memory(bench: Bench, name: Name, change: CoefficientChange) -> InterventionEffect:
-    """The model's predictions after a prompt with and without the memory. Needs the model; changes nothing."""
+
+@router.post("/api/memories/{name}/silence", responses=LIVE_PROBLEMS)
+async def silence_memory(request: Request, bench: Bench, name: Name, change: CoefficientChange) -> InterventionEffect:
+    """Compare the predictions after a prompt with and without the memory. Needs the model."""
     memory = bench.index.check(name)
-    with bench.model() as model:
-        refuse_long_prompt(model, change.prompt, bench.live.prompt_tokens)
+
+    def compute(model: MemoryModel) -> InterventionEffect:
+        check_prompt_length(model, change.prompt, bench.live.prompt_tokens)
         return silence(model, memory, change.prompt, change.change)
 
+    return await run_model(request, bench, compute)
 
-router.include_router(live)
 
-
-def _neighbours(index: ServedIndex, memory: MemoryId) -> tuple[MemoryId | None, MemoryId | None]:
-    """The memory before and after in the index's order, over the edges of layers."""
+def _find_neighbors(index: ServedIndex, memory: MemoryId) -> tuple[MemoryId | None, MemoryId | None]:
+    """Return the memories before and after this one, across layers."""
     place, number, name = index.layers.index(memory.layer), index.names.number(memory), index.names.name
     before = after = None
     if number > 0:
@@ -234,13 +255,18 @@ def _neighbours(index: ServedIndex, memory: MemoryId) -> tuple[MemoryId | None, 
 
 
 def has_bottom(index: ServedIndex) -> bool:
-    """Did the scan keep the most negative triggers of any memory?"""
+    """Return True if the scan kept the most negative triggers."""
     query = "SELECT 1 AS one FROM {triggers} WHERE \"end\" = 'bottom' LIMIT 1"
-    return index.remember(("triggers",), ("has bottom",), lambda: bool(index.sql(query)))
+    return index.remember("has bottom", lambda: bool(index.sql(query)))
+
+
+# Charts
 
 
 @dataclass(frozen=True)
 class Bar:
+    """One bar of a histogram, in SVG units."""
+
     x: float
     y: float
     width: float
@@ -250,26 +276,26 @@ class Bar:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Bars by bin; bins double in width outwards, so equal bars on the screen are no equal ranges."""
+    """Bars of equal width for bins that double in width outwards."""
 
     width: float
     height: float
     bars: list[Bar]
-    marks: list[tuple[float, str]]  # where, and which coefficient
+    marks: list[tuple[float, str]]  # x and coefficient
 
 
 def draw_histogram(counts: Sequence[int], edges: Sequence[float]) -> Histogram | None:
-    """The filled part; None without a sample. Heights are square roots: rare bins are the interesting ones."""
+    """Draw the filled bins, or return None if there are none. Heights are square roots, so that rare bins are seen."""
     filled = [number for number, count in enumerate(counts) if count]
     if not filled or len(counts) != len(edges) + 1:
         return None
     first, last = filled[0], filled[-1]
     width = _WIDTH / (last - first + 1)
-    most, total = max(counts), sum(counts)
+    highest, total = max(counts), sum(counts)
     bars = []
     for place, number in enumerate(range(first, last + 1)):
-        height = _HEIGHT * (counts[number] / most) ** 0.5
-        title = f"{_range(number, edges)}: {counts[number]:,} of {total:,}"
+        height = _HEIGHT * (counts[number] / highest) ** 0.5
+        title = f"{_describe_bin(number, edges)}: {counts[number]:,} of {total:,}"
         bars.append(Bar(place * width, _HEIGHT - height, max(width - 1.5, 0.5), height, title))
     inner = [(place + 1, edges[number]) for place, number in enumerate(range(first, last))]
     step = max(1, -(-len(inner) // 6))
@@ -277,21 +303,29 @@ def draw_histogram(counts: Sequence[int], edges: Sequence[float]) -> Histogram |
     return Histogram(_WIDTH, _HEIGHT, bars, marks)
 
 
+def _describe_bin(number: int, edges: Sequence[float]) -> str:
+    if number == 0:
+        return f"below {edge(edges[0])}"
+    if number == len(edges):
+        return f"{edge(edges[-1])} and above"
+    return f"{edge(edges[number - 1])} to {edge(edges[number])}"
+
+
 @dataclass(frozen=True)
 class ScoreAxis:
-    """The scores of a value on one line: its lowest and highest token, 0 between them, and how many are where."""
+    """The axis of a value's scores, from the lowest to the highest token, with the histogram if there is one."""
 
     low: float
     high: float
-    bars: tuple[Bar, ...]  # of the histogram; none where the index has none
+    bars: tuple[Bar, ...]
 
     def share(self, score: float) -> float:
-        """The place of a score on the axis, from 0 to 100."""
+        """Return the position of a score on the axis, from 0 to 100."""
         return 100 * (min(max(score, self.low), self.high) - self.low) / (self.high - self.low)
 
 
 def score_axis(value: MemoryValue) -> ScoreAxis | None:
-    """None where all tokens have one score. Heights are square roots: the few tokens at the ends are what counts."""
+    """Return the axis, or None if all tokens have the same score. Heights are square roots, to show the extremes."""
     scores = [
         token.score for token in (*value.promotes, *value.demotes) if token.score is not None and isfinite(token.score)
     ]
@@ -299,21 +333,46 @@ def score_axis(value: MemoryValue) -> ScoreAxis | None:
     if not scores or axis.low == axis.high:
         return None
     if not value.histogram or not all(isfinite(end[0].score or 0.0) for end in (value.promotes, value.demotes)):
-        return axis  # an end so improbable that its p is 0 in the table says nothing of edges
+        return axis  # if p of an extreme token is 0 in the table, the edges of the bins are not known
     low, step = min(scores), (max(scores) - min(scores)) / len(value.histogram)
-    most, total, bars = max(value.histogram), sum(value.histogram), []
+    highest, total, bars = max(value.histogram), sum(value.histogram), []
     for number, count in enumerate(value.histogram):
         first, last = (low + step * place for place in (number, number + 1))
         left, right = (_WIDTH * axis.share(at) / 100 for at in (first, last))
-        height = _HEIGHT * (count / most) ** 0.5
+        height = _HEIGHT * (count / highest) ** 0.5
         title = f"{first:.2f} to {last:.2f}: {count:,} of {total:,} tokens".replace("-", "−")
         bars.append(Bar(left, _HEIGHT - height, max(right - left - 0.8, 0.4), height, title))
     return replace(axis, bars=tuple(bars))
 
 
-def _range(number: int, edges: Sequence[float]) -> str:
-    if number == 0:
-        return f"below {edge(edges[0])}"
-    if number == len(edges):
-        return f"{edge(edges[-1])} and above"
-    return f"{edge(edges[number - 1])} to {edge(edges[number])}"
+# An expert of a mixture
+
+
+@router.get("/e/{name}", response_class=HTMLResponse, include_in_schema=False)
+def expert_page(request: Request, bench: Bench, name: ExpertName) -> Response:
+    expert = find_expert(bench.index, name)
+    if name != str(expert):
+        return RedirectResponse(f"/e/{expert}", 308)
+    groups = bench.index.names.layers[expert.layer]
+    count = sum(group.count for group in groups if group.kind == expert.kind)
+    numbers = [number for number in (expert.expert - 1, expert.expert + 1) if 0 <= number < count]
+    return page(
+        request,
+        "expert.html",
+        view=read_expert(bench.index, expert),
+        neighbours=[ExpertId(expert.layer, expert.kind, number) for number in numbers],
+        tokens_shown=_EXPERT_TOKENS,
+        prefixes_shown=_EXPERT_PREFIXES,
+    )
+
+
+@router.get("/api/experts", responses=PROBLEMS)
+def read_all_routing(bench: Bench) -> list[LayerRouting]:
+    """Return how the router of each layer uses its experts. Empty for a model without experts."""
+    return read_routing(bench.index)
+
+
+@router.get("/api/experts/{name}", responses=PROBLEMS)
+def read_one_expert(bench: Bench, name: ExpertName) -> ExpertRecord:
+    """Return everything in the index about one expert."""
+    return read_expert(bench.index, name)

@@ -1,4 +1,4 @@
-"""The overview page: the model as a map, its layers as a table, the experiments' charts, memories that never fire."""
+"""The page Overview: the map, the table of layers, the charts of the experiments, and memories that never fire."""
 
 from secrets import randbelow
 from threading import Lock
@@ -14,46 +14,50 @@ from memlens.index.format import EXPERIMENTS, REPORT
 from memlens.index.memory import read_routing, read_summaries
 from memlens.reports.report import WORKBENCH, with_links
 from memlens.reports.sections import Section, Tables, make_sections
-from memlens.web.memory_map import MemoryMap, draw_map, likeness, measures, sorts
+from memlens.web.memory_map import (
+    LayerStatistics,
+    MemoryMap,
+    draw_map,
+    list_measures,
+    list_sorts,
+    read_layers,
+    read_similarity_orders,
+    read_statistics,
+)
 from memlens.web.pages.collections import names_beside
-from memlens.web.rendering import PROBLEMS, Bench, IndexRoute, page
-from memlens.web.served_index import TABLES, LayerStatistics, ServedIndex, read_layers, read_statistics
-from memlens.web.workbench import Workbench
+from memlens.web.rendering import PROBLEMS, Bench, page
+from memlens.web.workbench import ServedIndex, Workbench
 
-_DRAWING = Lock()  # several pages may ask at once; one draws
+router = APIRouter(tags=["overview"])
+_CHARTS_LOCK = Lock()  # several pages may ask at once; one draws
 
 
-def experiment_tables(index: ServedIndex) -> list[str]:
-    """The experiments that were run, by the names of their tables."""
-    names = sorted(name.removesuffix(".parquet") for name in index.manifest.files if name.startswith(EXPERIMENTS))
-    return [name for name in names if index.has(name)]
+def list_experiment_tables(index: ServedIndex) -> list[str]:
+    """Return the names of the tables of experiments that were run."""
+    return sorted(name.removesuffix(".parquet") for name in index.manifest.files if name.startswith(EXPERIMENTS))
 
 
 def read_charts(index: ServedIndex) -> list[Section]:
-    """Every experiment that was run; none costs nothing."""
-    tables = experiment_tables(index)
-    if not tables:
+    """Return a section with charts for every experiment that was run. They are drawn once."""
+
+    def draw() -> list[Section]:
+        return [section for section in make_sections(Tables(index)) if section.is_present and section.charts]
+
+    if not list_experiment_tables(index):
         return []
-    with _DRAWING:
-        return index.remember([*tables, "patterns"], ("charts",), lambda: _draw(index))
-
-
-def _draw(index: ServedIndex) -> list[Section]:
-    return [section for section in make_sections(Tables(index)) if section.is_present and section.charts]
-
-
-router = APIRouter(tags=["overview"], route_class=IndexRoute)
+    with _CHARTS_LOCK:
+        return index.remember("charts", draw)
 
 
 class Status(BaseModel):
-    """Is the model there?"""
+    """The state of the model."""
 
     status: Literal["none", "loading", "ready", "failed"]
     text: str
 
 
 class Counts(BaseModel):
-    """The index in a few numbers."""
+    """Model, memories and corpus in numbers."""
 
     model: str
     family: str | None
@@ -68,7 +72,7 @@ class Counts(BaseModel):
 
 
 class Brief(BaseModel):
-    """A memory in one line."""
+    """One memory in one line."""
 
     name: str
     value: float | None
@@ -85,69 +89,69 @@ def overview_page(
 
 
 def overview_content(bench: Workbench, by: str = "max", sort: str = "place") -> dict[str, Any]:
-    """The variables of overview.html, but for the tables of the experiments."""
+    """Return the variables of overview.html that a static site has as well."""
     index = bench.index
-    known_measures, orders = measures(read_statistics(index)), sorts(read_statistics(index))
+    measures, sorts = list_measures(read_statistics(index)), list_sorts(read_statistics(index))
     return {
         "counts": read_counts(bench),
         "layers": read_layers(index),
-        "measures": known_measures,
-        "by": by if any(by == measure.name for measure in known_measures) else known_measures[0].name,
-        "sorts": orders,
-        "sort": sort if any(sort == order.name for order in orders) else orders[0].name,
-        "missing": _missing(index),
+        "measures": measures,
+        "by": by if any(by == measure.name for measure in measures) else measures[0].name,
+        "sorts": sorts,
+        "sort": sort if sort in sorts else "place",
+        "missing": _list_missing(bench),
         "worth": worth_reading(index),
-        "has_experiments": bool(experiment_tables(index)),
+        "has_experiments": bool(list_experiment_tables(index)),
         "has_report": (index.folder / REPORT).is_file(),
     }
 
 
 @router.get("/random", include_in_schema=False)
 def random_memory(bench: Bench) -> RedirectResponse:
-    """Any memory that fires."""
+    """Redirect to a random memory that fires."""
     statistics = read_statistics(bench.index)
-    alive = np.flatnonzero(statistics.categories["dead"] == 0)
-    row = int(alive[randbelow(len(alive))]) if len(alive) else 0
+    active = np.flatnonzero(statistics.categories["dead"] == 0)
+    row = int(active[randbelow(len(active))]) if len(active) else 0
     layer = int(np.searchsorted(statistics.starts, row, "right")) - 1
     name = bench.index.names.name(statistics.layers[layer], row - int(statistics.starts[layer]))
     return RedirectResponse(f"/m/{name}", 303, headers={"cache-control": "no-store"})
 
 
-# A report is one file with its scripts in it, and may be anybody's: it runs as a page of nowhere and asks nothing.
+# A report contains its own scripts and may come from someone else: it runs in a sandbox and cannot send requests.
 _REPORT_HEADERS = {
     "content-security-policy": (
         "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; "
         "style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "cross-origin-opener-policy": "unsafe-none",  # HTML forbids any other beside a sandbox
+    "cross-origin-opener-policy": "unsafe-none",  # required with a sandbox
 }
 
 
 @router.get("/report", include_in_schema=False)
 def report_page(bench: Bench) -> Response:
-    """The report of the index, if it was made."""
+    """Return the report of the index, if there is one."""
     path = bench.index.folder / REPORT
     if not path.is_file():
-        raise UnknownName("there is no report of this index yet; make it with `memlens report INDEX`")
+        raise UnknownName(f"this index has no report yet; write one with `memlens report {bench.folder}`")
     text = with_links(path.read_text(encoding="utf-8", errors="replace"), WORKBENCH)
     return Response(text, media_type="text/html", headers=_REPORT_HEADERS)
 
 
 @router.get("/api/worth-reading")
 def read_worth_reading(bench: Bench) -> list[Brief]:
-    """Memories to begin with; `value` is the share of triggers that have one of its patterns."""
+    """List memories to read first. `value` is the share of triggers that have one of the memory's patterns."""
     return worth_reading(bench.index)
 
 
 @router.get("/api/status")
 def read_status(bench: Bench) -> Status:
-    """The state of the model's loading, also in words."""
+    """Return whether the model is loaded, also as a sentence."""
     return Status.model_validate({"status": bench.status, "text": bench.status_text})
 
 
 @router.get("/api/counts")
 def read_counts(bench: Bench) -> Counts:
-    """The index in a few numbers: model, memories, sentences, tokens, prefixes."""
+    """Return the size of the model, the index and the corpus."""
     model, counts = bench.index.manifest.model, bench.index.manifest.counts
     layers = read_layers(bench.index)
     return Counts(
@@ -166,7 +170,7 @@ def read_counts(bench: Bench) -> Counts:
 
 @router.get("/api/layers")
 def read_layer_table(bench: Bench) -> list[LayerStatistics]:
-    """Every layer in a few numbers."""
+    """Return the statistics of every layer."""
     return read_layers(bench.index)
 
 
@@ -174,23 +178,23 @@ def read_layer_table(bench: Bench) -> list[LayerStatistics]:
 def read_map(
     bench: Bench,
     by: Annotated[str, Query(max_length=30)] = "max",
-    room: Annotated[int, Query(ge=1, le=65536, description="Cells that fit into one layer.")] = 4096,
+    room: Annotated[int, Query(ge=1, le=65536, description="Number of cells per layer.")] = 4096,
     sort: Annotated[
         str, Query(max_length=30, description="The order in a layer: place, level, class, role, likeness.")
     ] = "place",
 ) -> MemoryMap:
-    """All memories by one statistic, a byte each, sorted in each layer; several to a cell where there is no room."""
+    """Return all memories by one statistic, one byte each. If they do not fit, a cell holds several memories."""
     index = bench.index
 
     def draw() -> MemoryMap:
-        return draw_map(read_statistics(index), by, room, sort, lambda: likeness(index))
+        return draw_map(read_statistics(index), by, room, sort, lambda: read_similarity_orders(index))
 
-    return index.remember((*TABLES, "triggers"), ("map", by, room, sort), draw)
+    return index.remember(("map", by, room, sort), draw)
 
 
 @router.get("/api/brief/{name}", responses=PROBLEMS)
 def read_brief(bench: Bench, name: str, by: Annotated[str, Query(max_length=30)] = "max") -> Brief:
-    """One memory in one line, with its exact number."""
+    """Return one memory in one line, with the exact value of a statistic."""
     memory = bench.index.check(name)
     statistics = read_statistics(bench.index)
     column = statistics.numbers.get(by)
@@ -204,7 +208,7 @@ def read_brief(bench: Bench, name: str, by: Annotated[str, Query(max_length=30)]
 
 @router.get("/api/charts")
 def read_experiment_charts(bench: Bench) -> list[Section]:
-    """The charts of all experiments that were run; the first time this takes some seconds."""
+    """Return the charts of all experiments that were run. The first time this takes some seconds."""
     return read_charts(bench.index)
 
 
@@ -224,18 +228,20 @@ SELECT layer, memory, name, share FROM best WHERE place = 1 ORDER BY worth DESC,
 
 
 def worth_reading(index: ServedIndex, count: int = 6) -> list[Brief]:
-    """One of a layer: its triggers share a subject, or its value promotes what follows them; the best first."""
+    """Return the best memory of each layer: triggers with a common topic, or a value that promotes what follows."""
     if not (index.has("names") and index.has("patterns")):
         return []
-    rows = index.remember(("names", "patterns"), ("worth reading", count), lambda: index.sql(_WORTH, [count]))
-    named = [(str(index.names.name(row["layer"], row["memory"])), row) for row in rows]
-    return [Brief(name=name, value=row["share"], summary=row["name"]) for name, row in named]
+    rows = index.remember(("worth reading", count), lambda: index.sql(_WORTH, [count]))
+    return [
+        Brief(name=str(index.names.name(row["layer"], row["memory"])), value=row["share"], summary=row["name"])
+        for row in rows
+    ]
 
 
-def _missing(index: ServedIndex) -> list[tuple[str, str]]:
-    """Tables that the index lacks, each with the command that makes it."""
-    stages = (("values", "what every memory promotes"), ("patterns", "what triggers have in common"))
-    missing = [(f"memlens {table} INDEX", what) for table, what in stages if not index.has(table)]
-    if not experiment_tables(index):
-        missing.append(("memlens experiment INDEX all", "the paper’s experiments"))
+def _list_missing(bench: Workbench) -> list[tuple[str, str]]:
+    """Return (command, what it adds) for every stage that was not run."""
+    stages = (("values", "what each memory promotes"), ("patterns", "what triggers have in common"))
+    missing = [(f"memlens {table} {bench.folder}", what) for table, what in stages if not bench.index.has(table)]
+    if not list_experiment_tables(bench.index):
+        missing.append((f"memlens experiment {bench.folder} all", "the paper’s experiments"))
     return missing

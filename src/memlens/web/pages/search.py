@@ -1,12 +1,15 @@
-"""The search page: memories by what triggers them, what they promote, what their triggers share, or their name.
+"""The page Search: memories by trigger, promoted token, pattern or name, or by a text that they fire on.
 
-Everything is found by memlens.index.search, as `memlens search` finds it.
+The results are those of `memlens search`.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import StringConstraints
 
@@ -28,20 +31,23 @@ from memlens.memory import ROLES, ExpertId, MemoryId
 from memlens.settings import parse_layers
 from memlens.text import cell, probability, signed
 from memlens.tracer.result import FiringHit, FiringOrder, FiringResult
+from memlens.web.memory_map import read_statistics
 from memlens.web.pages.collections import names_beside
-from memlens.web.pages.memory import refuse_long_prompt
-from memlens.web.rendering import LIVE_PROBLEMS, MODEL_PROBLEMS, Bench, LiveRoute, page, status_of
-from memlens.web.served_index import ServedIndex, read_statistics
-from memlens.web.workbench import Workbench, trigger_text
+from memlens.web.pages.memory import check_prompt_length
+from memlens.web.rendering import LIVE_PROBLEMS, MODEL_PROBLEMS, Bench, page, run_model, status_of
+from memlens.web.workbench import ServedIndex, Workbench, trigger_text
 
-router = APIRouter(tags=["search"], route_class=LiveRoute)
+if TYPE_CHECKING:
+    from memlens.models.memory_model import MemoryModel
 
-_WORDS = {"max": "strongest", "frequency": "fires on", "mean": "mean", "max_p": "highest p"}
+router = APIRouter(tags=["search"])
+
+_STATISTICS = {"max": "strongest", "frequency": "fires on", "mean": "mean", "max_p": "highest p"}
 
 
 @dataclass(frozen=True)
 class SearchRequest:
-    """A search as the form of the page and the address write it; empty where a filter is not set."""
+    """A search as written in the form and the address. A filter that is not set is empty."""
 
     texts: tuple[str, ...]
     place: Place | Literal["fires"]
@@ -63,12 +69,12 @@ class SearchRequest:
 
     @property
     def further(self) -> tuple[str, ...]:
-        """The fields of the form after the first; in values the last one is empty, for another token."""
+        """The texts after the first. For values there is one more, empty, for another token."""
         return (*self.texts[1:], *([""] if self.texts and self.place == "values" else []))
 
     @property
     def query(self) -> SearchQuery:
-        """The same for the tables, of which none knows what fires; refused where its layers cannot be read."""
+        """The query on the tables. Raises SettingError if the layers are not valid."""
         return SearchQuery(
             self.texts,
             "triggers" if self.place == "fires" else self.place,
@@ -88,27 +94,28 @@ class SearchRequest:
 def read_asked(
     q: Annotated[
         tuple[Annotated[str, StringConstraints(max_length=1000)], ...],
-        Query(max_length=100, description="The text, words or name to look for; in values, one token or several."),
+        Query(max_length=100, description="The text, words or name to search for; in values, one or more tokens."),
     ] = (),
-    place: Annotated[Place | Literal["fires"], Query(alias="in", description="Where to look.")] = "triggers",
+    place: Annotated[Place | Literal["fires"], Query(alias="in", description="What to search in.")] = "triggers",
     layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
     kind: Annotated[
         Literal["", "none", "shallow", "semantic", "both"],
-        Query(alias="class", description="What kind of pattern its triggers share."),
+        Query(alias="class", description="The kind of pattern that the triggers share."),
     ] = "",
     agreement: Annotated[
-        Literal["", "yes", "no"], Query(description="Does its value promote what follows its top trigger?")
+        Literal["", "yes", "no"],
+        Query(description="Whether the value promotes the token that follows the top trigger."),
     ] = "",
-    role: Annotated[str, Query(max_length=100, description="What it is for, as `memlens roles` says.")] = "",
-    order: Annotated[Statistic, Query(description="By what to sort, where nothing is looked for.")] = "max",
+    role: Annotated[str, Query(max_length=100, description="A role found by `memlens roles`.")] = "",
+    order: Annotated[Statistic, Query(description="The sort order if there is no text.")] = "max",
     limit: Annotated[int, Query(ge=1, le=500)] = 20,
     ends: Annotated[bool, Query(description="In triggers: the prefix must end with the text.")] = False,
     ignore_case: Annotated[
-        bool | None, Query(description="In triggers; by default capitals matter only where the text has some.")
+        bool | None, Query(description="In triggers; by default case matters only if the text has capitals.")
     ] = None,
-    substring: Annotated[bool, Query(description="In values and patterns: whatever contains the text.")] = False,
-    bottom: Annotated[bool, Query(description="In values: memories that push the token down.")] = False,
-    by: Annotated[FiringOrder, Query(description="Of memories that fire on a text.")] = "relative",
+    substring: Annotated[bool, Query(description="In values and patterns: anything that contains the text.")] = False,
+    bottom: Annotated[bool, Query(description="In values: memories that demote the token.")] = False,
+    by: Annotated[FiringOrder, Query(description="The order of memories that fire on a text.")] = "relative",
 ) -> SearchRequest:
     texts = tuple(text for text in q if text)
     return SearchRequest(
@@ -120,50 +127,56 @@ Asked = Annotated[SearchRequest, Depends(read_asked)]
 
 
 @router.get("/search", response_class=HTMLResponse, include_in_schema=False)
-def search_page(request: Request, bench: Bench, asked: Asked) -> Response:
-    named = _named(bench.index, asked.q)
-    if named is not None and asked.place in ("triggers", "name"):
-        return RedirectResponse(f"/m/{named}" if isinstance(named, MemoryId) else f"/e/{named}", 303)
-    return _answer(request, bench, asked, "search.html")
+async def search_page(request: Request, bench: Bench, asked: Asked) -> Response:
+    name = _find_name(bench.index, asked.q)
+    if name is not None and asked.place in ("triggers", "name"):
+        return RedirectResponse(f"/m/{name}" if isinstance(name, MemoryId) else f"/e/{name}", 303)
+    return await _show_results(request, bench, asked, "search.html")
 
 
 @router.get("/search/results", response_class=HTMLResponse, include_in_schema=False)
-def search_results(request: Request, bench: Bench, asked: Asked) -> Response:
-    """The list alone, for a page that is open already."""
-    return _answer(request, bench, asked, "results.html")
+async def search_results(request: Request, bench: Bench, asked: Asked) -> Response:
+    """Return only the list of results, for a page that is already open."""
+    return await _show_results(request, bench, asked, "results.html")
 
 
 @router.get("/api/fires", responses=LIVE_PROBLEMS)
-def search_firing(
+async def search_firing(
+    request: Request,
     bench: Bench,
-    text: Annotated[str, Query(min_length=1, max_length=4000, description="The text that they fire on.")],
+    text: Annotated[str, Query(min_length=1, max_length=4000, description="The text that the memories fire on.")],
     order: Annotated[
-        FiringOrder, Query(description="By their own range, or by effect on what is predicted.")
+        FiringOrder, Query(description="By coefficient relative to the memory's range, or by effect on the prediction.")
     ] = "relative",
     layers: Annotated[str, Query(max_length=100, description="Layers like 0-5,11.")] = "",
     limit: Annotated[int, Query(ge=1, le=500)] = 20,
 ) -> FiringResult:
-    """Memories that fire on a text, the strongest in their own range first. Needs the model."""
-    from memlens.tracer.firing import firing_of
-    from memlens.tracer.prompt import read_prompt
-
-    chosen = parse_layers(layers) if layers.strip() else None
-    with bench.model() as model:
-        refuse_long_prompt(model, text, bench.live.prompt_tokens)
-        run = bench.kept.run(model, read_prompt(model, text))
-        return firing_of(run, bench.index, order, chosen, limit)
+    """List memories that fire on a text, those closest to their maximum first. Needs the model."""
+    return await run_model(request, bench, lambda model: _find_firing(bench, model, text, order, layers, limit))
 
 
 @router.get("/api/search", responses=MODEL_PROBLEMS)
 def search_memories(bench: Bench, asked: Asked) -> SearchResult:
-    """Memories that pass all filters, the best matches first."""
+    """List the memories that pass all filters, best matches first."""
     if asked.place == "fires":
-        raise SettingError("memories that fire on a text are found at /api/fires?text=")
+        raise SettingError("memories that fire on a text are listed at /api/fires?text=")
     return search(bench.index, asked.query, trigger_text(bench.index))
 
 
+def _find_firing(
+    bench: Workbench, model: MemoryModel, text: str, order: FiringOrder, layers: str, limit: int
+) -> FiringResult:
+    from memlens.tracer.firing import firing_of
+    from memlens.tracer.prompt import read_prompt
+
+    selected_layers = parse_layers(layers) if layers.strip() else None
+    check_prompt_length(model, text, bench.live.prompt_tokens)
+    run = bench.kept.run(model, read_prompt(model, text))
+    return firing_of(run, bench.index, order, selected_layers, limit)
+
+
 def search_content(index: ServedIndex, asked: SearchRequest) -> dict[str, Any]:
-    """The variables of search.html and results.html, but for the answer itself and the address of a longer one."""
+    """Return the variables of search.html and results.html, without the results."""
     statistics = read_statistics(index)
     return {
         "asked": asked,
@@ -177,40 +190,44 @@ def search_content(index: ServedIndex, asked: SearchRequest) -> dict[str, Any]:
     }
 
 
-def _answer(request: Request, bench: Workbench, asked: SearchRequest, template: str) -> HTMLResponse:
+async def _show_results(request: Request, bench: Workbench, asked: SearchRequest, template: str) -> HTMLResponse:
     longer = request.url.include_query_params(limit=min(500, 5 * asked.limit)).query
-    content = {**search_content(bench.index, asked), "more": f"/search?{longer}"}
+
+    def show(answer: SearchResult | FiringResult | None, problem: str | None = None, status: int = 200) -> HTMLResponse:
+        content = {**search_content(bench.index, asked), "more": f"/search?{longer}"}
+        return page(request, template, status, answer=answer, problem=problem, **content)
+
+    def show_firing(model: MemoryModel) -> HTMLResponse:
+        return show(_find_firing(bench, model, asked.q, asked.by, asked.layers, asked.limit))
+
     try:
-        return page(request, template, answer=_found(bench, asked), problem=None, **content)
+        if asked.place == "fires" and asked.q:
+            return await run_model(request, bench, show_firing)
+        # without a text, all memories are listed
+        return await run_in_threadpool(lambda: show(search(bench.index, asked.query, trigger_text(bench.index))))
     except MemlensError as error:
-        return page(request, template, status_of(error), answer=None, problem=str(error), **content)
-
-
-def _found(bench: Workbench, asked: SearchRequest) -> SearchResult | FiringResult:
-    if asked.place == "fires" and asked.q:
-        return search_firing(bench, asked.q, asked.by, asked.layers, asked.limit)
-    return search(bench.index, asked.query, trigger_text(bench.index))  # where nothing is written, all memories
+        return await run_in_threadpool(show, None, str(error), status_of(error))
 
 
 def reason(hit: MemoryHit) -> str:
-    """The reason why a memory was found, in a few words."""
+    """Return why a memory was found, in a few words."""
     if isinstance(hit, FiringHit):
         return f"{100 * hit.relative:.0f}% of its range, effect {signed(hit.effect)}"
     if isinstance(hit, TriggerHit):
         side = "" if hit.end == "top" else " most negative"
         return f"{hit.matches}{side} trigger{'' if hit.matches == 1 else 's'}"
     if isinstance(hit, ValueHit):
-        return f"place {hit.rank + 1:,}, p {probability(hit.p)}"
+        return f"rank {hit.rank + 1:,}, p {probability(hit.p)}"
     if isinstance(hit, PatternHit):
         return f"in {hit.prefixes} of its triggers"
     if isinstance(hit, StatisticHit):
         shown = (probability if hit.statistic in ("frequency", "max_p") else cell)(hit.number)
-        return f"{_WORDS[hit.statistic]} {shown}"
+        return f"{_STATISTICS[hit.statistic]} {shown}"
     return ""
 
 
-def _named(index: ServedIndex, text: str) -> MemoryId | ExpertId | None:
-    """The memory, or the expert, that a text is the whole name of, if there is one."""
+def _find_name(index: ServedIndex, text: str) -> MemoryId | ExpertId | None:
+    """Return the memory or expert with this name, or None."""
     try:
         return index.check(text) if ExpertId.find(text) is None else find_expert(index, text)
     except UnknownName:

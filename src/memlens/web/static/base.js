@@ -1,12 +1,12 @@
-// What every page has: how to ask the server, and whether the model is there yet.
-// A site of static files (`memlens site`) has no server: there memlensSite answers, and knows the names of its files.
+// Shared by all pages: requests to the server, the state of the model, keyboard shortcuts.
+// A static site (`memlens site`) has no server: memlensSite answers instead and knows the names of the files.
 
 const site = globalThis.memlensSite;
 
-/** An address of the workbench as it is to be used here. */
+/** Returns the address to use here for an address of the workbench. */
 export const here = (address) => (site ? site.local(address) : address);
 
-/** HTML of one of our own addresses, or null where the answer is something else. */
+/** Returns the HTML at an address of the workbench, or null if the answer is not HTML. */
 export async function askPage(address) {
   if (site) return site.askPage(address);
   const response = await fetch(address);
@@ -14,10 +14,10 @@ export async function askPage(address) {
   return response.headers.get("content-type")?.startsWith("text/html") ? text : null;
 }
 
-/** Runs a script of ours that is only needed now. */
+/** Loads a script on demand. */
 export const library = (name) => (site ? site.library(name) : import(`./${name}`));
 
-/** JSON from one of our own addresses; an answer that is no success becomes an Error with the server's line. */
+/** Returns the JSON at an address of the workbench. Throws an Error with the server's message. */
 export async function ask(address, options = {}) {
   if (site) return site.ask(address);
   const response = await fetch(address, { headers: { accept: "application/json" }, ...options });
@@ -26,17 +26,16 @@ export async function ask(address, options = {}) {
   return content;
 }
 
-/** The same for what changes something: a JSON body, and the secret that only our pages know. */
+/** Sends a JSON body and returns the JSON answer. */
 export function tell(address, body, method = "POST") {
-  const csrf = document.querySelector("meta[name=csrf]").content;
   return ask(address, {
     method,
-    headers: { accept: "application/json", "content-type": "application/json", "x-memlens-csrf": csrf },
+    headers: { accept: "application/json", "content-type": "application/json" },
     body: JSON.stringify(body),
   });
 }
 
-/** Calls `use` once it has not been called for a while. */
+/** Returns a function that calls `use` after a pause in calls. */
 export function debounced(use, milliseconds = 150) {
   let timer;
   return (...given) => {
@@ -45,7 +44,7 @@ export function debounced(use, milliseconds = 150) {
   };
 }
 
-/** Says something to people who listen to the page. */
+/** Announces a text to screen readers. */
 export function announce(text) {
   let region = document.getElementById("announcer");
   if (!region) {
@@ -56,7 +55,7 @@ export function announce(text) {
   region.textContent = text;
 }
 
-// A button .copy copies its data-copy (JSON, so that no odd character stands in a page), or the <code> before it; it is shown where the browser has a clipboard.
+// A button .copy copies its data-copy (as JSON), or the <code> before it. It is shown if the browser has a clipboard.
 if (navigator.clipboard) document.documentElement.classList.add("has-clipboard");
 document.addEventListener("click", async (event) => {
   const button = event.target.closest(".copy");
@@ -65,9 +64,21 @@ document.addEventListener("click", async (event) => {
   announce("copied");
 });
 
+// Shortcuts
+
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    (document.getElementById("q") ?? document.getElementById("find")).focus();
+  } else if (event.key === "?") {
+    document.getElementById("shortcuts").showModal();
+  }
+});
+
 const WORDS = { none: "no model", loading: "model loading", ready: "model ready", failed: "model failed" };
 
-/** Follows the model until it is there; pages that need it listen to "memlens:model" on the document. */
+/** Polls the state of the model until it is loaded. Pages that need it listen to "memlens:model" on the document. */
 async function followModel(shown) {
   while (shown.dataset.status === "loading") {
     await new Promise((done) => setTimeout(done, 1500));
@@ -77,7 +88,7 @@ async function followModel(shown) {
       shown.textContent = WORDS[status];
       shown.title = text;
     } catch {
-      return; // the server is gone; nothing to follow
+      return; // the server has stopped
     }
   }
   document.dispatchEvent(new CustomEvent("memlens:model", { detail: shown.dataset.status }));

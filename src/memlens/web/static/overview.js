@@ -126,8 +126,9 @@ const written = (value) => (map.percent ? `${(100 * value).toPrecision(3)}%` : v
 function valueOf(level) {
   if (level === NOTHING) return "not known";
   if (map.kinds.length) return map.kinds[level];
-  const share = level / (NOTHING - 1);
-  return `about ${written(map.scale === "log" ? map.low * (map.high / map.low) ** share : map.low + (map.high - map.low) * share)}`;
+  const at = (level / (NOTHING - 1)) * (map.quantiles.length - 1);
+  const low = Math.min(Math.floor(at), map.quantiles.length - 2);
+  return `about ${written(map.quantiles[low] + (map.quantiles[low + 1] - map.quantiles[low]) * (at - low))}`;
 }
 
 function say(name, value, summary) {
@@ -217,7 +218,8 @@ function showLegend() {
   }
   const ramp = Object.assign(document.createElement("span"), { className: "ramp" });
   ramp.style.background = `linear-gradient(90deg, ${[0, 1, 2, 3, 4].map((stop) => `var(--ramp-${stop})`).join(", ")})`;
-  legend.replaceChildren(written(map.low), ramp, `${written(map.high)}${map.scale === "log" ? ", log scale" : ""}`);
+  const middle = map.quantiles[(map.quantiles.length - 1) / 2];
+  legend.replaceChildren(written(map.quantiles[0]), ramp, written(map.quantiles.at(-1)), ` by rank; half are below ${written(middle)}`);
 }
 
 const ORDERS = {

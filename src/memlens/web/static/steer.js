@@ -87,7 +87,7 @@ function command(column) {
   const sets = editsOf(column).map((edit) => `--set ${quoted(edit)}`);
   const prompt = given.get("prompt");
   const words = [...sets, `--generate ${given.get("count") ?? 40}`, ...options];
-  return ["memlens trace INDEX", ...(prompt.startsWith("-") ? [...words, "--", quoted(prompt)] : [quoted(prompt), ...words])].join(" ");
+  return [`memlens trace ${form.dataset.folder}`, ...(prompt.startsWith("-") ? [...words, "--", quoted(prompt)] : [quoted(prompt), ...words])].join(" ");
 }
 
 // Texts that go on
