@@ -20,8 +20,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import memlens
-from memlens.experiments.layer_look import LayerLook, Unembedding
-from memlens.experiments.prefix_pass import chunk_rows, run_chunks, run_pass
+from memlens.experiments.prefix_pass import LayerReader, PrefixReader, Unembedding, run_pass
 from memlens.experiments.prefixes import Prefixes, SampledSentence
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import tiny_model, tiny_tokenizer
@@ -62,11 +61,11 @@ def compare(model: MemoryModel, prefixes: Prefixes, label: str) -> None:
     embedding = model.lens.embedding
     seconds = {"bare": 0.0, "look": 0.0, "body": 0.0}
     with torch.inference_mode(), thread_pool() as pool:
-        unembedding = Unembedding(model.lens, pool, torch.get_num_threads())
-        look = LayerLook(model, random_tops(model), unembedding)
-        chunks = run_chunks(model, prefixes, set(range(12)), chunk_rows(model, unembedding.rows))
+        layers = LayerReader(model, random_tops(model), Unembedding(model.lens))
+        reader = PrefixReader(prefixes, random_tops(model))
         began = time.process_time()
-        for _numbers, positions in chunks:
+        for chunk in range(reader.chunks(model)):
+            _, positions = reader.states(model, chunk)
             seconds["body"] += time.process_time() - began
             began = time.process_time()
             for layer in range(len(model.layers)):
@@ -74,7 +73,7 @@ def compare(model: MemoryModel, prefixes: Prefixes, label: str) -> None:
                     torch.nn.functional.linear(states, embedding)
             seconds["bare"] += time.process_time() - began
             began = time.process_time()
-            look.look(positions)
+            layers.read(positions, pool)
             seconds["look"] += time.process_time() - began
             began = time.process_time()
     fed = sum(int(prefixes.positions[prefixes.rows == row].max()) + 1 for row in range(len(prefixes.sentences)))

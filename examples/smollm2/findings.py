@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import memlens
-from memlens.experiments.verdicts import VERDICTS
+from memlens.experiments.experiment import VERDICTS
 from memlens.reports.findings import Insight, find_all
 from memlens.reports.sections import Tables
 

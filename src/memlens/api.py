@@ -148,7 +148,7 @@ def chart(index: Index | Source, experiment: str) -> Any:
     """The figure of an experiment as an Altair chart, its panels side by side; `index.chart(name)` is the same."""
     import altair as alt
 
-    from memlens.experiments.registry import EXPERIMENTS
+    from memlens.experiments.run import EXPERIMENTS
 
     if experiment not in EXPERIMENTS:
         raise UnknownName(f"there is no experiment '{experiment}'; known: {', '.join(EXPERIMENTS)}")

@@ -26,11 +26,9 @@ from memlens import api
 from memlens.corpus.sentences import corpus_fingerprint
 from memlens.errors import IndexFolderError, ModelNotFound, SettingError
 from memlens.experiments import prefix_pass
-from memlens.experiments.experiment import Experiment
+from memlens.experiments.experiment import APPEARS, VERDICTS, Experiment
 from memlens.experiments.prefixes import check_stop_words
-from memlens.experiments.registry import EXPERIMENTS as KNOWN, find_experiments
-from memlens.experiments.run import is_made
-from memlens.experiments.verdicts import APPEARS, VERDICTS
+from memlens.experiments.run import EXPERIMENTS as KNOWN, find_experiments, is_made
 from memlens.index.format import EXPERIMENTS, KEYS, NAMES, PATTERNS, ROUTERS, TOKENS, VALUES, Manifest, is_complete
 from memlens.index.reader import Index, open_index
 from memlens.models.load import load

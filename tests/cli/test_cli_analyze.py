@@ -10,7 +10,7 @@ from cli_helpers import Paths, Run, Stops, checksums, is_refused, outcomes, tabl
 
 import memlens
 from memlens import api, pipeline
-from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.run import EXPERIMENTS
 from memlens.pipeline import STAGES, Analysis
 
 OPTIONS: dict[str, Any] = {"top": 7, "tokens": 9, "sample": 30, "threads": 1}

@@ -14,7 +14,7 @@ import memlens
 from memlens import pipeline
 from memlens.cli import main
 from memlens.errors import SettingError
-from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.run import EXPERIMENTS
 from memlens.pipeline import STAGES, Demo, demo
 from memlens.settings import BUNDLED
 

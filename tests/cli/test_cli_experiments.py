@@ -8,8 +8,8 @@ import pytest
 from cli_helpers import Run, checksums, is_refused, tables
 
 import memlens
-from memlens.experiments.registry import EXPERIMENTS
-from memlens.experiments.verdicts import VERDICTS
+from memlens.experiments.experiment import VERDICTS
+from memlens.experiments.run import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.reports.sections import Tables, make_sections
 

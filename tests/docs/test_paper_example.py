@@ -10,7 +10,7 @@ from pathlib import Path
 from docs_pages import ROOT
 
 import memlens
-from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.run import EXPERIMENTS
 
 EXAMPLE, FIXTURE = ROOT / "examples" / "paper", ROOT / "tests" / "golden" / "fixture"
 CURVES = {

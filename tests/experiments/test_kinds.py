@@ -11,7 +11,7 @@ import torch
 
 import memlens
 from memlens.experiments.experiment import ModelShape
-from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.run import EXPERIMENTS
 from memlens.memory import KINDS
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import save_tiny

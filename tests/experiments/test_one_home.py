@@ -10,7 +10,7 @@ import pytest
 from toy_experiment import EXPERIMENT
 
 from memlens.cli import main
-from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.run import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.reports.report import make_report
 from memlens.web.pages.overview import read_charts
@@ -44,7 +44,7 @@ def test_a_new_experiment_is_listed_run_printed_reported_and_drawn(
 
 def test_looking_up_experiments_imports_nothing_heavy() -> None:
     code = (
-        "import sys, json, memlens.experiments.registry, memlens.experiments.run, memlens.cli.experiment;"
+        "import sys, json, memlens.experiments.run, memlens.experiments.run, memlens.cli.experiment;"
         "print(json.dumps([m for m in ('torch', 'numba', 'transformers', 'pandas', 'altair') if m in sys.modules]))"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

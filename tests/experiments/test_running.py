@@ -7,8 +7,7 @@ import pytest
 
 import memlens
 from memlens.errors import ModelError, SettingError
-from memlens.experiments.registry import EXPERIMENTS, find_experiments
-from memlens.experiments.run import is_made, run
+from memlens.experiments.run import EXPERIMENTS, find_experiments, is_made, run
 from memlens.testing import tiny_model, tiny_tokenizer
 
 SECTION4 = ("agreement", "rank", "predictive-values", "local-edits")

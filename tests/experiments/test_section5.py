@@ -9,7 +9,7 @@ import torch
 
 import memlens
 from memlens.errors import CorpusError, IndexFolderError, SettingError
-from memlens.experiments.prefix_pass import look_at_prefixes
+from memlens.experiments.prefix_pass import read_given_prefixes
 from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_validation, stop_targets, word_at
 from memlens.experiments.run import run
 from memlens.models.memory_model import MemoryModel
@@ -239,7 +239,7 @@ def test_given_prefixes_may_be_bos_alone(valued: Any) -> None:
         with pytest.raises(SettingError, match="position -1 of sentence 0 does not exist"):
             Prefixes.given([[5, 6]], [-1], bos)
         return
-    seen = look_at_prefixes(index, model, Prefixes.given([[5, 6], [7, 8, 9]], [-1, 2], bos))
+    seen = read_given_prefixes(index, model, Prefixes.given([[5, 6], [7, 8, 9]], [-1, 2], bos))
     for row, prefix in enumerate(([], [7, 8, 9])):
         states = naive_states(index, model, prefix)
         assert seen.prefixes.column("final_token")[row].as_py() == top(model, states[-1][3])
@@ -281,7 +281,7 @@ def test_shares_of_stop_words_and_short_prefixes_are_of_the_prefixes_with_agreem
     table = run(index, "composition", model, sample=SAMPLE)["composition"].to_pylist()
     prefixes = sample_prefixes(index, SAMPLE)
     stops = stop_targets(index, prefixes)
-    seen = look_at_prefixes(index, model, prefixes, stops)
+    seen = read_given_prefixes(index, model, prefixes, stops)
     for layer, columns in seen.by_layer():
         some = [i for i in range(SAMPLE) if columns["promoted"][i]]
         known = [stops[i] for i in some if stops[i] is not None]
@@ -342,7 +342,7 @@ def test_what_a_block_adds_is_read_over_the_tokens_that_values_are_read_over(
     compute_values(index, model, vocabulary="trained")
     values = index.table("values").to_pylist()
     prefixes = sample_prefixes(index, SAMPLE)
-    seen = dict(look_at_prefixes(index, model, prefixes).by_layer())
+    seen = dict(read_given_prefixes(index, model, prefixes).by_layer())
     trained = torch.arange(model.vocabulary) % 3 != 1
     for number, (sentence, position) in enumerate(zip(*places(prefixes), strict=True)):
         for layer, (_, _, y, _) in enumerate(naive_states(index, model, sentence[: position + 1])):

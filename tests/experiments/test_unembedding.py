@@ -1,16 +1,14 @@
-"""Tops of r, y and o through sums of scores are those of the model's own scores."""
+"""Top tokens and probabilities of r, y and o are those of the model's lens."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
-from hypothesis.extra.numpy import arrays
 
 import memlens
 from memlens.errors import ModelError
-from memlens.experiments.layer_look import Unembedding, ValueReading, find_top_
+from memlens.experiments.prefix_pass import Unembedding, ValueReading
 from memlens.models.memory_model import MemoryModel
 from memlens.testing import FAMILIES, tiny_model, tiny_tokenizer
 
@@ -28,43 +26,29 @@ def states(model: MemoryModel) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 def compare(model: MemoryModel, unembedding: Unembedding, reading: str | None = None) -> None:
     r, y, o = states(model)
     final = model.lens.state_logits(o).argmax(1).numpy().astype(np.int32)[::-1].copy()
-    tops = unembedding.layer(1, r, y, o, final, last=False)
-    for state, found in ((r, tops.residual), (o, tops.output)):
+    tops = unembedding.layer(1, r, y, o, final, is_last=False)
+    for state, found in ((r, tops["residual_token"]), (o, tops["output_token"])):
         assert found.tolist() == model.lens.state_logits(state).argmax(1).tolist()
-    assert tops.ffn.tolist() == model.lens.addition_scores(y, 1, reading).argmax(1).tolist()
+    assert tops["ffn_token"].tolist() == model.lens.addition_scores(y, 1, reading).argmax(1).tolist()
     p = model.lens.probabilities(model.lens.state_logits(r)).numpy()[np.arange(300), final]
-    np.testing.assert_allclose(tops.final.p, p, rtol=1e-4)
+    np.testing.assert_allclose(tops["p_final"], p, rtol=1e-4)
     scores = model.lens.state_logits(r).numpy()
-    assert tops.final.rank.tolist() == (1 + (scores > scores[np.arange(300), final][:, None]).sum(1)).tolist()
+    assert tops["rank_final"].tolist() == (1 + (scores > scores[np.arange(300), final][:, None]).sum(1)).tolist()
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, "adaptive softmax"])
-def test_scores_of_o_are_sums_but_of_an_adaptive_softmax_and_tops_are_exact(family: str) -> None:
-    adds_up = family in FAMILIES
-    model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer()) if adds_up else memlens.load(str(GOLDEN))
-    unembedding = Unembedding(model.lens)
-    compare(model, unembedding)
-    assert unembedding._adds_up == adds_up
-    raw = Unembedding(model.lens, values=ValueReading("raw"))  # a raw y and a normed o do not add up
-    compare(model, raw, "raw")
-    assert not raw._adds_up
+@pytest.mark.parametrize("family", ["gpt2", "llama", "adaptive softmax"])
+def test_tops_of_a_layer_are_those_of_the_lens(family: str) -> None:
+    is_tiny = family in FAMILIES
+    model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer()) if is_tiny else memlens.load(str(GOLDEN))
+    compare(model, Unembedding(model.lens))
+    compare(model, Unembedding(model.lens, ValueReading("raw")), "raw")
 
 
-def test_a_coarse_dtype_is_read_directly() -> None:
-    model = memlens.load(tiny_model("llama").to(torch.bfloat16), tokenizer=tiny_tokenizer(), dtype="bfloat16")
-    unembedding = Unembedding(model.lens)
-    r, y, o = states(model)
-    output = unembedding.layer(0, r, y, o, np.zeros(300, np.int32), last=False).output
-    assert output.tolist() == model.lens.state_logits(o).argmax(1).tolist()
-    assert not unembedding._adds_up
-
-
-@settings(max_examples=50, deadline=None)
-@given(arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 700)), elements=st.sampled_from([-1.0, 0, 2, 3])))
-def test_of_equal_scores_the_lowest_token_is_the_top(scores: np.ndarray) -> None:
-    tokens = np.empty(len(scores), np.int32)
-    find_top_(scores, 0, len(scores), tokens)
-    assert tokens.tolist() == scores.argmax(1).tolist()
+def test_of_equal_scores_the_lowest_token_is_the_top() -> None:
+    model = memlens.load(tiny_model("gpt2"), tokenizer=tiny_tokenizer())
+    state = torch.zeros(1, model.width)
+    scores = model.lens.state_logits(state)[0]
+    assert Unembedding(model.lens).top(state)[0] == np.flatnonzero(scores == scores.max())[0]
 
 
 def test_scores_that_are_not_finite_are_refused() -> None:

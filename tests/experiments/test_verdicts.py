@@ -11,8 +11,7 @@ import memlens
 from memlens.annotations.answers import LastLayerChange, Verdict
 from memlens.annotations.store import Annotations
 from memlens.experiments.last_layer import summarize_verdicts
-from memlens.experiments.registry import EXPERIMENTS
-from memlens.experiments.run import is_made, is_outdated, run as run_experiment
+from memlens.experiments.run import EXPERIMENTS, is_made, is_outdated, run as run_experiment
 from memlens.index.history import VERDICTS
 from memlens.models.memory_model import MemoryModel
 

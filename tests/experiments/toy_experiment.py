@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 
 SCHEMA = ex.schema("layer:int32 memories:int64", "triggers")
@@ -23,8 +23,8 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [charts.panel("toy", chart, "Triggers per memory, by depth", rows, "triggers")]
 
 
-def judge(evidence: vd.Evidence) -> vd.Judgement:
-    return vd.Judgement("as many as were kept", "", vd.APPEARS, "It has what was kept.")
+def judge(evidence: ex.Evidence) -> ex.Judgement:
+    return ex.Judgement("as many as were kept", "", ex.APPEARS, "It has what was kept.")
 
 
 TABLE = ex.ResultTable(
@@ -36,6 +36,6 @@ EXPERIMENT = ex.Experiment(
     "beyond the paper",
     "Triggers that a memory has",
     (TABLE,),
-    claims=(vd.Claim("toy", "A toy memory has triggers", "nothing", "Appears always.", judge),),
+    claims=(ex.Claim("toy", "A toy memory has triggers", "nothing", "Appears always.", judge),),
     picture=ex.Picture((ex.Column("triggers", "triggers", ex.short),), {"triggers": "triggers"}),
 )

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import memlens
-from memlens.experiments.prefix_pass import look_at_prefixes
+from memlens.experiments.prefix_pass import read_given_prefixes
 from memlens.experiments.prefixes import Prefixes
 
 FIXTURE = Path(__file__).parent / "fixture"
@@ -257,7 +257,7 @@ def test_the_pass_over_prefixes_sees_what_the_released_program_recorded(model, t
     rows, sentences = read_rows("ffn_layer"), [given["ids"] for given in read_inputs("ffninfo_inputs")]
     positions = [row["random_pos"] - 1 for row in rows]  # the program's count the </s> in front
     assert index.manifest.model.bos == 2
-    seen = look_at_prefixes(index, model, Prefixes.given(sentences, positions, 2))
+    seen = read_given_prefixes(index, model, Prefixes.given(sentences, positions, 2))
     for layer, columns in seen.by_layer():
         for ours, theirs in (("residual", "residual"), ("ffn", "ffn"), ("output", "layer_output")):
             assert columns[f"{ours}_token"].tolist() == [row[f"{theirs}_argmax"][layer] for row in rows]

@@ -121,7 +121,7 @@ def test_a_chunk_of_prefixes_by_itself_is_what_it_is_among_others(memory_model, 
     sentences = [draw.integers(0, 97, draw.integers(2, 20)) for _ in range(60)]
     prefixes = Prefixes.given(sentences, [int(draw.integers(0, len(s))) for s in sentences], None)
     promoted = {layer: draw.integers(0, 97, 40).astype(np.int32) for layer in (0, 1, 2)}
-    monkeypatch.setattr(prefix_pass, "chunk_rows", lambda model, rows: 7)
+    monkeypatch.setattr(prefix_pass, "chunk_rows", lambda model: 7)
     monkeypatch.setattr(prefix_pass, "_BATCH_TOKENS", 100)
 
     class InChunks:

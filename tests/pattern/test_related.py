@@ -13,8 +13,7 @@ from memlens.annotations.answers import Label, LabelledPattern
 from memlens.annotations.store import Annotations
 from memlens.experiments import patterns as figure
 from memlens.experiments.experiment import ModelShape
-from memlens.experiments.registry import EXPERIMENTS
-from memlens.experiments.run import is_made, is_outdated, run
+from memlens.experiments.run import EXPERIMENTS, is_made, is_outdated, run
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.alike import duplicate_groups, duplicates, token_sets, trigger_sets

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 
 from memlens.experiments import patterns as figure
-from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.run import EXPERIMENTS
 from memlens.index.reader import Index
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 import pytest
 
 import memlens
-from memlens.experiments.registry import all_tables
+from memlens.experiments.run import all_tables
 from memlens.reports.report import SITE, make_report
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from memlens.experiments.confidence import decimal
-from memlens.experiments.registry import EXPERIMENTS
-from memlens.experiments.verdicts import (
+from memlens.experiments.experiment import (
     ABSENT,
     APPEARS,
     NOT_APPLICABLE,
@@ -20,6 +19,7 @@ from memlens.experiments.verdicts import (
     direction,
     third,
 )
+from memlens.experiments.run import EXPERIMENTS
 from memlens.stats import Estimate, contrast, wilson
 
 Row = dict[str, Any]

@@ -11,7 +11,7 @@ import pytest
 import memlens
 from memlens.experiments.agreement import BASELINES, draw
 from memlens.experiments.experiment import ModelShape
-from memlens.experiments.registry import EXPERIMENTS
+from memlens.experiments.run import EXPERIMENTS
 from memlens.pattern.table import compute_patterns
 from memlens.reports.report import make_report
 

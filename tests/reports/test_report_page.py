@@ -15,9 +15,9 @@ from report_tables import EVIL, like_the_paper, write_rows
 
 import memlens
 from memlens.errors import IndexFolderError, OutputError
-from memlens.experiments.registry import all_tables
+from memlens.experiments.experiment import third
+from memlens.experiments.run import all_tables
 from memlens.experiments.style import page_spec
-from memlens.experiments.verdicts import third
 from memlens.pattern.alike import duplicate_groups, token_sets, trigger_sets
 from memlens.reports.galleries import (
     LEAST_AUROC,

@@ -166,7 +166,7 @@ def _analysis_json(analysis: Analysis) -> dict[str, Any]:
 def _print_analysis(screen: Screen, analysis: Analysis) -> None:
     """The curve of every experiment beside the paper's, and where the page is."""
 
-    from memlens.experiments.registry import EXPERIMENTS
+    from memlens.experiments.run import EXPERIMENTS
 
     index = analysis.index
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)

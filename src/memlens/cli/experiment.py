@@ -27,8 +27,7 @@ from memlens.text import curve, plain_table, visible
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from memlens.experiments.experiment import Experiment, Picture, Rows, Write
-    from memlens.experiments.verdicts import Row
+    from memlens.experiments.experiment import Experiment, Picture, Row, Rows, Write
 
 _LAYERS = 12  # rows of a table; -v shows every layer
 _LABEL = 15
@@ -58,7 +57,7 @@ def experiment(
         refuse_unused_column(options, validation)
     skipped: dict[str, str] = {}
     with ScanProgress(screen) as progress:
-        from memlens.experiments.registry import find_experiments
+        from memlens.experiments.run import find_experiments
 
         chosen = find_experiments(names)
         tables = memlens.experiment(
@@ -128,7 +127,7 @@ def _print_claims(screen: Screen, index: memlens.Index, experiment: Experiment, 
 
 def _list(screen: Screen, index: memlens.Index) -> None:
     """Every experiment in a line, and whether this index has it."""
-    from memlens.experiments.registry import EXPERIMENTS
+    from memlens.experiments.run import EXPERIMENTS
 
     states = {name: _state(index, experiment) for name, experiment in EXPERIMENTS.items()}
     if screen.as_json:

@@ -153,7 +153,7 @@ def report(
 
     opened = memlens.Index(index)
     with ScanProgress(screen) as progress:
-        from memlens.experiments.registry import EXPERIMENTS
+        from memlens.experiments.run import EXPERIMENTS
 
         page = memlens.report(opened, out=out, assets=assets, force=force, progress=progress)
     missing = [name for name in EXPERIMENTS if not opened.has(f"experiments/{name}")]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.stats import Estimate, generator, mean_estimate, median_interval
 from memlens.text import percent
 
 if TYPE_CHECKING:
-    from memlens.experiments.prefix_pass import Aggregate
+    from memlens.experiments.prefix_pass import PrefixTables
 
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 memories:int64",
@@ -26,7 +26,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
+def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
     """Quartiles over the prefixes, layer by layer."""
     rows, layers = [], len(seen.index.manifest.model.memories)
     shares: dict[int, NDArray[np.float64]] = {}
@@ -51,7 +51,7 @@ def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
 
 def _drop(shares: Mapping[int, NDArray[np.float64]], layers: int, seed: int) -> ex.Row:
     """Middle third less lower third, prefix by prefix, layer 0 left out."""
-    thirds = [[share for layer, share in shares.items() if layer and vd.third(layer, layers) == which]
+    thirds = [[share for layer, share in shares.items() if layer and ex.third(layer, layers) == which]
               for which in ("middle", "lower")]  # fmt: skip
     if not all(thirds):
         return ex.estimate_columns("drop", None)
@@ -73,36 +73,36 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [charts.panel("active", chart, "Share of active memories, by depth", rows, "median", "%"), *kinds]
 
 
-def only_for_relu(judge: Callable[[vd.Evidence], vd.Judgement]) -> Callable[[vd.Evidence], vd.Judgement]:
+def only_for_relu(judge: Callable[[ex.Evidence], ex.Judgement]) -> Callable[[ex.Evidence], ex.Judgement]:
     """The rule of a claim about memories that rest at 0; to a model with others the claim does not apply."""
 
-    def judged(evidence: vd.Evidence) -> vd.Judgement:
+    def judged(evidence: ex.Evidence) -> ex.Judgement:
         return judge(evidence) if evidence.rests_at_zero else _OF_ANOTHER_KIND
 
     return judged
 
 
-_OF_ANOTHER_KIND = vd.Judgement(
+_OF_ANOTHER_KIND = ex.Judgement(
     "m > 0 is a sign here",
     "",
-    vd.NOT_APPLICABLE,
+    ex.NOT_APPLICABLE,
     "With GELU, SiLU or a gate a memory is hardly ever exactly 0, so that m > 0 tells its sign and not whether it "
     "takes part; see the effective number of memories.",
 )
 
 
 @only_for_relu
-def few_memories_are_active(evidence: vd.Evidence) -> vd.Judgement:
+def few_memories_are_active(evidence: ex.Evidence) -> ex.Judgement:
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
-    medians = {row["layer"]: median.widened(len(rows)) for row in rows if (median := vd.estimate_of(row, "median"))}
+    medians = {row["layer"]: median.widened(len(rows)) for row in rows if (median := ex.estimate_of(row, "median"))}
     if not medians:
-        return vd.NOT_MEASURED
+        return ex.NOT_MEASURED
     outside = [layer for layer, median in medians.items() if median.high < 0.1 or median.low > 0.5]
     values = [median.value for median in medians.values()]
     share = len(outside) / len(medians)
-    verdict = vd.APPEARS if share <= 0.1 else vd.ABSENT if share > 0.5 else vd.PARTLY
+    verdict = ex.APPEARS if share <= 0.1 else ex.ABSENT if share > 0.5 else ex.PARTLY
     where = f" (layers {', '.join(map(str, outside))})" if outside else ""
-    return vd.Judgement(
+    return ex.Judgement(
         f"medians from {percent(min(values), 0)} to {percent(max(values), 0)}",
         f"surely outside in {len(outside)} of {len(medians)} layers",
         verdict,
@@ -112,18 +112,18 @@ def few_memories_are_active(evidence: vd.Evidence) -> vd.Judgement:
 
 
 @only_for_relu
-def active_drops_towards_the_middle(evidence: vd.Evidence) -> vd.Judgement:
+def active_drops_towards_the_middle(evidence: ex.Evidence) -> ex.Judgement:
     yours, theirs = (_middle_less_lower(source) for source in (evidence, evidence.theirs))
     first = percent(evidence.first("median"), 0)
-    return vd.judge_trend(yours, theirs, -1, vd.as_points, first, where="from the lower to the middle third")
+    return ex.judge_trend(yours, theirs, -1, ex.as_points, first, where="from the lower to the middle third")
 
 
-def _middle_less_lower(evidence: vd.Evidence) -> Estimate | None:
+def _middle_less_lower(evidence: ex.Evidence) -> Estimate | None:
     """The difference as the table has it; that of the medians where it has none, as in the paper's rows."""
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
 
     def of_medians() -> Estimate | None:
-        thirds = [[row["median"] for row in vd.in_third(rows, which, evidence.layers) if row["layer"]]
+        thirds = [[row["median"] for row in ex.in_third(rows, which, evidence.layers) if row["layer"]]
                   for which in ("middle", "lower")]  # fmt: skip
         if not all(thirds):
             return None
@@ -151,7 +151,7 @@ EXPERIMENT = ex.prefix_experiment(
         contract=("layer", *ex.QUARTILES),
     ),
     claims=(
-        vd.Claim(
+        ex.Claim(
             "active",
             "Between 10% and 50% of a layer’s memories are active",
             "medians from 12% to 55%, inside in 15 of 16 layers",
@@ -160,7 +160,7 @@ EXPERIMENT = ex.prefix_experiment(
             "does not else." + ex.rule_of_enough("prefixes"),
             few_memories_are_active,
         ),
-        vd.Claim(
+        ex.Claim(
             "active-middle",
             "Fewer memories are active towards the middle of the model",
             "55% in layer 1, 12% in layer 9",

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, share_interval, wilson
@@ -141,25 +141,25 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [charts.panel("agreement", chart, text, rows, "rate", "%"), *kinds]
 
 
-def agreement_rises(evidence: vd.Evidence) -> vd.Judgement:
+def agreement_rises(evidence: ex.Evidence) -> ex.Judgement:
     yours, theirs = evidence.trend("rate"), evidence.theirs.trend("rate")
-    return vd.judge_trend(yours, theirs, 1, vd.as_points, percent(evidence.first("rate"), 2))
+    return ex.judge_trend(yours, theirs, 1, ex.as_points, percent(evidence.first("rate"), 2))
 
 
-def agreement_beats_chance(evidence: vd.Evidence) -> vd.Judgement:
+def agreement_beats_chance(evidence: ex.Evidence) -> ex.Judgement:
     rows = [row for row in evidence.rows if row["memories"]]
     if not rows:
-        return vd.NOT_MEASURED
-    agree, memories = vd.pooled(rows, "agree", "memories")
+        return ex.NOT_MEASURED
+    agree, memories = ex.pooled(rows, "agree", "memories")
     share = Estimate(agree / memories, *wilson(agree, memories))
     shuffled = sum((row.get("shuffled") or 0) * row["memories"] for row in rows) / memories
     drawn = sum((row.get("baseline") or 0) * row["memories"] for row in rows) / memories
     chance = max(shuffled, drawn)
     theirs = [row for row in evidence.published if row["memories"]]
-    published = vd.pooled(theirs, "agree", "memories")[0] / vd.pooled(theirs, "agree", "memories")[1]
+    published = ex.pooled(theirs, "agree", "memories")[0] / ex.pooled(theirs, "agree", "memories")[1]
     yours = f"{agree:,} of {memories:,}, {percent(share.value, 2)}"
     is_chance = "what shuffled targets give" if shuffled >= drawn else "what a random token gives"
-    return vd.judge_share(share, chance, is_chance, published, yours)
+    return ex.judge_share(share, chance, is_chance, published, yours)
 
 
 EXPERIMENT = ex.Experiment(
@@ -185,14 +185,14 @@ EXPERIMENT = ex.Experiment(
     ),
     needs=("values",),
     claims=(
-        vd.Claim(
+        ex.Claim(
             "agreement",
             "Values agree with what follows their keys’ triggers more often with depth",
             "about 0 in layers 0–9, then up to 3.5%",
-            "Share of agreeing memories by layer. " + vd.RULE_OF_TRENDS,
+            "Share of agreeing memories by layer. " + ex.RULE_OF_TRENDS,
             agreement_rises,
         ),
-        vd.Claim(
+        ex.Claim(
             "agreement-chance",
             "Values agree with what follows more often than by chance",
             "0.7% of all memories; a random token 0.0004%",

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.stats import Estimate, generator, ratio_estimate, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
-    from memlens.experiments.prefix_pass import Aggregate
+    from memlens.experiments.prefix_pass import PrefixTables
 
 _CHANGES = ("composition", "ffn")
 CASES = ("residual", "agreement", "composition", "ffn", "reversal")
@@ -22,7 +22,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
+def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
     """Counts, layer by layer; the five cases sum to the prefixes."""
     from memlens.models.lens import split_cases
 
@@ -60,14 +60,14 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     ]
 
 
-def residual_is_left(evidence: vd.Evidence) -> vd.Judgement:
+def residual_is_left(evidence: ex.Evidence) -> ex.Judgement:
     share, published = (
         _share(source.rows, "kept", ("residual", "agreement"), CASES) for source in (evidence, evidence.theirs)
     )
     if share is None or published is None:
-        return vd.NOT_MEASURED
+        return ex.NOT_MEASURED
     yours = f"{percent(share.value)} over all layers"
-    judged = vd.judge_share(share, 0.5, "one half", published.value, yours)
+    judged = ex.judge_share(share, 0.5, "one half", published.value, yours)
     first = next((row for row in evidence.rows if row["layer"] == 0), None)
     if first is None:
         return judged
@@ -75,15 +75,15 @@ def residual_is_left(evidence: vd.Evidence) -> vd.Judgement:
     return judged.and_also(f"layer 0 by itself: {percent(alone)}")
 
 
-def changes_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
+def changes_are_compositions(evidence: ex.Evidence) -> ex.Judgement:
     changes = sum(row[case] for row in evidence.rows for case in _CHANGES)
     if evidence.rows and not changes:
-        return vd.Judgement("no prefix changes its prediction", "", vd.UNCLEAR, "There is no change to look at.")
+        return ex.Judgement("no prefix changes its prediction", "", ex.UNCLEAR, "There is no change to look at.")
     both = (_share(source.rows, "compromises", _CHANGES[:1], _CHANGES) for source in (evidence, evidence.theirs))
     share, published = both
     if share is None or published is None:
-        return vd.NOT_MEASURED
-    judged = vd.judge_share(share, 0.5, "one half", published.value, f"{percent(share.value)} of {changes:,} changes")
+        return ex.NOT_MEASURED
+    judged = ex.judge_share(share, 0.5, "one half", published.value, f"{percent(share.value)} of {changes:,} changes")
     rest = [sum(row[case] for row in evidence.rows if row["layer"]) for case in _CHANGES]
     return judged.and_also(f"without layer 0 {percent(rest[0] / sum(rest))}") if sum(rest) else judged
 
@@ -114,7 +114,7 @@ EXPERIMENT = ex.prefix_experiment(
         contract=("layer", *CASES),
     ),
     claims=(
-        vd.Claim(
+        ex.Claim(
             "residual",
             "A layer mostly leaves the residual’s prediction as it is",
             "83% over all layers",
@@ -122,7 +122,7 @@ EXPERIMENT = ex.prefix_experiment(
             "Appears if it lies above one half; does not if it lies below." + ex.rule_of_enough("prefixes"),
             residual_is_left,
         ),
-        vd.Claim(
+        ex.Claim(
             "changes",
             "Where a layer changes the prediction, it is a compromise, not the layer’s own",
             "98.5% of changes",

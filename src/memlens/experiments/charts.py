@@ -9,9 +9,8 @@ from typing import Any
 
 import altair as alt
 
-from memlens.experiments.experiment import PAPER_LAYERS, QUARTILES, ModelShape, Panel
+from memlens.experiments.experiment import PAPER_LAYERS, QUARTILES, ModelShape, Panel, Row, depth
 from memlens.experiments.style import CATEGORIES, SHAPES, colour, page_spec
-from memlens.experiments.verdicts import Row, depth
 from memlens.stats import wilson
 
 FORMULA = "(layer + ½) / L"

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.stats import Estimate, critical, generator, mean_estimate, share_interval, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
-    from memlens.experiments.prefix_pass import Aggregate
+    from memlens.experiments.prefix_pass import PrefixTables
 
 SHORT = 5  # tokens
 SCHEMA = ex.schema(
@@ -32,7 +32,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
+def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
     """Counts and rates with intervals, layer by layer."""
     stops = seen.prefixes.column("stop_word").to_pylist()
     known = np.array([stop is not None for stop in stops])
@@ -103,10 +103,10 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [share_panel("composition", rows, published(), "zero", title, text, model)]
 
 
-def outputs_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
+def outputs_are_compositions(evidence: ex.Evidence) -> ex.Judgement:
     rows = ex.known_rows(evidence.rows, ("rate",), "prefixes")
     if not rows:
-        return vd.NOT_MEASURED
+        return ex.NOT_MEASURED
     bar = ex.paper_statement("no_single_memory")
     z = critical(len(rows))
     shares = {
@@ -115,32 +115,32 @@ def outputs_are_compositions(evidence: vd.Evidence) -> vd.Judgement:
     below = [layer for layer, share in shares.items() if share.high < bar]
     reach = [layer for layer, share in shares.items() if share.low > 0.5]
     least = min(shares, key=lambda layer: shares[layer].value)
-    verdict = vd.ABSENT if below else vd.APPEARS if len(reach) == len(shares) else vd.UNCLEAR
+    verdict = ex.ABSENT if below else ex.APPEARS if len(reach) == len(shares) else ex.UNCLEAR
     where = f"{len(below)} of {len(shares)} layers" if below else "no layer"
     published = min(row["rate"] for row in evidence.published)
-    return vd.Judgement(
+    return ex.Judgement(
         f"least {percent(shares[least].value)}, in layer {least}",
-        vd.as_span(shares[least].low, shares[least].high),
+        ex.as_span(shares[least].low, shares[least].high),
         verdict,
         f"With intervals that hold for all {len(shares)} layers at once the share is surely below {percent(bar, 0)} in "
         f"{where}; the least is {percent(shares[least].value)}, published {percent(published)}.",
     )
 
 
-def _judge_excess(name: str, what: str) -> Callable[[vd.Evidence], vd.Judgement]:
-    def judged(evidence: vd.Evidence) -> vd.Judgement:
+def _judge_excess(name: str, what: str) -> Callable[[ex.Evidence], ex.Judgement]:
+    def judged(evidence: ex.Evidence) -> ex.Judgement:
         rows = ex.known_rows(evidence.rows, (), "prefixes")
         excess, published = ex.prefix_estimate(rows, f"{name}_excess"), ex.paper_statement(name)
         if excess is None:
-            return vd.NOT_MEASURED
+            return ex.NOT_MEASURED
         share = rows[0][f"{name}_pooled"]
-        verdict = vd.share_verdict(excess.low, excess.high, 0)
-        small = verdict == vd.APPEARS and share < published / 2
+        verdict = ex.share_verdict(excess.low, excess.high, 0)
+        small = verdict == ex.APPEARS and share < published / 2
         often = "more often than" if excess.low > 0 else "less often than" if excess.high < 0 else "perhaps as often as"
-        return vd.Judgement(
+        return ex.Judgement(
             f"{percent(share)}, base rate {percent(share - excess.value)}",
-            f"{vd.as_points(excess.low)} to {vd.as_points(excess.high)} beside the base rate",
-            vd.PARTLY if small else verdict,
+            f"{ex.as_points(excess.low)} to {ex.as_points(excess.high)} beside the base rate",
+            ex.PARTLY if small else verdict,
             f"Where a memory agrees, {what} {often} among all prefixes, {percent(share)} against "
             f"{percent(share - excess.value)}; published {percent(published, 0)}, without a base rate.",
         )
@@ -167,7 +167,7 @@ EXPERIMENT = ex.prefix_experiment(
         contract=("layer", "prefixes", "zero", "rate", "zero_active"),
     ),
     claims=(
-        vd.Claim(
+        ex.Claim(
             "composition",
             "In every layer at least 68% of outputs match no single memory",
             "67% to 96% (68% in the text)",
@@ -176,7 +176,7 @@ EXPERIMENT = ex.prefix_experiment(
             + ex.rule_of_enough("prefixes"),
             outputs_are_compositions,
         ),
-        vd.Claim(
+        ex.Claim(
             "stop-words",
             "Where a single memory agrees, the target is often a stop word",
             "60%",
@@ -185,7 +185,7 @@ EXPERIMENT = ex.prefix_experiment(
             "less than half the published one; does not if it lies below 0." + ex.rule_of_enough("prefixes"),
             _judge_excess("stop_words", "the target is a stop word"),
         ),
-        vd.Claim(
+        ex.Claim(
             "short-prefixes",
             "Where a single memory agrees, the prefix is often short",
             "43% shorter than 5 tokens",

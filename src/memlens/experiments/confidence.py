@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.stats import generator, median_interval
 
 if TYPE_CHECKING:
-    from memlens.experiments.prefix_pass import Aggregate
+    from memlens.experiments.prefix_pass import PrefixTables
 
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 q1 median q3 low high median_rank",  # low and high of the median
@@ -20,7 +20,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
+def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
     """Quartiles over the prefixes, layer by layer."""
     by_layer = dict(seen.by_layer())
     matrix = np.stack([columns["p_final"] for columns in by_layer.values()])  # [layers, prefixes]
@@ -56,13 +56,13 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [charts.panel("confidence", chart, text, rows, "median")]
 
 
-def confidence_grows(evidence: vd.Evidence) -> vd.Judgement:
+def confidence_grows(evidence: ex.Evidence) -> ex.Judgement:
     rows = ex.known_rows(evidence.rows, ("median",), "prefixes")
     yours = replace(evidence, rows=rows).trend("median")
     ends = [row["median"] for row in (rows[:1] + rows[-1:])]
     words = f"median {' → '.join(map(decimal, ends))}" if ends else ""
     first = f"median {decimal(evidence.first('median') or 0)}"
-    judged = vd.judge_trend(yours, evidence.theirs.trend("median"), 1, vd.as_points, first)
+    judged = ex.judge_trend(yours, evidence.theirs.trend("median"), 1, ex.as_points, first)
     return judged if yours is None else replace(judged, yours=words)
 
 
@@ -90,12 +90,12 @@ EXPERIMENT = ex.prefix_experiment(
         contract=("layer", *ex.QUARTILES),
     ),
     claims=(
-        vd.Claim(
+        ex.Claim(
             "confidence",
             "The residual grows confident of the final token",
             "median .0004 → .295",
             "Probability of the final token, prefix by prefix (of the paper: its medians). "
-            + vd.RULE_OF_TRENDS
+            + ex.RULE_OF_TRENDS
             + ex.rule_of_enough("prefixes"),
             confidence_grows,
         ),

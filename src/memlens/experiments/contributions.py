@@ -15,7 +15,7 @@ from memlens.experiments import experiment as ex
 from memlens.stats import generator, mean_interval
 
 if TYPE_CHECKING:
-    from memlens.experiments.prefix_pass import Aggregate
+    from memlens.experiments.prefix_pass import PrefixTables
 
 _PARTS = {"ffn": "ffn_above", "attention": "attention_above", "top1": "top1", "top10": "top10", "top100": "top100"}
 SCHEMA = ex.schema(
@@ -29,7 +29,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
+def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
     """Means over the prefixes, layer by layer."""
     whole = float(np.mean(seen.column("above_mean")))
     same = {

@@ -19,14 +19,14 @@ import pyarrow as pa
 from memlens.annotations.answers import CHOICES, LastLayerChange
 from memlens.annotations.store import Annotations, has_annotations
 from memlens.errors import IndexFolderError
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.index.history import VERDICTS
 from memlens.index.reader import Index
 from memlens.stats import Estimate, draw as draw_sample, generator, wilson
 from memlens.text import curve, cut_left, plain_table, quoted, visible
 
 if TYPE_CHECKING:
-    from memlens.experiments.prefix_pass import Aggregate
+    from memlens.experiments.prefix_pass import PrefixTables
 
 EXAMPLES = 100
 _RELATED = 0.95  # quantile of cosines by chance
@@ -42,7 +42,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
+def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
     """The rows, at most 100, in the order of the prefixes, with people's verdicts."""
     layers = dict(seen.by_layer())
     if seen.last_layer not in layers:
@@ -164,23 +164,23 @@ def print_changes(index: Index, tables: ex.Rows, width: int, origin: str) -> tup
     return words, [*shown, table]
 
 
-def changes_are_distant(evidence: vd.Evidence) -> vd.Judgement:
+def changes_are_distant(evidence: ex.Evidence) -> ex.Judgement:
     rows = evidence.rows
     summary = summarize_verdicts(rows)
     judged = summary.related + summary.distant if summary else 0
     hinted = [row for row in rows if row.get("bar") is not None]
     hint = f"{sum(row['cosine'] <= row['bar'] for row in hinted)} of {len(hinted)}"
     if summary is None or not judged:
-        return vd.NOT_MEASURED if not hinted else vd.Judgement(
+        return ex.NOT_MEASURED if not hinted else ex.Judgement(
             f"{hint} distant by the hint; no person has judged",
             "",
-            vd.UNCLEAR,
+            ex.UNCLEAR,
             "The hint cannot tell: by its bar 95% of words that have nothing to do with each other are distant, and so "
             "are many that people call related.",
         )  # fmt: skip
     share = Estimate(summary.distant / judged, *wilson(summary.distant, judged))
     yours = f"{summary.distant} of {judged} distant by people, {hint} by the hint"
-    return vd.judge_share(share, 0.5, "one half", ex.paper_statement("distant"), yours)
+    return ex.judge_share(share, 0.5, "one half", ex.paper_statement("distant"), yours)
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -204,7 +204,7 @@ EXPERIMENT = ex.prefix_experiment(
     last_layer=True,
     people=VERDICTS,
     claims=(
-        vd.Claim(
+        ex.Claim(
             "last-layer",
             "The last layer’s changes lead to distant words more often than to related ones",
             "66 distant, 34 related, by people",

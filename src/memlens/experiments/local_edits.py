@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.experiments.edited_prefixes import EditedPrefixes
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
@@ -166,24 +166,24 @@ def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
     return list(layers.values())
 
 
-def last_token_matters_most(evidence: vd.Evidence) -> vd.Judgement:
+def last_token_matters_most(evidence: ex.Evidence) -> ex.Judgement:
     nearest, theirs = (_leads(one.rows) for one in (evidence, evidence.theirs))
     if not nearest:
-        return vd.NOT_MEASURED
-    mean, published = (vd.mean_of(list(one.values())) for one in (nearest, theirs))
+        return ex.NOT_MEASURED
+    mean, published = (ex.mean_of(list(one.values())) for one in (nearest, theirs))
     certain = sum(one.widened(len(nearest)).low > 0 for one in nearest.values())
     against = [layer for layer, one in nearest.items() if one.widened(len(nearest)).high < 0]
-    verdict = vd.direction(mean, published.value)
-    verdict = vd.PARTLY if verdict == vd.APPEARS and against else verdict
+    verdict = ex.direction(mean, published.value)
+    verdict = ex.PARTLY if verdict == ex.APPEARS and against else verdict
     words = f"in {certain} of {len(nearest)} layers it does beyond doubt, counted for all layers at once"
     words += f", and not in layer {', '.join(map(str, against))}" if against else ""
-    first = f"; layer 0 by itself {vd.as_points(nearest[0].value)}" if 0 in nearest else ""
-    return vd.Judgement(
-        f"{vd.as_points(mean.value)} more than the next edit",
-        f"{vd.as_points(mean.low)} to {vd.as_points(mean.high)}",
+    first = f"; layer 0 by itself {ex.as_points(nearest[0].value)}" if 0 in nearest else ""
+    return ex.Judgement(
+        f"{ex.as_points(mean.value)} more than the next edit",
+        f"{ex.as_points(mean.low)} to {ex.as_points(mean.high)}",
         verdict,
-        f"On average over layers the last token costs {vd.as_points(mean.value)} more than the first or a random one "
-        f"({vd.as_points(published.value)} published); {words}{first}.",
+        f"On average over layers the last token costs {ex.as_points(mean.value)} more than the first or a random one "
+        f"({ex.as_points(published.value)} published); {words}{first}.",
     )
 
 
@@ -208,14 +208,14 @@ def _beside(edits: dict[str, ex.Row], edit: str) -> Estimate | None:
     return ex.prefix_estimate([edits[edit]], "beside_last", lambda: Estimate(lead, lead, lead))
 
 
-def last_token_matters_less_with_depth(evidence: vd.Evidence) -> vd.Judgement:
+def last_token_matters_less_with_depth(evidence: ex.Evidence) -> ex.Judgement:
     known = ex.known_rows(evidence.rows, ("change",), "memories")
     both = [
         replace(one, rows=[row for row in rows if row["edit"] == "last"])
         for one, rows in ((evidence, known), (evidence.theirs, evidence.published))
     ]
     yours, theirs = (one.trend("change") for one in both)
-    return vd.judge_trend(yours, theirs, 1, vd.as_points, percent(both[0].first("change"), 0))
+    return ex.judge_trend(yours, theirs, 1, ex.as_points, percent(both[0].first("change"), 0))
 
 
 EXPERIMENT = ex.Experiment(
@@ -245,7 +245,7 @@ EXPERIMENT = ex.Experiment(
     maps=True,
     tokens_run=TRIGGERS * EDITED_TOKENS,
     claims=(
-        vd.Claim(
+        ex.Claim(
             "last-token",
             "Removing the last token of a trigger hurts most",
             "largest drop in all 16 layers, by 47 points more than the next",
@@ -255,11 +255,11 @@ EXPERIMENT = ex.Experiment(
             "below 0." + ex.rule_of_enough("memories"),
             last_token_matters_most,
         ),
-        vd.Claim(
+        ex.Claim(
             "last-token-depth",
             "The last token matters less with depth",
             "−72% in layer 0, −45 to −50% in layers 13–15",
-            "Mean change without the last token, by layer. " + vd.RULE_OF_TRENDS + ex.rule_of_enough("memories"),
+            "Mean change without the last token, by layer. " + ex.RULE_OF_TRENDS + ex.rule_of_enough("memories"),
             last_token_matters_less_with_depth,
         ),
     ),

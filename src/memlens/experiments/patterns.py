@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memlens.annotations.store import Annotations, has_annotations
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
@@ -232,40 +232,40 @@ def rate_of_chance(index: Index) -> str:
     return f"at most {noted.rate:.2g} of each kind by chance; semantic: beyond the last token" if noted else ""
 
 
-def shallow_below_semantic_above(evidence: vd.Evidence) -> vd.Judgement:
+def shallow_below_semantic_above(evidence: ex.Evidence) -> ex.Judgement:
     yours, theirs = (lead.trend("lead", "lead_low", "lead_high") for lead in (evidence, evidence.theirs))
-    above = [lead for row in evidence.third("upper") if (lead := vd.estimate_of(row, "lead", "lead_low", "lead_high"))]
+    above = [lead for row in evidence.third("upper") if (lead := ex.estimate_of(row, "lead", "lead_low", "lead_high"))]
     if not above:
-        return vd.NOT_MEASURED
-    top = vd.mean_of(above)
+        return ex.NOT_MEASURED
+    top = ex.mean_of(above)
     more = "more" if top.high < 0 else "no more" if top.low > 0 else "perhaps more"
-    words = f"in the upper third {more} prefixes are semantic than shallow (lead of shallow {vd.as_points(top.value)})"
-    first = f"a lead of {vd.as_points(evidence.first('lead') or 0)}"
-    return vd.judge_trend(yours, theirs, -1, vd.as_points, first, (top.high < 0, words))
+    words = f"in the upper third {more} prefixes are semantic than shallow (lead of shallow {ex.as_points(top.value)})"
+    first = f"a lead of {ex.as_points(evidence.first('lead') or 0)}"
+    return ex.judge_trend(yours, theirs, -1, ex.as_points, first, (top.high < 0, words))
 
 
-def every_key_has_one(evidence: vd.Evidence) -> vd.Judgement:
-    patterned, memories = vd.pooled(evidence.rows, "patterned_memories", "memories")
+def every_key_has_one(evidence: ex.Evidence) -> ex.Judgement:
+    patterned, memories = ex.pooled(evidence.rows, "patterned_memories", "memories")
     if not memories:
-        return vd.NOT_MEASURED
+        return ex.NOT_MEASURED
     share = Estimate(patterned / memories, *wilson(patterned, memories))
-    return vd.judge_share(share, _EVERY, "the bar for “every”", 1.0, f"{patterned:,} of {memories:,}")
+    return ex.judge_share(share, _EVERY, "the bar for “every”", 1.0, f"{patterned:,} of {memories:,}")
 
 
-def patterns_a_key(evidence: vd.Evidence) -> vd.Judgement:
+def patterns_a_key(evidence: ex.Evidence) -> ex.Judgement:
     known = [estimate for row in evidence.rows if (estimate := ex.prefix_estimate([row], "each"))]
-    mean = vd.mean_of(known) if known else None
-    return vd.judge_size(mean, ex.paper_statement("patterns_a_key"), lambda size: f"{size:.2f}", "a key")
+    mean = ex.mean_of(known) if known else None
+    return ex.judge_size(mean, ex.paper_statement("patterns_a_key"), lambda size: f"{size:.2f}", "a key")
 
 
-def triggers_are_covered(evidence: vd.Evidence) -> vd.Judgement:
+def triggers_are_covered(evidence: ex.Evidence) -> ex.Judgement:
     shares = [ex.part_shares(row, KINDS) for row in evidence.rows]
-    bare = [vd.estimate_of(row, "not_covered", "not_covered_low", "not_covered_high") for row in shares]
+    bare = [ex.estimate_of(row, "not_covered", "not_covered_low", "not_covered_high") for row in shares]
     covered = [Estimate(1 - estimate.value, 1 - estimate.high, 1 - estimate.low) for estimate in bare if estimate]
     if not covered:
-        return vd.NOT_MEASURED
-    mean, least, most = vd.mean_of(covered), *(ex.paper_statement(f"covered_{end}") for end in ("least", "most"))
-    judged = vd.judge_share(mean, least, "the paper’s least", None, f"{percent(mean.value)} of triggers")
+        return ex.NOT_MEASURED
+    mean, least, most = ex.mean_of(covered), *(ex.paper_statement(f"covered_{end}") for end in ("least", "most"))
+    judged = ex.judge_share(mean, least, "the paper’s least", None, f"{percent(mean.value)} of triggers")
     return judged.and_also(f"more than the paper’s most, {percent(most, 0)}") if mean.low > most else judged
 
 
@@ -311,15 +311,15 @@ EXPERIMENT = ex.Experiment(
     needs=("patterns",),
     people=LABELS,
     claims=(
-        vd.Claim(
+        ex.Claim(
             "patterns",
             "Upper layers hold fewer shallow and more semantic patterns than lower ones",
             "shallow in layers 0–8, semantic in 9–15",
-            "Share of shallow less that of semantic prefixes, by layer. " + vd.RULE_OF_TRENDS + " It appears in part, "
+            "Share of shallow less that of semantic prefixes, by layer. " + ex.RULE_OF_TRENDS + " It appears in part, "
             "too, if semantic prefixes do not outnumber shallow ones in the upper third (the crossover).",
             shallow_below_semantic_above,
         ),
-        vd.Claim(
+        ex.Claim(
             "every-key",
             "Every key has at least one pattern",
             "160 of 160 keys",
@@ -327,14 +327,14 @@ EXPERIMENT = ex.Experiment(
             "does not if it lies below.",
             every_key_has_one,
         ),
-        vd.Claim(
+        ex.Claim(
             "patterns-a-key",
             "A key has 3.6 patterns",
             "3.6 on average",
-            "Patterns a memory, mean over layers. " + vd.RULE_OF_SIZES,
+            "Patterns a memory, mean over layers. " + ex.RULE_OF_SIZES,
             patterns_a_key,
         ),
-        vd.Claim(
+        ex.Claim(
             "covered",
             "65% to 80% of triggers carry a pattern",
             "65% to 80%",

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
@@ -196,39 +196,39 @@ def print_values(index: Index, tables: ex.Rows, width: int, origin: str) -> tupl
     return words, [curves, table]
 
 
-def confident_values_sit_high(evidence: vd.Evidence) -> vd.Judgement:
+def confident_values_sit_high(evidence: ex.Evidence) -> ex.Judgement:
     rows, memories = evidence.rows, evidence.memories
-    high_layers = [layer for layer in memories if vd.depth(layer, evidence.layers) > _CONFIDENT_FROM]
+    high_layers = [layer for layer in memories if ex.depth(layer, evidence.layers) > _CONFIDENT_FROM]
     if not rows or not high_layers or len(high_layers) == len(memories):
-        return vd.NOT_MEASURED
+        return ex.NOT_MEASURED
     even = sum(memories[layer] for layer in high_layers) / sum(memories.values())
     count = sum(row["layer"] in high_layers for row in rows)
     first = sum(row["layer"] == 0 for row in rows)
     share = Estimate(count / len(rows), *wilson(count, len(rows)))
     published = ex.paper_statement("confident_in_upper_layers")
-    judged = vd.judge_share(share, even, "an even spread over the layers", published, f"{count} of {len(rows)}")
+    judged = ex.judge_share(share, even, "an even spread over the layers", published, f"{count} of {len(rows)}")
     return judged.and_also(f"in layer 0 by itself: {first}")
 
 
-def confident_values_predict(evidence: vd.Evidence) -> vd.Judgement:
+def confident_values_predict(evidence: ex.Evidence) -> ex.Judgement:
     rows = evidence.rows
     if not rows:
-        return vd.NOT_MEASURED
+        return ex.NOT_MEASURED
     agree = sum(bool(row.get("agrees", (row["precision"] or 0) > 0)) for row in rows)
     share = Estimate(agree / len(rows), *wilson(agree, len(rows)))
     chance = sum(row.get("chance") or 0 for row in rows) / len(rows)
     published = ex.paper_statement("confident_and_agreeing")
-    judged = vd.judge_share(share, chance, "what chance gives", published, f"{agree} of {len(rows)}")
+    judged = ex.judge_share(share, chance, "what chance gives", published, f"{agree} of {len(rows)}")
     precision = sum(row["precision"] or 0 for row in rows) / len(rows)
     by_chance = sum(row.get("precision_chance") or 0 for row in rows) / len(rows)
     return judged.and_also(f"mean precision {percent(precision)}, by chance {percent(by_chance)}")
 
 
-def confidence_brings_agreement(evidence: vd.Evidence) -> vd.Judgement:
+def confidence_brings_agreement(evidence: ex.Evidence) -> ex.Judgement:
     yours, theirs = (_slope(rows) for rows in (evidence.rows, evidence.published))
     if yours is None or theirs is None:
-        return vd.NOT_MEASURED
-    verdict = vd.direction(yours, _SMALL * theirs.value)
+        return ex.NOT_MEASURED
+    verdict = ex.direction(yours, _SMALL * theirs.value)
     low, *_, high = (row for row in evidence.rows if row["rate"] is not None)
     ends = ", ".join(
         f"{percent(row['rate'], 2)} of {row['memories']:,} memories in the {which} bin"
@@ -236,9 +236,9 @@ def confidence_brings_agreement(evidence: vd.Evidence) -> vd.Judgement:
         if "memories" in row
     )
     side = "above" if yours.low > 0 else "below" if yours.high < 0 else "on both sides of"
-    return vd.Judgement(
-        f"{vd.as_points(yours.value)} a bin",
-        f"{vd.as_points(yours.low)} to {vd.as_points(yours.high)}",
+    return ex.Judgement(
+        f"{ex.as_points(yours.value)} a bin",
+        f"{ex.as_points(yours.low)} to {ex.as_points(yours.high)}",
         verdict,
         f"The slope’s interval lies {side} 0; {ends or 'no counts'}; published "
         f"{' and '.join(percent(row['rate']) for row in (evidence.published[0], evidence.published[-1]))}.",
@@ -247,7 +247,7 @@ def confidence_brings_agreement(evidence: vd.Evidence) -> vd.Judgement:
 
 def _slope(bins: list[ex.Row]) -> Estimate | None:
     """The slope of agreement over the number of the bin, bins weighed by their memories (unknown for the paper's)."""
-    known = {place: estimate for place, row in enumerate(bins) if (estimate := vd.estimate_of(row, "rate"))}
+    known = {place: estimate for place, row in enumerate(bins) if (estimate := ex.estimate_of(row, "rate"))}
     if len(known) < 2:
         return None
     sizes = [bins[place].get("memories", 1) for place in known]
@@ -293,7 +293,7 @@ EXPERIMENT = ex.Experiment(
     sample=100,
     needs=("values",),
     claims=(
-        vd.Claim(
+        ex.Claim(
             "confident-values",
             "The most confident values sit in the upper layers",
             "97 of 100 in layers 10–15",
@@ -301,7 +301,7 @@ EXPERIMENT = ex.Experiment(
             "interval. Appears if it lies above an even spread over the layers; does not if it lies below.",
             confident_values_sit_high,
         ),
-        vd.Claim(
+        ex.Claim(
             "predictive-values",
             "Confident values predict what follows their triggers",
             "46 of 100",
@@ -310,7 +310,7 @@ EXPERIMENT = ex.Experiment(
             "triggers of the layer. Appears if the interval lies above chance; does not if it lies below.",
             confident_values_predict,
         ),
-        vd.Claim(
+        ex.Claim(
             "confidence-agreement",
             "Agreement grows with a value’s largest probability",
             "0.2% in the lowest bin of max p, 100% in the highest",

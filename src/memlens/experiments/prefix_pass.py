@@ -1,96 +1,259 @@
 """One pass over sampled prefixes, from which all experiments of section 5 are read.
 
-    experiments/prefixes.parquet        one row per prefix: where it is, its text, its target, the final token
-    experiments/prefix-layers.parquet   one row per prefix and layer: tops of r, y and o, active memories, contributions
+    experiments/prefixes.parquet        one row per prefix: position, text, target, final token
+    experiments/prefix-layers.parquet   one row per prefix and layer: top tokens of r, y and o, active memories, logits
 
-Sentences are fed up to their last sampled position, in batches; states come out in chunks of one size, as many as one
-block of unembedding takes. The two tables are kept in the index and used again as long as sample, seed, corpus and
-values are the same.
+ 1. Draw prefixes (prefixes.sample_prefixes, or sample_validation for another corpus).
+ 2. Plan forward passes: each sentence is fed up to its last sampled position, in batches of similar length.
+ 3. Run them and collect the states at the sampled positions in chunks of equal size (PrefixReader.states).
+ 4. Read each chunk layer by layer (LayerReader): top tokens of r, y and o, the probability of the final token in r,
+    active memories, contributions to the final logit.
+ 5. Put the chunks back into the order of the sample and write the two tables.
+
+r and o are read through the model's own lens, y in the same way as the values table. Ties go to the lower token id. The
+tables are reused as long as sample, seed, corpus and values stay the same.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from memlens.corpus.sentences import corpus_fingerprint, cut_batches
-from memlens.experiments.experiment import SAMPLE
-from memlens.experiments.layer_look import TRIED, Columns, LayerLook, Unembedding, ValueReading, rows_at_once
-from memlens.experiments.prefixes import (
-    LAYERS_SCHEMA,
-    PREFIXES_SCHEMA,
-    Prefixes,
-    join_columns,
-    layer_table,
-    prefix_table,
-    sample_prefixes,
-    sample_validation,
-    stop_targets,
-)
+from memlens.errors import ModelError
+from memlens.experiments.experiment import SAMPLE, kind_columns, schema
+from memlens.experiments.prefixes import Prefixes, sample_prefixes, sample_validation, stop_targets
 from memlens.index.format import EXPERIMENTS
 from memlens.index.reader import Index
-from memlens.models.decompose import PositionStates, record_positions
+from memlens.models.decompose import LayerUse, LogitDecomposition, PositionStates, record_positions
+from memlens.models.lens import Lens
 from memlens.models.memory_model import MemoryModel
 from memlens.parallel import Progress, no_progress
 from memlens.pool import Pool, SerialPool
 from memlens.settings import CorpusSettings
-from memlens.vocab.kernels import thread_pool
+from memlens.vocab.kernels import Ends, read_softmax, thread_pool
 from memlens.vocab.tokens import tokens_read
 
+Columns = dict[str, Any]  # name -> [n] array, or [n] list of lists (None for an empty list)
+
 PREFIXES, LAYERS = f"{EXPERIMENTS}/prefixes", f"{EXPERIMENTS}/prefix-layers"
+TOP_MEMORIES = (1, 10, 100)  # numbers of strongest memories whose contributions are added up
+LISTED = 10  # memories listed for a composition
 _BATCH_TOKENS = 2048
-_CHUNK_BYTES = 256 << 20  # states and coefficients of one chunk; a smaller chunk is taken where a model is large
+_CHUNK_BYTES = 256 << 20  # limit for states and coefficients of one chunk; decides the chunk size of large models
+_BLOCK_BYTES = 64 << 20  # scores of one chunk: a smaller matrix product is slower, a larger one leaves the cache
+_LEAST_ROWS, _MOST_ROWS = 128, 1024
+
+PREFIXES_SCHEMA = schema(
+    "prefix:int32 sentence:int64 position:int32 text:string",  # position -1 is BOS alone; given tokens have no text
+    "target:int32 stop_word:bool",  # the next token (null at the end of a sentence); whether it is a stop word
+    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L), its logit before soft-capping, parts of it
+    "above_mean embedding constant",  # the logit minus the mean of all logits, and parts of that
+)
+LAYERS_SCHEMA = schema(
+    "layer:int32 prefix:int32",
+    "residual_token:int32 ffn_token:int32 output_token:int32",  # top(r), top(y), top(o)
+    "p_final rank_final:int32",  # softmax(r E)[final token]; 1 + tokens with a strictly higher score in r
+    "active:int32 effective",  # memories with m > 0; participation ratio of |m| ||v||
+    "promoted:bool promoted_active:bool",  # whether top(y) is the top token of a value of the layer; of one with m > 0
+    "ffn_logit attention_logit ffn_above attention_above",  # contributions to the final logit; to logit minus mean
+    # by kind of memory in a mixture: share with m > 0 of those reached; contribution to logit minus mean
+    *kind_columns("active", "given"),
+    "top1 top10 top100",  # contribution of the strongest memories to logit minus mean
+    "vetoes:[int32] veto_pushes:[float32]",  # for a composition: memories that lowered top(r) most
+    "pushers:[int32] pushes:[float32]",  # in the last layer: memories that raised top(o) most over top(r)
+    "cosine:float32 cosine_shuffled:float32",  # of the two tokens' output embeddings; with the token of another change
+)
 
 
-def chunk_rows(model: MemoryModel, rows: int) -> int:
-    """The number of prefixes in a chunk: `rows`, or as many as fit the memory."""
-    a_prefix = sum(4 * (3 * model.width + block.memories) for block in model.layers)
-    return max(1, min(rows, _CHUNK_BYTES // a_prefix))
+@dataclass(frozen=True, eq=False)
+class PrefixTables:
+    """The two tables of a pass, and where the prefixes came from."""
+
+    index: Index
+    prefixes: pa.Table
+    layers: pa.Table
+    last_layer: int  # of the model, scanned or not
+    notes: Mapping[str, Any]
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """The text of every token."""
+        return self.index.vocabulary
+
+    @property
+    def memories(self) -> dict[int, int]:
+        """The number of memories by layer."""
+        return {layer: self.index.memories(layer) for layer in self.index.layers}
+
+    def by_layer(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield each layer with its columns [prefixes]: arrays, or lists for lists, texts and columns with nulls."""
+        for layer in self.index.layers:
+            rows = self.layers.filter(pc.equal(self.layers.column("layer"), layer))
+            yield layer, {name: _plain(rows.column(name)) for name in rows.column_names}
+
+    def column(self, name: str) -> Any:
+        """Return one column of the table of prefixes."""
+        return _plain(self.prefixes.column(name))
 
 
-def run_chunks(
-    model: MemoryModel, prefixes: Prefixes, layers: set[int], rows: int
-) -> Iterator[tuple[NDArray[np.int64], PositionStates]]:
-    """Yield the prefixes of each chunk and the states at them; all chunks but the last have the same size."""
-    waiting: list[PositionStates] = []
-    numbers = np.zeros(0, np.int64)
-    for planned in _forward_passes(prefixes):
-        waiting.append(_run(model, planned, layers))
-        numbers = np.concatenate([numbers, planned.numbers])
-        if len(numbers) < rows:
-            continue
-        joined = PositionStates.join(waiting)
-        whole = len(numbers) - len(numbers) % rows
-        for first in range(0, whole, rows):
-            yield numbers[first : first + rows], joined[first : first + rows]
-        waiting, numbers = [joined[whole:].copy()], numbers[whole:]
-        del joined
-    if len(numbers):
-        yield numbers, PositionStates.join(waiting)
+def _plain(column: pa.ChunkedArray) -> Any:
+    if column.null_count or pa.types.is_nested(column.type) or pa.types.is_string(column.type):
+        return column.to_pylist()
+    return column.to_numpy()
 
 
-def run_chunk(
-    model: MemoryModel, prefixes: Prefixes, layers: set[int], rows: int, number: int
-) -> tuple[NDArray[np.int64], PositionStates]:
-    """Chunk `number` of those that run_chunks gives, by itself: only the batches that it lies in are run."""
-    first, last, done = number * rows, (number + 1) * rows, 0
-    numbers, positions = [], []
-    for planned in _forward_passes(prefixes):
-        begin, done = done, done + len(planned.numbers)
-        if done > first and begin < last:
-            part = slice(max(first - begin, 0), min(last, done) - begin)
-            numbers.append(planned.numbers[part])
-            positions.append(_run(model, planned, layers)[part])
-    return np.concatenate(numbers), PositionStates.join(positions)
+def read_prefixes(
+    index: Index,
+    model: MemoryModel,
+    *,
+    sample: int = SAMPLE,
+    seed: int = 0,
+    validation: CorpusSettings | None = None,
+    stop_words: str = "en",
+    progress: Progress = no_progress,
+    pool: Pool | None = None,
+) -> PrefixTables:
+    """Return the tables of the pass over a random sample, from the index if it holds them; otherwise run the pass.
+
+    `pool` works on chunks of prefixes; None is this process. The bytes are the same on every pool.
+    """
+    index.path("values")  # raises with the command to run if it is missing
+    wanted = {
+        "sample": sample,
+        "seed": seed,
+        "validation": None if validation is None else corpus_fingerprint(validation),
+        "stop_words": stop_words,
+        "values": index.manifest.sha256("values"),
+        "reading": index.manifest.values.reading or None,
+    }
+    noted = dict(index.manifest.prefix_pass.content)
+    if index.is_whole(PREFIXES) and index.is_whole(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
+        return PrefixTables(index, index.table(PREFIXES), index.table(LAYERS), len(model.layers) - 1, noted)
+    index.check_model(model)
+    prefixes = (
+        sample_prefixes(index, sample, seed)
+        if validation is None
+        else sample_validation(index, model, validation, sample, seed)
+    )
+    stops = stop_targets(index, prefixes, stop_words)
+    tables = read_given_prefixes(index, model, prefixes, stops, progress, pool)
+    notes: dict[str, Any] = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin}
+    notes["threads"] = torch.get_num_threads()
+    if validation is not None:
+        cut = {name: getattr(validation, name) for name in ("unit", "column")}
+        notes["validation_corpus"] = {"sources": [*validation.sources], **cut}
+    written = {PREFIXES: (PREFIXES_SCHEMA, [tables.prefixes]), LAYERS: (LAYERS_SCHEMA, [tables.layers])}
+    index.write(written, lambda: {"aggregate": notes})
+    return PrefixTables(index, tables.prefixes, tables.layers, tables.last_layer, notes)
 
 
-@dataclass(frozen=True)
-class _ForwardPass:
+def read_given_prefixes(
+    index: Index,
+    model: MemoryModel,
+    prefixes: Prefixes,
+    stops: list[bool | None] | None = None,
+    progress: Progress = no_progress,
+    pool: Pool | None = None,
+) -> PrefixTables:
+    """Run the pass over the given prefixes with the values of the index, without writing anything."""
+    values = index.table("values", ["layer", "memory", "argmax"]).sort_by(
+        [("layer", "ascending"), ("memory", "ascending")]
+    )
+    layer, argmax = values.column("layer").to_numpy(), values.column("argmax").to_numpy()
+    promoted = {number: argmax[layer == number] for number in index.layers}
+    of_prefixes, of_layers = run_pass(model, prefixes, promoted, progress, pool, value_reading(index))
+    targets = prefixes.targets
+    of_prefixes |= {
+        "prefix": np.arange(len(prefixes)),
+        "sentence": np.array([prefixes.sentences[row].id for row in prefixes.rows]),
+        "position": prefixes.positions,
+        "text": prefixes.texts,
+        "target": pa.array(targets, pa.int32(), mask=targets < 0),
+        "stop_word": [None] * len(prefixes) if stops is None else stops,
+    }
+    tables = []
+    for number, columns in of_layers.items():
+        places = {"layer": np.full(len(prefixes), number), "prefix": np.arange(len(prefixes))}
+        tables.append(_table(places | columns, LAYERS_SCHEMA))
+    return PrefixTables(
+        index,
+        _table(of_prefixes, PREFIXES_SCHEMA),
+        pa.concat_tables(tables),
+        len(model.layers) - 1,
+        {"prefixes": len(prefixes), "origin": prefixes.origin},
+    )
+
+
+def _table(columns: Columns, schema: pa.Schema) -> pa.Table:
+    def typed(column: Any, kind: pa.DataType) -> pa.Array:
+        return column if isinstance(column, pa.Array) else pa.array(column, kind)
+
+    return pa.table({field.name: typed(columns[field.name], field.type) for field in schema}, schema)
+
+
+class ValueReading(NamedTuple):
+    """The reading with which the values of an index were made; y is read in the same way."""
+
+    reading: str | None = None  # None: the model's default
+    kept: NDArray[np.int64] | None = None  # the token ids they were read over, ascending; None for all
+
+
+def value_reading(index: Index) -> ValueReading:
+    """Return the reading of the values table of an index."""
+    return ValueReading(index.manifest.values.reading or None, tokens_read(index))
+
+
+def run_pass(
+    model: MemoryModel,
+    prefixes: Prefixes,
+    promoted: Mapping[int, NDArray[np.int32]],  # layer -> [memories], the top token of each value
+    progress: Progress = no_progress,
+    pool: Pool | None = None,
+    values: ValueReading | None = None,
+) -> tuple[Columns, dict[int, Columns]]:
+    """Run the pass. Returns columns with one entry per prefix, and the same by layer."""
+    reader = PrefixReader(prefixes, dict(promoted), values)
+    chunks = range(reader.chunks(model))
+    results = (pool or SerialPool(model)).map(reader, chunks)
+    of_prefixes: list[Columns] = []
+    of_layers: dict[int, list[Columns]] = {layer: [] for layer in promoted}
+    order: list[NDArray[np.int64]] = []
+    done = 0
+    progress("prefixes", 0, len(prefixes))
+    for numbers, whole, layers in results:
+        of_prefixes.append(whole)
+        for layer, columns in layers.items():
+            of_layers[layer].append(columns)
+        order.append(numbers)
+        done += len(numbers)
+        progress("prefixes", done, len(prefixes))
+    back = np.argsort(np.concatenate(order))  # from the order of batches to the order of the sample
+    return _join(of_prefixes, back), {layer: _join(parts, back) for layer, parts in of_layers.items()}
+
+
+def _join(parts: list[Columns], order: NDArray[np.int64]) -> Columns:
+    """Concatenate the columns of all chunks and put them into the given order."""
+    joined: Columns = {}
+    for name, first in parts[0].items():
+        if isinstance(first, list):
+            entries = [entry for part in parts for entry in part[name]]
+            joined[name] = [entries[i] for i in order]
+        else:
+            joined[name] = np.concatenate([part[name] for part in parts])[order]
+    return joined
+
+
+class _ForwardPass(NamedTuple):
     """One forward pass: its prefixes, and their places in its flattened tokens [batch, pos]."""
 
     numbers: NDArray[np.int64]
@@ -98,12 +261,8 @@ class _ForwardPass:
     tokens: NDArray[np.int64]
 
 
-def _run(model: MemoryModel, planned: _ForwardPass, layers: set[int]) -> PositionStates:
-    return record_positions(model, torch.from_numpy(planned.tokens), torch.tensor(planned.places), layers)
-
-
-def _forward_passes(prefixes: Prefixes) -> Iterator[_ForwardPass]:
-    """The forward passes in their order; sentences end at their last sampled position."""
+def _plan_forward_passes(prefixes: Prefixes) -> Iterator[_ForwardPass]:
+    """Yield the forward passes in order; each sentence ends at its last sampled position."""
     ends = np.full(len(prefixes.sentences), -1, np.int64)
     np.maximum.at(ends, prefixes.rows, prefixes.positions)
     fed = [(row, sentence.tokens[: ends[row] + 1]) for row, sentence in enumerate(prefixes.sentences)]
@@ -120,192 +279,254 @@ def _forward_passes(prefixes: Prefixes) -> Iterator[_ForwardPass]:
         yield _ForwardPass(np.array(numbers, np.int64), places, batch.tokens)
 
 
-@dataclass(frozen=True, eq=False)
-class Aggregate:
-    """The tables of one pass, by prefix and by layer and prefix, and where the prefixes came from."""
-
-    index: Index
-    prefixes: pa.Table
-    layers: pa.Table
-    last_layer: int  # of the model, whether it was scanned or not
-    notes: Mapping[str, Any]
-
-    @property
-    def vocabulary(self) -> list[str]:
-        """The text of every token."""
-        return self.index.vocabulary
-
-    @property
-    def memories(self) -> dict[int, int]:
-        """layer -> how many"""
-        return {layer: self.index.memories(layer) for layer in self.index.layers}
-
-    def by_layer(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Layer by layer its columns [prefixes] as arrays, lists as lists."""
-        for layer in self.index.layers:
-            rows = self.layers.filter(pc.equal(self.layers.column("layer"), layer))
-            yield layer, {name: _plain(rows.column(name)) for name in rows.column_names}
-
-    def column(self, name: str) -> Any:
-        """One column of the table of prefixes."""
-        return _plain(self.prefixes.column(name))
+def chunk_rows(model: MemoryModel) -> int:
+    """Return the number of prefixes in a chunk: as many as one block of scores and the memory limit allow."""
+    bytes_per_prefix = sum(4 * (3 * model.width + block.memories) for block in model.layers)
+    rows = min(max(_BLOCK_BYTES // (4 * model.lens.vocabulary), _LEAST_ROWS), _MOST_ROWS)
+    return max(1, min(rows, _CHUNK_BYTES // bytes_per_prefix))
 
 
-def aggregate(
-    index: Index,
-    model: MemoryModel,
-    *,
-    sample: int = SAMPLE,
-    seed: int = 0,
-    validation: CorpusSettings | None = None,
-    stop_words: str = "en",
-    progress: Progress = no_progress,
-    pool: Pool | None = None,
-) -> Aggregate:
-    """The pass over a random sample, from the index where this very one was made before.
-
-    `pool` works on chunks of prefixes; None is this process. The bytes are the same on every pool.
-    """
-    index.path("values")  # says which command is missing
-    wanted = {
-        "sample": sample,
-        "seed": seed,
-        "validation": None if validation is None else corpus_fingerprint(validation),
-        "stop_words": stop_words,
-        "values": index.manifest.sha256("values"),
-        # of values and y; a pass that read y otherwise has no such note
-        "reading": index.manifest.values.reading or None,
-    }
-    noted = dict(index.manifest.prefix_pass.content)
-    if index.is_whole(PREFIXES) and index.is_whole(LAYERS) and {name: noted.get(name) for name in wanted} == wanted:
-        return Aggregate(index, index.table(PREFIXES), index.table(LAYERS), len(model.layers) - 1, noted)
-    index.check_model(model)
-    prefixes = (
-        sample_prefixes(index, sample, seed)
-        if validation is None
-        else sample_validation(index, model, validation, sample, seed)
-    )
-    stops = stop_targets(index, prefixes, stop_words)
-    sampled = look_at_prefixes(index, model, prefixes, stops, progress, pool)
-    notes: dict[str, Any] = {**wanted, "prefixes": len(prefixes), "origin": prefixes.origin}
-    notes["threads"] = torch.get_num_threads()
-    if validation is not None:
-        given = {name: getattr(validation, name) for name in ("unit", "column")}
-        notes["validation_corpus"] = {"sources": [*validation.sources], **given}
-    tables = {PREFIXES: (PREFIXES_SCHEMA, [sampled.prefixes]), LAYERS: (LAYERS_SCHEMA, [sampled.layers])}
-    index.write(tables, lambda: {"aggregate": notes})
-    return Aggregate(index, sampled.prefixes, sampled.layers, sampled.last_layer, notes)
-
-
-def look_at_prefixes(
-    index: Index,
-    model: MemoryModel,
-    prefixes: Prefixes,
-    stops: list[bool | None] | None = None,
-    progress: Progress = no_progress,
-    pool: Pool | None = None,
-) -> Aggregate:
-    """The pass over any prefixes, with the values of the index; nothing is written."""
-    whole, layers = run_pass(model, prefixes, _promoted_tokens(index), progress, pool, value_reading(index))
-    return Aggregate(
-        index,
-        prefix_table(prefixes, stops, whole),
-        pa.concat_tables(layer_table(layer, columns) for layer, columns in layers.items()),
-        len(model.layers) - 1,
-        {"prefixes": len(prefixes), "origin": prefixes.origin},
-    )
-
-
-def run_pass(
-    model: MemoryModel,
-    prefixes: Prefixes,
-    promoted: Mapping[int, NDArray[np.int32]],  # layer -> [memories], the top token of each value
-    progress: Progress = no_progress,
-    pool: Pool | None = None,
-    values: ValueReading | None = None,
-) -> tuple[Columns, dict[int, Columns]]:
-    """The pass itself: columns with an entry per prefix, and the same for each layer."""
-    whole: list[Columns] = []
-    layers: dict[int, list[Columns]] = {layer: [] for layer in promoted}
-    order: list[NDArray[np.int64]] = []
-    done = 0
-    progress("prefixes", 0, len(prefixes))
-    for numbers, of_prefix, of_layers in _looks(model, prefixes, promoted, pool, values):
-        whole.append(of_prefix)
-        for layer, columns in of_layers.items():
-            layers[layer].append(columns)
-        order.append(numbers)
-        done += len(numbers)
-        progress("prefixes", done, len(prefixes))
-    back = np.argsort(np.concatenate(order))  # from the order of batches to that of the sample
-    return join_columns(whole, back), {layer: join_columns(parts, back) for layer, parts in layers.items()}
-
-
-_Look = tuple[NDArray[np.int64], Columns, dict[int, Columns]]  # which prefixes, by prefix, by layer and prefix
-
-
-def _looks(
-    model: MemoryModel,
-    prefixes: Prefixes,
-    promoted: Mapping[int, NDArray[np.int32]],
-    pool: Pool | None,
-    values: ValueReading | None,
-) -> Iterator[_Look]:
-    """Yield the readings of the prefixes, chunk by chunk."""
-    if pool is not None and not isinstance(pool, SerialPool):
-        work = ChunkWork(prefixes, dict(promoted), values)
-        yield from pool.map(work, range(work.chunks(model)))
-        return
-    with torch.inference_mode(), thread_pool() as threads:
-        unembedding = Unembedding(model.lens, threads, torch.get_num_threads(), values)
-        look = LayerLook(model, promoted, unembedding)
-        for numbers, positions in run_chunks(model, prefixes, set(promoted), chunk_rows(model, unembedding.rows)):
-            yield numbers, *look.look(positions)
-
-
-class ChunkWork:
-    """The pass over one chunk of prefixes by itself, wherever the model is. Can be pickled."""
+class PrefixReader:
+    """Reads one chunk of prefixes, in this process or on a worker. Can be pickled before its first call."""
 
     def __init__(
         self, prefixes: Prefixes, promoted: dict[int, NDArray[np.int32]], values: ValueReading | None = None
     ) -> None:
         self.prefixes, self.promoted, self.values = prefixes, promoted, values
-        self._look: LayerLook | None = None  # made once per worker
+        self._layers: LayerReader | None = None  # created once per worker
+        self._last_pass: tuple[int, PositionStates] | None = None  # two chunks in a row may share a forward pass
 
     def chunks(self, model: MemoryModel) -> int:
-        return -(-len(self.prefixes) // self._rows(model))
+        """Return the number of chunks."""
+        return -(-len(self.prefixes) // chunk_rows(model))
 
-    def __call__(self, model: MemoryModel, number: int) -> _Look:
-        rows, layers = self._rows(model), set(self.promoted)
-        with torch.inference_mode(), thread_pool() as pool:
-            if self._look is None:
-                unembedding = Unembedding(model.lens, None, torch.get_num_threads(), self.values)
-                self._look = LayerLook(model, self.promoted, unembedding)
-                # Whether sums stand for scores is tried on the first states, which must be the same for every worker.
-                self._look.look(run_chunk(model, self.prefixes, layers, min(rows, TRIED), 0)[1])
-            self._look.unembedding.use_pool(pool)
-            numbers, positions = run_chunk(model, self.prefixes, layers, rows, number)
-            return numbers, *self._look.look(positions)
+    def __call__(self, model: MemoryModel, chunk: int) -> tuple[NDArray[np.int64], Columns, dict[int, Columns]]:
+        """Return the numbers of the chunk's prefixes, columns by prefix, and columns by layer and prefix."""
+        with torch.inference_mode(), thread_pool() as threads:
+            if self._layers is None:
+                self._layers = LayerReader(model, self.promoted, Unembedding(model.lens, self.values))
+            numbers, states = self.states(model, chunk)
+            return numbers, *self._layers.read(states, threads)
 
-    def _rows(self, model: MemoryModel) -> int:
-        return chunk_rows(model, rows_at_once(model.lens))
+    def states(self, model: MemoryModel, chunk: int) -> tuple[NDArray[np.int64], PositionStates]:
+        """Run the forward passes that the chunk needs. Returns its prefixes and the states at them."""
+        rows = chunk_rows(model)
+        first, last, done = chunk * rows, (chunk + 1) * rows, 0
+        numbers, states = [], []
+        for place, planned in enumerate(_plan_forward_passes(self.prefixes)):
+            begin, done = done, done + len(planned.numbers)
+            if done > first and begin < last:
+                part = slice(max(first - begin, 0), min(last, done) - begin)
+                numbers.append(planned.numbers[part])
+                states.append(self._run(model, place, planned)[part])
+        return np.concatenate(numbers), PositionStates.join(states)
 
-
-def value_reading(index: Index) -> ValueReading:
-    """The reading with which the values table of an index was made."""
-    return ValueReading(index.manifest.values.reading or None, tokens_read(index))
-
-
-def _promoted_tokens(index: Index) -> dict[int, NDArray[np.int32]]:
-    """layer -> [memories]: the top token of each value, as the values table has it."""
-    table = index.table("values", ["layer", "memory", "argmax"]).sort_by(
-        [("layer", "ascending"), ("memory", "ascending")]
-    )
-    layer, argmax = table.column("layer").to_numpy(), table.column("argmax").to_numpy()
-    return {number: argmax[layer == number] for number in index.layers}
+    def _run(self, model: MemoryModel, place: int, planned: _ForwardPass) -> PositionStates:
+        if self._last_pass is None or self._last_pass[0] != place:
+            tokens, places = torch.from_numpy(planned.tokens), torch.tensor(planned.places)
+            self._last_pass = place, record_positions(model, tokens, places, set(self.promoted))
+        return self._last_pass[1]
 
 
-def _plain(column: pa.ChunkedArray) -> Any:
-    if column.null_count or pa.types.is_nested(column.type) or pa.types.is_string(column.type):
-        return column.to_pylist()
-    return column.to_numpy()
+class Unembedding:
+    """Reads top tokens and probabilities from states [n, d] through a lens; y with the given reading of values."""
+
+    def __init__(self, lens: Lens, values: ValueReading | None = None) -> None:
+        self._lens = lens
+        self._reading = lens.checked_reading(values.reading if values else None)
+        self._kept = values.kept if values else None
+
+    def top(self, states: Tensor) -> NDArray[np.int32]:
+        """Return top(h) of each state."""
+        return _highest(self._scores(states))
+
+    def layer(
+        self,
+        layer: int,
+        r: Tensor,
+        y: Tensor,
+        o: Tensor,
+        final: NDArray[np.int32],
+        is_last: bool,
+        threads: ThreadPoolExecutor | None = None,
+    ) -> Columns:
+        """Return the top tokens of r, y and o, and the probability and rank of the final token [n] in r.
+
+        In the last layer, top(o) is the final token, so o is not read again.
+        """
+        scores = self._scores(r)
+        residual = _highest(scores)
+        # a cap keeps the order of the scores, so the top tokens do not change
+        capped = self._lens.capped(scores).numpy()
+        rows = np.arange(len(capped))
+        empty = np.empty((len(capped), 0), np.int32), np.empty((len(capped), 0), np.float32)
+        ends = Ends(residual[:, None], capped[rows, residual][:, None], *empty)
+        softmax = read_softmax(capped, ends, final, threads)
+        columns = {
+            "residual_token": residual,
+            "p_final": softmax.p(capped[rows, final][:, None])[:, 0],
+            "rank_final": softmax.above + 1,
+        }
+        scores = self._lens.addition_scores(y, layer, self._reading).to("cpu", torch.float32).contiguous()
+        if self._kept is None:
+            columns["ffn_token"] = _highest(scores)
+        else:
+            kept_scores = scores.index_select(1, torch.from_numpy(self._kept))
+            columns["ffn_token"] = self._kept[_highest(kept_scores)].astype(np.int32)
+        columns["output_token"] = final if is_last else self.top(o)
+        return columns
+
+    def _scores(self, states: Tensor) -> Tensor:
+        """Return logits before soft-capping, [n, vocabulary] float32."""
+        return self._lens.state_logits(states).to("cpu", torch.float32).contiguous()
+
+
+def _highest(scores: Tensor) -> NDArray[np.int32]:
+    """Return the token with the highest score in each row; of equal scores the lowest token."""
+    array = scores.numpy()
+    tokens: NDArray[np.int32] = array.argmax(1).astype(np.int32)
+    if not np.isfinite(array[np.arange(len(array)), tokens]).all():
+        raise ModelError(
+            "a state has scores that are NaN or infinite; the dtype is too small for this model: try float32"
+        )
+    return tokens
+
+
+class LayerReader:
+    """Reads states at sampled positions, layer by layer."""
+
+    def __init__(
+        self,
+        model: MemoryModel,
+        promoted: Mapping[int, NDArray[np.int32]],  # layer -> [memories], the top token of each value
+        unembedding: Unembedding,
+    ) -> None:
+        self.model, self.promoted, self.unembedding = model, promoted, unembedding
+        self.decomposition = LogitDecomposition(model)
+        self.last = len(model.layers) - 1
+        self.is_mixture = any(layer.is_mixture for layer in model.layers)
+        self.norms = {layer: model.layers[layer].lengths() for layer in promoted}
+        # [vocabulary] by layer: whether any value has this top token
+        self.promotes = {layer: np.zeros(model.vocabulary, bool) for layer in promoted}
+        for layer, tokens in promoted.items():
+            self.promotes[layer][tokens] = True
+
+    def read(
+        self, positions: PositionStates, threads: ThreadPoolExecutor | None = None
+    ) -> tuple[Columns, dict[int, Columns]]:
+        """Return columns with one entry per prefix, and the same by layer."""
+        final = self.unembedding.top(positions.o[self.last])
+        tokens = self._tensor(final)
+        logits = self.decomposition.logit_parts(positions, tokens)
+        relative = self.decomposition.logit_parts(positions, tokens, relative=True)
+        whole = {
+            "final_token": final,
+            "logit": _numbers(logits.logit),
+            "logit_embedding": _numbers(logits.embedding),
+            "logit_constant": _numbers(logits.constant),
+            "above_mean": _numbers(relative.logit),
+            "embedding": _numbers(relative.embedding),
+            "constant": _numbers(relative.constant),
+        }
+        direction = self.decomposition.direction(tokens, positions.o[self.last], relative=True)
+        layers = {}
+        for layer in self.promoted:
+            r, y, o = positions.r[layer], positions.y[layer], positions.o[layer]
+            columns = self.unembedding.layer(layer, r, y, o, final, layer == self.last, threads)
+            columns |= self._count_memories(layer, positions.coefficients[layer], columns["ffn_token"])
+            columns |= {
+                "ffn_logit": _numbers(logits.ffn[layer]),
+                "attention_logit": _numbers(logits.attention[layer]),
+                "ffn_above": _numbers(relative.ffn[layer]),
+                "attention_above": _numbers(relative.attention[layer]),
+            }
+            columns |= self._add_contributions(layer, positions.used(layer), direction)
+            columns |= self._list_memories(layer, positions, columns)
+            layers[layer] = columns
+        return whole, layers
+
+    def _count_memories(self, layer: int, coefficients: Tensor, ffn: NDArray[np.int32]) -> Columns:
+        """Count active and effective memories, and find out whether a value promotes the layer's top token [n]."""
+        sizes = coefficients.abs() * self.norms[layer]
+        total, length = sizes.sum(1).double(), torch.linalg.vector_norm(sizes, dim=1).double()
+        effective = (total / length.clamp_min(torch.finfo(torch.float32).tiny)).square()  # 0 if all are silent
+        active = coefficients > 0  # [n, memories]
+        is_promoted = self.promotes[layer][ffn]
+        is_promoted_by_active = np.zeros(len(ffn), bool)
+        for row in np.flatnonzero(is_promoted):
+            promoters = np.flatnonzero(self.promoted[layer] == ffn[row])
+            is_promoted_by_active[row] = bool(active[row, self._tensor(promoters)].any())
+        return {
+            "active": active.sum(1).cpu().numpy(),
+            "effective": _numbers(effective),
+            "promoted": is_promoted,
+            "promoted_active": is_promoted_by_active,
+        }
+
+    def _add_contributions(self, layer: int, used: LayerUse, direction: Tensor) -> Columns:
+        """Add up what memories contributed to the final logit minus mean: the 1, 10 and 100 largest, and by kind.
+
+        Negative contributions among the largest count as 0. By kind, in a mixture only: also the share with m > 0 of
+        the memories that a prefix reaches.
+        """
+        added = self.decomposition.memories(layer, used, direction)  # [n, memories]
+        most = min(TOP_MEMORIES[-1], added.shape[1])
+        running = added.topk(most, dim=1).values.clamp_min(0).double().cumsum(1)
+        columns: Columns = {f"top{count}": _numbers(running[:, min(count, most) - 1]) for count in TOP_MEMORIES}
+        columns |= {name: [None] * len(added) for name in kind_columns("active", "given")}
+        groups = self.model.layers[layer].groups
+        for kind in {group.kind for group in groups} if self.is_mixture else ():
+            places = [place for place, group in enumerate(groups) if group.kind == kind]
+            span = slice(groups[places[0]].start, groups[places[-1]].columns.stop)
+            sizes = torch.tensor([groups[place].size for place in places], device=added.device)
+            reached = ((used.weights[:, places] != 0) * sizes).sum(1).clamp_min(1)
+            columns[f"{kind}_active"] = _numbers((used.coefficients[:, span] > 0).sum(1) / reached)
+            columns[f"{kind}_given"] = _numbers(added[:, span].double().sum(1))
+        return columns
+
+    def _list_memories(self, layer: int, positions: PositionStates, columns: Columns) -> Columns:
+        """List the memories that veto, where r, y and o have three different top tokens.
+
+        A veto lowers the logit of the residual's token relative to the mean of all tokens. In the last layer, also list
+        pushers: memories that raise the output's token over the residual's. Both at the scale of the final norm for
+        this layer's output.
+        """
+        output, residual, ffn = columns["output_token"], columns["residual_token"], columns["ffn_token"]
+        rows = np.flatnonzero((output != residual) & (output != ffn) & (residual != ffn))
+        listed: Columns = {
+            name: [None] * len(output)
+            for name in ("vetoes", "veto_pushes", "pushers", "pushes", "cosine", "cosine_shuffled")
+        }
+        if not len(rows):
+            return listed
+        where = self._tensor(rows)
+        states, used = positions.o[layer][where], positions.used(layer).at(where)
+        before, after = self._tensor(residual[rows]), self._tensor(output[rows])
+        down = self.decomposition.direction(before, states, relative=True)
+        _list_strongest_(listed, ("vetoes", "veto_pushes"), rows, self.decomposition.memories(layer, used, down), -1)
+        if layer == self.last:
+            up = self.decomposition.direction(after, states) - self.decomposition.direction(before, states)
+            _list_strongest_(listed, ("pushers", "pushes"), rows, self.decomposition.memories(layer, used, up), 1)
+            # chance level: the token before with the token after the next change of the same chunk
+            for name, others in (("cosine", after), ("cosine_shuffled", after.roll(-1))):
+                for row, cosine in zip(rows, self.decomposition.cosine(before, others).tolist(), strict=True):
+                    listed[name][row] = cosine
+        return listed
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self.model.device)
+
+
+def _list_strongest_(
+    listed: Columns, names: tuple[str, str], rows: NDArray[np.int64], added: Tensor, sign: int
+) -> None:
+    """Write the memories with the largest contributions of one sign, and the contributions, into two columns."""
+    amounts, memories = (added * sign).topk(min(LISTED, added.shape[1]), dim=1)
+    for row, amount, memory in zip(rows, amounts.tolist(), memories.tolist(), strict=True):
+        pushes = [(i, sign * x) for i, x in zip(memory, amount, strict=True) if x > 0]
+        listed[names[0]][row] = [i for i, _ in pushes]
+        listed[names[1]][row] = [x for _, x in pushes]
+
+
+def _numbers(tensor: Tensor) -> NDArray[np.float64]:
+    return tensor.double().cpu().numpy()

@@ -15,18 +15,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from memlens.errors import CorpusError, SettingError
-from memlens.experiments.experiment import SAMPLE, kind_columns, schema
+from memlens.experiments.experiment import SAMPLE
 from memlens.index.reader import Index
 from memlens.settings import WINDOW, CorpusSettings
 
 if TYPE_CHECKING:
     from memlens.corpus.sentences import Sentence
-    from memlens.experiments.layer_look import Columns
     from memlens.models.memory_model import MemoryModel
 
 FREQUENT = "frequent"
@@ -50,67 +48,6 @@ don't doesn't didn't isn't aren't wasn't weren't hasn't haven't hadn't can't cou
 i'm i've i'll you're we're they're that's there's let's he's she's s t d ll m re ve
 """
 _LISTS = {"en": frozenset(_ENGLISH.split())}
-
-PREFIXES_SCHEMA = schema(
-    "prefix:int32 sentence:int64 position:int32 text:string",  # position -1 is BOS alone; no text for given tokens
-    "target:int32 stop_word:bool",  # the token that really follows (null at a sentence's end), and is it a stop word?
-    "final_token:int32 logit logit_embedding logit_constant",  # top(o_L), its logit before soft-capping, parts of it
-    "above_mean embedding constant",  # the logit less the mean of all logits, and parts of that
-)
-LAYERS_SCHEMA = schema(
-    "layer:int32 prefix:int32",
-    "residual_token:int32 ffn_token:int32 output_token:int32",  # top(r), top(y), top(o)
-    "p_final rank_final:int32",  # softmax(r E)[final token]; 1 + tokens that r scores strictly higher
-    "active:int32 effective",  # memories with m > 0; participation ratio of |m| ||v||
-    "promoted:bool promoted_active:bool",  # is top(y) the top of any value of the layer? of any whose m > 0?
-    "ffn_logit attention_logit ffn_above attention_above",  # what went into the final logit; beside the mean of all
-    # of a mixture, by kind: share with m > 0 of those reached; what they gave, beside the mean
-    *kind_columns("active", "given"),
-    "top1 top10 top100",  # what the strongest memories gave, beside the mean
-    "vetoes:[int32] veto_pushes:[float32]",  # where o is a composition: memories that took most from top(r)
-    "pushers:[int32] pushes:[float32]",  # in the last layer: memories that gave most to top(o) over top(r)
-    "cosine:float32 cosine_shuffled:float32",  # of the two tokens' output embeddings; of one with another change's
-)
-
-
-def prefix_table(prefixes: Prefixes, stops: list[bool | None] | None, columns: Columns) -> pa.Table:
-    """One row per prefix."""
-    targets = prefixes.targets
-    places = {
-        "prefix": np.arange(len(prefixes)),
-        "sentence": np.array([prefixes.sentences[row].id for row in prefixes.rows]),
-        "position": prefixes.positions,
-        "text": prefixes.texts,
-        "target": pa.array(targets, pa.int32(), mask=targets < 0),
-        "stop_word": [None] * len(prefixes) if stops is None else stops,
-    }
-    return _table(places | columns, PREFIXES_SCHEMA)
-
-
-def layer_table(layer: int, columns: Columns) -> pa.Table:
-    """One row per prefix, for one layer."""
-    count = len(columns["active"])
-    return _table({"layer": np.full(count, layer), "prefix": np.arange(count)} | columns, LAYERS_SCHEMA)
-
-
-def _table(columns: Columns, schema: pa.Schema) -> pa.Table:
-    def typed(column: Any, kind: pa.DataType) -> pa.Array:
-        return column if isinstance(column, pa.Array) else pa.array(column, kind)
-
-    return pa.table({field.name: typed(columns[field.name], field.type) for field in schema}, schema)
-
-
-def join_columns(parts: list[Columns], order: NDArray[np.int64]) -> Columns:
-    """The parts of a pass as one, in another order."""
-    whole: Columns = {}
-    for name, first in parts[0].items():
-        if isinstance(first, list):
-            entries = [entry for part in parts for entry in part[name]]
-            whole[name] = [entries[i] for i in order]
-        else:
-            whole[name] = np.concatenate([part[name] for part in parts])[order]
-    return whole
-
 
 _SALT = 0x5EC7105  # so that the scan's own sample of the same seed is another one
 

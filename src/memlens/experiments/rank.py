@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
 from memlens.parallel import Progress, no_progress
@@ -99,17 +99,17 @@ def _relative(rows: list[ex.Row], vocabulary: int = 0) -> list[ex.Row]:
     ]
 
 
-def rank_improves(evidence: vd.Evidence) -> vd.Judgement:
+def rank_improves(evidence: ex.Evidence) -> ex.Judgement:
     known = ex.known_rows(evidence.rows, ("median",), "memories")
     if any(not row.get("vocabulary") for row in known):
-        return vd.NOT_MEASURED
+        return ex.NOT_MEASURED
     relative = [
         replace(source, rows=_relative(rows))
         for source, rows in ((evidence, known), (evidence.theirs, evidence.published))
     ]
     yours, theirs = (source.trend("median") for source in relative)
     first = relative[0].first("median")
-    judged = vd.judge_trend(yours, theirs, -1, vd.as_points, f"median rank {percent(first)} of the vocabulary")
+    judged = ex.judge_trend(yours, theirs, -1, ex.as_points, f"median rank {percent(first)} of the vocabulary")
     last = [row for row in known if row.get("shuffled") is not None][-1:]
     if yours is None or not last:
         return judged
@@ -141,12 +141,12 @@ EXPERIMENT = ex.Experiment(
     ),
     needs=("values",),
     claims=(
-        vd.Claim(
+        ex.Claim(
             "rank",
             "The following token ranks better under the value with depth",
             "median 9,611 of 20,000 in layer 0, 5,139 in layer 15",
             "Median rank as a share of the vocabulary (the paper’s: of its softmax’s head), by layer. "
-            + vd.RULE_OF_TRENDS
+            + ex.RULE_OF_TRENDS
             + ex.rule_of_enough("memories"),
             rank_improves,
         ),

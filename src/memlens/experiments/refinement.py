@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memlens.experiments import experiment as ex, verdicts as vd
+from memlens.experiments import experiment as ex
 from memlens.stats import Estimate, generator, mean_estimate, paired_interval, share_interval, wilson
 from memlens.text import percent
 
 if TYPE_CHECKING:
-    from memlens.experiments.prefix_pass import Aggregate
+    from memlens.experiments.prefix_pass import PrefixTables
 
-_BEND = vd.depth(9, ex.PAPER_LAYERS)  # after the paper's layer 9 its curve bends upwards
+_BEND = ex.depth(9, ex.PAPER_LAYERS)  # after the paper's layer 9 its curve bends upwards
 _NEAR_BEND = 0.1  # of the depth: a layer that lies further away is another part of the curve
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 match:int64 rate low high",
@@ -26,7 +26,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
+def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
     """Counts and rates with intervals, layer by layer."""
     final = seen.column("final_token")
     by_layer = {layer: np.asarray(columns["residual_token"] == final) for layer, columns in seen.by_layer()}
@@ -72,60 +72,60 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
     return [share_panel("refinement", rows, published(), "match", title, text, model)]
 
 
-def predictions_settle(evidence: vd.Evidence) -> vd.Judgement:
+def predictions_settle(evidence: ex.Evidence) -> ex.Judgement:
     evidence = _enough(evidence)
-    steps = [step for row in evidence.rows if (step := vd.estimate_of(row, "step", "step_low", "step_high"))]
+    steps = [step for row in evidence.rows if (step := ex.estimate_of(row, "step", "step_low", "step_high"))]
     if not steps:
-        return vd.NOT_MEASURED
+        return ex.NOT_MEASURED
     falls = sum(step.high < 0 for step in steps)
     words = f"{falls} of {len(steps)} steps from layer to layer surely go down"
     first = percent(evidence.first("rate"))
     yours, theirs = evidence.trend("rate"), evidence.theirs.trend("rate")
-    return vd.judge_trend(yours, theirs, 1, vd.as_points, first, (not falls, words))
+    return ex.judge_trend(yours, theirs, 1, ex.as_points, first, (not falls, words))
 
 
-def _enough(evidence: vd.Evidence) -> vd.Evidence:
+def _enough(evidence: ex.Evidence) -> ex.Evidence:
     return replace(evidence, rows=ex.known_rows(evidence.rows, ("rate",), "prefixes"))
 
 
-def last_residual_knows_the_token(evidence: vd.Evidence) -> vd.Judgement:
+def last_residual_knows_the_token(evidence: ex.Evidence) -> ex.Judgement:
     share, published = (_share_of(source, source.layers - 1) for source in (evidence, evidence.theirs))
     yours = "" if share is None else percent(share.value)
-    return vd.judge_share(share, 0.5, "one half", published.value if published else None, yours)
+    return ex.judge_share(share, 0.5, "one half", published.value if published else None, yours)
 
 
-def bottom_layers_decide_a_third(evidence: vd.Evidence) -> vd.Judgement:
-    lower = [layer for layer in range(evidence.layers) if vd.third(layer, evidence.layers) == "lower"]
-    return vd.judge_size(_share_of(evidence, max(lower, default=-1)), 1 / 3, percent, "by the end of the lower third")
+def bottom_layers_decide_a_third(evidence: ex.Evidence) -> ex.Judgement:
+    lower = [layer for layer in range(evidence.layers) if ex.third(layer, evidence.layers) == "lower"]
+    return ex.judge_size(_share_of(evidence, max(lower, default=-1)), 1 / 3, percent, "by the end of the lower third")
 
 
-def _share_of(evidence: vd.Evidence, layer: int) -> Estimate | None:
+def _share_of(evidence: ex.Evidence, layer: int) -> Estimate | None:
     rows = [row for row in _enough(evidence).rows if row["layer"] == layer]
     return Estimate(rows[0]["rate"], *wilson(rows[0]["match"], rows[0]["prefixes"])) if rows else None
 
 
-def upper_layers_settle_faster(evidence: vd.Evidence) -> vd.Judgement:
+def upper_layers_settle_faster(evidence: ex.Evidence) -> ex.Judgement:
     yours, theirs = (_pace(source) for source in (evidence, evidence.theirs))
     if yours is None or theirs is None:
-        return vd.NOT_MEASURED
-    verdict = vd.direction(yours, theirs.value)
+        return ex.NOT_MEASURED
+    verdict = ex.direction(yours, theirs.value)
     sure = "faster than" if yours.low > 0 else "more slowly than" if yours.high < 0 else "perhaps as fast as"
-    return vd.Judgement(
-        f"{vd.as_points(yours.value)} a layer more than below",
-        f"{vd.as_points(yours.low)} to {vd.as_points(yours.high)}",
+    return ex.Judgement(
+        f"{ex.as_points(yours.value)} a layer more than below",
+        f"{ex.as_points(yours.low)} to {ex.as_points(yours.high)}",
         verdict,
-        f"From {percent(_BEND, 0)} of the depth on the share grows {sure} below, by {vd.as_points(yours.value)} a "
-        f"layer; published {vd.as_points(theirs.value)}.",
+        f"From {percent(_BEND, 0)} of the depth on the share grows {sure} below, by {ex.as_points(yours.value)} a "
+        f"layer; published {ex.as_points(theirs.value)}.",
     )
 
 
-def _pace(evidence: vd.Evidence) -> Estimate | None:
+def _pace(evidence: ex.Evidence) -> Estimate | None:
     """The pace at the layer where the paper's curve bends; None without that layer, the first or the last one."""
     rows = _enough(evidence).rows
-    away = {abs(vd.depth(row["layer"], evidence.layers) - _BEND): row for row in rows if row.get("pace") is not None}
+    away = {abs(ex.depth(row["layer"], evidence.layers) - _BEND): row for row in rows if row.get("pace") is not None}
     if not away or min(away) > _NEAR_BEND or {0, evidence.layers - 1} - {row["layer"] for row in rows}:
         return None
-    return vd.estimate_of(away[min(away)], "pace", "pace_low", "pace_high")
+    return ex.estimate_of(away[min(away)], "pace", "pace_low", "pace_high")
 
 
 EXPERIMENT = ex.prefix_experiment(
@@ -147,17 +147,17 @@ EXPERIMENT = ex.prefix_experiment(
         contract=("layer", "prefixes", "match", "rate"),
     ),
     claims=(
-        vd.Claim(
+        ex.Claim(
             "refinement",
             "The prediction settles layer by layer",
             "2.6% → 86%",
             "Share of prefixes whose residual already has the final token on top, prefix by prefix. "
-            + vd.RULE_OF_TRENDS
+            + ex.RULE_OF_TRENDS
             + " It appears in part, too, if a step from one layer to the next surely goes down (intervals that hold "
             "for all layers at once)." + ex.rule_of_enough("prefixes"),
             predictions_settle,
         ),
-        vd.Claim(
+        ex.Claim(
             "last-residual",
             "Before the last feed-forward layer most predictions are made",
             "86%",
@@ -165,15 +165,15 @@ EXPERIMENT = ex.prefix_experiment(
             "Wilson’s interval lies above one half; does not if it lies below." + ex.rule_of_enough("prefixes"),
             last_residual_knows_the_token,
         ),
-        vd.Claim(
+        ex.Claim(
             "bottom-third",
             "A third of the predictions are made in the bottom few layers",
             "31% by layer 4, the last of its lower third",
             "Share of prefixes whose residual in the last layer of the lower third has the final token on top, "
-            "Wilson’s interval. " + vd.RULE_OF_SIZES + ex.rule_of_enough("prefixes"),
+            "Wilson’s interval. " + ex.RULE_OF_SIZES + ex.rule_of_enough("prefixes"),
             bottom_layers_decide_a_third,
         ),
-        vd.Claim(
+        ex.Claim(
             "acceleration",
             "Predictions settle faster in the upper layers",
             "from layer 9 on, by 3.2 points a layer more than before",

@@ -7,16 +7,16 @@ and used again as long as it is the same one.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from memlens.annotations.store import history_mark
-from memlens.errors import IndexFolderError, SettingError
-from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment
-from memlens.experiments.registry import find_experiments
-from memlens.experiments.verdicts import Row
+from memlens.errors import IndexFolderError, SettingError, UnknownName
+from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment, ResultTable, Row
 from memlens.index.format import EXPERIMENTS as FOLDER
 from memlens.index.history import OLD_TABLES
 from memlens.index.reader import Index
@@ -26,6 +26,45 @@ from memlens.settings import CorpusSettings
 
 if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
+
+MODULES = (
+    "agreement", "rank", "predictive_values", "local_edits", "patterns", "active", "composition", "refinement",
+    "confidence", "cases", "last_layer", "contributions", "vetoes", "promotion", "suppression",
+)  # fmt: skip
+
+
+def _load(module: str) -> Experiment:
+    experiment: Experiment = import_module(f"memlens.experiments.{module}").EXPERIMENT
+    return experiment
+
+
+EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment in map(_load, MODULES)}
+
+
+def find_experiments(names: Sequence[str]) -> list[Experiment]:
+    """Experiments by name, each once, in the registry's order; `all` stands for every one. Unknown ones are refused."""
+    for name in names:
+        if name not in EXPERIMENTS and name != "all":
+            raise UnknownName(f"there is no experiment '{name}'; known: {', '.join(EXPERIMENTS)}, or all")
+    return [experiment for experiment in EXPERIMENTS.values() if experiment.name in names or "all" in names]
+
+
+def in_paper_order() -> list[Experiment]:
+    """The experiments by the number of their first figure, then those that have none."""
+
+    def figure(experiment: Experiment) -> float:
+        match = re.match(r"Figure (\d+)", experiment.figure)
+        return int(match[1]) if match else float("inf")
+
+    return sorted(EXPERIMENTS.values(), key=figure)
+
+
+def all_tables() -> Iterator[tuple[Experiment, ResultTable]]:
+    """Every table of every experiment, in the order of the paper."""
+    for experiment in in_paper_order():
+        for table in experiment.tables:
+            yield experiment, table
+
 
 STOP_WORDS = "en"
 _ORIGIN = ("origin", "validation_corpus")  # where the prefixes of an experiment come from, in words and as options
@@ -95,10 +134,10 @@ def _compute(
     if not experiment.on_prefixes:
         given = {"seed": seed, "sample": sample, "progress": progress, **({"pool": pool} if experiment.maps else {})}
         return [table.compute(index, model, **given) for table in experiment.tables]
-    from memlens.experiments.prefix_pass import aggregate
+    from memlens.experiments.prefix_pass import read_prefixes
 
     assert model is not None
-    seen = aggregate(index, model, sample=sample or SAMPLE, seed=seed, progress=progress, pool=pool, **options)
+    seen = read_prefixes(index, model, sample=sample or SAMPLE, seed=seed, progress=progress, pool=pool, **options)
     return [table.compute(seen, seed) for table in experiment.tables]
 
 

@@ -13,7 +13,7 @@ from memlens.experiments import experiment as ex
 from memlens.stats import generator, mean_estimate, share_interval
 
 if TYPE_CHECKING:
-    from memlens.experiments.prefix_pass import Aggregate
+    from memlens.experiments.prefix_pass import PrefixTables
 
 SCHEMA = ex.schema(
     "layer:int32 prefixes:int64 push push_low push_high",  # mean over prefixes
@@ -22,7 +22,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
+def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
     """Means and counts, layer by layer."""
     final = seen.column("final_token")
     rows = []

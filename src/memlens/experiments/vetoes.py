@@ -17,7 +17,7 @@ from memlens.memory import MemoryNames
 from memlens.text import curve, number, plain_table, quoted
 
 if TYPE_CHECKING:
-    from memlens.experiments.prefix_pass import Aggregate
+    from memlens.experiments.prefix_pass import PrefixTables
 
 _DRAWN, _PRINTED = 14, 10
 SCHEMA = ex.schema(
@@ -28,7 +28,7 @@ SCHEMA = ex.schema(
 )
 
 
-def compute(seen: "Aggregate", seed: int) -> list[ex.Row]:
+def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
     """One row per memory that vetoed at all; by layer, most often first, then by memory."""
     rows: list[ex.Row] = []
     for layer, columns in seen.by_layer():

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memlens.errors import UnknownName
+from memlens.experiments.experiment import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY, UNCLEAR, JudgedClaim, Row, in_third
 from memlens.experiments.prefixes import frequent_tokens
-from memlens.experiments.registry import EXPERIMENTS
-from memlens.experiments.verdicts import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY, UNCLEAR, JudgedClaim, Row, in_third
+from memlens.experiments.run import EXPERIMENTS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
 from memlens.reports.galleries import dead_memories, same_triggers

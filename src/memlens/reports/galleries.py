@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memlens.annotations.answers import CHOICES
-from memlens.experiments.verdicts import THIRDS, Row
+from memlens.experiments.experiment import THIRDS, Row
 from memlens.index.memory import hardly_trained
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger

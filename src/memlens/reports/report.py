@@ -29,10 +29,19 @@ from markupsafe import Markup, escape
 
 from memlens import __version__
 from memlens.errors import FilesError, OutputError
-from memlens.experiments.experiment import LAYERS, PAPER_LAYERS, Panel
-from memlens.experiments.registry import all_tables
+from memlens.experiments.experiment import (
+    ABSENT,
+    APPEARS,
+    LAYERS,
+    NOT_APPLICABLE,
+    PAPER_LAYERS,
+    PARTLY,
+    UNCLEAR,
+    JudgedClaim,
+    Panel,
+)
+from memlens.experiments.run import all_tables
 from memlens.experiments.style import COLOURS, EXPORT_WIDTH, css_variables, export_spec
-from memlens.experiments.verdicts import ABSENT, APPEARS, NOT_APPLICABLE, PARTLY, UNCLEAR, JudgedClaim
 from memlens.files import explain_os_errors, prepare_output_folder, refuse_content, refuse_nul, refuse_output, replacing
 from memlens.index.format import REPORT, Manifest
 from memlens.index.memory import LayerRouting, read_routing

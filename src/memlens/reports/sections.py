@@ -9,10 +9,18 @@ from typing import Any
 import pyarrow as pa
 
 from memlens.errors import IndexFolderError
-from memlens.experiments.experiment import LAYERS, Experiment, ModelShape, Panel, ResultTable
-from memlens.experiments.registry import EXPERIMENTS, all_tables, in_paper_order
-from memlens.experiments.run import STOP_WORDS, is_outdated, origin
-from memlens.experiments.verdicts import THIRDS, JudgedClaim, Row, third
+from memlens.experiments.experiment import (
+    LAYERS,
+    THIRDS,
+    Experiment,
+    JudgedClaim,
+    ModelShape,
+    Panel,
+    ResultTable,
+    Row,
+    third,
+)
+from memlens.experiments.run import EXPERIMENTS, STOP_WORDS, all_tables, in_paper_order, is_outdated, origin
 from memlens.index.format import EXPERIMENTS as FOLDER, ExperimentNote
 from memlens.index.reader import Index
 from memlens.memory import ROLES
