@@ -16,8 +16,15 @@ from memlens.experiments.experiment import ModelShape
 from memlens.experiments.run import EXPERIMENTS, is_made, is_outdated, run
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.pattern.alike import duplicate_groups, duplicates, token_sets, trigger_sets
-from memlens.pattern.related import order_by_likeness, related_memories, shared_patterns
+from memlens.pattern.related import (
+    duplicate_groups,
+    duplicates,
+    order_by_likeness,
+    related_memories,
+    shared_patterns,
+    token_sets,
+    trigger_sets,
+)
 from memlens.pattern.table import PATTERNS_SCHEMA
 from memlens.stats import wilson
 

@@ -18,7 +18,7 @@ from memlens.errors import IndexFolderError, OutputError
 from memlens.experiments.experiment import third
 from memlens.experiments.run import all_tables
 from memlens.experiments.style import page_spec
-from memlens.pattern.alike import duplicate_groups, token_sets, trigger_sets
+from memlens.pattern.related import duplicate_groups, token_sets, trigger_sets
 from memlens.reports.galleries import (
     LEAST_AUROC,
     LEAST_PRECISION,

@@ -155,7 +155,7 @@ def _browse(screen: Screen, index: "memlens.Index", related: str | None, shared:
         rows = [[len(p.memories), p.description, p.kind, " ".join(map(str, p.memories[:8]))] for p in patterns]
         _list(screen, patterns, ["memories", "pattern", "kind", "which"], rows)
     else:
-        from memlens.pattern.alike import duplicates
+        from memlens.pattern.related import duplicates
 
         pairs = duplicates(index)[:limit]
         rows = [[pair.one, pair.other, pair.shared, f"{pair.jaccard:.2f}"] for pair in pairs]

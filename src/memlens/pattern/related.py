@@ -1,13 +1,20 @@
-"""Memories that belong together: with the same pattern, the same triggers, or the same promoted tokens.
+"""Memories that share triggers, promoted tokens or patterns.
 
-related_memories    of one memory: how many triggers, value tokens and patterns it shares with others
-order_by_likeness   memories of a layer in a row, each beside one that it shares most with
-shared_patterns     patterns that several memories have ("12 memories end with 'press'")
+related_memories    memories that share triggers, promoted tokens or patterns with one memory
+order_by_likeness   the memories of a layer in an order that puts similar ones next to each other
+shared_patterns     patterns of several memories ("12 memories end with 'press'")
+duplicates          pairs of memories with mostly the same triggers, by Jaccard index
+duplicate_groups    groups of memories with mostly the same triggers or promoted tokens
+
+Lookups import this module, so numpy is imported only inside the functions that need it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import combinations, product
 from typing import TYPE_CHECKING
 
 from memlens.errors import SettingError
@@ -19,23 +26,24 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-TOP, TOKENS = 25, 10  # triggers and promoted tokens that are compared
+TOP, TOKENS = 25, 10  # triggers and promoted tokens to compare
+NamedSets = dict[MemoryId, frozenset[int]]
 
 
 @dataclass(frozen=True)
 class RelatedMemory:
-    """Another memory and what it shares."""
+    """Another memory and what it shares with the given one."""
 
     name: MemoryId
-    summary: str | None  # the memory in one line
-    triggers: int  # equal prefixes among the first 25
-    tokens: int | None  # equal tokens among the 10 most promoted; None without values
-    patterns: tuple[str, ...]  # descriptions of equal patterns
+    summary: str | None  # its name in one line
+    triggers: int  # shared prefixes among the first 25
+    tokens: int | None  # shared tokens among the 10 most promoted; None without values
+    patterns: tuple[str, ...]  # descriptions of shared patterns
 
 
 @dataclass(frozen=True)
 class SharedPattern:
-    """A pattern and who has it."""
+    """A pattern and the memories that have it."""
 
     pattern: str
     kind: str
@@ -62,7 +70,10 @@ GROUP BY ALL
 
 
 def related_memories(index: Index, memory: str | MemoryId, limit: int = 20) -> list[RelatedMemory]:
-    """Most alike first: by shared triggers, then patterns, then promoted tokens (at least two of them)."""
+    """Return related memories, most similar first: by shared triggers, then patterns, then promoted tokens.
+
+    A memory that shares only one promoted token is not related.
+    """
     _check_limit(limit)
     name = index.check(memory)
     parts = {}
@@ -85,28 +96,28 @@ def related_memories(index: Index, memory: str | MemoryId, limit: int = 20) -> l
 
 
 def order_by_likeness(index: Index, layer: int) -> NDArray[np.int64]:
-    """A layer's memories in a row: after each the one left with most triggers and promoted tokens in common.
+    """Return the memories of a layer, each followed by the remaining one that shares most triggers and tokens with it.
 
-    Of equal ones the lowest number comes first, also where nothing is in common. [memories]
+    Ties go to the lowest number, also if nothing is shared. [memories]
     """
     import numpy as np
 
     count = index.memories(layer)
-    memory, shared = _things(index, layer)
-    of_memory = _lists(memory, shared, count)
-    by_thing = _lists(shared, memory, int(shared.max(initial=-1)) + 1)
+    memory, shared = _shared_items(index, layer)
+    of_memory = _group_by(memory, shared, count)
+    by_item = _group_by(shared, memory, int(shared.max(initial=-1)) + 1)
     order, left = np.zeros(count, np.int64), np.ones(count, np.bool_)
     left[0] = False
     for place in range(1, count):
-        others = [by_thing[thing] for thing in of_memory[order[place - 1]]]
+        others = [by_item[item] for item in of_memory[order[place - 1]]]
         common = np.bincount(np.concatenate(others), minlength=count) if others else np.zeros(count, np.int64)
         order[place] = np.where(left, common, -1).argmax()
         left[order[place]] = False
     return order
 
 
-def _things(index: Index, layer: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Memories of a layer, and the number of a trigger or token that each has, as two columns."""
+def _shared_items(index: Index, layer: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return two columns: a memory of the layer, and the number of a trigger or promoted token that it has."""
     import numpy as np
 
     own = index.arrays(
@@ -114,17 +125,17 @@ def _things(index: Index, layer: int) -> tuple[NDArray[np.int64], NDArray[np.int
         [layer],
     )
     memory = np.asarray(own["memory"], np.int64)
-    things = (np.asarray(own["sentence"], np.int64) << 24) + np.asarray(own["position"], np.int64) + 1  # BOS is at -1
+    items = (np.asarray(own["sentence"], np.int64) << 24) + np.asarray(own["position"], np.int64) + 1  # BOS is at -1
     if index.has("values"):
         query = f"SELECT memory, unnest(tokens[:{TOKENS}]) AS token FROM {{values}} WHERE layer = $1"
         tokens = index.arrays(query, [layer])
         memory = np.concatenate([memory, np.asarray(tokens["memory"], np.int64)])
-        things = np.concatenate([things, -1 - np.asarray(tokens["token"], np.int64)])
-    return memory, np.unique(things, return_inverse=True)[1]
+        items = np.concatenate([items, -1 - np.asarray(tokens["token"], np.int64)])
+    return memory, np.unique(items, return_inverse=True)[1]
 
 
-def _lists(key: NDArray[np.int64], item: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
-    """The items of each key 0 to count - 1."""
+def _group_by(key: NDArray[np.int64], item: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
+    """Return the items of each key from 0 to count - 1."""
     import numpy as np
 
     order = np.argsort(key, kind="stable")
@@ -132,7 +143,7 @@ def _lists(key: NDArray[np.int64], item: NDArray[np.int64], count: int) -> list[
 
 
 def shared_patterns(index: Index, limit: int = 20) -> list[SharedPattern]:
-    """The patterns that most memories have."""
+    """Return the patterns that most memories share."""
     _check_limit(limit)
     rows = index.sql(
         "SELECT pattern, min(kind) AS kind, min(description) AS description, count(*) AS n, "
@@ -149,6 +160,135 @@ def shared_patterns(index: Index, limit: int = 20) -> list[SharedPattern]:
         )
         for row in rows
     ]
+
+
+@dataclass(frozen=True)
+class DuplicatePair:
+    """Two memories with mostly the same triggers."""
+
+    one: MemoryId
+    other: MemoryId
+    shared: int
+    jaccard: float
+
+
+@dataclass(frozen=True)
+class DuplicateGroup:
+    """A memory and those similar to it, most similar first."""
+
+    memories: tuple[MemoryId, ...]
+    least: float  # the lowest Jaccard index with the first
+
+
+def duplicates(index: Index, least: float = 0.5, top: int = TOP) -> list[DuplicatePair]:
+    """Return all pairs whose sets of triggers have a Jaccard index of at least `least`, most similar first."""
+    _check_jaccard(least)
+    equal = _equal_sets(trigger_sets(index, top))
+    entries, copies = list(equal), list(equal.values())
+    sets = AlikeSets(entries, least)
+    pairs = []
+    for number, memories in enumerate(copies):
+        pairs += [DuplicatePair(*two, len(entries[number]), 1.0) for two in combinations(sorted(memories), 2)]
+        for neighbor, jaccard in zip(*(column.tolist() for column in sets.of(number)), strict=True):
+            if neighbor > number:
+                shared = len(entries[number] & entries[neighbor])
+                twos = (sorted(two) for two in product(memories, copies[neighbor]))
+                pairs += [DuplicatePair(one, other, shared, jaccard) for one, other in twos]
+    return sorted(pairs, key=lambda pair: (-pair.jaccard, pair.one, pair.other))
+
+
+def duplicate_groups(named: NamedSets, least: float) -> list[DuplicateGroup]:
+    """Group memories whose sets have a Jaccard index of at least `least`.
+
+    The memory with most similar others and these others make the first group; then the same among the rest, and so on.
+    """
+    import numpy as np
+
+    _check_jaccard(least)
+    copies = sorted(sorted(memories) for memories in _equal_sets(named).values())
+    sets = AlikeSets([named[memories[0]] for memories in copies], least)
+    weight = np.array([len(memories) for memories in copies], np.int64)  # 0 once a set is in a group
+
+    def group_size(number: int) -> int:
+        return int(weight[number] + weight[sets.of(number)[0]].sum())
+
+    waiting = [(-size, number) for number in range(len(copies)) if (size := group_size(number)) > 1]
+    heapify(waiting)
+    groups = []
+    while waiting:
+        expected, number = heappop(waiting)
+        if not weight[number]:
+            continue
+        size = group_size(number)
+        if size < -expected:  # some of the others joined another group
+            if size > 1:
+                heappush(waiting, (-size, number))
+            continue
+        neighbors = sorted(
+            (-jaccard, other)
+            for other, jaccard in zip(*(column.tolist() for column in sets.of(number)), strict=True)
+            if weight[other]
+        )
+        members = copies[number] + [memory for _, other in neighbors for memory in copies[other]]
+        groups.append(DuplicateGroup(tuple(members), min([1.0, *(-jaccard for jaccard, _ in neighbors)])))
+        weight[[number, *(other for _, other in neighbors)]] = 0
+    return sorted(groups, key=lambda group: (-len(group.memories), -group.least, group.memories))
+
+
+def trigger_sets(index: Index, top: int = TOP) -> NamedSets:
+    """Return the triggers of every memory that has any, as numbers of prefixes."""
+    from memlens.pattern.words import read_trigger_rows
+
+    triggers = read_trigger_rows(index, top)
+    names = map(index.names.name, triggers.layer.tolist(), triggers.memory.tolist())
+    rows = triggers.rows.tolist()
+    return {name: frozenset(row for row in own if row >= 0) for name, own in zip(names, rows, strict=True)}
+
+
+def token_sets(index: Index, top: int = TOKENS) -> NamedSets:
+    """Return the top tokens of every value."""
+    table = index.table("values", ["layer", "memory", "tokens"])
+    columns = (table.column(name).to_pylist() for name in ("layer", "memory", "tokens"))
+    name = index.names.name
+    return {name(layer, memory): frozenset(tokens[:top]) for layer, memory, tokens in zip(*columns, strict=True)}
+
+
+def _equal_sets(named: NamedSets) -> dict[frozenset[int], list[MemoryId]]:
+    """Return the memories of each set that is not empty, so that many copies of one set cost no more than one."""
+    equal: dict[frozenset[int], list[MemoryId]] = {}
+    for name, entries in named.items():
+        if entries:
+            equal.setdefault(entries, []).append(name)
+    return equal
+
+
+class AlikeSets:
+    """Sets, none of them empty. Neighbors are computed on request, since all pairs may not fit in memory."""
+
+    def __init__(self, sets: Sequence[frozenset[int]], least: float) -> None:
+        import numpy as np
+
+        self.least = least
+        self.sizes = np.array([len(own) for own in sets], np.int64)
+        owners = np.repeat(np.arange(len(sets)), self.sizes)
+        entries = np.unique([entry for own in sets for entry in own], return_inverse=True)[1].astype(np.int64)
+        self.entries = _group_by(owners, entries, len(sets))
+        self.owners = _group_by(entries, owners, int(entries.max(initial=-1)) + 1)
+
+    def of(self, number: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the other sets with a Jaccard index of at least `least`, and these indexes."""
+        import numpy as np
+
+        owners = np.concatenate([self.owners[entry] for entry in self.entries[number]])
+        others, shared = np.unique(owners, return_counts=True)
+        jaccard = shared / (self.sizes[number] + self.sizes[others] - shared)
+        is_alike = (jaccard >= self.least) & (others != number)
+        return others[is_alike], jaccard[is_alike]
+
+
+def _check_jaccard(least: float) -> None:
+    if not 0 < least <= 1:
+        raise SettingError(f"the least Jaccard index is {least}; it must be above 0 and at most 1")
 
 
 def _check_limit(limit: int) -> None:

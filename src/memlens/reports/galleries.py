@@ -13,8 +13,7 @@ from memlens.experiments.experiment import THIRDS, Row
 from memlens.index.memory import hardly_trained
 from memlens.index.reader import Index
 from memlens.memory import MemoryId, Trigger
-from memlens.pattern.alike import DuplicateGroup, duplicate_groups, token_sets, trigger_sets
-from memlens.pattern.related import TOKENS
+from memlens.pattern.related import TOKENS, DuplicateGroup, duplicate_groups, token_sets, trigger_sets
 from memlens.pattern.words import KINDS
 from memlens.reports.sections import Tables
 from memlens.text import head, tail, token, visible
