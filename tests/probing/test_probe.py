@@ -200,7 +200,7 @@ def test_a_probe_that_was_made_up_is_refused(field: str, wrong: Any, tmp_path: P
     write_sealed(tmp_path / "probe.json", whole)
     assert memlens.SparseProbe.load(tmp_path / "probe.json").layer == 1
     write_sealed(tmp_path / "probe.json", whole | {field: wrong})
-    with pytest.raises(memlens.MemlensError, match=r"than a probe has|not a memory"):
+    with pytest.raises(memlens.MemlensError, match=r"is not a valid probe|not a memory"):
         memlens.SparseProbe.load(tmp_path / "probe.json")
 
 

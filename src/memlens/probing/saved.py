@@ -1,4 +1,4 @@
-"""SparseProbe: a fitted probe of one layer's memories as a document; applied to texts, or made an intervention."""
+"""SparseProbe: a fitted probe of one layer's memories, to save, apply to texts or turn into an intervention."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import numpy as np
 
 from memlens.errors import FilesError, ModelError, SettingError
@@ -32,19 +33,19 @@ class Prediction:
     """A probe's prediction for one text."""
 
     text: str
-    label: str | float  # the likeliest class, or the number
+    label: str | float  # the most likely class, or the number
     p: dict[str, float] | None  # of every class; None for numbers
 
 
 @dataclass(frozen=True)
 class SparseProbe:
-    """The memories of a probe, with how each is standardised and weighted; all that applying it needs but the model."""
+    """The memories of a probe, with means, scales and weights: all that is needed to apply it, except the model."""
 
     model: str
     fingerprint: str
     dtype: str
-    at: str  # last, mean or max
-    max_length: int | None
+    at: Annotated[str, msgspec.Meta(pattern="^(last|mean|max)$")]
+    max_length: Annotated[int, msgspec.Meta(gt=0)] | None
     layer: int
     memories: tuple[str, ...]
     classes: tuple[str, ...]  # empty for numbers
@@ -57,8 +58,24 @@ class SparseProbe:
     measure: str
     score: Estimate  # on texts that it was not fitted on, with its interval
 
+    def __post_init__(self) -> None:
+        memories, classes = len(self.memories), len(self.classes)
+        outputs = classes if classes > 2 else 1
+        shapes = {
+            "mean": (memories,), "scale": (memories,), "weights": (outputs, memories), "intercepts": (outputs,),
+            "typical": (max(classes, 1), memories), "centre": (),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            numbers = np.array(getattr(self, name), np.float64)
+            if numbers.shape != shape or not np.isfinite(numbers).all():
+                raise ValueError(f"`{name}` must be {shape} finite numbers")
+        if any(MemoryId.parse(name).layer != self.layer for name in self.memories):
+            raise ValueError("`memories` must all be in `layer`")
+        if not all(self.scale):
+            raise ValueError("`scale` must not be 0")
+
     def check(self, model: MemoryModel) -> None:
-        """Refuse a model that the probe was not fitted on."""
+        """Raise ModelError if the probe was fitted on another model."""
         if model.fingerprint() != self.fingerprint:
             raise ModelError(
                 f"the probe is for {self.model} in {self.dtype}, and {model.name} is another model or has another "
@@ -66,7 +83,7 @@ class SparseProbe:
             )
 
     def apply(self, model: MemoryModel, texts: Sequence[str]) -> list[Prediction]:
-        """Predict the label of each text; the model must be the one that the probe was fitted on."""
+        """Predict the label of each text with the model that the probe was fitted on."""
         from memlens.probing.activations import encode_texts, read_activations
 
         self.check(model)
@@ -86,9 +103,10 @@ class SparseProbe:
         ]
 
     def steer(self, towards: str | float, strength: float = 1.0) -> Intervention:
-        """Set the probe's memories to their mean among texts with a label; `strength` 2 goes twice as far.
+        """Return an intervention that sets the probe's memories to their mean among texts with a label.
 
-        Of numbers: to what a straight line through label and coefficient says for this label.
+        A `strength` of 2 goes twice as far. For numbers, the coefficient is the one that a linear fit gives for this
+        label.
         """
         if not math.isfinite(strength):
             raise SettingError(f"the strength is {strength}; it must be a finite number")
@@ -106,56 +124,32 @@ class SparseProbe:
         return Intervention(edits, self.model, self.fingerprint, self.dtype)
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Write the document; `force`: also over a file that memlens did not make."""
+        """Write the probe as a document. `force` also overwrites a file that memlens did not write."""
         refuse_output(Path(path), is_probe, force=force)
         write_sealed(Path(path), {"kind": KIND, "schema": SCHEMA, **asdict(self)})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> SparseProbe:
-        """Read a document that `save` wrote; anything else is refused."""
+        """Read a document that `save` wrote.
+
+        Raises:
+            SettingError: The file is not a probe, or was changed after it was written.
+        """
         advice = "name a file that `memlens probe --save` made"
         try:
             content = read_json(Path(path), advice)
         except FilesError as error:
             raise SettingError(str(error)) from error
-        names = {field.name for field in fields(cls)}
-        if content.get("kind") != KIND or content.get("schema") != SCHEMA or not names <= content.keys():
+        if content.get("kind") != KIND or content.get("schema") != SCHEMA:
             raise SettingError(f"{path} is not a probe of this version of memlens; {advice}")
         if not is_sealed(content):
             raise SettingError(f"{path} was changed after it was written; {advice}")
-        known = {name: _frozen(content[name]) for name in names}
         try:
-            probe = cls(**known | {"score": Estimate(*known["score"])})
-            is_sound = probe._is_sound()
-        except (TypeError, ValueError):
-            is_sound = False
-        if not is_sound:
-            raise SettingError(f"{path} holds other numbers than a probe has; {advice}")
-        return probe
-
-    def _is_sound(self) -> bool:
-        """Is every field of a document as `save` writes it? A TypeError or ValueError where it is something else."""
-        memories, classes = len(self.memories), len(self.classes)
-        outputs = classes if classes > 2 else 1
-        shapes = {
-            "mean": (memories,), "scale": (memories,), "weights": (outputs, memories), "intercepts": (outputs,),
-            "typical": (max(classes, 1), memories), "centre": (), "layer": (),
-        }  # fmt: skip
-        for name, shape in shapes.items():
-            numbers = np.array(getattr(self, name))
-            if numbers.shape != shape or numbers.dtype.kind not in "if" or not np.isfinite(numbers).all():
-                return False
-        are_texts = all(isinstance(part, str) for part in (self.model, self.dtype, *self.classes, *self.memories))
-        if not are_texts or any(MemoryId.parse(name).layer != self.layer for name in self.memories):
-            return False
-        is_length = self.max_length is None or (type(self.max_length) is int and self.max_length > 0)
-        return is_length and self.at in ("last", "mean", "max") and all(self.scale)
-
-
-def _frozen(content: Any) -> Any:
-    return tuple(_frozen(part) for part in content) if isinstance(content, list) else content
+            return msgspec.convert(content, cls)
+        except msgspec.ValidationError as error:
+            raise SettingError(f"{path} is not a valid probe ({error}); {advice}") from error
 
 
 def is_probe(head: bytes) -> bool:
-    """Does a file begin as `save` writes it, with sorted keys?"""
+    """Return True if a file begins as `save` writes it, with sorted keys."""
     return _BEGINNING.match(head) is not None

@@ -21,7 +21,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from memlens.errors import FilesError, ModelError, SettingError, UnknownName
 from memlens.files import read_limited, refuse_output, replacing
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from memlens.tracer.prompt import Source
 
 KIND, SCHEMA, UNIT = "memlens intervention", 1, "coefficient"
-_PARTS = {"kind", "schema", "unit", "model", "edits"}
 _ACTIONS = {"set": "coefficient", "scale": "factor", "silence": None}
 _FILE_LIMIT = 64 << 20  # bytes; an edit of every memory of a large model takes less
 _LAYER = re.compile(r"[Ll]([0-9]{1,9})")
@@ -155,18 +156,43 @@ class Edit:
             content["memories"] = [str(memory) for memory in self.memories]
         return content | {"positions": "all" if self.positions is None else list(self.positions)}
 
-    @classmethod
-    def from_json(cls, content: Any) -> Edit:
-        for problem in _edit_problems(content):
-            raise SettingError(problem)
-        unit, positions = _ACTIONS[content["action"]], content.get("positions", "all")
-        return cls(
-            memories=tuple(MemoryId.parse(name) for name in content.get("memories", [])),
-            layer=content.get("layer"),
-            expert=content.get("expert"),
-            positions=None if positions == "all" else positions,
-            **({} if unit is None else {unit: _as_float(content[unit])}),
-        )
+
+class _ModelDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """The model of an intervention document."""
+
+    name: str
+    fingerprint: str
+    dtype: str | None = None
+
+
+class _EditDocument(msgspec.Struct, forbid_unknown_fields=True):
+    """An edit of an intervention document."""
+
+    action: Literal["set", "scale", "silence"]
+    coefficient: float | None = None
+    factor: float | None = None
+    memories: list[str] = []
+    layer: int | None = None
+    expert: str | None = None
+    positions: Literal["all"] | list[int] = "all"
+
+    def to_edit(self) -> Edit:
+        memories: Any = self.memories
+        positions: Any = None if self.positions == "all" else self.positions
+        edit = Edit(memories, self.layer, self.coefficient, self.factor, positions, _expert_of(self.expert))
+        if edit.action != self.action:
+            raise SettingError(f"the action is '{self.action}', but the numbers {edit.action} {edit.target}")
+        return edit
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    """An intervention document, as in the example above."""
+
+    kind: Literal["memlens intervention"]
+    schema: Literal[1]
+    unit: Literal["coefficient"]
+    model: _ModelDocument | None
+    edits: list[_EditDocument]
 
 
 @dataclass(frozen=True)
@@ -263,11 +289,15 @@ class Intervention:
 
     @classmethod
     def from_json(cls, content: Any) -> Intervention:
-        for problem in _document_problems(content):
-            raise SettingError(problem)
-        model = content["model"] or {"name": "", "fingerprint": None}
-        edits = tuple(Edit.from_json(edit) for edit in content["edits"])
-        return cls(edits, model["name"], model["fingerprint"], model.get("dtype"))
+        """Return the intervention of a document. Raises SettingError if it is not valid."""
+        try:
+            document = msgspec.convert(content, _Document)
+        except msgspec.ValidationError as error:
+            raise SettingError(f"not an intervention document ({error})") from error
+        edits = tuple(edit.to_edit() for edit in document.edits)
+        if document.model is None:
+            return cls(edits)
+        return cls(edits, document.model.name, document.model.fingerprint, document.model.dtype)
 
     def save(self, path: str | os.PathLike[str], model: Source | None = None, *, force: bool = False) -> None:
         """Write the document, bound to the model; as it is where none is given. `force`: also over another file."""
@@ -342,61 +372,6 @@ def short(content: Any) -> str:
     except (RecursionError, ValueError):  # nested too deeply, or a number of too many digits
         return f"something of kind {type(content).__name__}"
     return text if len(text) <= 40 else f"{text[:39]}…"
-
-
-# The rules of a document, which may be anything that JSON can say: each gives what is wrong, if something is.
-
-
-def _document_problems(content: Any) -> Iterator[str]:
-    if not isinstance(content, dict) or content.get("kind") != KIND:
-        yield f'this is not an intervention (no "kind": "{KIND}"); save one with `memlens trace --save`'
-    schema, unit, model = content.get("schema"), content.get("unit"), content.get("model")
-    if not is_whole(schema) or schema != SCHEMA:
-        yield f"the intervention has schema {short(schema)}, this memlens reads {SCHEMA}"
-    if unit != UNIT:
-        yield f"the intervention's unit is {short(unit)}; only '{UNIT}' can be written"
-    if not isinstance(content.get("edits"), list) or set(content) != _PARTS:
-        yield "the intervention must have kind, schema, unit, model and a list of edits, and no more"
-    if model is not None and not (
-        isinstance(model, dict)
-        and isinstance(model.get("name"), str)
-        and isinstance(model.get("fingerprint"), str)
-        and isinstance(model.get("dtype"), (str, type(None)))
-        and not set(model) - {"name", "fingerprint", "dtype"}
-    ):
-        yield "the intervention does not say which model it is for (name, fingerprint, dtype; or null)"
-
-
-def _edit_problems(content: Any) -> Iterator[str]:
-    action = content.get("action") if isinstance(content, dict) else None
-    if not isinstance(action, str) or action not in _ACTIONS:
-        yield f"an edit must have the action {', '.join(_ACTIONS)}, not {short(content)}"
-        return
-    unit = _ACTIONS[action]
-    unknown = set(content) - {"action", "memories", "layer", "expert", "positions", unit}
-    if unknown:
-        yield f"a {action} edit cannot have {short(min(unknown))}"
-    number = 0 if unit is None else content.get(unit)
-    if number is None:
-        yield f"an edit's {unit} must be a number, but a {action} edit has none"
-    if not isinstance(number, (int, float)) or isinstance(number, bool):
-        yield f"an edit's {unit} must be a number, not {short(number)}"
-    names, layer, positions = content.get("memories", []), content.get("layer"), content.get("positions", "all")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        yield f"an edit's memories must be a list of names like L3N51, not {short(names)}"
-    if not isinstance(content.get("expert"), (str, type(None))):
-        yield f"an edit's expert must be a name like L3E5, not {short(content['expert'])}"
-    if layer is not None and not is_whole(layer):
-        yield f"an edit's layer must be a whole number, not {short(layer)}"
-    if positions != "all" and not (isinstance(positions, list) and all(map(is_whole, positions))):
-        yield f"an edit's positions must be 'all' or a list of whole numbers, not {short(positions)}"
-
-
-def _as_float(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:  # JSON's whole numbers have no limit
-        return math.inf
 
 
 def _digits(number: float) -> str:
