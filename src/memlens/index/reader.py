@@ -380,6 +380,8 @@ class Index:
                     facts[name] = {**asdict(written), "made_with": made_with()}
                 self.reload()
                 self._save(self.manifest.with_files({}, without=names))
+            for name in names:
+                self._verified.pop(name, None)  # what was read of it before is no longer a source
             self.manifest = self.manifest.with_files(facts)  # which the notes may read
             self._save(self.manifest.with_notes(notes()))
 
