@@ -71,4 +71,4 @@ def _write_patterns(index: Index, seed: int) -> None:
         "patterns": (PATTERNS_SCHEMA, iter([pa.Table.from_pylist(patterns, PATTERNS_SCHEMA)])),
         "names": (NAMES_SCHEMA, iter([pa.Table.from_pylist(names, NAMES_SCHEMA)])),
     }
-    index.write(tables, lambda: {"patterns": {"top": 3}})
+    index.write(tables, lambda: {"patterns": {"top": 3, "rate": 0.01}})

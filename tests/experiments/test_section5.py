@@ -303,7 +303,7 @@ def test_wrong_input_is_refused_with_what_to_do(fresh: Fresh, tmp_path: Any) -> 
         with pytest.raises(error, match=words):
             run(index, "composition", model, **wrong)
     (index.folder / "values.parquet").unlink()
-    with pytest.raises(IndexFolderError, match="memlens values"):
+    with pytest.raises(IndexFolderError, match="memlens repair"):
         run(index, "cases", model)
 
 
