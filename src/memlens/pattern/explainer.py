@@ -1,12 +1,12 @@
-"""Optional: descriptions proposed by a language model behind an OpenAI-compatible endpoint, and a test of each.
+"""Optional descriptions from a language model behind an OpenAI-compatible endpoint, and a test of each.
 
  1. The model sees half of a memory's triggers and proposes one line.
- 2. In a new conversation it is shown that line and the other half, mixed with random prefixes of the corpus, and says
-    which of them the line fits.
- 3. The score is the balanced accuracy of that detection: 0.5 is what guessing gives.
+ 2. In a new conversation, the model sees the line and the other half mixed with random prefixes of the corpus, and
+    names those that the line fits.
+ 3. The score is the balanced accuracy of this detection; 0.5 is chance.
 
-A person names the endpoint; the prefixes of the memories in question are sent there, with the key of the environment
-variable MEMLENS_EXPLAINER_KEY if it is set. A proposal says who made it and is never written among the patterns.
+The user names the endpoint. The prefixes of the memories in question are sent there, with the key of the environment
+variable MEMLENS_EXPLAINER_KEY if it is set. A proposal names its author and is never added to the patterns.
 """
 
 import json
@@ -28,8 +28,8 @@ from memlens.memory import MemoryId
 from memlens.pattern.words import sample_prefixes
 
 KEY_VARIABLE = "MEMLENS_EXPLAINER_KEY"
-TOP = 24  # triggers: half to describe, half to be told from others
-_CHARACTERS = 300  # of a prefix, from its end
+TOP = 24  # triggers: half to describe, half to detect
+_CHARACTERS = 300  # last characters of a prefix
 _SECONDS = 120.0
 
 _DESCRIBE = (
@@ -45,22 +45,22 @@ _DETECT = (
 
 @dataclass(frozen=True)
 class Explainer:
-    """Whom to ask."""
+    """The endpoint and model to ask."""
 
-    url: str  # the base, like http://localhost:8080/v1
+    url: str  # base address, such as http://localhost:8080/v1
     model: str = "default"
 
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
             usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:  # a port that is none, half a bracket
+        except ValueError:  # invalid port or unbalanced bracket
             usable = False
         if not usable:
             raise SettingError(f"--explainer is '{self.url}'; give an address like http://localhost:8080/v1")
 
     def ask(self, prompt: str) -> str:
-        """One question, one answer, in a conversation of its own."""
+        """Return the answer to one question in a new conversation."""
         body = {"model": self.model, "messages": [{"role": "user", "content": prompt}], "temperature": 0}
         headers = {"Content-Type": "application/json"}
         key = os.environ.get(KEY_VARIABLE)
@@ -93,14 +93,14 @@ def _message(content: Any, address: str) -> str:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A language model's words for what a memory's triggers share, and how well these tell them from others."""
+    """A language model's description of a memory's triggers, and how well it separates them from other prefixes."""
 
     memory: MemoryId
     description: str
     by: str
-    detection: float | None  # balanced accuracy on held-out triggers and random prefixes; None without any
+    detection: float | None  # balanced accuracy on held-out triggers and random prefixes; None if it was not tested
     held_out: int
-    proposal: bool = True  # for whoever reads it among patterns
+    proposal: bool = True  # marks the record as a proposal in JSON
 
     @property
     def detection_text(self) -> str:
@@ -134,7 +134,7 @@ def _detection(
 
 
 def _numbers(answer: str) -> set[int]:
-    """The numbers of the last list in the answer; an answer without a list chooses none."""
+    """Return the numbers of the last list in the answer, or an empty set."""
     lists: list[str] = re.findall(r"\[([\d,\s]*)\]", answer)
     return {int(number) for number in re.findall(r"\d+", lists[-1])} if lists else set()
 
@@ -153,5 +153,5 @@ def _random_texts(index: Index, count: int, random: np.random.Generator, without
 
 
 def _end(text: str) -> str:
-    """One line, its end kept."""
+    """Return the text as one line, cut at its start."""
     return " ".join(text.split())[-_CHARACTERS:]

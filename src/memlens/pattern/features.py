@@ -1,28 +1,23 @@
-"""Names that a person would give to a class of last words: "a month" for May, June and July.
-
-A class comes from the model's embeddings and has no name. Where three quarters of its words are in one of the lists
-below, it is called that; else its most frequent words stand for it. A list is a class of its own as well: people say "a
-preposition" of words that the model need not take for alike. The lists are of English.
-
-Shallow features of prefixes, as 63-bit keys, and what a person would call them.
+"""Shallow features of prefixes as 63-bit keys, their descriptions, and their frequencies in random prefixes.
 
     FRAME          the last three words with a gap: "was … on", "was …", "was the …"
     ENDING + n     the last n words, n = 1..3
-    ANYWHERE + n   n words in a row, anywhere in the window
-    SHAPE          a shape of the last word (a year, a capital, an opening quote) or an affix (-ing, un-), a piece
-                   inside a word that the last token is, a class of the last token (tokens.parquet), a list that the
-                   last word is in (word_lists), whether the word goes on after the prefix, a list or a plain form
-                   of the word before the last, the first word of the sentence that the prefix ends in, how many words
-                   of it there are, or whether a bracket is open at its end
+    ANYWHERE + n   n consecutive words anywhere in the window
+    SHAPE          properties of the last word: its shape (year, capital, opening quote), an affix (-ing, un-), the last
+                   token as a piece inside a word, the class of the last token (tokens.parquet), a word list, whether
+                   the word is incomplete. Also: a list or form of the word before the last, the first word of the
+                   sentence, the number of words of the sentence so far, and whether a bracket is open
 
-An affix is two to four letters at either end of a word that is longer by at least one. A key holds its kind and up to
-three word numbers, so that it is read back without a table.
+An affix has two to four letters and is shorter than its word. A key holds its kind and up to three word numbers, so it
+can be decoded without a table.
 
-Counts of features: the keys of every prefix, in compiled loops, and the share of random prefixes that have each.
+Names of classes: a class comes from the model's embeddings and has no name. If three quarters of its words are in one
+of the lists below, the class gets the name of the list, otherwise its most frequent words. Each list is also a feature,
+because people say "a preposition" of words that the model may not consider similar. The lists are English.
 
-Background: a seeded sample of all prefixes (all of them where they are few) goes through the same code as triggers do.
-The share of an ending or a shape is counted. An n-gram is likelier in a longer prefix: its share among prefixes of L
-words is 1 - exp(-rate L), with the one rate that gives its share over the whole sample.
+Background: a seeded sample of all prefixes is processed by the same compiled code as triggers. The frequency of an
+ending or shape is counted. An n-gram is more likely in a longer prefix: its probability in a prefix of L words is
+1 - exp(-rate L), with the rate that gives its frequency in the whole sample.
 """
 
 from __future__ import annotations
@@ -92,12 +87,12 @@ _WORDS = {name: frozenset(words.split()) for name, words in _LISTS.items()}
 
 
 def lists_of(word: str) -> list[str]:
-    """The lists that a word without capitals is in: "a month" and "a modal verb" for may."""
+    """Return the lists that contain a lower-case word: "a month" and "a modal verb" for may."""
     return [name for name, words in _WORDS.items() if word in words]
 
 
 def describe_class(examples: Sequence[str]) -> str:
-    """`ends with a month: may, june, july`, or `ends with a word like barge, ferry, canoe`."""
+    """Return `ends with a month: may, june, july`, or `ends with a word like barge, ferry, canoe`."""
     shown = ", ".join(examples[:SHOWN])
     if not examples:
         return "ends with words that the model takes for alike"
@@ -107,24 +102,24 @@ def describe_class(examples: Sequence[str]) -> str:
 
 
 LONGEST = 3
-FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has one word at least, so that 0 is free for frames
-# What a key of SHAPE is about, above its 40 lowest bits: the last word, the first word of the sentence as it is or by
-# its list, how many words of the sentence there are, the word before the last, an open bracket, the last token's class.
+FRAME, ENDING, ANYWHERE, SHAPE = 0, 0, 3, 7  # an ending has at least one word, so 0 is free for frames
+# The subject of a SHAPE key, above its 40 lowest bits: the last word, the first word of the sentence or its list, the
+# number of words of the sentence, the word before the last, an open bracket, the class of the last token.
 LAST, FIRST, FIRST_LIST, EARLY, BEFORE, INSIDE, LAST_CLASS = 0, 1, 2, 3, 4, 5, 6
-EARLY_WORDS = (1, 3, 6)  # of a sentence
-GAP = 0  # in the words of a frame
+EARLY_WORDS = (1, 3, 6)  # limits of "within the first ... words of a sentence"
+GAP = 0  # any word, in a frame
 BITS, KIND = 20, 60
 _MASK = (1 << BITS) - 1
 _AFFIXES = (2, 3, 4)
 _STEM = 1
 
 KeyArray = NDArray[np.int64]
-# Families of hypotheses, each with a cut of its own: there are few sorts of words, more words and many wordings.
+# Families of hypotheses, each with its own cutoff: there are few classes of words, more words and many wordings.
 _WORDINGS = ("one word at the end", "two words at the end", "three words at the end", "words with a gap at the end")
 _ANYWHERE = ("one word anywhere", "two words anywhere", "three words anywhere")
 _SORTS_OF = ("forms of last words", "openings of sentences", "sorts of words before them", "classes of last words")
 FAMILIES = (*_WORDINGS, *_ANYWHERE, *_SORTS_OF)
-GAPS, OF_ANYWHERE = 3, 4  # places in FAMILIES; GAPS after endings of 1 to 3 words
+GAPS, OF_ANYWHERE = 3, 4  # indexes into FAMILIES; GAPS follows endings of 1 to 3 words
 OF_LAST_WORDS, OF_OPENINGS, OF_BEFORE, OF_CLASSES = 7, 8, 9, 10
 _FAMILY = {"frame": GAPS, **dict.fromkeys(("shape", "piece", "list"), OF_LAST_WORDS), "class": OF_CLASSES}
 _FAMILY |= {"opening": OF_OPENINGS, "early": OF_OPENINGS, "inside": OF_BEFORE, "before": OF_BEFORE}
@@ -139,11 +134,11 @@ _SHAPES = {
 }
 OPENING_QUOTE, UNFINISHED, LATER_PIECE = "opening quote", "unfinished", "later piece"
 STOP, SIGN, SHORT = 1, 2, 3
-MOST_LISTS = 3  # that a word is in
-MOST_SORTS = 5  # of a word before the last
-_SORTS = ("-s", "-ed", "-ing", "-ly", "year", "number")  # of its forms, those that people name
-PLURAL = "-s"  # not of words in -ss, -us and -is
-PIECE, CLASS, LIST = "piece ", "class ", "list "  # how the names of these begin
+MOST_LISTS = 3  # lists per word
+MOST_SORTS = 5  # lists and forms per word before the last
+_SORTS = ("-s", "-ed", "-ing", "-ly", "year", "number")  # forms of the word before the last that have a name
+PLURAL = "-s"  # except words in -ss, -us and -is
+PIECE, CLASS, LIST = "piece ", "class ", "list "  # prefixes of feature names
 _DESCRIPTIONS = {
     "year": "ends with a year",
     "decade": "ends with a decade",
@@ -160,7 +155,7 @@ _DESCRIPTIONS = {
 
 
 def shapes_of(spelling: str) -> list[str]:
-    """Shapes and affixes (`-ing`, `un-`) of a word as written."""
+    """Return shapes and affixes (`-ing`, `un-`) of a word as written."""
     found = [name for name, form in _SHAPES.items() if form.fullmatch(spelling)]
     if spelling[:1].isupper():
         found.append("capitals" if len(spelling) > 1 and spelling.isupper() else "capital")
@@ -186,7 +181,7 @@ def _describe(shape: str) -> str:
 
 
 def _sort(shape: str) -> str:
-    """The sort of a word before the last, in words."""
+    """Return the description of a list or form of the word before the last."""
     plain = {PLURAL: "a plural or another word in -s", "year": "a year", "number": "a number"}
     return plain.get(shape, f"a word in {shape}" if shape.startswith("-") else shape)
 
@@ -206,7 +201,7 @@ class TokenFeatures:
 
 @dataclass(frozen=True, eq=False)
 class SpellingFeatures:
-    """The shapes of every spelling, and those of every token; `names[number - 1]` is a shape's name."""
+    """Features of every spelling and of every token; `names[number - 1]` is the name of a feature."""
 
     names: list[str]
     numbers: NDArray[np.int32]  # [all features of all spellings]
@@ -215,15 +210,19 @@ class SpellingFeatures:
     pieces: NDArray[np.int32]  # [vocabulary]: the number of a token as a piece inside a word, 0 for none
     lengths: NDArray[np.int32]  # [spellings]: letters
     token_lengths: NDArray[np.int32]  # [vocabulary]: letters
-    marks: NDArray[np.int8]  # [words]: STOP, another SIGN, SHORT words, after which a stop is no end, or 0
+    marks: NDArray[
+        np.int8
+    ]  # [words]: STOP, another SIGN, SHORT words (a stop after them does not end a sentence), or 0
     lists: NDArray[np.int32]  # [words, MOST_LISTS]: numbers of the lists a word is in, 0 for none
-    sorts: NDArray[np.int32]  # [words, MOST_SORTS]: the same of lists and forms of a word before the last
-    brackets: NDArray[np.int64]  # [2]: the words "(" and ")", 0 where there are none
-    of_whole_words: NDArray[np.bool_]  # [names + 1]: is it said of whole words only, not of one that goes on?
+    sorts: NDArray[
+        np.int32
+    ]  # [words, MOST_SORTS]: numbers of the lists and forms of a word before the last, 0 for none
+    brackets: NDArray[np.int64]  # [2]: the words "(" and ")", 0 if they do not occur
+    of_whole_words: NDArray[np.bool_]  # [names + 1]: whether the feature applies to complete words only
 
     @classmethod
     def of(cls, words: Words, used: NDArray[Any], tokens: TokenFeatures) -> SpellingFeatures:
-        """The features of the spellings that end a prefix; the others have none."""
+        """Return the features of the spellings that end a prefix; other spellings have none."""
         numbers = {name: number for number, name in enumerate((OPENING_QUOTE, UNFINISHED, LATER_PIECE), 1)}
         wanted = np.zeros(len(words.spellings), np.bool_)
         wanted[used] = True
@@ -262,7 +261,7 @@ class SpellingFeatures:
 
 @dataclass(frozen=True)
 class Feature:
-    """A key, read back."""
+    """A decoded key."""
 
     kind: str  # "ending", "n-gram" or one of _FAMILY
     words: tuple[int, ...] = ()  # numbers of its words; GAP for any word
@@ -270,14 +269,14 @@ class Feature:
 
     @property
     def family(self) -> int:
-        """Its place in FAMILIES."""
+        """Its index into FAMILIES."""
         if self.kind in ("ending", "n-gram"):
             return min(len(self.words), LONGEST) - 1 + (OF_ANYWHERE if self.kind == "n-gram" else 0)
         return _FAMILY[self.kind]
 
     @property
     def places(self) -> frozenset[int]:
-        """The last words that it looks at: 1 for the last, 0 for the start of its sentence; none for an n-gram."""
+        """The last words that it describes: 1 for the last, 0 for the start of its sentence; empty for an n-gram."""
         if self.kind == "n-gram":
             return frozenset()
         if self.kind in ("opening", "early", "before", "inside"):
@@ -287,12 +286,12 @@ class Feature:
 
     @property
     def is_of_last_word(self) -> bool:
-        """Does it say something of the last word but not which one it is?"""
+        """Whether it describes the last word without naming it."""
         return self.family in (OF_LAST_WORDS, OF_CLASSES) and self.shape != OPENING_QUOTE
 
     @property
     def is_broad(self) -> bool:
-        """Does it say of what sort a word is, or where it stands, without a single word or piece of one?"""
+        """Whether it describes a class of words or a position without naming a word or a piece of one."""
         of_words = self.kind in ("list", "opening", "early", "before", "inside")
         return of_words or self.shape in (UNFINISHED, LATER_PIECE, PLURAL)
 
@@ -301,7 +300,7 @@ class Feature:
         return " ".join(texts).removeprefix("… ")
 
     def describe(self, words: Words, examples: Sequence[str] = ()) -> str:
-        """`examples`: words of the prefixes that have it, in the place it is about, the most frequent first."""
+        """Return a description. `examples` are words at the described place, most frequent first."""
         if self.kind == "class":
             return describe_class(examples)
         if self.kind == "early":
@@ -324,7 +323,7 @@ class Feature:
         return f'{"contains" if self.kind == "n-gram" else "ends with"} "{self.text(words)}"'
 
     def name(self, words: Words) -> str:
-        """The same for every memory that has it: what related memories are found by."""
+        """Return a name that is the same for every memory."""
         return f"{self.kind}:{self.shape or self.text(words)}"
 
 
@@ -358,7 +357,7 @@ _RATES = np.geomspace(1e-9, 20, 4000)
 
 
 class _PrefixArrays(NamedTuple):
-    """Prefixes and the shapes of their last words, for compiled code."""
+    """Prefixes and the features of their last words, for compiled code."""
 
     words: Any  # the arrays of PrefixWords
     offsets: Any
@@ -388,7 +387,7 @@ class _PrefixArrays(NamedTuple):
 
 @compiled_part
 def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
-    """Append the keys of one prefix (an n-gram as often as it occurs); the new count comes back."""
+    """Append the keys of one prefix (an n-gram as often as it occurs) and return the new count."""
     words, end = prefixes.words, prefixes.offsets[row + 1]
     for start in range(prefixes.offsets[row], end):
         body = np.int64(0)
@@ -407,7 +406,7 @@ def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
             keys[count] = (np.int64(SHAPE) << KIND) | np.int64(prefixes.shapes[place])
             count += 1
     if prefixes.opens[row]:
-        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(1)  # as numbered by SpellingFeatures
+        keys[count] = (np.int64(SHAPE) << KIND) | np.int64(1)  # numbers as in SpellingFeatures
         count += 1
     if prefixes.goes_on[row]:
         keys[count] = (np.int64(SHAPE) << KIND) | np.int64(2)
@@ -430,7 +429,7 @@ def _add_keys_(prefixes: _PrefixArrays, row: int, keys: Any, count: int) -> int:
 
 @compiled_part
 def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
-    """The beginning of the sentence that words[begin:end] end in; -1 where that is before them."""
+    """Return the start of the sentence in which words[begin:end] ends; -1 if it starts before them."""
     start = -1 if end - begin >= WINDOW else begin
     for place in range(end - 2, begin, -1):
         if marks[words[place]] == STOP and marks[words[place - 1]] != SHORT:
@@ -443,7 +442,7 @@ def sentence_start(words: Any, marks: Any, begin: int, end: int) -> int:
 
 @compiled_part
 def _add_opening_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, count: int) -> int:
-    """Append the first word of the sentence, unless it is the last as well, its lists, and how early it is."""
+    """Append the first word of the sentence, unless it is also the last, its lists, and the position in it."""
     start = sentence_start(prefixes.words, prefixes.marks, begin, end) if end > begin else -1
     if start < 0:
         return count
@@ -464,7 +463,7 @@ def _add_opening_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, coun
 
 @compiled_part
 def _add_before_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, count: int) -> int:
-    """Append the sorts of the word before the last, and whether a bracket is open."""
+    """Append lists and forms of the word before the last, and whether a bracket is open."""
     if end - begin >= 2:
         for number in prefixes.sorts[prefixes.words[end - 2]]:
             if number > 0:
@@ -474,7 +473,7 @@ def _add_before_(prefixes: _PrefixArrays, begin: int, end: int, keys: Any, count
     place = end - 1
     while place >= begin and words[place] != opens and words[place] != closes:
         place -= 1
-    # a bracket that is the last word itself is an ending; 0 is any word that is not known
+    # a bracket that is itself the last word is an ending; 0 stands for unknown words
     if begin <= place < end - 1 and words[place] == opens and opens > 0:
         keys[count] = (np.int64(SHAPE) << KIND) | (np.int64(INSIDE) << (2 * BITS)) | np.int64(1)
         count += 1
@@ -502,13 +501,13 @@ def _add_frames_(words: Any, begin: int, end: int, keys: Any, count: int) -> int
 
 @compiled_part
 def _room(prefixes: _PrefixArrays, row: int) -> int:
-    """An upper bound of the number of keys of a prefix."""
+    """Return an upper bound of the number of keys of a prefix."""
     return (prefixes.offsets[row + 1] - prefixes.offsets[row] + 1) * LONGEST + 56
 
 
 @compiled
 def _all_keys(prefixes: _PrefixArrays) -> KeyArray:
-    """Every key of every prefix, once per prefix."""
+    """Return every key of every prefix, once per prefix."""
     total = 0
     for row in range(len(prefixes.last)):
         total += _room(prefixes, row)
@@ -575,7 +574,7 @@ def _size(members: Any) -> int:
 def shared_keys(
     rows: NDArray[np.int64], prefixes: PrefixWords, spelled: SpellingFeatures, least: int
 ) -> tuple[NDArray[np.int32], KeyArray, NDArray[np.uint64], NDArray[np.int64]]:
-    """Keys that `least` triggers (rows [memories, t]) or more share: memory, key, set of prefixes as bits, its size."""
+    """Find keys that at least `least` triggers share. Returns memory, key, bit mask of triggers and its size."""
     memory, keys, sets, sizes = _shared_keys(rows, least, _PrefixArrays.of(prefixes, spelled))
     return memory, keys, sets, sizes
 
@@ -610,14 +609,14 @@ def key_shares(
     prefixes: PrefixWords,
     spelled: SpellingFeatures,
 ) -> NDArray[np.float64]:
-    """The share of a memory's prefixes (rows [memories, t], -1 for none) that have each of its keys, by offsets."""
+    """Return the share of each memory's prefixes (rows [memories, t], -1 for none) that have each of its keys."""
     arrays = _PrefixArrays.of(prefixes, spelled)
     found: NDArray[np.float64] = _key_shares(np.ascontiguousarray(rows), keys, offsets, arrays)
     return found
 
 
 def families_of(keys: KeyArray) -> NDArray[np.int64]:
-    """The place of every key in FAMILIES: as Feature.family, for many at once."""
+    """Return the index of every key into FAMILIES, as Feature.family."""
     kinds, about = keys >> KIND, (keys >> (2 * BITS)) & ((1 << BITS) - 1)
     of_wordings = np.array([GAPS, *range(LONGEST), *range(OF_ANYWHERE, OF_ANYWHERE + LONGEST)])[kinds % SHAPE]
     of_shapes = np.full(LAST_CLASS + 1, OF_OPENINGS)
@@ -628,7 +627,7 @@ def families_of(keys: KeyArray) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class Background:
-    """Counts of features among sampled prefixes."""
+    """Frequencies of features in sampled prefixes."""
 
     keys: KeyArray  # sorted
     counts: NDArray[np.int64]
@@ -639,22 +638,23 @@ class Background:
     @classmethod
     def of(cls, prefixes: PrefixWords, spelled: SpellingFeatures) -> Background:
         keys, counts = np.unique(_all_keys(_PrefixArrays.of(prefixes, spelled)), return_counts=True)
-        kept = counts > 1  # what was met once is looked up as met once, without being kept
+        kept = counts > 1  # a key that is not stored counts as occurring once
         lengths = np.bincount(prefixes.lengths, minlength=WINDOW + 1) / max(len(prefixes), 1)
         hypotheses = np.bincount(families_of(keys[counts >= GROUNDED]), minlength=len(FAMILIES))
         return cls(keys[kept], counts[kept], len(prefixes), lengths, tuple(hypotheses.tolist()))
 
     def count(self, keys: KeyArray) -> NDArray[np.int64]:
-        """The number of sampled prefixes with each feature; at least 1."""
+        """Return the number of sampled prefixes with each feature, at least 1."""
         if len(self.keys) == 0:
             return np.ones(len(keys), np.int64)
         where = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         return np.where(self.keys[where] == keys, self.counts[where], 1)
 
     def shares(self, keys: KeyArray, lengths: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Upper bound of the chance that a random prefix has each feature; lengths [keys, t], -1 where there is none.
+        """Return an upper bound of the probability that a random prefix has each feature.
 
-        The mean over prefixes as long as those given.
+        `lengths` [keys, t] are the lengths of the memory's prefixes, -1 for none; the bound is the mean over these
+        lengths.
         """
         shares = upper_share(self.count(keys), self.prefixes)
         anywhere = (families_of(keys) >= OF_ANYWHERE) & (families_of(keys) < OF_ANYWHERE + LONGEST)

@@ -1,19 +1,19 @@
-"""Patterns of all memories of an index, and the tokens that follow their triggers, in memory.
+"""Find the patterns of all memories of an index. The algorithm starts in find_patterns:
 
- 1. Read triggers and a sample of all prefixes as words (words).
- 2. Find features that three triggers share, with one cut for all memories (features, shallow).
- 3. Choose the few of them that a person would name (shallow).
- 4. Find memories that are coherent beyond their words and last tokens, with a cut of its own, and their topics
-    (words.draw_matched, topics). The share of memories that pass with swapped triggers is noted. Topics
-    that held-out triggers do not bear out are dropped (score).
- 5. Add content words that no topic accounts for (shallow).
- 6. Score every pattern on triggers that were held out (score) and drop broad ones that these do not have (of a list of
-    words, of the place in the sentence). Patterns of much the same prefixes make one sense.
- 7. A next token is typical if it follows at least three triggers, more often than its share of the corpus allows: again
-    a binomial tail and a cut over all memories and all tokens.
+ 1. Read triggers and a random sample of prefixes as words (words).
+ 2. Find features that at least three triggers share more often than chance allows, with one false discovery rate for
+    all memories (features, shallow).
+ 3. For each memory, choose the few features that a person would name (shallow).
+ 4. Find topics: triggers that are coherent beyond their shared words and last tokens (topics). Record the share of
+    memories that would have a topic with swapped triggers. Drop topics that held-out triggers do not confirm (score).
+ 5. Add content words that no topic explains (shallow).
+ 6. Score every pattern on held-out triggers (score). Drop broad patterns (word lists, positions in the sentence) that
+    held-out triggers do not confirm. Patterns of mostly the same prefixes form one sense.
+ 7. Find typical next tokens: tokens that follow at least three triggers, more often than their frequency in the corpus
+    explains (a binomial tail, with a false discovery rate over all memories and tokens).
 
-The rate of false discoveries holds in each family of hypotheses: features.FAMILIES, topics, next tokens. Memory grows
-with the number of triggers, not with the corpus. No model is needed.
+The false discovery rate holds within each family of hypotheses: features.FAMILIES, topics, next tokens. Memory use
+grows with the number of triggers, not with the corpus. No model is needed.
 """
 
 from collections import Counter
@@ -45,51 +45,51 @@ from memlens.pattern.words import ENOUGH, GROUNDED, HELD, TriggerRows, read_trig
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values, upper_share
 
-PROMOTED = 3  # tokens of a value that are named
-_GENERAL, _SAME_SENSE = 0.7, 0.5  # shares of triggers, and of the smaller of two sets of prefixes
+PROMOTED = 3  # top tokens of a value in a memory's name
+_GENERAL, _SAME_SENSE = 0.7, 0.5  # share of triggers; share of the smaller of two sets of prefixes
 _HELD_SURE = 0.05
-_LOOKED_AT = 10  # tokens of a value that a typical next token is looked for in
+_LOOKED_AT = 10  # top tokens of a value that are compared with typical next tokens
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Something that at least three of a memory's triggers have in common."""
+    """A property that at least three triggers of a memory share."""
 
-    name: str  # equal for equal patterns of different memories
+    name: str  # the same for the same pattern of different memories
     kind: str  # "shallow" or "semantic"
     description: str
-    members: int  # trigger ranks, a bit each
-    share: float  # of random prefixes that have it
+    members: int  # bit mask of trigger ranks
+    share: float  # upper bound of the share of random prefixes with the pattern
     q: float
-    scores: Scores  # on triggers that were held out
-    sense: int = 0  # patterns of one sense hold for much the same prefixes
+    scores: Scores  # on held-out triggers
+    sense: int = 0  # patterns of one sense share most of their prefixes
 
     @property
     def ranks(self) -> list[int]:
         return [rank for rank in range(self.members.bit_length()) if self.members >> rank & 1]
 
     def order(self, triggers: int) -> tuple[float, str]:
-        """The first is what a person would say first: sure here, and on triggers that were held out."""
+        """Return a sort key: patterns that are certain here and on held-out triggers come first."""
         held = self.scores[0]
         sure = self.confidence(triggers)
         return -(sure if held is None else (sure + max(2 * held - 1, 0.0)) / 2), self.name
 
     def confidence(self, triggers: int) -> float:
-        """Share of triggers that have it beyond chance (0: as random ones, 1: all), times the chance to be real."""
+        """Return the share of triggers with the pattern beyond chance (0: as random, 1: all), times 1 - q."""
         beyond = (self.members.bit_count() / triggers - self.share) / max(1 - self.share, 1e-9)
         return max(beyond, 0.0) * (1 - self.q)
 
 
 @dataclass(frozen=True, eq=False)
 class PatternResult:
-    """The result: patterns by row of TriggerRows, the most telling first, and notes for the manifest."""
+    """Patterns by row of TriggerRows, best first, and notes for the manifest."""
 
     triggers: TriggerRows
     patterns: list[list[Pattern]]
     notes: dict[str, Any]
 
     def coverage(self) -> NDArray[np.int64]:
-        """Counts by row: patterns, triggers with at least one, triggers. [memories, 3]"""
+        """Count patterns, covered triggers and triggers of each memory. [memories, 3]"""
         covered = []
         for patterns in self.patterns:
             members = 0
@@ -103,7 +103,10 @@ class PatternResult:
 def find_patterns(
     index: Index, settings: PatternSettings, progress: Progress = no_progress, end: str = "top"
 ) -> PatternResult:
-    """`end`: of the largest coefficients, or of the most negative ones ("bottom"), which gated blocks have as well."""
+    """Find the patterns of all memories.
+
+    `end` is "top" for the largest coefficients or "bottom" for the most negative ones of gated blocks.
+    """
     triggers = read_trigger_rows(index, settings.top, HELD, end)
     if len(triggers.rows) == 0:
         return PatternResult(triggers, [], {})
@@ -153,7 +156,7 @@ def find_patterns(
 
 
 def _by_layer(swapped: NDArray[np.float64], layers: NDArray[np.int32]) -> dict[str, float]:
-    """By layer, the share of memories with a topic if triggers are swapped, of those that were tried (nan: not)."""
+    """Return, by layer, the share of tested memories that have a topic with swapped triggers (nan: not tested)."""
     tried = ~np.isnan(swapped)
     return {str(layer): float(swapped[tried & (layers == layer)].mean()) for layer in np.unique(layers[tried])}
 
@@ -167,7 +170,7 @@ def _score_topics(
     vectors: WordVectors,
     seed: int,
 ) -> dict[int, list[tuple[SemanticTopic, Scores]]]:
-    """The topics that held-out triggers do not refute, with their scores, by memory."""
+    """Return the topics that held-out triggers do not refute, with their scores, by memory."""
     sample = VectorWords.of(texts.sample, vectors)
     some = np.random.default_rng([seed, 12]).integers(0, len(texts.sample), RANDOM)
     random = whole_vectors(sample, vectors, some)
@@ -182,12 +185,12 @@ def _score_topics(
 
 
 def in_senses(patterns: list[Pattern], triggers: int) -> list[Pattern]:
-    """The patterns, best first, each with its sense: those that hold for much the same prefixes are of one.
+    """Sort patterns, best first, and number their senses: patterns of mostly the same prefixes have one sense.
 
-    A pattern of nearly all triggers belongs to every sense and makes none of its own, unless there is no other.
+    A pattern of nearly all triggers belongs to every sense and starts no sense, unless it is the only one.
     """
     ordered = sorted(patterns, key=lambda pattern: pattern.order(triggers))
-    senses: list[int] = []  # prefixes, a bit each
+    senses: list[int] = []  # bit masks of prefixes
     found = []
     for pattern in ordered:
         size = pattern.members.bit_count()
@@ -205,7 +208,7 @@ def in_senses(patterns: list[Pattern], triggers: int) -> list[Pattern]:
 
 
 def _endings(texts: Texts, triggers: TriggerRows) -> list[list[Ending]]:
-    """The last three words of every trigger, by memory and rank; 0 where there is none."""
+    """Return the last three words of every trigger by memory and rank; 0 for none."""
     prefixes = texts.prefixes
     padded = np.concatenate([np.zeros(3, np.int32), prefixes.words])
     last = np.stack([padded[prefixes.offsets[1:] + 2 - back] * (prefixes.lengths > back) for back in (2, 1, 0)], 1)
@@ -229,7 +232,7 @@ def _shallow_pattern(
 
 
 def _example_words(feature: Feature, texts: Texts, row: int, ends: Ending) -> list[int]:
-    """The words of a trigger in the place that a feature is about."""
+    """Return the words of a trigger at the place that the feature describes."""
     if feature.kind != "opening":
         return [ends[-2 if feature.kind == "before" else -1]]
     prefixes = texts.prefixes
@@ -240,9 +243,9 @@ def _example_words(feature: Feature, texts: Texts, row: int, ends: Ending) -> li
 
 
 def _is_refuted(candidate: Candidate, texts: Texts, held: int, scores: Scores) -> bool:
-    """Do held-out triggers have a broad feature no more often than random prefixes, by a binomial test at 5%?
+    """Return True if held-out triggers have a broad feature no more often than random prefixes (binomial test at 5%).
 
-    Wordings that stand there word for word are not asked: of a rare one there may be no more triggers in the corpus.
+    Literal wordings are not tested: the corpus may hold no further triggers of a rare wording.
     """
     if not candidate.feature.is_broad or scores[0] is None or held < ENOUGH:
         return False
@@ -259,15 +262,15 @@ def _semantic_pattern(topic: SemanticTopic, texts: Texts, vectors: WordVectors, 
 
 @dataclass(frozen=True)
 class FollowingTokens:
-    """Tokens after the triggers of one memory."""
+    """Tokens that follow the triggers of one memory."""
 
-    typical: tuple[tuple[int, int], ...] = ()  # token, triggers it follows; the most frequent first
+    typical: tuple[tuple[int, int], ...] = ()  # (token, number of triggers it follows), most frequent first
     promoted: tuple[int, ...] = ()  # the value's top tokens
-    agrees: bool | None = None  # is a typical next token among the value's top tokens? None: cannot be said
+    agrees: bool | None = None  # whether a typical next token is a top token of the value; None if unknown
 
 
 def what_follows(index: Index, triggers: TriggerRows, rate: float) -> list[FollowingTokens]:
-    """The tokens that typically follow the triggers of each memory, and whether its value promotes one of them."""
+    """Return the typical next tokens of each memory and whether its value promotes one of them."""
     typical = _typical_tokens(index, triggers, rate)
     promoted = dict(_promoted_tokens(index)) if index.has("values") else {}
     found = []

@@ -1,10 +1,10 @@
-"""Scores of patterns on triggers they were not found in: the area under the ROC curve, against two kinds of prefixes.
+"""Scores of patterns on held-out triggers: the area under the ROC curve against two kinds of prefixes.
 
-Held out are the triggers after those that patterns are looked for in (ranks 25 to 49). 0.5: as often in other prefixes
-as in them, 1: in all of them and nowhere else. There are two scores, against random prefixes and against prefixes of
-other documents with the same last tokens; for a pattern that says no more than what the last token is, the second is
-0.5. A wording is there or not, which gives 0.5 + (share of triggers - share of others) / 2; a topic ranks prefixes by
-how near they are to its direction. A topic that held-out triggers do not bear out is dropped.
+Held-out triggers follow those in which patterns are found (ranks 25 to 49). A score of 0.5 means that the pattern is as
+frequent in other prefixes, 1 that it holds for all held-out triggers and no other prefix. The first score compares with
+random prefixes, the second with prefixes of other documents that end with the same tokens. A pattern that only states
+the last token has a second score of 0.5. A wording is present or absent, so its score is 0.5 + (share of triggers -
+share of others) / 2. A topic ranks prefixes by their cosine with its direction.
 """
 
 import math
@@ -21,15 +21,18 @@ from memlens.pattern.topics import LastTokens, VectorWords, WordVectors, effecti
 from memlens.pattern.words import ENOUGH
 from memlens.stats import ONE_SIDED, roc_area
 
-TIMES = 4  # prefixes with the same last token for each of them
-RANDOM = 1000  # random prefixes that topics are compared with
-Scores = tuple[float | None, float | None]  # against random prefixes, against the same last tokens
+TIMES = 4  # matched prefixes per held-out trigger
+RANDOM = 1000  # random prefixes to compare topics with
+Scores = tuple[float | None, float | None]  # against random prefixes, against prefixes with the same last tokens
 
 
 def wording_scores(
     texts: Texts, held: NDArray[np.int64], same: NDArray[np.int64], keys: Sequence[Sequence[int]]
 ) -> list[list[Scores]]:
-    """Scores of features (keys) of every memory; held [memories, h], same [memories, h * TIMES]: rows, -1 for none."""
+    """Return the scores of features (keys) of every memory.
+
+    `held` [memories, h] and `same` [memories, h * TIMES] hold rows of prefixes, -1 for none.
+    """
     flat = np.array([key for own in keys for key in own], np.int64)
     offsets = np.concatenate([[0], np.cumsum([len(own) for own in keys])]).astype(np.int64)
     random = texts.background.count(flat) / max(texts.background.prefixes, 1)
@@ -49,16 +52,16 @@ def wording_scores(
 def topic_scores(
     prefixes: VectorWords, vectors: WordVectors, direction: NDArray[Any], held: Any, same: Any, random: NDArray[Any]
 ) -> Scores:
-    """Scores of one topic; `random`: nearness of random prefixes to its direction."""
+    """Return the scores of one topic. `random` holds the cosines of random prefixes with its direction."""
     mine, others = (nearness(whole_vectors(prefixes, vectors, rows[rows >= 0]), direction) for rows in (held, same))
     return roc_area(mine, random), roc_area(mine, others)
 
 
 def is_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64]) -> bool:
-    """Do held-out triggers not bear a topic out: are they no nearer to it than prefixes with the same last tokens?
+    """Return True if held-out triggers are no closer to a topic than prefixes with the same last tokens.
 
-    By the normal approximation of the rank-sum test, one-sided, at 5%. Fewer than ENOUGH triggers say nothing. A prefix
-    that was drawn more than once is one observation: it counts by Kish's effective size of a weighted sample.
+    This is a one-sided rank-sum test at 5% with the normal approximation. Fewer than ENOUGH triggers refute nothing. A
+    prefix that was drawn several times counts once (Kish's effective sample size).
     """
     mine, others = (effective_size(rows) for rows in (held, same))
     if scores[1] is None or mine < ENOUGH:
@@ -67,18 +70,18 @@ def is_refuted(scores: Scores, held: NDArray[np.int64], same: NDArray[np.int64])
 
 
 def same_last_tokens(held: NDArray[np.int64], tokens: LastTokens, seed: int) -> NDArray[np.int64]:
-    """Prefixes of other documents with the last tokens of the given ones, TIMES each; -1 where there are none."""
+    """Draw TIMES prefixes of other documents with the last token of each given prefix; -1 if there is none."""
     random = np.random.default_rng([seed, 11])
     return np.concatenate([swap_prefixes(held, tokens, random) for _ in range(TIMES)], 1)
 
 
 def whole_vectors(prefixes: VectorWords, vectors: WordVectors, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Unit vectors of prefixes, last words included; 0 where there is none."""
+    """Return unit vectors of prefixes including their last words; 0 for a prefix without a vector."""
     return prefix_vectors(prefixes, vectors, rows, np.zeros(len(rows), np.bool_))[0]
 
 
 def nearness(unit: NDArray[np.float32], direction: NDArray[Any]) -> NDArray[Any]:
-    """The cosine of every vector [n, dimensions] with a direction."""
-    # running sums are added up in order, so that the last bits are those of a loop
+    """Return the cosine of every vector [n, dimensions] with a direction."""
+    # cumulative sums add in a fixed order, so the last bits do not depend on the BLAS library
     found: NDArray[Any] = np.cumsum(unit * direction, 1)[:, -1].astype(np.float64)
     return found

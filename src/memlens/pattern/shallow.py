@@ -1,21 +1,21 @@
-"""Shallow patterns: features that more triggers of a memory share than chance allows, and the few a person would name.
+"""Shallow patterns: features that more triggers of a memory share than chance allows.
 
 Significance, for all memories at once:
 
- 1. A hypothesis is a feature that at least three prefixes of the background have, for one memory.
- 2. p = P(X >= k), X ~ Binomial(t, f): k of the memory's t triggers share a feature that a random prefix has with
-    chance f. Features that fewer than three triggers share count with p = 1.
- 3. A cut for the whole model at the rate of false discoveries (Benjamini and Hochberg, 1995), one for each family of
-    features: sorts of last words are few, words are more, wordings of three words many.
+ 1. A hypothesis is a pair of a memory and a feature that at least three background prefixes have.
+ 2. p = P(X >= k) with X ~ Binomial(t, f): k of the memory's t triggers share a feature that a random prefix has with
+    probability f. A feature shared by fewer than three triggers has p = 1.
+ 3. One cutoff per family of features controls the false discovery rate (Benjamini and Hochberg, 1995). There are few
+    classes of last words, more words, and many wordings of three words.
 
-Choice, for one memory, since features overlap ("free press" implies "press", -ess and contains "press"):
+Choice, for one memory, because features overlap ("free press" implies "press", -ess and contains "press"):
 
- 1. An ending or n-gram that is no rarer than one of its content words explains is dropped in favour of the word.
- 2. A content word in few triggers waits until topics are known: a word of the memory's topic is no pattern of its own.
- 3. The most telling feature is taken first (below 1 in 1000 rarity adds nothing, so that what covers more wins). One
-    that concerns the same words must be significant among the prefixes that are left.
- 4. An ending that is frequent even among the prefixes of a broader pattern is named beside it ("and his" and "his").
- 5. A longer ending or n-gram that covers as much takes the place of the shorter one.
+ 1. Drop an ending or n-gram that one of its content words explains, and keep the word.
+ 2. Hold back content words of few triggers until topics are known: a word of the topic is not a separate pattern.
+ 3. Take the strongest feature first. Below a frequency of 1 in 1000 rarity does not count, so coverage decides. A
+    feature about the same words must be significant among the remaining prefixes.
+ 4. Also keep an ending that is frequent even among the prefixes of a broader pattern ("and his" next to "his").
+ 5. Replace an ending or n-gram with a longer one that covers as much.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -53,18 +53,18 @@ from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values
 
 _AT_ONCE = 2048  # memories
-_FREQUENT = 4e-3  # of all words: a word that is so frequent has no content
-_RARE = 1e-3  # below this, rarity adds nothing to the order of choice
+_FREQUENT = 4e-3  # share of all words above which a word has no content
+_RARE = 1e-3  # below this frequency, rarity does not change the order
 _COVERS_AS_MUCH = 0.9
 _COVERS_MUCH_LESS = 0.7
-_EXPLAINED = 0.01  # a feature that chance gives so often among the prefixes of another one is explained by that
-_GRAINS = ("broad", "coarse", "fine", "finest")  # classes of tokens.parquet; older indexes have the two in the middle
-_ONE_WORD = 0.67  # of the prefixes of a class or shape that end with one word: it is an ending first
-_DOMINANT = 0.6  # a content word in so many of the triggers is a pattern whatever the topic
+_EXPLAINED = 0.01  # a feature is explained by another if chance makes it as frequent among the prefixes of the other
+_GRAINS = ("broad", "coarse", "fine", "finest")  # columns of tokens.parquet
+_ONE_WORD = 0.67  # share of prefixes of a class or shape with one last word above which that word goes first
+_DOMINANT = 0.6  # share of triggers above which a content word is a pattern whatever the topic is
 
 
 Ending = tuple[int, int, int]  # the last three words of a trigger, 0 for none
-Cutoffs = tuple[float, ...]  # the highest p-values of significant features, by family
+Cutoffs = tuple[float, ...]  # the highest p-value of significant features, by family
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,11 @@ class Candidate:
     """A significant feature of one memory."""
 
     feature: Feature
-    members: int  # prefixes by trigger rank, a bit each
-    share: float  # chance that a random prefix has it
-    count: int  # how many of the sampled prefixes have it
+    members: int  # bit mask of trigger ranks
+    share: float  # probability that a random prefix has the feature
+    count: int  # number of sampled prefixes with the feature
     q: float
-    key: int = 0  # of the feature, or of the shorter one that it was made from
+    key: int = 0  # of the feature, or of the shorter feature that it extends
 
     @property
     def size(self) -> int:
@@ -88,7 +88,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ShallowChoice:
-    """Patterns of one memory, and content words that may yet become some."""
+    """Patterns of one memory, and content words that are held back."""
 
     patterns: tuple[Candidate, ...]
     waiting: tuple[Candidate, ...]
@@ -96,7 +96,7 @@ class ShallowChoice:
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Triggers and random prefixes as words, and what random ones share."""
+    """Triggers and random prefixes as words, and the features of random prefixes."""
 
     words: Words
     prefixes: PrefixWords  # those of TriggerRows, then those of `matched`
@@ -116,7 +116,7 @@ class Texts:
         return cls(words, own, matched, sample, spelled, Background.of(sample, spelled))
 
     def content_words(self) -> set[int]:
-        """Words that are not among the most frequent ones of the corpus."""
+        """Return the words that are not among the most frequent ones of the corpus."""
         ends = np.maximum(self.sample.offsets[1:][self.sample.lengths > 0] - 1, 0)
         shares = np.bincount(self.sample.words[ends], minlength=len(self.words.texts)) / max(len(ends), 1)
         function = set(np.flatnonzero(shares > _FREQUENT).tolist())
@@ -125,7 +125,7 @@ class Texts:
 
 
 def read_tokens(index: Index) -> TokenFeatures:
-    """Texts of all tokens, and their classes where `memlens values` has made them."""
+    """Return the texts of all tokens, and their classes if `memlens values` computed them."""
     if not index.has("tokens"):
         return TokenFeatures(index.vocabulary, np.zeros((0, len(index.vocabulary)), np.int32))
     there = set(index.schema_names("tokens"))
@@ -135,7 +135,7 @@ def read_tokens(index: Index) -> TokenFeatures:
 
 
 def _multiplicity(rows: NDArray[np.int64], tokens: NDArray[np.int32], index: Index) -> NDArray[np.int64]:
-    """The largest number of triggers of one memory that end with each token. [vocabulary]"""
+    """Return the largest number of triggers of one memory that end with each token. [vocabulary]"""
     memory, rank = np.nonzero(rows >= 0)
     last = tokens[rows[memory, rank]].astype(np.int64)
     pairs, times = np.unique(memory[last >= 0] << 32 | last[last >= 0], return_counts=True)
@@ -146,7 +146,7 @@ def _multiplicity(rows: NDArray[np.int64], tokens: NDArray[np.int32], index: Ind
 
 @dataclass(frozen=True, eq=False)
 class SignificantFeatures:
-    """Features below the cut, sorted by memory."""
+    """Features below the cutoff, sorted by memory."""
 
     memory: NDArray[np.int32]  # rows of TriggerRows
     keys: NDArray[np.int64]
@@ -157,7 +157,7 @@ class SignificantFeatures:
     hypotheses: tuple[int, ...]  # by family
 
     def candidates(self, texts: Texts, memories: int) -> Iterator[list[Candidate]]:
-        """Those of each memory."""
+        """Yield the candidates of each memory."""
         counts = texts.background.count(self.keys)
         columns = (self.sets, self.shares, counts, self.q, self.keys)
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -179,7 +179,7 @@ def find_significant(
         lengths = np.where(rows >= 0, texts.prefixes.lengths[np.maximum(rows, 0)], -1)
         shares = texts.background.shares(keys, lengths[memory])
         p = binomial_tail(sizes, (rows >= 0).sum(1)[memory], shares)
-        kept = p <= settings.rate  # no higher p-value can survive
+        kept = p <= settings.rate  # a higher p-value cannot be significant
         parts.append((memory[kept] + first, keys[kept], sets[kept], shares[kept], p[kept]))
     progress("shallow", memories, memories)
     memory, keys, sets, shares, p = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -199,7 +199,7 @@ def find_significant(
 def choose(
     candidates: Sequence[Candidate], triggers: int, ends: Sequence[Ending], content: Collection[int], cutoffs: Cutoffs
 ) -> ShallowChoice:
-    """The shallow patterns among a memory's significant features; `cutoffs` are the highest p-values among all."""
+    """Choose the shallow patterns of a memory among its significant features."""
     words = {c.feature.words[0]: c for c in candidates if c.is_content_word(content)}
     kept = [c for c in candidates if not any(_explains(words.get(w), c) for w in set(c.feature.words))]
     waiting = [c for c in kept if c.is_content_word(content) and c.size < _DOMINANT * triggers]
@@ -216,7 +216,7 @@ def add_waiting(
     ends: Sequence[Ending],
     cutoffs: Cutoffs,
 ) -> tuple[Candidate, ...]:
-    """Patterns with those waiting words that the topic's prefixes (a bit each) do not account for."""
+    """Add held-back words that the topic does not explain. `topic` is a bit mask of its prefixes."""
     free = [c for c in chosen.waiting if (c.members & topic).bit_count() < c.size / 2]
     more = _pick(list(chosen.patterns), free, triggers, ends, cutoffs)
     named = _longest(more, candidates, before=len(chosen.patterns))
@@ -224,7 +224,7 @@ def add_waiting(
 
 
 def _explains(word: Candidate | None, candidate: Candidate) -> bool:
-    """Is a candidate as frequent as chance makes it among the prefixes that have the word?"""
+    """Return True if the word explains the candidate: chance makes it as frequent among prefixes with the word."""
     if word is None or word is candidate:
         return False
     given = min((candidate.count + 1) / (word.count + 1), 1.0)
@@ -232,7 +232,7 @@ def _explains(word: Candidate | None, candidate: Candidate) -> bool:
 
 
 def _score(candidate: Candidate, triggers: int) -> tuple[float, int, float, str]:
-    """Sorts the most telling first; equal ones by length, rarity and name, so that the order is always the same."""
+    """Return a sort key: strongest first, then by length, rarity and name."""
     feature, p = candidate.feature, float(binomial_tail(candidate.size, triggers, max(candidate.share, _RARE)))
     name = repr((feature.words, feature.shape))
     return log(max(p, 1e-300)), -max(len(feature.places), len(feature.words), 1), candidate.share, name
@@ -241,7 +241,7 @@ def _score(candidate: Candidate, triggers: int) -> tuple[float, int, float, str]
 def _pick(
     picked: list[Candidate], candidates: Iterable[Candidate], triggers: int, ends: Sequence[Ending], cutoffs: Cutoffs
 ) -> list[Candidate]:
-    """Take the most telling first; a class or shape of which most is one word waits until that word is taken."""
+    """Take the strongest feature first. A class or shape that is mostly one word comes after that word."""
     queue = sorted(candidates, key=lambda c: _score(c, triggers))
     waiting = [c for c in queue if c.feature.is_of_last_word and _most_frequent(c.members, ends) > _ONE_WORD]
     for candidate in [c for c in queue if c not in waiting] + waiting:
@@ -249,7 +249,7 @@ def _pick(
         at_end = sum(1 << rank for rank, words in enumerate(ends) if words[-1] in candidate.feature.words)
         for other in picked:
             if candidate.feature.kind in ("opening", "early") or _same_words(candidate.feature, other.feature):
-                taken |= other.members  # a place in the sentence is no pattern of prefixes with one wording
+                taken |= other.members  # a position in the sentence is not a pattern of prefixes that share a wording
             elif other.feature.is_of_last_word:
                 taken |= other.members & at_end
         fresh = candidate.members & ~taken
@@ -263,7 +263,7 @@ def _pick(
 
 
 def _inside(picked: Sequence[Candidate], queue: Iterable[Candidate]) -> list[Candidate]:
-    """Endings and pieces that are frequent even among the prefixes of a broader pattern: "and his" among "his"."""
+    """Return endings and pieces that are frequent even among the prefixes of a broader pattern ("and his" in "his")."""
     found: list[Candidate] = []
     for candidate in queue:
         if candidate in picked or candidate.feature.kind not in ("ending", "piece"):
@@ -285,30 +285,35 @@ def _inside(picked: Sequence[Candidate], queue: Iterable[Candidate]) -> list[Can
 
 
 def _most_frequent(members: int, ends: Sequence[Ending]) -> float:
-    """The share of prefixes (a bit each) that end with the most frequent last word among them."""
+    """Return the share of prefixes (a bit mask) that end with their most frequent last word."""
     words = [own[-1] for rank, own in enumerate(ends) if members >> rank & 1]
     return max(words.count(word) for word in set(words)) / len(words) if words else 0.0
 
 
 def _is_varied(feature: Feature, members: int, ends: Sequence[Ending]) -> bool:
-    """Are there three words in the place that a feature leaves open? A few over and over are endings of their own."""
+    """Return True if at least three words fill the open place of a feature.
+
+    Recurring words are already covered by an "ending" feature.
+    """
     if feature.kind == "frame":
         gaps = [place for place, word in enumerate(feature.words) if word == GAP and any(feature.words[:place])]
     else:
         gaps = [-1] if feature.is_of_last_word else [-2] if feature.kind == "before" else []
     open_words = {tuple(own[gap] for gap in gaps) for rank, own in enumerate(ends) if members >> rank & 1}
-    return not gaps or len(open_words) >= (2 if feature.kind == "before" else GROUNDED)  # "his" and "their" are a sort
+    return not gaps or len(open_words) >= (
+        2 if feature.kind == "before" else GROUNDED
+    )  # two are enough before the last word: "his" and "their"
 
 
 def _same_words(one: Feature, other: Feature) -> bool:
-    """Do two features look at the same place? Those of the end do if it is the same of the last words."""
+    """Return True if two features describe the same words."""
     if one.kind != "n-gram" and other.kind != "n-gram":
         return not one.places.isdisjoint(other.places)
     return not {*one.words, GAP}.isdisjoint({*other.words} - {GAP})
 
 
 def _longest(patterns: Iterable[Candidate], candidates: Sequence[Candidate], before: int = 0) -> list[Candidate]:
-    """Each pattern, from number `before` on, in its longest form; what then repeats an earlier one is dropped."""
+    """Replace each pattern, starting with number `before`, with its longest form, and drop repeated ones."""
     found: list[Candidate] = []
     for number, pattern in enumerate(patterns):
         best = pattern
@@ -328,7 +333,7 @@ def _longest(patterns: Iterable[Candidate], candidates: Sequence[Candidate], bef
 
 
 def _join(one: Candidate, other: Candidate) -> Candidate:
-    """Two n-grams of the same prefixes that continue each other, as one: "for the first" and "the first time"."""
+    """Join two overlapping n-grams of the same prefixes, such as "for the first" and "the first time"."""
     left, right = one.feature.words, other.feature.words
     if one.feature.kind != "n-gram" or other.feature.kind != "n-gram" or _implies(one.feature, other.feature):
         return one
@@ -351,7 +356,7 @@ def _implies(longer: Feature, shorter: Feature) -> bool:
         return False
     if longer.kind in ("piece", "class", "list", "opening", "early", "before", "inside"):
         return False
-    if longer.kind == "shape":  # of affixes: -ing implies -ng, under- implies und-
+    if longer.kind == "shape":  # affixes: -ing implies -ng, under- implies und-
         one, other = longer.shape, shorter.shape
         if other.startswith("-"):
             return one.startswith("-") and one.endswith(other[1:])

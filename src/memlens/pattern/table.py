@@ -1,13 +1,13 @@
-"""patterns.parquet and names.parquet: what the triggers of each memory have in common, and each memory in one line.
+"""patterns.parquet and names.parquet: what the triggers of each memory share, and a name for each memory.
 
-    patterns   one row per pattern: layer, memory, pattern, kind, description, prefixes (trigger ranks), confidence, ...
-    names      one row per memory with triggers: name, confidence, coverage, tokens that follow, tokens it promotes
-    lower_patterns   the same as patterns for the most negative coefficients, where these are kept (gated blocks)
+    patterns         one row per pattern: layer, memory, pattern, kind, description, prefixes (trigger ranks), ...
+    names            one row per memory with triggers: name, confidence, coverage, next tokens, promoted tokens
+    lower_patterns   as patterns, for the most negative coefficients of gated blocks
 
-Patterns and names are of the largest coefficients, as in the paper. How many memories have patterns at the other end,
-and at the end where their coefficients are larger in size, is noted in the manifest beside the share at the top.
-`pattern` is equal for equal patterns of different memories ("ending:press"). The rate of false discoveries and the
-number of hypotheses it holds for are noted in the manifest. Reading imports no compiled code; computing does (find).
+Patterns and names describe the largest coefficients, as in the paper. The manifest also records how many memories have
+patterns at the negative end, and at the end with the larger coefficients. `pattern` is the same for the same pattern of
+different memories ("ending:press"). The manifest records the false discovery rate and the number of hypotheses. Reading
+imports no compiled code; find.py does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 UNNAMED = "no pattern found"
 _ROWS_PER_GROUP = 4096
-_NAMED = 2  # patterns in a memory's name
+_NAMED = 2  # patterns of the first sense in a memory's name
 _TOKENS_IN_NAME = 3
 
 PATTERNS_SCHEMA = pa.schema(
@@ -43,11 +43,11 @@ PATTERNS_SCHEMA = pa.schema(
         ("description", pa.string()),
         ("prefixes", pa.list_(pa.int32())),  # trigger ranks
         ("confidence", pa.float64()),
-        ("share", pa.float64()),  # upper bound of the share of random prefixes that have it
-        ("q", pa.float64()),  # lowest rate of false discoveries at which it is believed
-        ("sense", pa.int32()),  # patterns of one sense hold for much the same prefixes
-        ("auroc", pa.float64()),  # triggers that were held out against random prefixes; null where there are none
-        ("auroc_same_token", pa.float64()),  # the same against prefixes with the same last tokens
+        ("share", pa.float64()),  # upper bound of the share of random prefixes with the pattern
+        ("q", pa.float64()),  # lowest false discovery rate at which the pattern is significant
+        ("sense", pa.int32()),  # patterns of one sense share most of their prefixes
+        ("auroc", pa.float64()),  # held-out triggers against random prefixes; null without held-out triggers
+        ("auroc_same_token", pa.float64()),  # held-out triggers against prefixes with the same last tokens
     ]
 )
 NAMES_SCHEMA = pa.schema(
@@ -55,7 +55,7 @@ NAMES_SCHEMA = pa.schema(
         ("layer", pa.int32()),
         ("memory", pa.int32()),
         ("name", pa.string()),
-        ("confidence", pa.float64()),  # of its most telling pattern; 0 without one
+        ("confidence", pa.float64()),  # of its best pattern; 0 without one
         ("triggers", pa.int32()),
         ("patterns", pa.int32()),
         ("covered", pa.int32()),  # triggers with at least one pattern
@@ -69,7 +69,7 @@ NAMES_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class PatternTables:
-    """The tables by name, in groups of rows as they are written, and what the manifest notes of them."""
+    """The tables by name, in groups of rows, and notes for the manifest."""
 
     tables: dict[str, list[pa.Table]]
     notes: dict[str, Any]
@@ -83,12 +83,12 @@ class PatternTables:
 def compute_patterns(
     index: Index, settings: PatternSettings | None = None, *, progress: Progress = no_progress, **options: Any
 ) -> None:
-    """Write the tables; `options` are the fields of PatternSettings (top=25, rate=0.01, ...)."""
+    """Find patterns and write the tables. `options` are the fields of PatternSettings (top=25, rate=0.01, ...)."""
     make_patterns(index, settings or PatternSettings(**options), progress).write(index)
 
 
 def make_patterns(index: Index, settings: PatternSettings, progress: Progress = no_progress) -> PatternTables:
-    """The tables, in memory."""
+    """Return the tables without writing them."""
     from memlens.pattern.find import find_patterns, what_follows
 
     found = find_patterns(index, settings, progress)
@@ -105,7 +105,7 @@ def make_patterns(index: Index, settings: PatternSettings, progress: Progress = 
 
 
 def _ends(index: Index, upper: PatternResult, lower: PatternResult) -> dict[str, dict[str, float]]:
-    """Memories, share with a pattern, patterns each, share covered: by end, and at the stronger end of each memory."""
+    """Return the shares of _shares for each end, and for the stronger end of each memory."""
     facts = index.arrays("SELECT layer, memory, max, min FROM {memories}")
     of_lower = {
         (int(layer), int(memory))
@@ -122,14 +122,14 @@ def _ends(index: Index, upper: PatternResult, lower: PatternResult) -> dict[str,
 
 
 def _shares(counts: NDArray[np.int64]) -> dict[str, float]:
-    """counts: of PatternResult.coverage."""
+    """`counts` are those of PatternResult.coverage."""
     memories, (patterns, covered, triggers) = max(len(counts), 1), counts.sum(0).tolist()
     shares = {"patterned": int((counts[:, 0] > 0).sum()) / memories, "patterns": patterns / memories}
     return {"memories": len(counts), **shares, "covered": covered / max(triggers, 1)}
 
 
 def patterns_are_made(index: Index, settings: PatternSettings) -> bool:
-    """Does the index hold these very tables, whole, and made from the values it has now?"""
+    """Return True if the index holds complete tables with these settings, made from its current values."""
     noted = index.manifest.patterns
     if noted is None or noted.settings != asdict(settings) or noted.made_from != _sources(index):
         return False
@@ -137,7 +137,7 @@ def patterns_are_made(index: Index, settings: PatternSettings) -> bool:
 
 
 def say_chance(noted: PatternsNote) -> list[str]:
-    """Sentences on how many of the patterns chance alone may give; each family of hypotheses has a cut of its own."""
+    """Return sentences about the number of patterns expected by chance."""
     tested = ", ".join(f"{name} ({count:,} hypotheses)" for name, count in noted.families.items())
     said = [f"At most {noted.rate:.2g} of each kind are expected by chance" + (f": {tested}." if tested else ".")]
     swapped = list(noted.content.get("swapped", {}).values())
@@ -148,7 +148,7 @@ def say_chance(noted: PatternsNote) -> list[str]:
 
 
 def say_ends(noted: PatternsNote) -> list[str]:
-    """A sentence on the patterns of the other end of gated memories; none where it is not kept."""
+    """Return a sentence about patterns at the negative end of gated memories, if the index has them."""
     ends = noted.content.get("ends")
     if not ends:
         return []
@@ -162,7 +162,7 @@ def say_ends(noted: PatternsNote) -> list[str]:
 
 
 def _sources(index: Index) -> dict[str, str]:
-    """Names say what values promote: they are made from them, where they are there."""
+    """Return the checksum of the values that names are made from, if the index has values."""
     checksum = index.manifest.sha256("values") if index.has("values") else None
     return {"values": checksum} if checksum else {}
 
@@ -209,7 +209,7 @@ def _name_rows(
 
 
 def _one_line(patterns: Sequence[Pattern], following: FollowingTokens, vocabulary: Sequence[str]) -> str:
-    """`ends with "press", about: news or ends with a month: may → followed by "conference"; promotes "release"`."""
+    """Return a name such as `ends with "press", about: news or ends with a month: may → followed by "conference"`."""
     first = [pattern for pattern in patterns if pattern.sense == patterns[0].sense][:_NAMED]
     other = [pattern for pattern in patterns if pattern.sense != patterns[0].sense][:1]
     parts = [", ".join(pattern.description for pattern in first) or UNNAMED]

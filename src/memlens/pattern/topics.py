@@ -1,45 +1,43 @@
-"""Vectors of words and of prefixes, from the corpus alone: words that occur in the same stretches of text are near.
+"""Topics: triggers of a memory with a common subject beyond the words they share, and words that name it.
 
-Words (latent semantic analysis; Deerwester et al., 1990):
+Word vectors from the corpus alone (latent semantic analysis; Deerwester et al., 1990):
 
- 1. Count words in stretches of text: a few sentences of one paragraph, more of one file; at most words.TOKENS.
- 2. Each cell of [stretches, words] is max(0, log(n_sw N / (n_s n_w))) / sqrt(n_s): positive pointwise mutual
-    information, damped for long stretches, which say less about each of their words.
- 3. Reduce to DIMENSIONS with a randomised singular value decomposition; centre; unit length.
+ 1. Count words in passages: a few sentences of a paragraph, and more sentences of a file; at most words.TOKENS tokens.
+ 2. Each cell of [passages, words] is max(0, log(n_pw N / (n_p n_w))) / sqrt(n_p): positive pointwise mutual
+    information, damped for long passages.
+ 3. Reduce to DIMENSIONS with a randomized singular value decomposition, center, and scale to unit length.
 
-Words in fewer than LEAST stretches have no vector (it would only say where they stood), nor have numbers and signs.
+Words in fewer than LEAST passages, numbers and punctuation have no vector.
 
-Prefixes: the mean of the words' vectors, each word once and weighted by its rarity, at unit length. The number of words
-says how noisy that is: the prefix's size class.
+Prefix vectors: the mean of the vectors of the different words, weighted by rarity, at unit length. The number of words
+(the size class of the prefix) determines how noisy the vector is.
 
-Coherence: do prefixes speak of the same thing, beyond the words they share and beyond what their last tokens imply?
+Coherence: a test whether triggers share a subject beyond common words and beyond what their last tokens imply.
 
-1. The vector of a prefix is made of its words but the last; from it the mean vector of text before the same last token
-   in other documents is taken (words.draw_matched), as much of it as prefixes with so many words have on average. What
-   is left has mean 0 for a random prefix with this last token.
-2. S = sum over pairs of prefixes a < b, one prefix a document, of a . b less what equal words of a and b contribute.
-   The mean is estimated from n prefixes, so pairs of one last token get 1/n of its variance less.
-3. z = (S - sum mu_ab) / sqrt(sum sigma2_ab), with mean and variance of pairs of swapped prefixes with as many words as
-   a and b have: short prefixes are noisier. Pairs of independent prefixes are uncorrelated, so variances add; for k
-   prefixes of one last token the estimated mean widens the deviation by 1 + k / n.
-4. p from z of sets in which every trigger of a memory is swapped for a random prefix of another document with the same
-   last token; beyond their 99th percentile the tail is continued as an exponential.
+ 1. The vector of a trigger excludes its last word. Subtract the mean vector of text before the same last token in other
+    documents (words.draw_matched), scaled to the size class. The rest has mean 0 for a random prefix with this last
+    token.
+ 2. S = sum over pairs a < b of a . b, one trigger per document, minus the contribution of equal words. The mean is
+    estimated from n prefixes, so the variance of the mean / n is subtracted for pairs with the same last token.
+ 3. z = (S - sum mu_ab) / sqrt(sum sigma2_ab), with mean and variance of pairs of swapped prefixes of the same size
+    classes. Pairs of independent prefixes are uncorrelated, so variances add. For k prefixes with the same last token,
+    the estimated mean widens the deviation by 1 + k / n.
+ 4. p comes from z of sets in which every trigger is swapped for a random prefix of another document with the same last
+    token. Beyond their 99th percentile, the tail is exponential.
 
-Topics: prefixes of a memory that speak of the same thing beyond the words they share, and the words that name it.
+Test of a topic: one hypothesis per memory with two tests on different triggers. Words of shallow patterns are excluded
+from both. (a) The triggers are more coherent than swapped ones. (b) Held-out triggers of other documents are closer to
+the topic than prefixes with the same last tokens (rank-sum test). Fisher's method combines the two p-values, with a
+false discovery rate for all memories (Benjamini and Hochberg, 1995). A memory above _WORTH in (a) has no topic. With
+too few held-out triggers, (a) alone decides.
 
-Whether a memory has a topic is one hypothesis with two tests of different triggers, words of its shallow patterns left
-out of both. (a) Its triggers are more coherent than swapped ones (Coherence). (b) Triggers that were held out, of other
-documents, are nearer to the topic of the first than prefixes with the same last tokens are (a rank-sum test). Both
-p-values make one (Fisher's sum of logarithms), with a cut of its own at the rate of false discoveries (Benjamini and
-Hochberg, 1995). A memory above _WORTH in (a) has no topic; one with too few held-out triggers has (a) alone.
+Content of a topic:
 
-Topic of a coherent memory:
-
- 1. A prefix belongs if it is nearer to the mean of the others that belong than random prefixes with as many words are:
-    above their median by BAR times the distance from the median to the 84th percentile. Repeated _ROUNDS times.
- 2. Its words are over-represented in these prefixes (z-score of the log-odds with an informative Dirichlet prior;
-    Monroe et al., 2008) and lie in the topic's direction.
- 3. Prefixes of fewer than three documents or fewer than three such words make no topic.
+ 1. A trigger belongs to the topic if it is closer to the mean of the other members than random prefixes of its size
+    class: above their median by BAR times the distance from the median to the 84th percentile. Repeat _ROUNDS times.
+ 2. The topic's words are over-represented in these triggers (z-score of the log-odds with an informative Dirichlet
+    prior; Monroe et al., 2008) and lie in the topic's direction.
+ 3. Triggers of fewer than three documents, or fewer than three such words, are not a topic.
 """
 
 from __future__ import annotations
@@ -76,11 +74,11 @@ from memlens.stats import q_values, roc_area
 
 DIMENSIONS = 96
 LEAST = 3
-NEAR, WIDE = 4, 16  # sentences in a stretch of a paragraph, and of a file
+NEAR, WIDE = 4, 16  # sentences per passage of a paragraph, and of a file
 MOST_WORDS = 40_000
-_FREQUENT = 1e-3  # of all words: weighs half (smooth inverse frequency)
+_FREQUENT = 1e-3  # share of all words with half the weight (smooth inverse frequency)
 _POWERS = 3
-SIZES = np.array([1, 2, 3, 5, 9, 17])  # words with a vector: a prefix is in the last class whose bound it reaches
+SIZES = np.array([1, 2, 3, 5, 9, 17])  # lower bounds of size classes: numbers of words with a vector
 
 _QUERY = """
 SELECT regexp_extract_all(text, $1) AS words, source FROM {corpus}
@@ -89,13 +87,13 @@ WHERE (sentence // $2) % $3 = $4 ORDER BY sentence
 
 
 class WordVectors(NamedTuple):
-    """A vector and a weight for every word that has them; a tuple, so that compiled code takes it."""
+    """A vector and a weight for every word that has them. A tuple, because compiled code reads it."""
 
     rows: NDArray[np.int32]  # [words of Words]: the word's row below, -1 for none
     numbers: NDArray[np.int64]  # [rows]: the word's number
-    vectors: NDArray[np.float32]  # [rows, dimensions], unit length, centred
+    vectors: NDArray[np.float32]  # [rows, dimensions], unit length, centered
     weights: NDArray[np.float32]  # [rows]
-    shares: NDArray[np.float64]  # [rows]: of all words of the corpus
+    shares: NDArray[np.float64]  # [rows]: share of all words of the corpus
 
 
 def word_vectors(index: Index, words: Words, seed: int) -> WordVectors:
@@ -112,12 +110,12 @@ def word_vectors(index: Index, words: Words, seed: int) -> WordVectors:
 
 @dataclass(frozen=True, eq=False)
 class _Cells:
-    """The number of times that each word occurs in each stretch."""
+    """The number of occurrences of each word in each passage."""
 
-    stretch: NDArray[np.int64]
+    passage: NDArray[np.int64]
     word: NDArray[np.int64]
     times: NDArray[np.int64]
-    stretches: int
+    passages: int
 
 
 def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
@@ -133,61 +131,64 @@ def _count_cells(index: Index, words: Words, seed: int) -> _Cells:
         sizes = lists.value_lengths().to_numpy(zero_copy_only=False)
         for number, cutter in enumerate((near, wide)):
             names = sources if cutter is near else [source.rpartition(":")[0] for source in sources]
-            stretch = 2 * np.repeat(np.array([cutter.next(name) for name in names], np.int64), sizes) + number
-            found.append((stretch << 20) | plain)
+            passage = 2 * np.repeat(np.array([cutter.next(name) for name in names], np.int64), sizes) + number
+            found.append((passage << 20) | plain)
     keys, times = np.unique(np.concatenate(found), return_counts=True)
-    return _Cells(keys >> 20, keys & ((1 << 20) - 1), times, 2 * max(near.stretch, wide.stretch) + 2)
+    return _Cells(keys >> 20, keys & ((1 << 20) - 1), times, 2 * max(near.passage, wide.passage) + 2)
 
 
 class _Cutter:
-    """Numbers stretches: so many sentences in a row of one source."""
+    """Numbers passages: consecutive sentences of one source."""
 
     def __init__(self, sentences: int) -> None:
-        self.sentences, self.stretch, self.inside, self.source = sentences, -1, 0, ""
+        self.sentences, self.passage, self.inside, self.source = sentences, -1, 0, ""
 
     def next(self, source: str) -> int:
-        is_new = source != self.source or self.inside == self.sentences or self.stretch < 0
-        self.stretch, self.inside, self.source = self.stretch + is_new, 1 if is_new else self.inside + 1, source
-        return self.stretch
+        is_new = source != self.source or self.inside == self.sentences or self.passage < 0
+        self.passage, self.inside, self.source = self.passage + is_new, 1 if is_new else self.inside + 1, source
+        return self.passage
 
 
 def _choose_words(cells: _Cells, words: Words) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]]:
-    """Words in enough stretches, in few enough to tell something; the most frequent where they are too many."""
+    """Choose words that occur in enough passages, but not in more than a quarter.
+
+    If too many, the most frequent ones.
+    """
     size = len(words.texts)
-    near = cells.stretch % 2 == 0  # the wide stretches hold the same words once more
-    stretches = np.bincount(cells.word[near], minlength=size)
+    near = cells.passage % 2 == 0  # the wide passages hold the same words again
+    passages = np.bincount(cells.word[near], minlength=size)
     times = np.bincount(cells.word[near], cells.times[near], minlength=size)
     is_word = np.array([text.isalpha() and len(text) > 1 for text in words.texts])
-    common = max(len(np.unique(cells.stretch[near])) / 4, LEAST)
-    chosen = np.flatnonzero(is_word & (stretches >= LEAST) & (stretches <= common))
+    common = max(len(np.unique(cells.passage[near])) / 4, LEAST)
+    chosen = np.flatnonzero(is_word & (passages >= LEAST) & (passages <= common))
     chosen = np.sort(chosen[np.argsort(-times[chosen], kind="stable")][:MOST_WORDS])
     shares = times[chosen] / max(times.sum(), 1)
     return chosen, (_FREQUENT / (_FREQUENT + shares)).astype(np.float32), shares
 
 
 def _information(cells: _Cells, rows: NDArray[np.int32], size: int) -> csr_matrix:
-    """Damped positive pointwise mutual information, [stretches, words]."""
+    """Return damped positive pointwise mutual information, [passages, words]."""
     column: NDArray[np.int64] = rows[cells.word].astype(np.int64)
     kept = column >= 0
-    stretch, column, times = cells.stretch[kept], column[kept], cells.times[kept].astype(np.float64)
-    in_stretch = np.bincount(stretch, times, minlength=cells.stretches)
+    passage, column, times = cells.passage[kept], column[kept], cells.times[kept].astype(np.float64)
+    in_stretch = np.bincount(passage, times, minlength=cells.passages)
     of_word = np.bincount(column, times, minlength=size)
-    expected = in_stretch[stretch] * of_word[column] / max(times.sum(), 1)
+    expected = in_stretch[passage] * of_word[column] / max(times.sum(), 1)
     values = np.maximum(np.log(np.maximum(times, 1e-9) / expected), 0)
-    values /= np.sqrt(np.maximum(in_stretch[stretch], 1))
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(stretch, minlength=cells.stretches))])
-    return csr_matrix((values, column, offsets), (cells.stretches, size))
+    values /= np.sqrt(np.maximum(in_stretch[passage], 1))
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(passage, minlength=cells.passages))])
+    return csr_matrix((values, column, offsets), (cells.passages, size))
 
 
 def _reduce(matrix: csr_matrix, dimensions: int, seed: int) -> NDArray[np.float64]:
-    """The words in the space of the leading singular vectors, scaled by the square root of the singular values."""
+    """Return the leading singular vectors of the words, scaled by the square root of the singular values."""
     width = matrix.shape[1]
     if width == 0:
         return np.zeros((0, 1))
     basis = np.random.default_rng([seed, 7]).standard_normal((width, min(dimensions + 8, width)))
     for _ in range(_POWERS):
         basis, _ = np.linalg.qr(matrix.T @ (matrix @ basis))
-    projected = matrix @ basis  # [stretches, size]
+    projected = matrix @ basis  # [passages, size]
     strengths, turns = np.linalg.eigh(projected.T @ projected)
     order = np.argsort(-strengths)[:dimensions]
     scale = np.maximum(strengths[order], 0) ** 0.25
@@ -196,10 +197,10 @@ def _reduce(matrix: csr_matrix, dimensions: int, seed: int) -> NDArray[np.float6
 
 
 class VectorWords(NamedTuple):
-    """The words of prefixes that have a vector, each once per prefix; a tuple, so that compiled code takes it."""
+    """The words of prefixes that have a vector, each once per prefix. A tuple, because compiled code reads it."""
 
     rows: NDArray[np.int32]  # rows of WordVectors
-    is_last: NDArray[np.bool_]  # does it stand nowhere but at the end?
+    is_last: NDArray[np.bool_]  # whether it occurs only at the end
     offsets: NDArray[np.int64]  # [prefixes + 1]
 
     @classmethod
@@ -228,7 +229,7 @@ def _vector_words(words: Any, offsets: Any, row_of: Any) -> tuple[Any, Any, Any]
 
 @compiled_part
 def dot(left: Any, right: Any) -> Any:
-    """The product of two vectors, added up in order; an expression of arrays takes far longer to compile."""
+    """Return the dot product, added in order. A loop, because array expressions take far longer to compile."""
     total = left[0] * right[0]
     for i in range(1, left.shape[0]):
         total += left[i] * right[i]
@@ -240,7 +241,7 @@ def prefix_vector_(
     prefixes: VectorWords, prefix: int, excluded: Any, drop_last: bool, vectors: WordVectors,
     vector: Any, used: Any, parts: Any,
 ) -> int:  # fmt: skip
-    """Write the unit vector, its words and their coefficients; how many words it has comes back (0: no vector)."""
+    """Write the unit vector, its words and their coefficients. Returns the number of words (0: no vector)."""
     size, count = vector.shape[0], 0
     for i in range(size):
         vector[i] = 0
@@ -289,9 +290,9 @@ def prefix_vectors(
     excluded: NDArray[np.int32] | None = None,
     words: NDArray[np.int32] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Unit vectors [rows, dimensions] of prefixes (-1 for none) and numbers of words [rows]; both 0 without a vector.
+    """Return unit vectors [rows, dimensions] of prefixes (-1 for none) and numbers of words [rows]; 0 without a vector.
 
-    `words` [rows, WINDOW] gets the rows of the words of each.
+    `words` [rows, WINDOW] receives the rows of the words.
     """
     unit = np.empty((len(rows), vectors.vectors.shape[1]), np.float32)
     used = np.empty((1, WINDOW), np.int32) if words is None else words
@@ -308,23 +309,26 @@ def size_class(count: int) -> int:
     return found
 
 
-NULL_SETS, FEWER_SETS = 20_000, 4_000  # of the most triggers, and of fewer
+NULL_SETS, FEWER_SETS = 20_000, 4_000  # null sets for the largest number of triggers, and for each smaller number
 _PAIRS = 200_000
 _TAIL = 0.99
 _SIZES = (3, 4, 6, 9, 14, 20, 25, 35, 50, 64)
-_KNOWN = 3  # prefixes of other documents that say what text before a token is like
+_KNOWN = 3  # minimum number of prefixes of other documents for the mean vector of a token
 
 
 class ExcludedWords(NamedTuple):
-    """Words of shallow patterns, by memory; a tuple, so that compiled code takes it."""
+    """Words of shallow patterns, by memory. A tuple, because compiled code reads it."""
 
     words: NDArray[np.int32]  # rows of WordVectors
     offsets: NDArray[np.int64]  # [memories + 1]
-    last: NDArray[np.uint64]  # [memories]: prefixes whose last word is left out, a bit each
+    last: NDArray[np.uint64]  # [memories]: bit mask of prefixes whose last word is excluded
 
 
 class LastTokens(NamedTuple):
-    """Prefixes with their last tokens and documents, and the samples for each token; for compiled code."""
+    """Last tokens and documents of prefixes, and the samples for each token.
+
+    A tuple, because compiled code reads it.
+    """
 
     tokens: NDArray[np.int32]  # [prefixes]
     documents: NDArray[np.int64]  # [prefixes]
@@ -332,8 +336,8 @@ class LastTokens(NamedTuple):
     offsets: NDArray[np.int64]  # [slots + 1]: rows of prefixes
     middles: NDArray[np.int64]
     first: int  # row of the first sampled prefix
-    vectors: NDArray[np.float32]  # [sampled prefixes, dimensions]: without the last word; 0 where there is none
-    amounts: NDArray[np.float64]  # [size classes]: how much of the mean vector a prefix has
+    vectors: NDArray[np.float32]  # [sampled prefixes, dimensions]: without the last word; 0 for no vector
+    amounts: NDArray[np.float64]  # [size classes]: scale of the mean vector
 
     @classmethod
     def of(cls, prefixes: PrefixWords, words: VectorWords, places: MatchedPlaces, vectors: WordVectors) -> LastTokens:
@@ -342,7 +346,9 @@ class LastTokens(NamedTuple):
         where = (places.slots, places.offsets + first, places.middles + first)
         found = cls(prefixes.tokens, prefixes.documents, *where, first, unit, np.ones(len(SIZES)))
         products, squares = _amounts(words, found, vectors)
-        nearest = np.where(squares > 1, products / np.maximum(squares, 1), 1.0)  # to the prefixes of the second sample
+        nearest = np.where(
+            squares > 1, products / np.maximum(squares, 1), 1.0
+        )  # least squares fit to the second sample
         return found._replace(amounts=nearest)
 
 
@@ -353,7 +359,7 @@ def _unit_vectors(words: VectorWords, first: int, count: int, vectors: WordVecto
 
 @compiled
 def _swap(rows: Any, tokens: LastTokens, starts: Any) -> Any:
-    """Each prefix for one of another document with its last token; -1 where there is none that is not used already."""
+    """Swap each prefix for an unused one of another document with its last token; -1 if there is none."""
     found = np.full(rows.shape, -1, np.int64)
     for m in range(rows.shape[0]):
         for i in range(rows.shape[1]):
@@ -380,7 +386,7 @@ def swap_prefixes(rows: NDArray[np.int64], tokens: LastTokens, random: np.random
 
 @compiled_part
 def _is_there(tokens: LastTokens, row: int) -> bool:
-    """Has a sampled prefix a vector?"""
+    """Return True if a sampled prefix has a vector."""
     found = False
     for i in range(tokens.vectors.shape[1]):
         found |= tokens.vectors[row - tokens.first, i] != 0
@@ -392,7 +398,7 @@ def _mean_before(
     slot: int, documents: Any, filled: int, excluded: Any, words: VectorWords, tokens: LastTokens, vectors: WordVectors,
     mean: Any, vector: Any, used: Any, parts: Any,
 ) -> int:  # fmt: skip
-    """Write the mean vector of text before a token in other documents; of how many prefixes comes back."""
+    """Write the mean vector of text before a token in other documents. Returns the number of prefixes."""
     size, count = mean.shape[0], 0
     for i in range(size):
         mean[i] = 0
@@ -421,13 +427,13 @@ def _mean_before(
 
 @compiled_part
 def _variance(mean: Any, count: int) -> float:
-    """Variance of unit vectors around their mean, summed over dimensions."""
+    """Return the variance of unit vectors around their mean, summed over dimensions."""
     return max(1 - dot(mean, mean), 0.0) * count / (count - 1)
 
 
 @compiled
 def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tuple[Any, Any]:
-    """Products of a token's mean vector with the prefixes of the second sample, and its squares, by size class."""
+    """Return products of a token's mean vector with the second sample, and its squared length, by size class."""
     products, squares = np.zeros(len(SIZES)), np.zeros(len(SIZES))
     mean, one, nothing = np.empty(tokens.vectors.shape[1]), np.empty(1, np.int64), np.empty(0, np.int32)
     spare, used, parts = (
@@ -452,7 +458,10 @@ def _amounts(words: VectorWords, tokens: LastTokens, vectors: WordVectors) -> tu
 def _pair_sums(
     sets: Any, owners: Any, words: VectorWords, tokens: LastTokens, excluded: ExcludedWords, vectors: WordVectors
 ) -> tuple[Any, Any, Any]:
-    """S of each set of prefixes (-1: none), how much wider its deviation is, and its prefixes by size class."""
+    """Return S of each set of prefixes (-1.
+
+    None), the factor of its deviation, and its numbers of prefixes by size class.
+    """
     memories, triggers = sets.shape
     sums, wider, classes = np.zeros(memories), np.ones(memories), np.zeros((memories, len(SIZES)))
     dimensions = vectors.vectors.shape[1]
@@ -521,7 +530,7 @@ def _pair_sums(
 
 @compiled_part
 def _equal_words_(words: Any, parts: Any, count: int) -> float:
-    """Twice what equal words of different prefixes contribute to the sum of cosines; the words get sorted."""
+    """Return twice the contribution of equal words of different prefixes to the sum of cosines. Sorts the words."""
     sort_with_(words, parts, count)
     same, begin = 0.0, 0
     while begin < count:
@@ -535,7 +544,7 @@ def _equal_words_(words: Any, parts: Any, count: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Coherence:
-    """The statistic and its null distribution for one corpus and the triggers found in it."""
+    """The coherence statistic and its null distribution for one corpus and its triggers."""
 
     words: VectorWords
     tokens: LastTokens
@@ -543,7 +552,9 @@ class Coherence:
     vectors: WordVectors
     means: NDArray[np.float64]  # [size classes, size classes]
     variances: NDArray[np.float64]
-    null: dict[int, tuple[NDArray[np.float64], float]]  # by triggers: sorted null statistics, mean excess in the tail
+    null: dict[
+        int, tuple[NDArray[np.float64], float]
+    ]  # number of triggers -> sorted null statistics, mean excess in the tail
 
     @classmethod
     def calibrate(
@@ -555,7 +566,7 @@ class Coherence:
         vectors: WordVectors,
         seed: int,
     ) -> Coherence:
-        """`rows` [memories, t]: the triggers, one a document."""
+        """Estimate the null distribution. `rows` [memories, t] are the triggers, one per document."""
         random = np.random.default_rng([seed, 8])
         kinds = (len(SIZES),) * 2
         found = cls(words, tokens, excluded, vectors, np.zeros(kinds), np.ones(kinds), {})
@@ -565,7 +576,7 @@ class Coherence:
         drawn = random.integers(0, len(memory), (_PAIRS, 2))
         pairs = found.swap(rows[memory[drawn], rank[drawn]], random)
         found.means[:], found.variances[:] = found._pair_moments(pairs, memory[drawn[:, 0]])
-        packed = np.take_along_axis(rows, np.argsort(rows < 0, 1, kind="stable"), 1)  # triggers that are there first
+        packed = np.take_along_axis(rows, np.argsort(rows < 0, 1, kind="stable"), 1)  # move missing triggers to the end
         filled = (rows >= 0).sum(1)
         for size in sorted({size for size in _SIZES if size < rows.shape[1]} | {rows.shape[1]}):
             enough = np.flatnonzero(filled >= min(size, filled.max()))
@@ -577,17 +588,17 @@ class Coherence:
         return found
 
     def swap(self, rows: NDArray[np.int64], random: np.random.Generator) -> NDArray[np.int64]:
-        """The same sets with every prefix swapped for one of another document with the same last token."""
+        """Swap every prefix for one of another document with the same last token."""
         return swap_prefixes(rows, self.tokens, random)
 
     def z_scores(
         self, sets: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """z and the number of prefixes that count, of sets [sets, t] with the excluded words of their owners."""
+        """Return z and the number of prefixes with a vector of each set [sets, t]."""
         sums, wider, classes = self._sums(sets, owners)
         pairs = classes[:, :, None] * classes[:, None, :]
         pairs -= classes[:, :, None] * np.eye(len(SIZES))
-        pairs /= 2  # each pair is there twice
+        pairs /= 2  # each pair occurs twice
         expected = (pairs * self.means).sum((1, 2))
         variance = (pairs * self.variances).sum((1, 2)) + 1e-12
         return (sums - expected) / (np.sqrt(variance) * wider), classes.sum(1).astype(np.int64)
@@ -599,7 +610,7 @@ class Coherence:
     def _pair_moments(
         self, pairs: NDArray[np.int64], owners: NDArray[np.int64]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Mean and variance of a pair's product by the size classes of its two prefixes, in either order."""
+        """Return mean and variance of a pair's product by the size classes of its two prefixes."""
         sums, _, classes = self._sums(pairs, owners)
         both = classes.sum(1) == 2
         sums, classes = sums[both], classes[both]
@@ -618,7 +629,7 @@ class Coherence:
         return np.where(upper, means, means.T), np.where(upper, variances, variances.T)
 
     def p_values(self, z: NDArray[np.float64], filled: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Chance that swapped triggers are as coherent; 1 where fewer than three count."""
+        """Return the probability that swapped triggers are as coherent; 1 for fewer than three prefixes."""
         p = np.ones(len(z))
         sizes = sorted(self.null)
         for size, following in zip(sizes, [*sizes[1:], np.iinfo(np.int64).max], strict=True):
@@ -632,24 +643,24 @@ class Coherence:
 
 
 BAR = 1.65
-TOPICS = 3  # of a memory, at most
+TOPICS = 3  # per memory, at most
 POOL = 400  # random prefixes of each size class
 SHOWN = 5
 _ROUNDS = 3
-_PRIOR = 200.0  # words that the prior counts for
+_PRIOR = 200.0  # weight of the prior, in words
 _SURE = 1.96
-_NEAR = 0.15  # cosine of a word with the topic
-_SWAPPED = 8192  # memories, about, that are tested with swapped triggers
-_WORTH = 0.15  # a memory with a higher p-value of coherence is not looked at
+_NEAR = 0.15  # minimum cosine of a word with the topic
+_SWAPPED = 8192  # approximate number of memories that are tested with swapped triggers
+_WORTH = 0.15  # highest p-value of coherence for which topics are computed
 
 
 @dataclass(frozen=True)
 class SemanticTopic:
-    """A semantic pattern."""
+    """A topic of one memory."""
 
-    members: int  # prefixes by trigger rank, a bit each
-    words: tuple[int, ...]  # rows of WordVectors, the most telling first
-    share: float  # of random prefixes that are as close
+    members: int  # bit mask of trigger ranks
+    words: tuple[int, ...]  # rows of WordVectors, most typical first
+    share: float  # share of random prefixes that are as close
     direction: NDArray[np.float32]  # unit length
     q: float = 0.0
 
@@ -658,7 +669,7 @@ class SemanticTopic:
 class Pool:
     """Vectors of random prefixes, by size class."""
 
-    vectors: list[NDArray[np.float32]]  # of each class [prefixes, dimensions]
+    vectors: list[NDArray[np.float32]]  # by size class, [prefixes, dimensions]
 
     @classmethod
     def draw(cls, background: VectorWords, vectors: WordVectors, seed: int) -> Pool:
@@ -674,7 +685,7 @@ class Pool:
         return cls(found)
 
     def bars(self, direction: NDArray[Any]) -> tuple[NDArray[np.float64], float]:
-        """The least nearness of a prefix of each class, and the share of random prefixes that reach it."""
+        """Return the minimum cosine for each size class, and the share of random prefixes that reach it."""
         bars, over, total = np.full(len(SIZES), np.inf), 0, 0
         for number, vectors in enumerate(self.vectors):
             if len(vectors) < 20:
@@ -690,7 +701,7 @@ class Pool:
 def _set_vectors(
     prefixes: VectorWords, vectors: WordVectors, rows: NDArray[np.int64], excluded: NDArray[np.int32], last: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], list[NDArray[np.int32]]]:
-    """Unit vectors [rows, dimensions], numbers of words (0: no vector) and the words themselves."""
+    """Return unit vectors [rows, dimensions], numbers of words (0: no vector) and the words themselves."""
     used = np.empty((len(rows), WINDOW), np.int32)
     drop_last = np.array([bool(last >> i & 1) for i in range(len(rows))], np.bool_)
     unit, counts = prefix_vectors(prefixes, vectors, np.ascontiguousarray(rows), drop_last, excluded, used)
@@ -705,7 +716,7 @@ def _find_topic(
     memory: int,
     pool: Pool,
 ) -> SemanticTopic | None:
-    """The topic of a memory whose prefixes [triggers] are known to be coherent; None where no three words say it."""
+    """Return the topic of a memory with coherent prefixes [triggers], or None if fewer than three words name it."""
     own = excluded.words[excluded.offsets[memory] : excluded.offsets[memory + 1]]
     unit, counts, words = _set_vectors(prefixes, vectors, rows, own, int(excluded.last[memory]))
     classes = np.array([size_class(count) for count in counts.tolist()])
@@ -714,7 +725,7 @@ def _find_topic(
     for _ in range(_ROUNDS):
         total = unit[members].sum(0)
         bars, share = pool.bars(total / max(float(np.linalg.norm(total)), 1e-9))
-        others = total[None, :] - unit * members[:, None]  # a prefix is compared with the others only
+        others = total[None, :] - unit * members[:, None]  # compare each prefix with the others
         close = (unit * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-9)
         members = (counts > 0) & (close > bars[classes])
         if members.sum() < GROUNDED:
@@ -743,7 +754,7 @@ def _telling_words(words: list[NDArray[np.int32]], vectors: WordVectors, directi
 
 @dataclass(frozen=True, eq=False)
 class _TopicTest:
-    """Inputs of the two tests of topics."""
+    """Inputs for the two tests of topics."""
 
     own: VectorWords
     vectors: WordVectors
@@ -754,9 +765,9 @@ class _TopicTest:
     def run(
         self, p: NDArray[np.float64], memories: NDArray[np.int64], sets: NDArray[np.int64], held: Any, same: Any
     ) -> tuple[dict[int, SemanticTopic], NDArray[np.float64]]:
-        """Topics by place in `memories`, and the p-values of both tests (1: no topic); `p` are those of coherence.
+        """Return topics by place in `memories`, and combined p-values (1: no topic). `p` are the p-values of coherence.
 
-        sets [all memories, t], held and same [all memories, any]: rows of prefixes, -1 for none.
+        `sets` [all memories, t], `held` and `same` [all memories, any] hold rows of prefixes, -1 for none.
         """
         found, both = {}, np.ones(len(memories))
         for i in np.flatnonzero(p <= _WORTH).tolist():
@@ -769,7 +780,7 @@ class _TopicTest:
         return found, both
 
     def _held_out(self, topic: SemanticTopic, m: int, own: Any, held: Any, same: Any) -> float | None:
-        """Chance that held-out triggers of other documents are as near to the topic; None if they are too few."""
+        """Return the p-value of held-out triggers of other documents, or None if there are too few."""
         seen = self.documents[own[own >= 0]]
         free = np.where((held >= 0) & ~np.isin(self.documents[np.maximum(held, 0)], seen), held, -1)
         free = one_per_document(free[None], self.documents)[0]
@@ -782,7 +793,7 @@ class _TopicTest:
         return math.erfc(z / math.sqrt(2)) / 2
 
     def _nearness(self, topic: SemanticTopic, m: int, rows: Any) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Of prefixes that have a vector without last word and words of patterns: the cosine with the topic; rows."""
+        """Return cosines with the topic, and rows, of prefixes that have a vector without the excluded words."""
         there = np.ascontiguousarray(rows[rows >= 0])
         words = self.excluded.words[self.excluded.offsets[m] : self.excluded.offsets[m + 1]]
         unit, counts = prefix_vectors(self.own, self.vectors, there, np.ones(len(there), np.bool_), words)
@@ -790,13 +801,13 @@ class _TopicTest:
 
 
 def effective_size(rows: NDArray[np.int64]) -> float:
-    """The effective number of independent prefixes of rows of which some are repeated: (sum w)^2 / sum w^2."""
+    """Return the effective number of independent prefixes if some are repeated: (sum w)^2 / sum w^2."""
     times = np.unique(rows[rows >= 0], return_counts=True)[1]
     return float(times.sum() ** 2 / max((times**2).sum(), 1))
 
 
 def _combined(p: float, other: float | None) -> float:
-    """One p-value of two independent ones: the tail of chi-squared with 4 degrees of freedom at -2 log(p other)."""
+    """Combine two independent p-values: the tail of chi-squared with 4 degrees of freedom at -2 log(p other)."""
     if other is None:
         return p
     product = max(p * other, 1e-300)
@@ -814,10 +825,10 @@ def find_topics(
     settings: PatternSettings,
     progress: Progress,
 ) -> tuple[dict[int, list[SemanticTopic]], NDArray[np.float64]]:
-    """Topics by row of TriggerRows; and which memories would have one with swapped triggers: 1, 0, nan if not tried.
+    """Return topics by row of TriggerRows, and whether each memory has one with swapped triggers (nan: not tested).
 
-    `same` are prefixes with the last tokens of held-out triggers (score). After a topic the triggers that it does not
-    hold are tested again, for another; a memory has TOPICS at most.
+    `same` are prefixes with the last tokens of held-out triggers (score). After a topic is found, the remaining
+    triggers are tested again, for up to TOPICS topics per memory.
     """
     if len(vectors.vectors) == 0:
         return {}, np.zeros(len(triggers.rows))
@@ -853,7 +864,7 @@ def find_topics(
 
 
 def _words_of_patterns(chosen: Sequence[ShallowChoice], vectors: WordVectors) -> ExcludedWords:
-    """The words of endings and n-grams wherever they stand, and the last word where a shape is about it."""
+    """Return the words of endings and n-grams, and the last words that a shape describes."""
     rows = vectors.rows
     words: list[int] = []
     offsets, last = [0], []

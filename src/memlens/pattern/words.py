@@ -1,15 +1,14 @@
-"""The triggers of every memory as a matrix of prefixes, random prefixes, and prefixes cut into words.
+"""Triggers and random prefixes as words.
 
-A word is a run of letters (with an apostrophe inside), a number (1,900.5; 1990s; 21st), one character of a script that
-is written without spaces, or a single sign. The last word of a prefix is what the prefix has of it: a tokenizer may cut
-inside a word. Words are compared without capitals; the spelling of the last one is kept for its shape. Of a long prefix
-the last WINDOW words count.
+A word is a run of letters (an apostrophe inside is allowed), a number (1,900.5; 1990s; 21st), one character of a script
+written without spaces, or a single punctuation mark. The last word of a prefix may be incomplete, because a tokenizer
+may split words. Words are compared in lower case; the spelling of the last word is kept to detect its shape. Only the
+last WINDOW words of a long prefix count.
 
-Prefixes of other documents with the same last tokens as triggers: what the last token alone says of its text.
-
-Of every token that ends a trigger two samples are drawn from the corpus (at most TOKENS of it): one that says what text
-before this token is like on average, and one that triggers are swapped for. Each takes prefixes of as many documents as
-there are. A token that ends many triggers of one memory needs more of them.
+Matched prefixes (draw_matched) end with the same token as a trigger but come from other documents. They show what the
+last token alone implies about the text before it. For each token that ends a trigger, two samples are drawn from at
+most TOKENS tokens of the corpus: one gives the average text before the token, the other replaces triggers in the null
+model. Each sample spreads over as many documents as possible.
 """
 
 from __future__ import annotations
@@ -28,22 +27,22 @@ from numpy.typing import NDArray
 from memlens.files import open_database, reader_of
 from memlens.index.reader import Index
 
-KINDS = ("shallow", "semantic")  # classes of patterns
-GROUNDED = 3  # prefixes that a pattern needs, as in the paper
-HELD = 25  # triggers after those that patterns are found in, which patterns are tested on
-ENOUGH = 10  # held-out triggers needed to test a pattern
+KINDS = ("shallow", "semantic")  # kinds of patterns
+GROUNDED = 3  # minimum number of prefixes of a pattern, as in the paper
+HELD = 25  # triggers that follow those in which patterns are found; patterns are tested on them
+ENOUGH = 10  # minimum number of held-out triggers to test a pattern
 WINDOW = 64
-UNKNOWN = 0  # a word beyond the room of the vocabulary; part of no pattern
-ROOM = 1 << 20  # words that can be told apart: three of them fit one 60-bit key
-TOKENS = 3_000_000  # of a larger corpus so many are looked at, in runs of RUN sentences
+UNKNOWN = 0  # a word beyond the size of the vocabulary; never part of a pattern
+ROOM = 1 << 20  # size of the vocabulary: three word numbers fit into a 60-bit key
+TOKENS = 3_000_000  # limit for tokens read from a large corpus, in runs of RUN sentences
 RUN = 64
 _ROWS_AT_ONCE = 32_768
-_CHARACTERS = 16 * WINDOW  # of a long prefix, enough for its last words
+_CHARACTERS = 16 * WINDOW  # enough for the last WINDOW words of a long prefix
 
 
 @dataclass(frozen=True, eq=False)
 class TriggerRows:
-    """Memories that have triggers, and the distinct prefixes that are some memory's trigger."""
+    """The triggers of all memories that have any, as numbers of distinct prefixes."""
 
     layer: NDArray[np.int32]  # [memories]
     memory: NDArray[np.int32]  # [memories]
@@ -51,7 +50,7 @@ class TriggerRows:
     following: NDArray[np.int32]  # [memories, t]: next tokens, -1 for none
     sentences: NDArray[np.int64]  # [prefixes]
     positions: NDArray[np.int64]  # [prefixes]
-    held: NDArray[np.int64]  # [memories, h]: the triggers after these, which patterns are tested on
+    held: NDArray[np.int64]  # [memories, h]: the held-out triggers that follow
 
     @property
     def filled(self) -> NDArray[np.int64]:
@@ -61,7 +60,7 @@ class TriggerRows:
 
 
 def one_per_document(rows: NDArray[np.int64], documents: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`rows` [memories, t] with only the best prefix of a document: two of one document are alike by nature."""
+    """Keep only the best prefix of each document in `rows` [memories, t]: texts of one document are similar."""
     own = np.where(rows >= 0, documents[np.maximum(rows, 0)], -1)
     found = rows.copy()
     for rank in range(1, found.shape[1]):
@@ -71,7 +70,7 @@ def one_per_document(rows: NDArray[np.int64], documents: NDArray[np.int64]) -> N
 
 
 def read_trigger_rows(index: Index, top: int, held: int = 0, end: str = "top") -> TriggerRows:
-    """The first `top` triggers of every memory that has some at an end, and `held` more."""
+    """Return the first `top` triggers of every memory at one end, and `held` more."""
     columns = ["layer", "memory", "rank", "sentence", "position", "next_token"]
     filters = [("end", "=", end), ("rank", "<", top + held)]
     table = index.table("triggers", columns, filters)
@@ -96,7 +95,7 @@ def read_trigger_rows(index: Index, top: int, held: int = 0, end: str = "top") -
 
 
 def sample_prefixes(index: Index, size: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sentences and positions of random prefixes, each at most once; all where there are no more than `size`."""
+    """Return sentences and positions of `size` different random prefixes, or of all prefixes if there are fewer."""
     sentences, lengths = sentence_lengths(index)
     edges = np.concatenate([[0], np.cumsum(lengths)])
     total = int(edges[-1])
@@ -104,7 +103,7 @@ def sample_prefixes(index: Index, size: int, seed: int) -> tuple[NDArray[np.int6
         drawn = np.arange(total)
     else:
         random = np.random.default_rng([seed, 5])
-        # of a large total about `size` different numbers are drawn, without an array of that total
+        # for a large total, draw about `size` different numbers without an array of that size
         few = total < 20 * size
         drawn = (
             np.sort(random.choice(total, size, replace=False)) if few else np.unique(random.integers(0, total, size))
@@ -114,14 +113,14 @@ def sample_prefixes(index: Index, size: int, seed: int) -> tuple[NDArray[np.int6
 
 
 def sampled_runs(index: Index, seed: int) -> tuple[int, int]:
-    """(every, which): runs of sentences whose number modulo `every` is `which` hold about TOKENS."""
+    """Return (every, which): runs of sentences whose number modulo `every` is `which` hold about TOKENS tokens."""
     _, lengths = sentence_lengths(index)
     every = max(1, -(-int(lengths.sum()) // TOKENS))
     return every, int(np.random.default_rng([seed, 6]).integers(every))
 
 
 def sentence_lengths(index: Index) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Number and tokens of every sentence; the tokens themselves are not loaded."""
+    """Return number and length of every sentence without loading its tokens."""
     found = index.arrays("SELECT sentence, len(ends)::BIGINT AS tokens FROM {corpus} ORDER BY sentence")
     return np.asarray(found["sentence"], np.int64), np.asarray(found["tokens"], np.int64)
 
@@ -154,16 +153,16 @@ FROM cut ORDER BY row
 
 @dataclass
 class Words:
-    """Every word met so far; a number stands for one spelling without capitals."""
+    """A growing vocabulary: one number per word in lower case, and one per spelling."""
 
     texts: list[str] = field(default_factory=lambda: [""])
     _numbers: dict[str, int] = field(default_factory=lambda: {"": UNKNOWN})
-    spellings: list[str] = field(default_factory=lambda: [""])  # as written, each once
+    spellings: list[str] = field(default_factory=lambda: [""])  # as written
     _spelling_numbers: dict[str, int] = field(default_factory=lambda: {"": 0})
-    plain: list[int] = field(default_factory=lambda: [UNKNOWN])  # of each spelling, its word
+    plain: list[int] = field(default_factory=lambda: [UNKNOWN])  # the word of each spelling
 
     def add(self, spellings: list[str]) -> NDArray[np.int32]:
-        """The numbers of spellings, new ones learned."""
+        """Return the numbers of spellings; new spellings are added."""
         found = []
         for spelling in spellings:
             number = self._spelling_numbers.get(spelling)
@@ -189,14 +188,14 @@ class Words:
 
 @dataclass(frozen=True, eq=False)
 class PrefixWords:
-    """Words of many prefixes, one after another."""
+    """The words of many prefixes, concatenated."""
 
     words: NDArray[np.int32]  # [all words]
     offsets: NDArray[np.int64]  # [prefixes + 1]
     last: NDArray[np.int32]  # [prefixes]: the last word's spelling
     opens: NDArray[np.bool_]  # [prefixes]: ends with an opening quotation mark
     tokens: NDArray[np.int32]  # [prefixes]: the last token; -1 for BOS alone
-    goes_on: NDArray[np.bool_]  # [prefixes]: the next letter of the text belongs to the last word
+    goes_on: NDArray[np.bool_]  # [prefixes]: whether the next character of the text belongs to the last word
     documents: NDArray[np.int64]  # [prefixes]: equal for sentences of one paragraph (.txt) or record
 
     @property
@@ -207,7 +206,7 @@ class PrefixWords:
         return len(self.last)
 
     def join(self, other: PrefixWords) -> PrefixWords:
-        """Those of `other` after one's own."""
+        """Append the prefixes of `other`."""
         offsets = np.concatenate([self.offsets, other.offsets[1:] + self.offsets[-1]])
         names = ("last", "opens", "tokens", "goes_on", "documents")
         each = (np.concatenate([getattr(self, name), getattr(other, name)]) for name in names)
@@ -217,7 +216,7 @@ class PrefixWords:
 def read_prefix_words(
     index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
 ) -> PrefixWords:
-    """Words of the given prefixes, in their order; position -1 (BOS alone) has none."""
+    """Return the words of prefixes, in the given order. Position -1 (BOS alone) has no words."""
     order = np.lexsort((positions, sentences))
     parts = list(_read_sorted(index, sentences[order], positions[order], words))
     lengths, numbers, *each = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -225,7 +224,7 @@ def read_prefix_words(
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     offsets = np.concatenate([[0], np.cumsum(lengths[back])]).astype(np.int64)
-    # where each word of the result stands among those read
+    # index of each word of the result in `numbers`
     source = np.repeat(begins[:-1][back] - offsets[:-1], lengths[back]) + np.arange(offsets[-1])
     return PrefixWords(numbers[source], offsets, *(column[back] for column in each))
 
@@ -233,7 +232,7 @@ def read_prefix_words(
 def _read_sorted(
     index: Index, sentences: NDArray[np.int64], positions: NDArray[np.int64], words: Words
 ) -> Iterator[tuple[NDArray[Any], ...]]:
-    """Lengths, words, and the other columns of PrefixWords in their order, of sorted prefixes, chunk by chunk."""
+    """Yield lengths, words and the other columns of PrefixWords for sorted prefixes, in chunks."""
     yield tuple(np.zeros(0, kind) for kind in (np.int64, np.int32, np.int32, np.bool_, np.int32, np.bool_, np.int64))
     query = _QUERY.format(corpus=reader_of(index.path("corpus")))
     with closing(open_database(os.cpu_count() or 1)) as database:
@@ -267,7 +266,7 @@ def _number_words(found: pa.Table, words: Words) -> tuple[NDArray[Any], ...]:
     return lengths, np.asarray(words.plain, np.int32)[spelling], last, opens, tokens, goes_on, documents
 
 
-LEAST, MOST = 8, 48  # prefixes of a token in a sample
+LEAST, MOST = 8, 48  # limits for the number of prefixes per token in a sample
 _PLACES_QUERY = """
 SELECT sentence, unnest(tokens) AS token, generate_subscripts(tokens, 1) - 1 AS position,
        (hash(source) // 2)::BIGINT AS document
@@ -277,17 +276,20 @@ FROM {corpus} WHERE (sentence // $1) % $2 = $3
 
 @dataclass(frozen=True, eq=False)
 class MatchedPlaces:
-    """Prefixes by their last token: those of token t are offsets[slots[t]] to offsets[slots[t] + 1]."""
+    """Matched prefixes: those of token t are offsets[slots[t]] to offsets[slots[t] + 1]."""
 
     sentences: NDArray[np.int64]
     positions: NDArray[np.int64]
-    slots: NDArray[np.int32]  # [vocabulary]: -1 for a token that no trigger ends with
+    slots: NDArray[np.int32]  # [vocabulary]: -1 for a token that ends no trigger
     offsets: NDArray[np.int64]  # [slots + 1]
-    middles: NDArray[np.int64]  # [slots]: where the second sample of a token begins
+    middles: NDArray[np.int64]  # [slots]: start of the token's second sample
 
 
 def draw_matched(index: Index, multiplicity: NDArray[np.int64], seed: int) -> MatchedPlaces:
-    """`multiplicity` [vocabulary]: how many triggers of one memory end with each token, at most; 0 for none."""
+    """Draw two samples of prefixes per token.
+
+    `multiplicity` [vocabulary] is the largest number of triggers of one memory that end with each token, 0 for none.
+    """
     every, which = sampled_runs(index, seed)
     parts = []
     for batch in index.batches(_PLACES_QUERY, (RUN, every, which)):
@@ -310,7 +312,7 @@ def draw_matched(index: Index, multiplicity: NDArray[np.int64], seed: int) -> Ma
 
 
 def _noise(sentence: NDArray[np.int64], position: NDArray[np.int64], seed: int) -> NDArray[np.uint64]:
-    """A random number for every place that depends on nothing but place and seed (SplitMix64)."""
+    """Return a random number per position that depends only on position and seed (SplitMix64)."""
     start = np.uint64((2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
     x = (sentence.astype(np.uint64) << np.uint64(24)) + position.astype(np.uint64) + start
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -319,7 +321,7 @@ def _noise(sentence: NDArray[np.int64], position: NDArray[np.int64], seed: int) 
 
 
 def _spread(token: NDArray[np.int64], document: NDArray[np.int64], noise: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Order by token, and within a token at random, but first one of every document, then a second, and so on."""
+    """Order by token; within a token, take one random prefix of every document, then a second one, and so on."""
     order = np.lexsort((noise, document, token))
     begins = np.concatenate([[True], (np.diff(token[order]) != 0) | (np.diff(document[order]) != 0)])[: len(order)]
     turn = np.arange(len(order)) - np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))
