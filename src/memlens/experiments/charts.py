@@ -1,7 +1,7 @@
-"""Chart shapes of the experiments: curves, quartile bands, stacked shares and bars by depth.
+"""Charts of the experiments: curves, quartile bands, stacked shares and bars by depth.
 
-A curve of the paper lies dashed beside the model's own, with other points. They share an axis: the layers, where both
-models have equally many, else relative depth, (layer + 1/2) / L.
+The paper's curve is dashed and has different points. Both models share an axis: layers if they have equally many,
+otherwise relative depth, (layer + 1/2) / L.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,9 +15,9 @@ from memlens.stats import wilson
 
 FORMULA = "(layer + ½) / L"
 YOURS, PAPER = "this model", "the paper"
-LOG_TICKS = [digit * 10.0**power for power in range(-9, 0) for digit in (1, 3)] + [1.0]  # of shares
+LOG_TICKS = [digit * 10.0**power for power in range(-9, 0) for digit in (1, 3)] + [1.0]  # for shares
 
-_WHOSE = {YOURS: ("yours", "circle"), PAPER: ("paper", "square")}  # hue and shape
+_WHOSE = {YOURS: ("yours", "circle"), PAPER: ("paper", "square")}  # color and shape
 _DASHES = alt.Scale(domain=[YOURS, PAPER], range=[[1, 0], [6, 4]])
 _STROKE: dict[str, Any] = {
     "symbolType": "stroke",
@@ -27,7 +27,7 @@ _STROKE: dict[str, Any] = {
 }
 _BASELINE_DASHES = [[8, 3, 2, 3], [2, 3]]
 _EDGES = (("low", ".1%"), ("high", ".1%"))
-_SMALL, _LARGE = 46, 170  # a point, and the one under the pointer
+_SMALL, _LARGE = 46, 170  # sizes of a point, and of the point under the pointer
 
 
 def curves(
@@ -40,7 +40,7 @@ def curves(
     x: alt.X | None = None,
     baselines: Sequence[Row] = (),
 ) -> Any:
-    """Lines by whose they are, with points, and whiskers where rows have `low` and `high`; thin ones for baselines."""
+    """Draw a line for each model with points, whiskers if rows have `low` and `high`, and thin lines for baselines."""
     base = alt.Chart(alt.Data(values=rows))
     x = x or _depth("depth", layers)
     y = _y("value", form, scale)
@@ -65,7 +65,7 @@ def bands(
     ticks: Sequence[float] | None = None,
     baselines: Sequence[Row] = (),
 ) -> Any:
-    """Medians as lines, the middle half of the observations as a band around them; thin lines for baselines."""
+    """Draw medians as lines, quartiles as bands, and thin lines for baselines."""
     base = alt.Chart(alt.Data(values=rows))
     x = _depth("depth", layers)
     hue, shape = _whose(rows)
@@ -80,7 +80,7 @@ def bands(
 
 
 def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str, form: str, layers: int) -> Any:
-    """Several curves: hue and shape by group, solid for this model, dashed for the paper."""
+    """Draw several curves: color and shape by group, solid for this model, dashed for the paper."""
     base = alt.Chart(alt.Data(values=rows))
     x = _depth("depth", layers)
     legend = alt.Legend(**_legend_columns(names))
@@ -88,7 +88,7 @@ def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str
     forms = alt.Scale(domain=list(names), range=list(SHAPES[: len(names)]))
     shape = alt.Shape(f"{group}:N", scale=forms, legend=legend)
     shown = [("whose", ""), (group, ""), ("layer", ","), ("value", form), ("low", form), ("high", form)]
-    stroke = None  # without the paper all lines are solid
+    stroke = None  # without the paper, all lines are solid
     if any(row["whose"] == PAPER for row in rows):
         stroke = alt.Legend(**_STROKE)
     return alt.layer(
@@ -100,7 +100,7 @@ def grouped_curves(rows: list[Row], group: str, names: Sequence[str], title: str
 
 
 def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, layers: int) -> Any:
-    """Shares that add up to one: a bar per layer, as wide as its part of the stack; rows have `from` and `to`."""
+    """Draw shares that sum to one as a stacked bar per layer; rows have `from` and `to`."""
     scale = alt.Scale(domain=list(hues), range=[colour(hue) for hue in hues.values()])
     legend = alt.Legend(columns=3, symbolType="square")
     y = alt.Y("from:Q", title=None, scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(format="%", tickCount=5))
@@ -113,7 +113,7 @@ def stacked(rows: list[Row], group: str, hues: Mapping[str, str], title: str, la
 
 
 def bars(rows: list[Row], title: str, form: str, layers: int) -> Any:
-    """One bar per layer; rows have `value`."""
+    """Draw one bar per layer; rows have `value`."""
     shown = [("layer", ","), ("value", form), ("dead", ","), ("memories", ",")]
     return _rectangles([{**row, "zero": 0} for row in rows], title, layers).encode(
         y=_y("value", form, None), y2="zero:Q", color=alt.value(colour("yours")), tooltip=_tooltip(shown, rows)
@@ -144,7 +144,7 @@ def _y(field: str, form: str, scale: alt.Scale | None, ticks: Sequence[float] | 
 
 
 def _whose(rows: Sequence[Row]) -> tuple[alt.Color, alt.Shape]:
-    """Hue and shape of this model and of the paper; a legend names those that have rows."""
+    """Return color and shape of this model and of the paper; the legend names those that have rows."""
     there = [whose for whose in _WHOSE if any(row["whose"] == whose for row in rows)]
     hues, shapes = ([_WHOSE[whose][place] for whose in there] for place in (0, 1))
     return (
@@ -154,21 +154,21 @@ def _whose(rows: Sequence[Row]) -> tuple[alt.Color, alt.Shape]:
 
 
 def _dash(legend: alt.Legend | None) -> Any:
-    """Dashed for the paper; without a legend it is no scale, which would take the other legends of `whose` with it."""
+    """Dash the paper's lines. Without a legend this is a condition, because a scale would merge with other legends."""
     if legend is not None:
         return alt.StrokeDash("whose:N", scale=_DASHES, legend=legend)
     return alt.condition(f"datum.whose == '{PAPER}'", alt.value([6, 4]), alt.value([1, 0]))
 
 
 def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
-    """Thin lines in the colour of secondary text, told apart by their dashes; rows have `baseline` and `value`."""
+    """Draw thin gray lines with different dashes; rows have `baseline` and `value`."""
     names = list(dict.fromkeys(row["baseline"] for row in rows))
     dashes = alt.StrokeDash(
         "baseline:N",
         scale=alt.Scale(domain=names, range=_BASELINE_DASHES[: len(names)]),
         legend=alt.Legend(**_STROKE, **_legend_columns(names)),
     )
-    # A single layer makes no line, but a point.
+    # A single layer is a point, not a line.
     line = alt.Chart(alt.Data(values=list(rows))).mark_line(
         color=colour("soft"), strokeWidth=1.5, point=alt.OverlayMarkDef(size=8, color=colour("soft"))
     )
@@ -176,7 +176,7 @@ def _baselines(rows: Sequence[Row], x: alt.X) -> Any:
 
 
 def _legend_columns(names: Sequence[str]) -> dict[str, int]:
-    """Long names stand below each other: a legend that is wider than half a page, or than a phone, is cut off."""
+    """Stack long names: a legend wider than half a page, or than a phone, is cut off."""
     return {"columns": 1} if sum(map(len, names)) > 40 else {}
 
 
@@ -186,7 +186,7 @@ def _category_hues(names: Sequence[str]) -> alt.Scale:
 
 def _whiskers(base: Any, x: alt.X, hue: alt.Color, rows: list[Row]) -> list[Any]:
     if not any(row.get("low") is not None for row in rows):
-        return []  # Vega complains of a scale without a number
+        return []  # Vega warns about a scale without numbers
     known = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.5, opacity=0.6)
     return [known.encode(x=x, y=alt.Y("low:Q"), y2="high:Q", color=hue)]
 
@@ -201,7 +201,7 @@ def _points(
     shown: Sequence[tuple[str, str]],
     rows: list[Row],
 ) -> Any:
-    """Points that grow under the pointer; a touch near one is enough."""
+    """Draw points that grow under the pointer; a touch near one is enough."""
     near = alt.selection_point(name="near", fields=["depth", *by], nearest=True, on="pointerover", empty=False)
     return (
         base.mark_point(strokeWidth=2, fill=colour("page"), opacity=1)
@@ -218,7 +218,7 @@ def _points(
 
 
 def _tooltip(fields: Sequence[tuple[str, str]], rows: list[Row]) -> list[alt.Tooltip]:
-    """(field, format) of what rows have; an empty format is text."""
+    """Return tooltips for the (field, format) pairs that rows have; an empty format means text."""
     return [
         alt.Tooltip(f"{field}:{'Q' if form else 'N'}", title=field, **({"format": form} if form else {}))
         for field, form in fields
@@ -227,14 +227,14 @@ def _tooltip(fields: Sequence[tuple[str, str]], rows: list[Row]) -> list[alt.Too
 
 
 def with_depth(rows: Iterable[Row], layers: int) -> list[Row]:
-    """The rows with their relative depth."""
+    """Return the rows with their relative depth."""
     return [{"depth": depth(row["layer"], layers), **row} for row in rows]
 
 
 def beside_paper(
     yours: list[Row], theirs: list[Row], model: ModelShape, column: str, keep: Sequence[str] = ("low", "high")
 ) -> list[Row]:
-    """This model's rows and the paper's, with the column as `value`, on one axis."""
+    """Return this model's rows and the paper's, with the column as `value`, on one axis."""
     wanted = ("depth", "layer", "value", *keep)
     both = [{"whose": YOURS, **row} for row in with_depth(yours, model.layers)]
     both += [{"whose": PAPER, **row} for row in with_depth(theirs, PAPER_LAYERS)]
@@ -250,7 +250,7 @@ def quartiles_beside_paper(yours: list[Row], theirs: list[Row], model: ModelShap
 def share_panel(
     name: str, rows: list[Row], theirs: list[Row], hits: str, title: str, text: str, model: ModelShape
 ) -> Panel:
-    """Curves of a share of prefixes from 0 to 1; Wilson's interval where a table has none."""
+    """Draw a share of prefixes from 0 to 1, with Wilson intervals if the table has none."""
     yours = []
     for row in rows:
         low, high = wilson(row[hits], row["prefixes"])
@@ -263,18 +263,18 @@ def share_panel(
 def stacked_panel(
     name: str, rows: list[Row], group: str, hues: Mapping[str, str], whose: str, layers: int, text: str
 ) -> Panel:
-    """Counts by part as stacked shares."""
+    """Draw counts by part as stacked shares."""
     labels = {part.replace("_", " "): hue for part, hue in hues.items()}
     return panel(name, stacked(_stack(rows, hues, group, layers), group, labels, whose, layers), text)
 
 
 def panel(name: str, chart: Any, text: str, rows: Sequence[Row] = (), column: str = "", unit: str = "") -> Panel:
-    """A chart with what it shows in words, and where the curve of a column begins and ends."""
+    """Return a chart with a text alternative that states where the curve of a column starts and ends."""
     return Panel(name, text + _ends(rows, column, unit) + ".", page_spec(chart))
 
 
 def table_panel(name: str, chart: Any) -> Panel:
-    """A chart with the name of its table as its only words."""
+    """Return a chart with only the name of its table as text alternative."""
     return Panel(name, f"Chart of the table {name}", page_spec(chart))
 
 
@@ -291,7 +291,7 @@ def _ends(rows: Sequence[Row], column: str, unit: str) -> str:
 
 
 def _stack(rows: list[Row], names: Collection[str], group: str, layers: int) -> list[Row]:
-    """One row per layer and part, with the edges of its rectangle."""
+    """Return one row per layer and part, with the edges of its rectangle."""
     placed: list[Row] = []
     for row in with_depth(rows, layers):
         total, below = sum(row[name] for name in names), 0.0

@@ -33,18 +33,18 @@ Row = dict[str, Any]
 APPEARS, PARTLY, ABSENT, UNCLEAR = "appears", "appears in part", "does not appear", "cannot tell"
 NOT_APPLICABLE = "not applicable"
 VERDICTS = (APPEARS, PARTLY, ABSENT, UNCLEAR, NOT_APPLICABLE)
-THIRDS = ("lower", "middle", "upper")  # of the stack
-FEWEST = 6  # observations; of fewer, a median has no 95% interval: they lie on one side of it more than once in 20
-_SMALL = 0.1  # of the published size
+THIRDS = ("lower", "middle", "upper")  # of the layers
+FEWEST = 6  # minimum number of observations: with fewer, a median has no 95% interval
+_SMALL = 0.1  # share of the published size
 
 
 def depth(layer: int, layers: int) -> float:
-    """Relative depth: the middle of the layer's part of the stack, so that models of any depth share one axis."""
+    """Return the relative depth of the middle of a layer, so that models of any depth share one axis."""
     return round((layer + 0.5) / layers, 6)
 
 
 def third(layer: int, layers: int) -> str:
-    """The third of the stack in which the middle of the layer lies."""
+    """Return the third of the layers that contains the middle of this layer."""
     return THIRDS[min(int(3 * (layer + 0.5) / layers), 2)]
 
 
@@ -53,9 +53,9 @@ def in_third(rows: Iterable[Row], which: str, layers: int) -> list[Row]:
 
 
 def estimate_of(row: Row, column: str, low: str = "low", high: str = "high") -> Estimate | None:
-    """A number of a row with its interval; None where it was measured without one, as of too few observations.
+    """Return a number of a row with its interval, or None if it has no interval (too few observations).
 
-    The paper's rows have no columns for intervals: there the number stands alone.
+    The paper's rows have no interval columns. There, the interval is the number itself.
     """
     value = row.get(column)
     below, above = (row.get(name, value) for name in (low, high))
@@ -64,27 +64,28 @@ def estimate_of(row: Row, column: str, low: str = "low", high: str = "high") -> 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The rows of the table that a claim is judged by, the paper's own rows, and what the model is."""
+    """The rows of the table that a claim is judged on, the paper's rows, and facts about the model."""
 
     rows: list[Row]
-    layers: int  # of the model
-    memories: Mapping[int, int]  # by scanned layer
+    layers: int  # number of layers of the model
+    memories: Mapping[int, int]  # layer -> number of memories
     published: list[Row] = field(default_factory=list)
     published_layers: int = 16
-    rests_at_zero: bool = True  # is a memory silent at 0, as with ReLU, so that m > 0 means active?
+    rests_at_zero: bool = True  # whether m > 0 means active, as with ReLU
 
     def third(self, which: str) -> list[Row]:
         return in_third(self.rows, which, self.layers)
 
     @property
     def theirs(self) -> "Evidence":
-        """The paper's own rows as evidence."""
+        """The paper's rows as evidence."""
         return Evidence(self.published, self.published_layers, dict.fromkeys(range(self.published_layers), 4096))
 
     def trend(self, column: str, low: str = "low", high: str = "high") -> Estimate | None:
-        """Slope over relative depth of a number per layer, without layer 0; None where layers span half of it or less.
+        """Return the slope of a number over relative depth without layer 0; None if layers span half the depth or less.
 
-        As the rows note it where layers were seen on the same prefixes, else from numbers of different memories.
+        Taken from the rows if they record it (layers paired over the same prefixes), otherwise computed from
+        independent layers.
         """
         known = {
             row["layer"]: estimate
@@ -99,7 +100,7 @@ class Evidence:
         return contrast(weights, list(known.values()))
 
     def first(self, column: str) -> float | None:
-        """The number of layer 0."""
+        """Return the number of layer 0."""
         value: float | None = next((row.get(column) for row in self.rows if row["layer"] == 0), None)
         return value
 
@@ -109,12 +110,12 @@ class Judgement:
     """The verdict of a table on a claim."""
 
     yours: str
-    interval: str  # empty where the table has none
+    interval: str  # empty if the table has none
     verdict: str
     reason: str = ""  # one sentence
 
     def and_also(self, words: str) -> "Judgement":
-        """The same judgement with these words added to its reason."""
+        """Return the same judgement with words added to its reason."""
         return replace(self, reason=f"{self.reason.removesuffix('.')}; {words}.")
 
 
@@ -125,9 +126,9 @@ NOT_MEASURED = Judgement(
 
 @dataclass(frozen=True)
 class Claim:
-    """A statement of the paper, the numbers it rests on, and how it is judged here.
+    """A statement of the paper, the published numbers, and the rule by which it is judged.
 
-    The rules were chosen with the paper's curves in view: every claim must appear for them.
+    The rules were chosen with the paper's curves in view: every claim must appear for the paper's own numbers.
     """
 
     slug: str
@@ -135,12 +136,12 @@ class Claim:
     published: str
     rule: str
     judge: Callable[[Evidence], Judgement]
-    table: str = ""  # which of the experiment's tables is judged; its first by default
+    table: str = ""  # the table to judge; the experiment's first table by default
 
 
 @dataclass(frozen=True)
 class JudgedClaim:
-    """A claim with what the experiment's table says about it; None where the table is missing."""
+    """A claim and its judgement; None if the table is missing."""
 
     claim: Claim
     experiment: str
@@ -163,7 +164,7 @@ RULE_OF_TRENDS = (
 
 
 def direction(estimate: Estimate, published: float) -> str:
-    """The rule for "more here than there"; `estimate` and `published` are positive in the direction of the claim."""
+    """Judge a difference. `estimate` and `published` are positive in the direction of the claim."""
     small = estimate.high < _SMALL * published
     if estimate.low > 0:
         return PARTLY if small else APPEARS
@@ -184,10 +185,10 @@ def judge_trend(
     sign: int,
     write: Callable[[float], str],
     first: str,
-    crossover: tuple[bool, str] | None = None,  # does it happen, and the words for it
+    crossover: tuple[bool, str] | None = None,  # whether it happens, and a description
     where: str = "over the depth",
 ) -> Judgement:
-    """A slope or difference against the paper's; sign says which way the paper's goes."""
+    """Judge a slope or difference against the published one. `sign` is the published direction."""
     if yours is None or theirs is None:
         return NOT_MEASURED
     verdict = direction(yours.times(sign), sign * theirs.value)
@@ -205,12 +206,12 @@ def judge_trend(
 
 
 def share_verdict(low: float, high: float, bar: float) -> str:
-    """The one rule for "more than": the interval above the bar, below it, or across."""
+    """Judge "more than": the interval lies above the bar, below it, or contains it."""
     return APPEARS if low > bar else ABSENT if high < bar else UNCLEAR
 
 
 def judge_share(share: Estimate | None, bar: float, bar_is: str, published: float | None, yours: str) -> Judgement:
-    """A share against a bar, with the published share beside it."""
+    """Judge a share against a bar, and report the published share."""
     if share is None:
         return NOT_MEASURED
     verdict = share_verdict(share.low, share.high, bar)
@@ -225,7 +226,7 @@ def judge_share(share: Estimate | None, bar: float, bar_is: str, published: floa
 
 
 def judge_size(estimate: Estimate | None, published: float, write: Callable[[float], str], what: str) -> Judgement:
-    """A number against the published one: alike where the interval lies within its half and its double."""
+    """Judge a number against the published one: they agree if the interval lies within half and double of it."""
     if estimate is None:
         return NOT_MEASURED
     half, double = published / 2, 2 * published
@@ -247,12 +248,12 @@ RULE_OF_SIZES = (
 
 
 def mean_of(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of independent estimates, with its interval."""
+    """Return the mean of independent estimates, with its interval."""
     return contrast([1 / len(estimates)] * len(estimates), estimates)
 
 
 def pooled(rows: Sequence[Row], hits: str, of: str) -> tuple[int, int]:
-    """Counts of all rows together."""
+    """Return the counts of all rows together."""
     return sum(row[hits] for row in rows), sum(row[of] for row in rows)
 
 
@@ -265,19 +266,19 @@ def as_span(low: float, high: float) -> str:
 
 
 Write = Callable[[Any], str]
-Rows = Mapping[str, Sequence[Row]]  # the tables of an experiment by name
+Rows = Mapping[str, Sequence[Row]]  # the rows of an experiment's tables by name
 
 KEYS, LAYERS = "What memories hold", "How memories add up"  # the two parts of the report
-SAMPLE = 4000  # prefixes
-PREFIX_OPTIONS = ("validation", "stop_words")  # of the pass over prefixes
+SAMPLE = 4000  # default number of prefixes
+PREFIX_OPTIONS = ("validation", "stop_words")  # options of the pass over prefixes
 PAPER_LAYERS, PAPER_MEMORIES = 16, 4096
-PAPER_HEAD = 20_000  # words of its adaptive softmax among which a flat value ranks all targets
+PAPER_HEAD = 20_000  # head of the paper's adaptive softmax, in which a flat value ranks all targets
 QUARTILES = ("q1", "median", "q3")
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of the model and the names of its memories, for a chart."""
+    """The sizes of the model and the names of its memories, for charts."""
 
     layers: int
     vocabulary: int
@@ -292,29 +293,29 @@ class ModelShape:
 class Panel:
     """One chart of a figure."""
 
-    name: str  # of its files
-    alt: str  # what it shows, for those who do not see it
-    spec: dict[str, Any]  # Vega-Lite, in the page's colours
+    name: str  # base name of its files
+    alt: str  # text alternative
+    spec: dict[str, Any]  # Vega-Lite, in the colors of the page
 
 
 @dataclass(frozen=True, eq=False)
 class ResultTable:
-    """One table of an experiment, and the words of the section about it."""
+    """One table of an experiment, and the text of its section."""
 
     name: str
     schema: pa.Schema
-    # of (index, model, *, seed, sample, progress), or of (seen, seed) for an experiment on prefixes
+    # called with (index, model, *, seed, sample, progress), or with (tables, seed) for an experiment on prefixes
     compute: Callable[..., list[Row]]
     question: str
     lead: str  # what to look for
-    how: str  # how the numbers come about
-    figure: str = ""  # in the paper, where the experiment's is another
+    how: str  # how the numbers are computed
+    figure: str = ""  # in the paper, if it differs from the experiment's
     draw: Callable[[list[Row], ModelShape], list[Panel]] | None = None
-    published: Callable[[], list[Row]] = list  # the rows that the paper's own model would have
-    contract: tuple[str, ...] = ("layer",)  # columns without which it cannot be shown
-    command: str = ""  # what makes the table, if not `memlens experiment`
-    by_people: bool = False  # empty until people have done something
-    note: Callable[[Index, list[Row]], tuple[str, str] | None] | None = None  # a label and a sentence beside the lead
+    published: Callable[[], list[Row]] = list  # the rows of the paper's model
+    contract: tuple[str, ...] = ("layer",)  # columns that are needed to show the table
+    command: str = ""  # command that makes the table, if not `memlens experiment`
+    by_people: bool = False  # whether it stays empty until people have worked
+    note: Callable[[Index, list[Row]], tuple[str, str] | None] | None = None  # a label and a sentence next to the lead
 
 
 def count(value: float | None) -> str:
@@ -331,12 +332,12 @@ def short(value: float | None) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One column on a terminal: a number, and its interval where there is one."""
+    """One column of terminal output: a number, and its interval if there is one."""
 
     head: str
     name: str
     write: Write = percent
-    interval: tuple[str, str] | None = None  # names of the columns that hold its ends
+    interval: tuple[str, str] | None = None  # names of the columns with its ends
 
     def cell(self, row: Row) -> str:
         return self.write(row[self.name])
@@ -345,28 +346,28 @@ class Column:
         low, high = (row[name] for name in self.interval or ())
         if low is None or high is None:
             return "–"
-        # one sign for both ends keeps three intervals on one line
+        # one percent sign for both ends keeps three intervals on one line
         return f"{self.write(low).removesuffix('%')} to {self.write(high)}"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A terminal picture of an experiment that has a row per layer."""
+    """Terminal output of an experiment with one row per layer."""
 
     columns: tuple[Column, ...]
     curves: Mapping[str, str]  # column -> label
-    by_layer: Callable[[Sequence[Row]], list[Row]] = list  # a row per layer, where the table has others
-    remark: Callable[[Index], str] | None = None  # beside how many took part
-    below: Callable[[Rows], list[Any]] | None = None  # what rich can print, from the other tables
+    by_layer: Callable[[Sequence[Row]], list[Row]] = list  # returns one row per layer, if the table has other rows
+    remark: Callable[[Index], str] | None = None  # text next to the sample size
+    below: Callable[[Rows], list[Any]] | None = None  # what rich prints below, from the other tables
 
     @classmethod
     def plain(cls, rows: Sequence[Row]) -> "Picture":
-        """The picture of an experiment that brings none: the first numbers of its table."""
+        """Return the default output: the first numbers of the table."""
         numbers = [name for name in (rows[0] if rows else {}) if isinstance(rows[0][name], float)][:4]
         return cls(tuple(Column(visible(name), name, short) for name in numbers), {name: name for name in numbers[:1]})
 
     def headline(self, rows: Sequence[Row]) -> list[tuple[str, list[float | None], Write]]:
-        """The curves: label, numbers by layer, how they are written."""
+        """Return the curves: label, numbers by layer, number format."""
         writes = {column.name: column.write for column in self.columns}
         shown = self.by_layer(rows)
         return [(label, [row.get(name) for row in shown], writes[name]) for name, label in self.curves.items()]
@@ -377,40 +378,40 @@ class Experiment:
     """One experiment of the paper."""
 
     name: str
-    figure: str  # where the paper shows it
+    figure: str  # in the paper
     title: str
-    tables: tuple[ResultTable, ...]  # the first has the experiment's name, and its claims look at it
+    tables: tuple[ResultTable, ...]  # the first has the experiment's name; claims are judged on it
     sample_of: str = "memories per layer"  # what `sample` counts
-    sample: int | None = None  # how many by default; None = all
+    sample: int | None = None  # default size; None for all
     needs: tuple[str, ...] = ()  # tables that must be in the index
     uses_model: bool = False
-    maps: bool = False  # takes `pool`, a Pool or None, on which the model runs
-    tokens_run: int = 0  # about so many, in passes of its own, for each of the sample in a layer
-    last_layer: bool = False  # must the model's last layer have been scanned?
-    people: str = ""  # which history of people's work it reads (see annotations.store)
+    maps: bool = False  # whether compute takes `pool`, on which the model runs
+    tokens_run: int = 0  # approximate number of tokens run per sampled memory
+    last_layer: bool = False  # whether the model's last layer must have been scanned
+    people: str = ""  # which annotations it reads (see annotations.store)
     claims: tuple[Claim, ...] = ()
     picture: Picture | None = None
-    # in place of a picture, of (index, rows by table, columns of the terminal, origin of the prefixes): a line about
-    # what took part, and what rich can print
+    # instead of a picture: called with (index, rows by table, terminal width, origin of the prefixes); returns a line
+    # about the sample, and what rich prints
     terminal: Callable[[Index, Rows, int, str], tuple[str, list[Any]]] | None = None
 
     @property
     def on_prefixes(self) -> bool:
-        """Is it read from the pass over sampled prefixes?"""
+        """Whether it is read from the pass over sampled prefixes."""
         return self.sample_of == "prefixes"
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Further settings that its computation takes."""
+        """Further options of its computation."""
         return PREFIX_OPTIONS if self.on_prefixes else ()
 
     @property
     def part(self) -> str:
-        """The part of the report that it belongs to."""
+        """The part of the report with its section."""
         return LAYERS if self.on_prefixes else KEYS
 
     def figure_of(self, table: ResultTable) -> str:
-        """The figure or table of the paper that shows a table; empty where memlens adds the experiment."""
+        """Return the figure or table of the paper; empty for an experiment that memlens adds."""
         return table.figure or (self.figure if self.figure.startswith(("Figure", "Section")) else "")
 
     @property
@@ -418,7 +419,7 @@ class Experiment:
         return tuple(table.name for table in self.tables)
 
     def judge(self, index: Index, rows: Callable[[str], list[Row] | None]) -> list[JudgedClaim]:
-        """Its claims with what its tables say about them; `rows` gives those of a table, None where it is missing."""
+        """Judge its claims. `rows` returns the rows of a table, or None if it is missing."""
         model = index.manifest.model
         memories = {layer: index.memories(layer) for layer in index.layers}
         at_zero = not model.gated and (model.activation or "relu").startswith("relu")
@@ -434,7 +435,7 @@ class Experiment:
         return judged
 
     def charts(self, index: Index) -> list[Any]:
-        """The charts of its tables in an index, as a notebook draws them."""
+        """Return the charts of its tables in an index, for a notebook."""
         from memlens.experiments.style import notebook_chart
 
         panels: list[Panel] = []
@@ -444,7 +445,7 @@ class Experiment:
         return [notebook_chart(panel.spec) for panel in panels]
 
     def obstacle(self, index: Index) -> str | None:
-        """The reason why this index cannot have the experiment, with what to do; None where nothing is in the way."""
+        """Return the reason why this index cannot have the experiment, with advice, or None."""
         for table in self.needs:
             try:
                 index.path(table)
@@ -457,7 +458,7 @@ class Experiment:
 
 
 def schema(*groups: str) -> pa.Schema:
-    """Columns as `name:type`, [type] for a list; a column without a type holds float64."""
+    """Build a schema from `name:type` columns, [type] for a list; a column without a type holds float64."""
 
     def column(text: str) -> tuple[str, pa.DataType]:
         name, _, kind = text.partition(":")
@@ -468,14 +469,14 @@ def schema(*groups: str) -> pa.Schema:
 
 
 def prefix_experiment(name: str, figure: str, title: str, table: ResultTable, **rest: Any) -> Experiment:
-    """An experiment that is read from the one pass over sampled prefixes."""
+    """Return an experiment that is read from the pass over sampled prefixes."""
     return Experiment(
         name, figure, title, (table,), sample_of="prefixes", sample=SAMPLE, needs=("values",), uses_model=True, **rest
     )
 
 
 def layers_of(index: Index, name: str, progress: Progress) -> Iterator[int]:
-    """The scanned layers one by one, with progress."""
+    """Yield the scanned layers, with progress."""
     for done, layer in enumerate(index.layers):
         progress(name, done, len(index.layers))
         yield layer
@@ -484,14 +485,14 @@ def layers_of(index: Index, name: str, progress: Progress) -> Iterator[int]:
 
 @cache
 def paper_figures() -> dict[str, Any]:
-    """The paper's plotted numbers by figure, as read off its vector graphics; layers count from 0."""
+    """Return the paper's plotted numbers by figure, read off its vector graphics; layers count from 0."""
     text = files("memlens.experiments").joinpath("published_figures.json").read_text(encoding="utf-8")
     content: dict[str, Any] = json.loads(text)
     return content
 
 
 def paper_statement(name: str) -> float:
-    """A number that the paper's text states and no figure shows."""
+    """Return a number that the paper's text states and no figure shows."""
     return float(paper_figures()["stated"][name])
 
 
@@ -501,24 +502,24 @@ def paper_quartiles(figure: str, unit: float = 1) -> list[Row]:
 
 
 def quartiles(numbers: Any) -> dict[str, float]:
-    """q1, median and q3, linear between neighbours."""
+    """Return q1, median and q3, interpolated linearly."""
     return dict(zip(QUARTILES, np.percentile(numbers, [25, 50, 75]).tolist(), strict=True))
 
 
 def part_shares(row: Row, parts: Sequence[str]) -> Row:
-    """The row with counts as shares of their sum."""
+    """Return the row with counts as shares of their sum."""
     total = sum(row[part] for part in parts)
     return row | {part: row[part] / total if total else None for part in parts}
 
 
 def estimate_columns(name: str, estimate: tuple[float, float | None, float | None] | None) -> Row:
-    """A number and its interval as three columns."""
+    """Return a number and its interval as three columns."""
     value, low, high = estimate or (None, None, None)
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def prefix_trend(matrix: Any, layers: Sequence[int], depths: int, random: np.random.Generator) -> Row:
-    """Slope over relative depth of numbers [layers, prefixes] from layer 1 on, prefix by prefix; for every row."""
+    """Return the mean slope over relative depth, prefix by prefix, of numbers [layers, prefixes] from layer 1 on."""
     rest = [place for place, layer in enumerate(layers) if layer > 0]
     if len(rest) < 2:
         return estimate_columns("trend", None)
@@ -529,14 +530,17 @@ def prefix_trend(matrix: Any, layers: Sequence[int], depths: int, random: np.ran
 def prefix_estimate(
     rows: Sequence[Row], name: str, otherwise: Callable[[], Estimate | None] = lambda: None
 ) -> Estimate | None:
-    """A number that is the same in every row, with its interval; `otherwise` for rows without it, as the paper's."""
+    """Return a number that is the same in every row, with its interval.
+
+    `otherwise` for rows without it (the paper's).
+    """
     if not rows or name not in rows[0]:
         return otherwise() if rows else None
     return estimate_of(rows[0], name, f"{name}_low", f"{name}_high")
 
 
 def known_rows(rows: list[Row], columns: Sequence[str], observed: str) -> list[Row]:
-    """The rows that have numbers there, of enough observations where their number is known (the paper's is not)."""
+    """Return the rows that have these columns and enough observations (unknown for the paper's rows)."""
     enough = [row for row in rows if row.get(observed) is None or row[observed] >= FEWEST]
     return [row for row in enough if all(row[column] is not None for column in columns)]
 
@@ -545,17 +549,17 @@ def rule_of_enough(observed: str) -> str:
     return f" Layers with fewer than {FEWEST} {observed} do not count."
 
 
-# Kinds of memories. A figure of a layer speaks of all its memories together. In a model with a router the same number
-# stands beside it for each kind: `routed_rate` beside `rate`. Other models have nothing there.
+# Kinds of memories. The numbers of a layer describe all its memories. In a model with a router, columns such as
+# `routed_rate` next to `rate` describe each kind. In other models they are empty.
 
 
 def kind_columns(*names: str) -> Iterator[str]:
-    """Columns of a schema, one of each for every kind."""
+    """Yield the names of columns for every kind."""
     return (f"{kind}_{name}" for kind in KINDS for name in names)
 
 
 def kind_spans(names: MemoryNames, layer: int) -> dict[str, range]:
-    """kind -> the numbers of its memories in a layer; none in a model without a router."""
+    """Return {kind: numbers of its memories in a layer}; empty for a model without a router."""
     if not any(group.kind == "routed" for groups in names.layers.values() for group in groups):
         return {}
     spans: dict[str, range] = {}
@@ -568,14 +572,14 @@ def kind_spans(names: MemoryNames, layer: int) -> dict[str, range]:
 
 
 def of_kind(kind: str, columns: Mapping[str, object]) -> Row:
-    """Columns as those of a kind."""
+    """Return the columns with the kind in their names."""
     return {f"{kind}_{name}": value for name, value in columns.items()}
 
 
 def draw_kinds(
     name: str, rows: list[Row], column: str, title: str, form: str, text: str, model: ModelShape
 ) -> list[Panel]:
-    """A chart with a curve for each kind; none where no row tells kinds apart."""
+    """Return a chart with a curve for each kind; empty if the rows have no kinds."""
     from memlens.experiments import charts
 
     points = [

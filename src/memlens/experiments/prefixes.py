@@ -1,9 +1,9 @@
-"""Sampled prefixes: their random draw, their two tables, and the stop words that follow them.
+"""Sampled prefixes, and the stop words that follow them.
 
-A draw is uniform over all prefixes of all sentences, without replacement: the prefixes with the lowest hashes of seed,
-sentence and position. So it depends on nothing but these, memory stays bounded however long the text is, and a larger
-sample contains every smaller one. A prefix is BOS (where it is fed) and the tokens up to its position; position -1 is
-BOS alone, which is never drawn but may be given.
+A sample consists of the prefixes with the lowest hashes of seed, sentence and position: uniform over all prefixes,
+without replacement. It depends on nothing else, needs bounded memory for any length of text, and contains every smaller
+sample. A prefix is BOS (if it is fed) and the tokens up to its position; position -1 is BOS alone, which is never drawn
+but may be given.
 """
 
 from __future__ import annotations
@@ -49,40 +49,40 @@ i'm i've i'll you're we're they're that's there's let's he's she's s t d ll m re
 """
 _LISTS = {"en": frozenset(_ENGLISH.split())}
 
-_SALT = 0x5EC7105  # so that the scan's own sample of the same seed is another one
+_SALT = 0x5EC7105  # makes the sample differ from the scan's sample with the same seed
 
 
 @dataclass(frozen=True, eq=False)
 class SampledSentence:
-    """A sentence with at least one prefix in the sample; without a text where only tokens were given."""
+    """A sentence with at least one sampled prefix. It has no text if only tokens were given."""
 
     id: int
     tokens: NDArray[np.int64]
     text: str | None = None
-    ends: Sequence[int] = ()  # for each token the offset in `text` where it ends
+    ends: Sequence[int] = ()  # for each token, the offset in `text` where it ends
 
 
 @dataclass(frozen=True, eq=False)
 class Prefixes:
-    """n prefixes, by sentence, then position."""
+    """n prefixes, ordered by sentence and position."""
 
     sentences: Sequence[SampledSentence]
-    rows: NDArray[np.int64]  # [n] which of `sentences`
+    rows: NDArray[np.int64]  # [n], indexes into `sentences`
     positions: NDArray[np.int64]  # [n]
-    bos: int | None  # what is fed before every sentence
-    origin: str  # where they came from, in words
+    bos: int | None  # the BOS token that is fed, if any
+    origin: str  # a description of their source
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def targets(self) -> NDArray[np.int64]:
-        """[n]: the token that really follows; -1 where the sentence ends."""
+        """[n]: the next token; -1 at the end of a sentence."""
         return np.array([self._target(row, at) for row, at in self._places()], np.int64)
 
     @property
     def texts(self) -> list[str | None]:
-        """[n]: each prefix as text."""
+        """[n]: the text of each prefix."""
         return [self._text(row, at) for row, at in self._places()]
 
     @classmethod
@@ -93,7 +93,7 @@ class Prefixes:
         bos: int | None,
         origin: str = "given prefixes",
     ) -> Prefixes:
-        """One prefix of each sentence of tokens, at the position given."""
+        """Return one prefix of each sentence of tokens, at the given position."""
         if len(sentences) != len(positions):
             raise SettingError(f"{len(sentences)} sentences but {len(positions)} positions; give one for each")
         if not len(sentences):
@@ -122,7 +122,7 @@ class Prefixes:
 
 
 def sample_prefixes(index: Index, count: int = SAMPLE, seed: int = 0) -> Prefixes:
-    """Random prefixes of the corpus that was scanned."""
+    """Draw random prefixes of the scanned corpus."""
     draw = _PrefixDraw(count, seed)
     for rows in pq.ParquetFile(index.path("corpus")).iter_batches(WINDOW, columns=["sentence", "tokens"]):
         draw.offer(rows.column("sentence").to_numpy(), np.diff(rows.column("tokens").offsets.to_numpy()))
@@ -141,7 +141,7 @@ def sample_prefixes(index: Index, count: int = SAMPLE, seed: int = 0) -> Prefixe
 def sample_validation(
     index: Index, model: MemoryModel, corpus: CorpusSettings, count: int = SAMPLE, seed: int = 0
 ) -> Prefixes:
-    """Random prefixes of another corpus, cut and fed as the scanned one was."""
+    """Draw random prefixes of another corpus, cut and fed like the scanned one."""
     bos = index.manifest.model.bos
     draw = _PrefixDraw(count, seed)
     by_id: dict[int, Sentence] = {}
@@ -169,7 +169,7 @@ def sample_validation(
 
 
 class _PrefixDraw:
-    """The prefixes with the lowest hashes among those that were offered."""
+    """The prefixes with the lowest hashes so far."""
 
     def __init__(self, count: int, seed: int) -> None:
         self.count, self.seed = count, seed
@@ -178,13 +178,13 @@ class _PrefixDraw:
         self.positions = np.zeros(0, np.int64)
 
     def offer(self, sentences: NDArray[np.int64], lengths: NDArray[np.integer[Any]]) -> None:
-        """All prefixes of sentences [n] with so many tokens each [n]."""
+        """Add all prefixes of sentences [n] with these lengths [n]."""
         from memlens.scanner.sample import prefix_hashes
 
         ids = np.repeat(sentences, lengths)
         positions = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         hashes = prefix_hashes(self.seed + _SALT, ids, positions.astype(np.int32))
-        if len(self.hashes) == self.count:  # most windows of a long text have next to nothing below the bar
+        if len(self.hashes) == self.count:  # most windows of a long text have few hashes below the highest one
             below = np.flatnonzero(hashes <= self.hashes.max())
             hashes, ids, positions = hashes[below], ids[below], positions[below]
         hashes = np.concatenate([self.hashes, hashes])
@@ -223,16 +223,16 @@ def _names(corpus: CorpusSettings) -> str:
 
 
 def check_stop_words(words: str) -> None:
-    """Refuse what is neither a language with a list nor "frequent"."""
+    """Raise SettingError unless there is a list for this language or it is "frequent"."""
     if words != FREQUENT and words not in _LISTS:
         raise SettingError(f"there is no list of stop words for '{words}'; choose {', '.join(_LISTS)} or {FREQUENT}")
 
 
 def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bool | None]:
-    """Is the target of each prefix a stop word? None where the sentence ends with the prefix.
+    """Return whether the target of each prefix is a stop word; None at the end of a sentence.
 
-    A token may be a piece of a word, so the whole word around it is looked up where the text is known. A language
-    without a list falls back on the most frequent tokens of the scanned corpus ("frequent").
+    A token may be a piece of a word, so the whole word is looked up if the text is known. For a language without a
+    list, use "frequent": the most frequent tokens of the scanned corpus.
     """
     check_stop_words(words)
     targets = prefixes.targets.tolist()
@@ -250,7 +250,7 @@ def stop_targets(index: Index, prefixes: Prefixes, words: str = "en") -> list[bo
 
 
 def frequent_tokens(index: Index) -> Collection[int]:
-    """The most frequent tokens of the scanned corpus; of equally frequent ones the lower ids."""
+    """Return the most frequent tokens of the scanned corpus; ties go to the lower ids."""
     rows = index.sql(
         "SELECT token FROM (SELECT unnest(tokens) AS token FROM {corpus}) GROUP BY token "
         "ORDER BY count(*) DESC, token LIMIT $1",
@@ -260,7 +260,7 @@ def frequent_tokens(index: Index) -> Collection[int]:
 
 
 def word_at(sentence: SampledSentence, position: int) -> str | None:
-    """The whole word that a token is a piece of; None where the text is not known or the token is not in a word."""
+    """Return the whole word that contains a token, or None if the text is unknown or the token is not in a word."""
     if sentence.text is None:
         return None
     begin = sentence.ends[position - 1] if position else 0

@@ -1,7 +1,7 @@
-"""Run experiments and keep their tables in the index: INDEX/experiments/NAME.parquet.
+"""Run experiments and write their tables to the index: INDEX/experiments/NAME.parquet.
 
-The same index, model and seed give the same bytes, wherever the model runs. The pass over prefixes is kept in the index
-and used again as long as it is the same one.
+The same index, model and seed give the same bytes, wherever the model runs. The pass over prefixes is stored in the
+index and reused as long as its settings stay the same.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ EXPERIMENTS: dict[str, Experiment] = {experiment.name: experiment for experiment
 
 
 def find_experiments(names: Sequence[str]) -> list[Experiment]:
-    """Experiments by name, each once, in the registry's order; `all` stands for every one. Unknown ones are refused."""
+    """Return experiments by name, each once, in the order of MODULES; `all` means every one.
+
+    Raises:
+        UnknownName: There is no such experiment.
+    """
     for name in names:
         if name not in EXPERIMENTS and name != "all":
             raise UnknownName(f"there is no experiment '{name}'; known: {', '.join(EXPERIMENTS)}, or all")
@@ -50,7 +54,7 @@ def find_experiments(names: Sequence[str]) -> list[Experiment]:
 
 
 def in_paper_order() -> list[Experiment]:
-    """The experiments by the number of their first figure, then those that have none."""
+    """Return the experiments by the number of their first figure, followed by those without a figure."""
 
     def figure(experiment: Experiment) -> float:
         match = re.match(r"Figure (\d+)", experiment.figure)
@@ -60,15 +64,15 @@ def in_paper_order() -> list[Experiment]:
 
 
 def all_tables() -> Iterator[tuple[Experiment, ResultTable]]:
-    """Every table of every experiment, in the order of the paper."""
+    """Yield every table of every experiment, in the order of the paper."""
     for experiment in in_paper_order():
         for table in experiment.tables:
             yield experiment, table
 
 
 STOP_WORDS = "en"
-_ORIGIN = ("origin", "validation_corpus")  # where the prefixes of an experiment come from, in words and as options
-_READING_OF_Y = {"y": "as values"}  # of tables on prefixes: those that read y as a state are old
+_ORIGIN = ("origin", "validation_corpus")  # notes on the source of the prefixes, as text and as options
+_READING_OF_Y = {"y": "as values"}  # recorded with tables on prefixes
 
 
 def run(
@@ -83,21 +87,29 @@ def run(
     make_pool: Callable[[MemoryModel], Pool] | None = None,
     **options: Any,
 ) -> dict[str, pa.Table]:
-    """Compute and keep the tables of experiments; they come back by name.
+    """Compute experiments and write their tables. Returns the tables by name.
 
-    `model` (the one that was scanned, or where it is) is loaded only where an experiment uses it. `sample` None is each
-    experiment's own default; a number counts for the experiments that were named and for those on prefixes, so that
-    with `all` the others keep their defaults (their samples count other things). `options` go to the experiments that
-    name them in the registry. What this index cannot have is refused before anything is computed; where only `all`
-    asked for it, it is left out and `skipped` told its name and the reason (without values `all` is refused, too: next
-    to nothing would be left). `make_pool` makes the pool on which the model runs; None is this process.
+    Args:
+        index: The index to read and write.
+        names: Experiments to run; `all` runs every experiment that this index allows.
+        model: The scanned model or its location; loaded only if an experiment uses it.
+        seed: Seed of all random draws.
+        sample: Sample size of the named experiments and of those on prefixes; None for each experiment's default.
+        progress: Called with stage, done and total.
+        skipped: Called with name and reason for each experiment that `all` leaves out.
+        make_pool: Makes the pool on which the model runs; None runs it in this process.
+        options: Passed to the experiments that take them.
+
+    Raises:
+        IndexFolderError: A named experiment needs a table that is missing, or the index has no values.
+        SettingError: No chosen experiment takes an option.
     """
     from memlens.vocab.table import checked_model
 
     asked = [names] if isinstance(names, str) else list(names)
     chosen = _possible(index, find_experiments(asked), asked, skipped)
     _refuse_unused(chosen, options)
-    # A model that was named is looked at in any case: another one than was scanned must not pass unnoticed.
+    # check a named model even if no experiment uses it, so that a wrong model does not go unnoticed
     is_used = model is not None or any(experiment.uses_model for experiment in chosen)
     loaded = checked_model(index, model) if is_used else None
     pool = None if make_pool is None or loaded is None else make_pool(loaded)
@@ -111,8 +123,7 @@ def run(
             table.name: pa.Table.from_pylist(own_rows, table.schema)
             for table, own_rows in zip(experiment.tables, rows, strict=True)
         }
-        # After the pass over prefixes the manifest says which text and stop words it was made with; the next pass will
-        # overwrite that, so each experiment keeps its own.
+        # each experiment records the text and stop words of its pass, because the next pass overwrites the note
         seen = index.manifest.prefix_pass.content if experiment.on_prefixes else {}
         passed = {name: seen[name] for name in PREFIX_OPTIONS if name in experiment.options}
         origin = {name: seen[name] for name in _ORIGIN if name in seen}
@@ -130,7 +141,7 @@ def _compute(
     progress: Progress,
     options: Mapping[str, Any],
 ) -> list[list[Row]]:
-    """The rows of each table of an experiment."""
+    """Return the rows of each table of an experiment."""
     if not experiment.on_prefixes:
         given = {"seed": seed, "sample": sample, "progress": progress, **({"pool": pool} if experiment.maps else {})}
         return [table.compute(index, model, **given) for table in experiment.tables]
@@ -150,7 +161,7 @@ def is_made(
     validation: CorpusSettings | None = None,
     stop_words: str = STOP_WORDS,
 ) -> bool:
-    """Does the index hold this very experiment, whole, and made from the tables it has now?"""
+    """Return True if the index holds the complete tables of this experiment, made from its current tables."""
     from memlens.corpus.sentences import corpus_fingerprint
 
     if experiment.obstacle(index) is not None:
@@ -162,13 +173,13 @@ def is_made(
         **{name: given[name] for name in PREFIX_OPTIONS if name in experiment.options},
     }
     content = index.manifest.experiment(experiment.name).content
-    noted = {name: value for name, value in content.items() if name not in _ORIGIN}  # names of what the settings say
+    noted = {name: value for name, value in content.items() if name not in _ORIGIN}  # without the names of files
     whole = all(index.is_whole(f"{FOLDER}/{name}") for name in experiment.table_names)
     return whole and noted == _note(index, experiment, settings)
 
 
 def is_outdated(index: Index, experiment: Experiment) -> bool:
-    """Has something that the experiment's tables were made from changed since?"""
+    """Return True if the tables were made from something that has changed since."""
     noted = index.manifest.experiments.get(experiment.name)
     if noted is None:
         return False
@@ -177,7 +188,7 @@ def is_outdated(index: Index, experiment: Experiment) -> bool:
 
 
 def origin(index: Index, experiment: Experiment) -> str:
-    """The corpus of the prefixes of an experiment's tables, in words; empty for one that is not on prefixes."""
+    """Describe the corpus of an experiment's prefixes; empty for an experiment that is not on prefixes."""
     noted = index.manifest.experiment(experiment.name)
     if not experiment.on_prefixes or noted.seed is None:
         return ""
@@ -188,7 +199,7 @@ def origin(index: Index, experiment: Experiment) -> str:
 def _possible(
     index: Index, chosen: Sequence[Experiment], asked: Sequence[str], skipped: Callable[[str, str], None] | None
 ) -> list[Experiment]:
-    """The experiments that this index can have; one that was asked for by its own name is refused otherwise."""
+    """Return the experiments that this index allows. Raises IndexFolderError for one that was named explicitly."""
     possible = []
     for experiment in chosen:
         reason = experiment.obstacle(index)
@@ -214,9 +225,9 @@ def _keep(
     settings: Mapping[str, Any],
     origin: Mapping[str, Any],
 ) -> dict[str, pa.Table]:
-    """Write an experiment's tables; what they were made with goes into the files and the manifest.
+    """Write an experiment's tables; its settings go into the files and the manifest.
 
-    The origin goes into the manifest alone: it names files, and where they lie must not change a table's bytes.
+    The origin goes into the manifest only: it names files, whose location must not change a table's bytes.
     """
     note = _note(index, experiment, settings)
     metadata = {"memlens": json.dumps(note, sort_keys=True)}
@@ -228,12 +239,12 @@ def _keep(
 
 
 def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The manifest's note of an experiment; the checksums of its sources tell when it is outdated."""
+    """Return the manifest's note of an experiment; the checksums of its sources show when it is outdated."""
     return {**settings, **(_READING_OF_Y if experiment.on_prefixes else {}), "from": _sources(index, experiment)}
 
 
 def _sources(index: Index, experiment: Experiment) -> dict[str, str]:
-    """Checksums of the tables that an experiment is made from, and of what people have said."""
+    """Return checksums of the tables and annotations that an experiment is made from."""
     used = {table: checksum for table in experiment.needs if (checksum := index.manifest.sha256(table))}
     mark = history_mark(index, experiment.people) if experiment.people else None
     return used if mark is None else used | {OLD_TABLES[experiment.people]: mark}

@@ -1,8 +1,8 @@
-"""Colours, fonts and sizes of every chart, and the Vega-Lite specification that a page or a file holds.
+"""Colors, fonts and sizes of every chart, and the Vega-Lite specification for a page or a file.
 
-On a page colours are CSS variables, so that a chart follows a light or dark screen and the printer; an exported file
-has the light ones. No two series differ by hue alone: shape or dash goes with it, and colour-blind readers tell the
-hues apart.
+On a page, colors are CSS variables, so charts follow light and dark screens and print; exported files use the light
+colors. No two series differ by color alone: shape or dash differs too, and color-blind readers can distinguish the
+colors.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 Spec = dict[str, Any]
 
-# name -> (on a light page, on a dark one); report.css has the same names
+# name -> (light page, dark page); report.css has the same names
 COLOURS: dict[str, tuple[str, str]] = {
     "page": ("#fbfaf7", "#171614"),
     "ink": ("#1c1b19", "#eceae4"),
@@ -37,12 +37,12 @@ _DATA = ("data", "datasets")
 
 
 def colour(name: str) -> str:
-    """The colour as a page knows it."""
+    """Return the CSS variable of a color."""
     return f"var(--{name})"
 
 
 def page_config() -> Spec:
-    """Type, lines and space of every chart."""
+    """Return fonts, lines and spacing of every chart."""
     ink, soft, line = colour("ink"), colour("soft"), colour("line")
     return {
         "font": FONT,
@@ -88,8 +88,11 @@ def page_config() -> Spec:
 
 
 def page_spec(chart: Any) -> Spec:
-    """A chart (Altair's, or a specification) for the page: as wide as its column, in the page's colours."""
-    # Altair made the chart of checked parts; checking the whole against its schema again takes half of the drawing.
+    """Return the specification of a chart (Altair, or a specification) for the page.
+
+    Full width, in the page's colors.
+    """
+    # Altair validated the parts; validating the whole again takes half of the time
     spec = _steady(chart if isinstance(chart, Mapping) else chart.to_dict(validate=False))
     spec["config"] = {**spec.get("config", {}), **page_config()}
     if not {"hconcat", "vconcat", "concat", "facet", "repeat"} & spec.keys():
@@ -100,7 +103,7 @@ def page_spec(chart: Any) -> Spec:
 
 
 def export_spec(spec: Spec) -> Spec:
-    """The same chart for a file: of fixed size, in light colours, on white."""
+    """Return the same chart for a file: fixed size, light colors, white background."""
     text = json.dumps(spec)
     for name, (light, _) in COLOURS.items():
         text = text.replace(colour(name), light)
@@ -113,16 +116,16 @@ def export_spec(spec: Spec) -> Spec:
 
 
 def notebook_chart(spec: Spec) -> Any:
-    """The same as an Altair chart."""
+    """Return the same as an Altair chart."""
     import altair as alt
 
     exported = export_spec(spec)
-    del exported["config"]["legend"]["layout"]  # Vega-Lite knows it, its schema does not
+    del exported["config"]["legend"]["layout"]  # Vega-Lite accepts it, its schema does not
     return alt.Chart.from_dict(exported)
 
 
 def _count_names_on_y(spec: Spec) -> int:
-    """The number of rows of a chart of names; 0 for one of numbers. (Vega fits no width to a height by steps.)"""
+    """Return the number of rows of a chart of names, or 0. (Vega cannot fit a width to a height by steps.)"""
     y = spec.get("encoding", {}).get("y", {})
     if y.get("type") not in ("nominal", "ordinal"):
         return 0
@@ -132,7 +135,7 @@ def _count_names_on_y(spec: Spec) -> int:
 
 
 def _steady(spec: Mapping[str, Any]) -> Spec:
-    """Altair 5 numbers views and selections over a whole process; here they count from 1 in every chart."""
+    """Renumber views and selections from 1 in every chart; Altair 5 numbers them across the process."""
     names: dict[str, str] = {}
 
     def walk(node: Any) -> Any:
@@ -155,6 +158,6 @@ def _renamed(text: str, names: dict[str, str]) -> str:
 
 
 def css_variables() -> str:
-    """The colours as CSS, light for paper and screens, dark for dark screens."""
+    """Return the colors as CSS: light for print and screens, dark for dark screens."""
     light, dark = (" ".join(f"--{name}: {pair[which]};" for name, pair in COLOURS.items()) for which in (0, 1))
     return f":root {{ {light} }}\n@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
