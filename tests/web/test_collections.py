@@ -85,7 +85,7 @@ def test_a_memory_is_kept_with_the_keyboard_alone(browser: Any, own_index: Index
         page.goto(address + "/m/L1N7")
         page.locator(".star").focus()
         page.keyboard.press("Enter")
-        page.locator(".keep [role=status]").filter(has_text="kept").wait_for()
+        page.locator(".keep [role=status]").filter(has_text="saved").wait_for()
         page.keyboard.press("Tab")
         page.keyboard.type("my memory")
         page.keyboard.press("Tab")

@@ -35,7 +35,7 @@ def test_two_layers_of_one_index(client: TestClient, index: Index, by: str) -> N
 
 def test_without_a_choice_the_last_two_layers_are_shown(client: TestClient) -> None:
     page = client.get("/compare")
-    assert page.status_code == 200 and "Layer 1 beside layer 2" in page.text
+    assert page.status_code == 200 and "Layers 1 and 2 of" in page.text
     refused = client.get("/api/compare")
     assert refused.status_code == 422 and "--compare INDEX" in refused.json()["error"]
 
@@ -45,7 +45,7 @@ def test_two_indexes_by_name(client_of: Callable[..., TestClient], index: Index,
     answer = client.get("/api/compare", params={"top": 9}).json()
     assert answer == compare_indexes(index, tiny_gpt2_values, top=9).to_json() and answer["same_model"] is False
     page = client.get("/compare?by=values&a=&b=&order=changed").text
-    assert "Layer by layer" in page and "two models" in page and page.count('class="card"') == 10
+    assert "By layer" in page and "different models" in page and page.count('class="card"') == 10
     assert "Show more" in page and client.get("/compare?top=40").text.count('class="card"') == 40
     lacking = client.get("/compare?by=patterns")
     assert lacking.status_code == client.get("/api/compare?by=patterns").status_code == 409

@@ -55,8 +55,8 @@ def test_a_chosen_a_shared_and_an_expert_that_is_never_chosen_have_pages(index: 
     routing = next(layer for layer in read_routing(index) if layer.never)
     for name, words in (
         (routing.busiest, "of all prefixes here"),
-        (f"L{routing.layer}S0", "every token reaches it"),
-        (routing.never[0], "never chosen"),
+        (f"L{routing.layer}S0", "every token passes through it"),
+        (routing.never[0], "never used"),
     ):
         answer, record = client.get(f"/e/{name}"), read_expert(index, str(name))
         assert answer.status_code == 200 and words in answer.text

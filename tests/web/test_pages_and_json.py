@@ -46,7 +46,12 @@ def test_the_overview(client: TestClient, index: Index) -> None:
     html = client.get("/").text
     counts = client.get("/api/counts").json()
     tiles = dict(re.findall(r"<dt>([\w ]+)</dt><dd[^>]*>(?:<a[^>]*>)?([^<]*)", html))
-    for name, of in (("layers", "layers"), ("memories", "memories"), ("never fire", "dead"), ("tokens read", "tokens")):
+    for name, of in (
+        ("layers", "layers"),
+        ("memories", "memories"),
+        ("never fire", "dead"),
+        ("tokens scanned", "tokens"),
+    ):
         assert tiles[name] == cell(counts[of])
     for layer in client.get("/api/layers").json():
         row = re.search(rf'<tr><th scope="row"[^>]*><a[^>]*>{layer["layer"]}</a></th>(.*?)</tr>', html, re.DOTALL)

@@ -38,7 +38,8 @@ def without_model(page: str) -> str:
     """A page but for what stands there of the model, and what only a server can keep."""
     page = re.sub(r'<section class="silence".*?</section>', "", page, flags=re.DOTALL)
     page = re.sub(r'<a class="context-of".*?</a>', "", page)
-    page = re.sub(r"(Cosines need the weights: ).*", r"\1", page)
+    page = re.sub(r"(This needs the model: ).*", r"\1", page)
+    page = re.sub(r'<p class="saved">.*?</p>\s*', "", page, flags=re.DOTALL)
     return re.sub(r'<form class="keep".*?</form>\s*', "", page, flags=re.DOTALL)
 
 
@@ -62,6 +63,19 @@ def test_every_page_of_a_memory_is_the_workbenchs(
         for end, page in zip(("top", "bottom")[: len(pages)], pages, strict=True):
             answer = client.get(f"/m/{name}", params={} if end == "top" else {"end": end})
             assert without_model(page) == localized(without_model(main_of(answer.text))), name
+
+
+def test_saved_names_stars_and_lists_are_in_the_site_but_notes_are_not(
+    own_index: Index, client_of: Callable[..., TestClient], tmp_path: Path
+) -> None:
+    saved = {"star": True, "name": "rivers", "note": "private", "lists": ["water"]}
+    assert client_of(own_index).put("/api/collections/L1N7", json=saved).status_code == 200
+    site = memlens.site(own_index, out=tmp_path / "site").parent
+    row = names_of(own_index).index("L1N7")
+    pages, lines = data(site, f"pages/{row // 32}")[row % 32], data(site, f"lines/{row // 256}")[row % 256]
+    for text in ((site / "collections.html").read_text(), pages[0], lines):
+        assert "rivers" in text and "★" in text and "private" not in text
+    assert "water" in pages[0]
 
 
 def test_names_lead_to_rows(site: Path, index: Index) -> None:
@@ -201,6 +215,7 @@ def test_it_is_browsed_and_searched_without_a_server(
         page.click(".results a")
         page.wait_for_selector(".memory-page")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.goto(f"{base}/collections.html")
         page.goto(f"{base}/report.html")
         assert not problems and all(one.startswith(base) for one in asked), (problems, asked)
         context.close()

@@ -35,7 +35,7 @@ def test_an_edit_changes_the_text_and_the_address_holds_all(
     assert "KL" in page.locator(".column[data-set=set] .next h3").inner_text()
     command = page.locator(".column[data-set=set] .command code").inner_text()
     assert command == f"memlens trace {index.folder} 'The river runs' --set L1=60 --generate 6"
-    page.wait_for_timeout(500)
+    page.locator(DONE).first.wait_for()
     shown = page.locator(".column[data-set=set] .going").inner_text()
     page.goto(page.url)
     page.locator(DONE).first.wait_for()

@@ -37,7 +37,7 @@ def test_a_prompt_is_traced_and_a_memory_turned_up(open_page: Open, javascript: 
     assert page.locator('.opened[data-layer="1"][data-at="0"]').count() == 1
     page.locator(".effects .change button[value$='=0']").first.click()
     page.locator(".edit code", has_text=f"{memory}=0").or_(page.locator(".edit").nth(1)).first.wait_for()
-    page.get_by_text("Without changes").click()
+    page.get_by_text("Remove all edits").click()
     page.locator(".verdict-box").wait_for(state="detached")
     assert page.locator(".edit").count() == 0
 
@@ -98,7 +98,7 @@ def test_the_page_goes_on_by_itself_when_the_model_is_there(
     monkeypatch.setattr(ServedIndex, "load_model", load)
     with serving(Workbench(index_folder, "slow-model")) as address, opened(browser, address) as page:
         page.goto(address + "/trace?prompt=The+river")
-        assert "goes on by itself" in page.locator(".waiting").inner_text()
+        assert "continues automatically" in page.locator(".waiting").inner_text()
         assert page.locator(".prompt-form button").is_disabled() and page.input_value("#prompt") == "The river"
         may_load.set()
         page.locator(".grid .cell[aria-current]").wait_for()
@@ -117,10 +117,10 @@ def test_any_edit_can_be_typed_and_a_wrong_one_is_told_at_once(open_page: Open) 
 
 def test_what_a_cell_opens_is_on_the_screen(open_page: Open) -> None:
     page = open_page("/trace?prompt=The+river+runs+to+the+sea&layer=2&at=0")
+    page.emulate_media(reduced_motion="reduce")  # scroll at once
     page.set_viewport_size({"width": 1280, "height": 420})
     page.locator('.cell[data-layer="1"][data-at="1"]').click()
     page.locator('.opened[data-layer="1"][data-at="1"]').wait_for()
-    page.wait_for_timeout(700)  # it moves smoothly
     assert page.locator("#cell").bounding_box()["y"] < 0.6 * 420
 
 

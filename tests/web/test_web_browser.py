@@ -45,7 +45,7 @@ def test_the_map_is_pointed_at_walked_over_and_opened(open_page: Open) -> None:
     page.wait_for_url(f"**/m/{name}")
 
 
-def test_the_map_is_coloured_by_what_one_chooses(open_page: Open) -> None:
+def test_the_map_is_colored_by_the_chosen_statistic(open_page: Open) -> None:
     page = open_page("/")
     page.locator(".map[data-drawn=max]").wait_for()
     before = page.evaluate("document.querySelector('.map canvas').toDataURL()")
@@ -69,7 +69,7 @@ def test_the_first_screen_leads_on_by_keyboard_alone(open_page: Open, width: int
     page.keyboard.press("Enter")
     page.locator(".memory-page").wait_for()
     for step, arrives in (
-        ("Find the memories", ".results li"),
+        ("the memories that fire", ".results li"),
         ("Trace a prompt", ".grid .cell"),
         ("Steer", ".going .given"),
     ):
@@ -89,7 +89,7 @@ def test_the_map_is_sorted_by_keyboard_alone(open_page: Open, width: int, scheme
     page.locator("#sort").focus()
     page.keyboard.type("color")
     page.locator(".map[data-sorted=level]").wait_for()
-    assert page.url.endswith("by=max&sort=level") and "sorted by it" in page.locator(".told").inner_text()
+    assert page.url.endswith("by=max&sort=level") and "sorted by color" in page.locator(".told").inner_text()
     assert page.evaluate("document.querySelector('.map canvas').toDataURL()") != before
     page.locator(".map canvas").focus()
     page.keyboard.press("ArrowRight")
@@ -147,7 +147,7 @@ def test_a_memory_is_shaded_live_and_its_patterns_light_up(open_page: Open, inde
     page = open_page(f"/m/L{row['layer']}N{row['memory']}")
     page.locator("[data-shaded=yes]").wait_for()
     assert page.locator(".trigger-list .shade.at").count() == page.locator(".trigger-list li").count()
-    assert "computed now" in page.locator(".live").inner_text()
+    assert "Tokens are shaded" in page.locator(".live").inner_text()
     chip = page.locator("[data-pattern]").first
     chip.focus()
     page.keyboard.press("Enter")
@@ -202,7 +202,7 @@ def test_filters_narrow_the_results_at_once(open_page: Open) -> None:
     page.wait_for_url("**layers=2")
     names = page.locator(".results .memory").all_inner_texts()
     assert names and all(name.startswith("L2N") for name in names)
-    page.locator(".places label").filter(has_text="in values").click()
+    page.locator(".places label").filter(has_text="a token it promotes").click()
     page.locator(".results .token").first.wait_for()
     assert "in=values" in page.url
 
@@ -232,7 +232,7 @@ def test_links_of_the_served_report_lead_into_the_workbench(browser: Any, own_in
         link.click()
         page.wait_for_url(f"{address}/m/{name}")
         page.locator(".star").click()
-        page.locator(".keep [role=status]").filter(has_text="kept").wait_for()
+        page.locator(".keep [role=status]").filter(has_text="saved").wait_for()
         page.goto(address + "/report")
         page.locator("[data-home]").click()
         page.wait_for_url(address + "/")
@@ -282,9 +282,7 @@ def test_a_typed_text_is_shaded_token_by_token(open_page: Open, width: int, sche
     page = open_page("/m/L1N7", width, scheme)
     page.locator("#try").focus()
     page.keyboard.type("The river runs", delay=10)
-    page.locator(".tried small").wait_for()
-    page.wait_for_timeout(400)
-    assert page.locator(".tried").inner_text().startswith("The river runs")
+    page.locator(".tried").filter(has_text="The river runs").locator("small").wait_for()
     assert page.locator(".tried .shade").count() > 0 and "of its range" in page.locator(".tried small").inner_text()
     assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 

@@ -146,7 +146,7 @@ def test_an_index_whose_values_have_no_histogram_opens_as_before(own_index: Inde
     table = own_index.table("values").drop_columns(["histogram"])
     own_index.write({"values": (table.schema, [table])}, dict)
     text = client_of(own_index).get("/m/L1N7").text
-    assert "was not kept" in text and "scores-of-tokens" not in text and "Demotes" in text
+    assert "was not stored" in text and "scores-of-tokens" not in text and "Demotes" in text
 
 
 def test_labels_of_those_who_have_finished_are_shown(own_index: Index, client_of: ClientOf) -> None:
@@ -154,13 +154,13 @@ def test_labels_of_those_who_have_finished_are_shown(own_index: Index, client_of
         pattern = LabelledPattern("about <i>rivers</i>", "semantic", (0, 1, 2))
         annotations.save(*(Label(person, MemoryId(1, 7), (pattern,)) for person in ("Ada", "Ben")))
     opened = client_of(own_index)
-    assert "What people say" not in opened.get("/m/L1N7").text  # nobody has finished
+    assert "labels-title" not in opened.get("/m/L1N7").text  # nobody has finished
     with Annotations(own_index) as annotations:
         annotations.finish("Ada")
     text = opened.get("/m/L1N7").text
-    assert "What people say" in text and "Ada" in text and "Ben" not in text
+    assert "labels-title" in text and "Ada" in text and "Ben" not in text
     assert "about &lt;i&gt;rivers" in text and "<i>rivers" not in text
-    assert "What people say" not in opened.get("/m/L1N8").text
+    assert "labels-title" not in opened.get("/m/L1N8").text
 
 
 def test_looking_makes_no_file(own_index: Index, client_of: ClientOf) -> None:

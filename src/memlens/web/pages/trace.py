@@ -227,10 +227,9 @@ def _cell_content(bench: Workbench, model: MemoryModel, address: TraceAddress) -
     layer = (after or before).layers[0]
     sets = [] if after is None else last_of_each(address.sets)
     answer = whole if isinstance(whole, Trace) else whole.after
-    shown_address = replace(address, layer=layer.layer, at=before.position, sets=sets)
     return {
-        "address": shown_address,
-        "command": shown_address.command(bench.folder),
+        "address": replace(address, layer=layer.layer, at=before.position, sets=sets),
+        "command": replace(address, sets=sets).command(bench.folder),
         "opened": opened,
         "layer": layer,
         "before": before,

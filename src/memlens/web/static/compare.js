@@ -1,4 +1,4 @@
-// The compare page: a choice is taken at once; computing may take seconds, so the page says so.
+// The page Compare: applies a choice at once and shows that computing may take seconds.
 const form = document.querySelector(".choose");
 const [here, there] = form.querySelectorAll("select");
 
@@ -8,7 +8,7 @@ function go() {
 }
 
 form.addEventListener("change", (event) => {
-  // both layers or none: a pair needs two
+  // a pair needs both layers or none
   if (event.target === here && (here.value === "") !== (there.value === "")) there.value = here.value;
   if (event.target === there && (here.value === "") !== (there.value === "")) here.value = there.value;
   go();

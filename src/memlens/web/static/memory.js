@@ -1,4 +1,4 @@
-// The page of one memory: patterns that light up their prefixes, live shading, silencing, related memories, [ and ].
+// The page of one memory: highlighting of patterns, shading, edits, saving, related memories, contexts, shortcuts.
 import { announce, ask, debounced, here, tell } from "./base.js";
 
 const article = document.querySelector(".memory-page");
@@ -18,15 +18,15 @@ function choosePattern(chip) {
     line.classList.toggle("has", has);
     count += has;
   }
-  announce(wasPressed ? "all triggers are shown alike" : `${count} triggers have this pattern`);
+  announce(wasPressed ? "no pattern is highlighted" : `${count} triggers have this pattern`);
 }
 for (const chip of article.querySelectorAll("[data-pattern]")) chip.addEventListener("click", () => choosePattern(chip));
 
-// Every token shaded by this memory's coefficient, computed now
+// Shading: the coefficient at every token of the triggers
 
-const KEPT = 260; // characters before the trigger position, as on the page without shading
+const KEPT = 260; // characters before the trigger position, as on the unshaded page
 
-/** Text as the server's own pages show it. */
+/** Returns text as the server's pages show it. */
 const visible = (text) => text.replace(/[\n\r]/g, "⏎").replace(/\t/g, "⇥").replace(/[\p{Cc}\p{Cs}\p{Zl}\p{Zp}\u202a-\u202e\u2066-\u2069]/gu, "\ufffd");
 
 function shaded(text, coefficient, strongest) {
@@ -41,15 +41,15 @@ function shaded(text, coefficient, strongest) {
   return part;
 }
 
-function shade(line, found, strongest) {
+function shade(line, trigger, strongest) {
   const before = line.querySelector(".before");
   const mark = line.querySelector("mark");
-  if (found.position < 0) return;
-  let first = found.position;
-  for (let length = 0; first > 0 && length + found.tokens[first - 1].length <= KEPT; first--) length += found.tokens[first - 1].length;
-  const parts = found.tokens.slice(first, found.position).map((token, place) => shaded(token, found.coefficients[first + place], strongest));
+  if (trigger.position < 0) return;
+  let first = trigger.position;
+  for (let length = 0; first > 0 && length + trigger.tokens[first - 1].length <= KEPT; first--) length += trigger.tokens[first - 1].length;
+  const parts = trigger.tokens.slice(first, trigger.position).map((token, place) => shaded(token, trigger.coefficients[first + place], strongest));
   before.replaceChildren(...(first > 0 ? ["…"] : []), ...parts);
-  const at = shaded(mark.textContent, found.coefficients[found.position], strongest);
+  const at = shaded(mark.textContent, trigger.coefficients[trigger.position], strongest);
   at.classList.add("shade", "at");
   mark.replaceWith(at);
 }
@@ -63,15 +63,15 @@ async function shadeAll() {
     const byRank = new Map(lines.map((line) => [Number(line.dataset.rank), line]));
     for (const one of found) if (byRank.has(one.rank)) shade(byRank.get(one.rank), one, strongest);
     const hasNegative = found.some((one) => one.coefficients.some((c) => c < -strongest / 50));
-    told.innerHTML = `<span class="scale">Each token is shaded by this memory’s coefficient, computed now: 0 <i></i> ${strongest.toPrecision(3)}${hasNegative ? ' <i class="negative"></i> negative' : ""}</span>`;
+    told.innerHTML = `<span class="scale">Tokens are shaded by the coefficient: 0 <i></i> ${strongest.toPrecision(3)}${hasNegative ? ' <i class="negative"></i> negative' : ""}</span>`;
   } catch (error) {
-    told.textContent = `Tokens are not shaded: ${error.message}`;
+    told.textContent = `Cannot shade tokens: ${error.message}`;
   }
   told.hidden = false;
   article.dataset.shaded = "yes";
 }
 
-// Try it: a text of one's own, shaded in the same way; the scale ends at the strongest coefficient of the scan
+// Try it: a typed text, shaded on a scale up to the strongest coefficient of the scan
 
 const tryField = document.getElementById("try");
 let tries = 0;
@@ -82,19 +82,19 @@ async function tryText() {
   if (!text.trim()) return shown.replaceChildren();
   try {
     const found = await ask(`/api/memories/${name}/on?${new URLSearchParams({ text })}`);
-    if (mine !== tries) return; // more was typed meanwhile
+    if (mine !== tries) return; // more was typed since
     const strongest = Math.max(Number(article.dataset.strongest), ...found.coefficients.map(Math.abs), 1e-9);
     shown.replaceChildren(...found.tokens.map((token, place) => shaded(token, found.coefficients[place], strongest)));
     const most = found.coefficients.reduce((best, one, place) => (Math.abs(one) > Math.abs(found.coefficients[best]) ? place : best), 0);
-    const told = `strongest ${found.coefficients[most].toPrecision(4)} at “${found.tokens[most]}”, ${Math.round((100 * Math.abs(found.coefficients[most])) / strongest)}% of its range`;
-    shown.append(Object.assign(document.createElement("small"), { className: "quiet", textContent: told }));
+    const summary = `strongest ${found.coefficients[most].toPrecision(4)} at “${found.tokens[most]}”, ${Math.round((100 * Math.abs(found.coefficients[most])) / strongest)}% of its range`;
+    shown.append(Object.assign(document.createElement("small"), { className: "quiet", textContent: summary }));
   } catch (error) {
     if (mine === tries) shown.textContent = error.message;
   }
 }
 tryField?.addEventListener("input", debounced(tryText, 120));
 
-// Silence it and see
+// Edits
 
 function bars(tokens, title, others) {
   const most = Math.max(...tokens.map((one) => one.p), 1e-9);
@@ -108,7 +108,7 @@ function bars(tokens, title, others) {
     bar.style.setProperty("--share", `${(100 * one.p) / most}%`);
     const number = Object.assign(document.createElement("span"), { className: "n", textContent: `${(100 * one.p).toPrecision(3)}%` });
     const was = others?.find((other) => other.id === one.id);
-    if (others) number.title = was ? `was ${(100 * was.p).toPrecision(3)}%` : "was not among these";
+    if (others) number.title = was ? `was ${(100 * was.p).toPrecision(3)}%` : "was not in this list";
     line.append(token, bar, number);
     lines.append(line);
   }
@@ -127,7 +127,7 @@ function showOutcome(holder, found, edit) {
   const distance = Object.assign(document.createElement("span"), { className: "quiet", textContent: ` KL ${found.kl.toPrecision(3)} nats, ${edit}` });
   verdict.append(distance);
   const pair = Object.assign(document.createElement("div"), { className: "pair" });
-  pair.append(bars(before, "With it"), bars(after, "Changed", before));
+  pair.append(bars(before, "Original"), bars(after, "Edited", before));
   holder.replaceChildren(verdict, pair);
 }
 
@@ -136,7 +136,7 @@ form?.addEventListener("submit", async (event) => {
   event.preventDefault();
   const holder = article.querySelector(".outcome");
   const waiting = form.querySelector(".waiting");
-  waiting.textContent = "the model reads it twice …";
+  waiting.textContent = "computing …";
   try {
     const given = Object.fromEntries(new FormData(form));
     showOutcome(holder, await tell(`/api/memories/${name}/silence`, given), `${name}=${given.change}`);
@@ -146,16 +146,16 @@ form?.addEventListener("submit", async (event) => {
   waiting.textContent = "";
 });
 
-// Keep it: every change is saved as it is made
+// Saving: every change is saved at once
 
 const keep = article.querySelector(".keep");
 
-/** Only what was changed here: somebody else may have changed the rest since this page was opened. */
+/** Saves only what was changed here: other people may have changed the rest. */
 async function save(changed) {
   const told = keep.querySelector("[role=status]");
   try {
     await tell(`/api/collections/${name}`, changed, "PATCH");
-    told.textContent = "kept";
+    told.textContent = "saved";
   } catch (error) {
     told.textContent = error.message;
   }
@@ -181,7 +181,7 @@ function cell(content) {
 
 function relatedTable(found) {
   const table = document.createElement("table");
-  table.innerHTML = '<thead><tr><th scope="col">memory</th><th scope="col">shared</th><th scope="col">what it is</th></tr></thead><tbody></tbody>';
+  table.innerHTML = '<thead><tr><th scope="col">memory</th><th scope="col">shared</th><th scope="col">summary</th></tr></thead><tbody></tbody>';
   for (const one of found) {
     const row = document.createElement("tr");
     const link = Object.assign(document.createElement("a"), { className: "memory", href: here(`/m/${one.name}`), textContent: one.name });
@@ -197,17 +197,17 @@ async function showRelated() {
   if (!holder) return;
   try {
     const found = await ask(`/api/memories/${name}/related`);
-    holder.replaceWith(found.length ? relatedTable(found) : Object.assign(document.createElement("p"), { className: "quiet", textContent: "No other memory shares its triggers, patterns or tokens." }));
+    holder.replaceWith(found.length ? relatedTable(found) : Object.assign(document.createElement("p"), { className: "quiet", textContent: "No other memory shares triggers, patterns or tokens with it." }));
   } catch (error) {
     holder.textContent = error.message;
   }
 }
 
-// Nearest memories by the cosine of keys and of values: the server computes them from the weights
+// Nearest memories by the cosine of keys and values
 
 function nearestTable(found) {
   const table = document.createElement("table");
-  table.innerHTML = '<thead><tr><th scope="col">memory</th><th scope="col">cosine</th><th scope="col">what it is</th></tr></thead><tbody></tbody>';
+  table.innerHTML = '<thead><tr><th scope="col">memory</th><th scope="col">cosine</th><th scope="col">summary</th></tr></thead><tbody></tbody>';
   for (const one of found) {
     const row = document.createElement("tr");
     const link = Object.assign(document.createElement("a"), { className: "memory", href: `/m/${one.name}`, textContent: one.name });
@@ -229,7 +229,7 @@ async function showNearest() {
   }
 }
 
-// The context of a trigger, from the document that it comes from
+// The context of a trigger in its document
 
 const inline = (tag, text) => Object.assign(document.createElement(tag), { textContent: visible(text) });
 
@@ -260,7 +260,7 @@ article.addEventListener("click", (event) => {
   toggleContext(link);
 });
 
-// [ and ] go to the neighbours, unless somebody is writing
+// [ and ] open the neighbors
 
 document.addEventListener("keydown", (event) => {
   if (event.target.closest("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;

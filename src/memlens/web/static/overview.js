@@ -1,4 +1,4 @@
-// The map of all memories on a canvas, and the experiments' charts.
+// The map of all memories on a canvas, and the charts of the experiments.
 import { ask, debounced, here, library } from "./base.js";
 
 const section = document.querySelector(".map");
@@ -12,12 +12,12 @@ const NOTHING = 255;
 const GUTTER = 30; // for the layers' numbers
 const GAP = 6; // between layers
 let map = null;
-let place = null; // the cell under the pointer or the keyboard: { row, cell }
+let place = null; // the selected cell: { row, cell }
 
-// Colours
+// Colors
 
-function colour(name) {
-  // a canvas knows no CSS variables, so the browser is asked what they are
+function readColor(name) {
+  // a canvas cannot use CSS variables, so read the computed color
   const probe = document.createElement("i");
   probe.style.color = `var(--${name})`;
   section.append(probe);
@@ -27,24 +27,24 @@ function colour(name) {
 }
 
 function palette(kinds) {
-  const colours = new Uint32Array(256);
-  const set = (level, [red, green, blue]) => (colours[level] = (255 << 24) | (blue << 16) | (green << 8) | red);
-  if (kinds.length) kinds.forEach((_, kind) => set(kind, colour(kindColour(kind, kinds.length))));
+  const colors = new Uint32Array(256);
+  const set = (level, [red, green, blue]) => (colors[level] = (255 << 24) | (blue << 16) | (green << 8) | red);
+  if (kinds.length) kinds.forEach((_, kind) => set(kind, readColor(kindColor(kind, kinds.length))));
   else {
-    const stops = [0, 1, 2, 3, 4].map((stop) => colour(`ramp-${stop}`));
+    const stops = [0, 1, 2, 3, 4].map((stop) => readColor(`ramp-${stop}`));
     for (let level = 0; level < NOTHING; level++) {
       const at = (level / (NOTHING - 1)) * (stops.length - 1);
       const low = Math.min(Math.floor(at), stops.length - 2);
       set(level, stops[low].map((part, i) => Math.round(part + (stops[low + 1][i] - part) * (at - low))));
     }
   }
-  set(NOTHING, colour("none"));
-  return colours;
+  set(NOTHING, readColor("none"));
+  return colors;
 }
 
-const kindColour = (kind, count) => (count > 4 && kind ? `role-${kind}` : count === 2 && kind === 1 ? "c2" : count === 3 && kind ? ["", "ramp-1", "c2"][kind] : `kind-${kind}`);
+const kindColor = (kind, count) => (count > 4 && kind ? `role-${kind}` : count === 2 && kind === 1 ? "c2" : count === 3 && kind ? ["", "ramp-1", "c2"][kind] : `kind-${kind}`);
 
-// Where cells lie: each layer is a band of several lines, filled column by column
+// Layout: each layer is a band of several lines, filled column by column
 
 function layout(width, layers) {
   const most = Math.max(...layers.map((layer) => layer.memories));
@@ -53,7 +53,7 @@ function layout(width, layers) {
   const side = Math.max(3, Math.min(12, Math.floor(Math.sqrt((wide * perLayer) / most))));
   const columns = Math.max(1, Math.floor(wide / side));
   const fitting = columns * Math.max(1, Math.floor(perLayer / side));
-  const room = Math.ceil(most / Math.ceil(most / fitting)); // as many cells as are needed, of equal size
+  const room = Math.ceil(most / Math.ceil(most / fitting)); // the number of cells if all have the same size
   const lines = Math.ceil(room / columns);
   return { side, lines, room, band: lines * side + GAP };
 }
@@ -69,7 +69,7 @@ function draw() {
   canvas.height = height * ratio;
   canvas.style.height = `${height}px`;
   const picture = canvas.getContext("2d");
-  const colours = palette(map.kinds);
+  const colors = palette(map.kinds);
   const image = picture.createImageData(canvas.width, canvas.height);
   const pixels = new Uint32Array(image.data.buffer);
   const size = Math.round(side * ratio);
@@ -79,7 +79,7 @@ function draw() {
     for (let cell = 0; cell < cellsOf(layer); cell++) {
       const left = Math.round(GUTTER * ratio) + Math.floor(cell / lines) * size;
       const from = top + (cell % lines) * size;
-      const shade = colours[map.levels[map.starts[row] + cell]];
+      const shade = colors[map.levels[map.starts[row] + cell]];
       for (let y = from; y < from + inner; y++) pixels.fill(shade, y * canvas.width + left, y * canvas.width + left + inner);
     }
   });
@@ -88,11 +88,11 @@ function draw() {
   picture.font = "11px system-ui, sans-serif";
   picture.textAlign = "right";
   picture.textBaseline = "middle";
-  picture.fillStyle = `rgb(${colour("soft").join(" ")})`;
+  picture.fillStyle = `rgb(${readColor("soft").join(" ")})`;
   map.layers.forEach((layer, row) => picture.fillText(layer.layer, GUTTER - 8, row * band + (band - GAP) / 2));
 }
 
-// What a cell is
+// Cells
 
 function cellAt(x, y) {
   const { side, lines, band } = map.shape;
@@ -103,7 +103,7 @@ function cellAt(x, y) {
   return { row, cell };
 }
 
-// Numbers to names, as MemoryNames.name in memory.py: a layer counts dense, shared and routed memories through.
+// Returns the name of a memory, like MemoryNames.name in memory.py: dense memories first, then shared, then routed.
 function nameOf(layer, number) {
   const before = { shared: 0, routed: 0 };
   for (const { kind, count, size } of layer.groups) {
@@ -124,7 +124,7 @@ function memoryOf({ row, cell }) {
 const written = (value) => (map.percent ? `${(100 * value).toPrecision(3)}%` : value.toPrecision(4));
 
 function valueOf(level) {
-  if (level === NOTHING) return "not known";
+  if (level === NOTHING) return "no value";
   if (map.kinds.length) return map.kinds[level];
   const at = (level / (NOTHING - 1)) * (map.quantiles.length - 1);
   const low = Math.min(Math.floor(at), map.quantiles.length - 2);
@@ -200,7 +200,7 @@ canvas.addEventListener("keydown", (event) => {
   }
 });
 
-// Asking for it
+// Loading
 
 const bytes = (text) => Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0));
 
@@ -210,7 +210,7 @@ function showLegend() {
     legend.replaceChildren(
       ...map.kinds.map((label, kind) => {
         const part = Object.assign(document.createElement("span"), { className: "kind", textContent: label });
-        part.style.setProperty("--kind", `var(--${kindColour(kind, map.kinds.length)})`);
+        part.style.setProperty("--kind", `var(--${kindColor(kind, map.kinds.length)})`);
         return part;
       }),
     );
@@ -219,28 +219,28 @@ function showLegend() {
   const ramp = Object.assign(document.createElement("span"), { className: "ramp" });
   ramp.style.background = `linear-gradient(90deg, ${[0, 1, 2, 3, 4].map((stop) => `var(--ramp-${stop})`).join(", ")})`;
   const middle = map.quantiles[(map.quantiles.length - 1) / 2];
-  legend.replaceChildren(written(map.quantiles[0]), ramp, written(map.quantiles.at(-1)), ` by rank; half are below ${written(middle)}`);
+  legend.replaceChildren(written(map.quantiles[0]), ramp, `${written(map.quantiles.at(-1))} (colored by rank; median ${written(middle)})`);
 }
 
 const ORDERS = {
-  level: " Each layer is sorted by it, from the left.",
-  class: " Each layer is sorted by kind of pattern, from the left.",
-  role: " Each layer is sorted by role, from the left.",
-  likeness: " Each memory stands after one with which it has most triggers and promoted tokens in common.",
+  level: " Each layer is sorted by color.",
+  class: " Each layer is sorted by kind of pattern.",
+  role: " Each layer is sorted by role.",
+  likeness: " Neighbors share triggers and promoted tokens.",
 };
 
 async function showMap() {
   holder.hidden = false;
   const { layers } = map ?? (await ask("/api/map?room=1"));
   const shape = layout(canvas.parentElement.clientWidth, layers);
-  const found = await ask(`/api/map?by=${choice.value}&room=${shape.room}&sort=${sorting.value}`);
+  const answer = await ask(`/api/map?by=${choice.value}&room=${shape.room}&sort=${sorting.value}`);
   const starts = [0];
-  for (const layer of found.layers) starts.push(starts.at(-1) + cellsOf(layer));
-  const memories = found.memories && new Uint32Array(bytes(found.memories).buffer);
-  map = { ...found, shape, starts, levels: bytes(found.levels), memories };
-  const size = Math.max(...found.layers.map((layer) => layer.size));
-  const cell = size > 1 ? `one cell the highest of ${size} memories` : "one cell per memory";
-  section.querySelector(".told").textContent = `One row per layer, ${cell}: ${found.meaning}.${ORDERS[found.sort] ?? ""}`;
+  for (const layer of answer.layers) starts.push(starts.at(-1) + cellsOf(layer));
+  const memories = answer.memories && new Uint32Array(bytes(answer.memories).buffer);
+  map = { ...answer, shape, starts, levels: bytes(answer.levels), memories };
+  const size = Math.max(...answer.layers.map((layer) => layer.size));
+  const cell = size > 1 ? `each cell shows the highest of ${size} memories` : "one cell per memory";
+  section.querySelector(".told").textContent = `One row per layer, ${cell}. Color: ${answer.meaning}.${ORDERS[answer.sort] ?? ""}`;
   goTo(null);
   draw();
   showLegend();
@@ -264,7 +264,7 @@ new ResizeObserver(debounced(() => map && Math.abs(canvas.width / Math.min(windo
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map && draw());
 showMap().catch(complain);
 
-// Charts: nothing is loaded before they are near the screen
+// Charts: loaded when they are near the screen
 
 const OPTIONS = { ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip: { disableDefaultStyle: true } };
 
@@ -284,7 +284,7 @@ function article(one) {
 
 async function showCharts(charts) {
   const wait = charts.querySelector(".charts-wait");
-  wait.textContent = "The charts are being drawn …";
+  wait.textContent = "Drawing the charts …";
   try {
     const [sections] = await Promise.all([ask("/api/charts"), library("vega.js")]);
     const made = sections.map(article);
@@ -298,7 +298,7 @@ async function showCharts(charts) {
     }
     wait.remove();
   } catch (error) {
-    wait.textContent = `The charts could not be drawn: ${error.message}`;
+    wait.textContent = `Cannot draw the charts: ${error.message}`;
   }
   charts.dataset.charts = "drawn";
 }

@@ -1,10 +1,10 @@
-// Results as one types. The form works without this; here it is only asked for earlier, and in place.
+// Results while typing. Without this script the form still works.
 import { askPage, debounced, here } from "./base.js";
 
 const form = document.querySelector("form.search");
 const results = document.getElementById("results");
 let latest = 0;
-let shown = address("/search/results"); // what the list on the page is the answer to
+let shown = address("/search/results"); // the query of the shown list
 
 function address(path) {
   const usual = { in: "triggers", order: "max", by: "relative" };
@@ -21,11 +21,11 @@ async function show() {
   results.setAttribute("aria-busy", "true");
   try {
     const text = await askPage(wanted);
-    if (number !== latest) return; // something else was written meanwhile
+    if (number !== latest) return; // the query has changed since
     if (text !== null) results.innerHTML = text;
     history.replaceState(null, "", here(address("/search")));
   } catch {
-    if (number === latest) results.textContent = "The workbench does not answer; is it still running?";
+    if (number === latest) results.textContent = "The workbench does not answer. Is it still running?";
   }
   if (number === latest) results.setAttribute("aria-busy", "false");
 }
@@ -34,7 +34,7 @@ const showSoon = debounced(show, 150);
 form.addEventListener("input", showSoon);
 form.addEventListener("change", show);
 
-// The arrow keys walk from the text to the results and through them
+// The arrow keys move from the text field through the results
 
 document.addEventListener("keydown", (event) => {
   if (!["ArrowDown", "ArrowUp"].includes(event.key) || event.target.closest("select, [type=radio]")) return;

@@ -1,5 +1,5 @@
-// A site of static files: what the workbench's server would answer, from files of data that are fetched as needed.
-// Data are scripts, because a page opened from a disk may run scripts of its folder but not read other files.
+// A static site: answers like the workbench's server, from data files that are loaded on demand.
+// Data files are scripts, because a page opened from a disk may run scripts of its folder but not read other files.
 
 globalThis.memlensSite = (() => {
   const waiting = new Map(); // file -> { resolve, reject }
@@ -39,7 +39,7 @@ globalThis.memlensSite = (() => {
     const [path, query = ""] = address.split("?");
     const more = query ? `?${query}` : "";
     if (path.startsWith("/m/")) return `memory.html?name=${path.slice(3)}${query ? `&${query}` : ""}`;
-    return { "/": "index.html", "/search": "search.html", "/report": "report.html" }[path] + more;
+    return { "/": "index.html", "/search": "search.html", "/collections": "collections.html", "/report": "report.html" }[path] + more;
   }
 
   // Names: every group of memories (a layer, or an expert) has a prefix and its first row in the site's order
@@ -52,12 +52,12 @@ globalThis.memlensSite = (() => {
     return group && Number(match[2]) < group.count ? group.first + Number(match[2]) : null;
   }
 
-  // The map, in as many cells as there is room for; a cell of several memories shows the highest
+  // The map with at most `room` cells per layer. A cell of several memories shows the highest
 
   const column = (text, kind) => new kind(Uint8Array.from(atob(text), (sign) => sign.charCodeAt(0)).buffer);
   const packed = (numbers) => btoa(new Uint8Array(numbers.buffer).reduce((text, byte) => text + String.fromCharCode(byte), ""));
 
-  /** The memories of all layers in the order of the map: high levels first, what is not known last. */
+  /** Returns the memories of all layers in the order of the map: high levels first, memories without a value last. */
   async function ordered(sort, whole) {
     if (sort === "likeness") return column(await data("likeness"), Uint32Array);
     const levels = column((sort === "level" || sort === "place" ? whole : await data(`map-${sort}`)).levels, Uint8Array);
@@ -106,16 +106,16 @@ globalThis.memlensSite = (() => {
     if (pathname === "/api/charts") return data("charts");
     if (pathname.startsWith("/api/brief/")) {
       const row = await rowOf(pathname.slice(11));
-      if (row === null) throw new Error("there is no such memory");
+      if (row === null) throw new Error("this memory does not exist");
       const line = await lineOf(row);
       return { value: null, summary: line.querySelector(".summary")?.textContent ?? "" };
     }
-    throw new Error("A site of static files cannot compute this; the workbench can: memlens serve INDEX");
+    throw new Error("A static site cannot compute this. Start the workbench with `memlens serve INDEX`.");
   }
 
-  // Search: rows of a word, token or pattern, from the file in which its first letters are
+  // Search: rows of a word, token or pattern, from the file for its first two letters
 
-  // A token may be called like something that every object has, such as constructor.
+  // a token may have the name of an object property, such as constructor
   const own = (found, key) => (Object.hasOwn(found, key) ? found[key] : []);
   const words = (text) => text.toLowerCase().match(/[\p{L}\p{N}_]+/gu) ?? [];
 
@@ -127,7 +127,7 @@ globalThis.memlensSite = (() => {
 
   async function rowsOf(place, word, isLast) {
     const { shards } = await data("site");
-    if (!shards[place]) throw new Error("This site was made without that.");
+    if (!shards[place]) throw new Error("This site does not include that.");
     const found = await data(`${place}/${shard(word, shards[place])}`);
     const lists = isLast && word.length > 1 ? Object.keys(found).filter((one) => one.startsWith(word)) : [word];
     const rows = new Map();
@@ -143,7 +143,7 @@ globalThis.memlensSite = (() => {
 
   async function tokenRows(text) {
     const { shards } = await data("site");
-    if (!shards.values) throw new Error("What values promote is not in this site.");
+    if (!shards.values) throw new Error("This site does not include values.");
     const plain = text.trim();
     const found = await data(`values/${shard(plain.toLowerCase(), shards.values)}`);
     const forms = text.startsWith(" ") ? [text] : [text, ` ${text}`];
@@ -175,7 +175,7 @@ globalThis.memlensSite = (() => {
     const chosen = new Set();
     for (const part of text.split(",")) {
       const match = /^\s*(\d+)(?:\s*-\s*(\d+))?\s*$/.exec(part);
-      if (!match) throw new Error(`'${text}' are no layers; write numbers and ranges like 0-5,11`);
+      if (!match) throw new Error(`'${text}' is not a list of layers; write numbers and ranges like 0-5,11`);
       for (let layer = Number(match[1]); layer <= Number(match[2] ?? match[1]); layer++) chosen.add(layer);
     }
     return chosen;
@@ -218,13 +218,13 @@ globalThis.memlensSite = (() => {
       const rows = !text ? await byStatistic(asked.get("order") ?? "max") : named != null ? new Map([[named, null]]) : await matching(place, text);
       const found = [...rows].filter(([row]) => isIn(row));
       const shown = found.slice(0, limit);
-      const told = found.length ? `${found.length.toLocaleString("en")} ${found.length === 1 ? "memory" : "memories"}${found.length > shown.length ? `, the first ${shown.length}` : ""}` : "Nothing found";
+      const told = found.length ? `${found.length.toLocaleString("en")} ${found.length === 1 ? "memory" : "memories"}${found.length > shown.length ? `, the first ${shown.length}` : ""}` : "No memories found";
       holder.append(Object.assign(document.createElement("p"), { className: "quiet count", textContent: told }));
       holder.firstChild.setAttribute("role", "status");
       const list = Object.assign(document.createElement("ol"), { className: "results" });
       for (const [row, hit] of shown) {
         const line = await lineOf(row);
-        if (hit !== null) line.querySelector(".why").textContent = `place ${hit.place + 1}, p ${Number((100 * hit.p).toPrecision(3))}%`;
+        if (hit !== null) line.querySelector(".why").textContent = `rank ${hit.place + 1}, p ${Number((100 * hit.p).toPrecision(3))}%`;
         list.append(line);
       }
       holder.append(list);
@@ -238,14 +238,14 @@ globalThis.memlensSite = (() => {
     return holder.innerHTML;
   }
 
-  // Pages that are put together here
+  // Pages
 
   async function showMemory(main, asked) {
     const name = asked.get("name") ?? "";
     const row = await rowOf(name);
     const { pages, model } = await data("site");
     if (row === null) {
-      main.replaceChildren(Object.assign(document.createElement("h1"), { textContent: "Not found" }), Object.assign(document.createElement("p"), { textContent: `${name} is not a memory of this site.` }));
+      main.replaceChildren(Object.assign(document.createElement("h1"), { textContent: "Not found" }), Object.assign(document.createElement("p"), { textContent: `This site does not include ${name}.` }));
       return;
     }
     const found = (await data(`pages/${Math.floor(row / pages)}`))[row % pages];

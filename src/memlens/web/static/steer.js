@@ -1,4 +1,4 @@
-// The page Steer: sets of edits, texts that go on token by token, and everything in the address.
+// The page Steer: sets of edits and continuations token by token. The address holds everything.
 import { announce, ask, debounced } from "./base.js";
 
 const form = document.querySelector("form.steer");
@@ -8,7 +8,7 @@ const [original] = columns;
 const LIMITS = { x: [-4, 8], "=": [-10, 10] };
 const EDIT = /^(!?)\s*([a-z0-9]+)\s*(?:=\s*(x?)\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?))?\s*$/i;
 
-// An edit as text: L3N5=x2 scales, =3.5 sets, =0 silences; one that is switched off has ! before it.
+// An edit as text: L3N5=x2 scales, =3.5 sets, =0 silences. A disabled edit starts with !.
 
 function textOf(line) {
   if (line.dataset.unread !== undefined) return line.dataset.unread;
@@ -17,7 +17,7 @@ function textOf(line) {
 }
 
 const isOn = (line) => line.querySelector("[type=checkbox]").checked;
-/** Of several edits of one memory the last counts, as in every address. */
+/** Returns the enabled edits, the last one of each memory. */
 function editsOf(column) {
   const edits = [...column.querySelectorAll(".edits li")].filter(isOn).map(textOf);
   return [...new Map(edits.map((edit) => [edit.split("=")[0], edit])).values()];
@@ -30,7 +30,7 @@ function addEdit(column, text) {
   column.querySelector(".edits").append(line);
   const [, off, name, times, amount] = EDIT.exec(text) ?? [];
   if (name === undefined) {
-    // shown as it was written, so that the server says what is wrong with it
+    // shown as written: the server reports the error
     Object.assign(line.dataset, { unread: text });
     link.textContent = text;
     for (const field of line.querySelectorAll("select, [type=range], [type=number]")) field.hidden = true;
@@ -44,7 +44,7 @@ function addEdit(column, text) {
   follow(line);
 }
 
-/** The slider, the number and the choice show one amount. */
+/** Makes the slider, the number and the kind of edit show the same amount. */
 function follow(line, from = null) {
   if (line.dataset.unread !== undefined) return line.classList.toggle("off", !isOn(line));
   const [choice, slider, number] = [line.querySelector("select"), line.querySelector("[type=range]"), line.querySelector("[type=number]")];
@@ -90,11 +90,11 @@ function command(column) {
   return [`memlens trace ${form.dataset.folder}`, ...(prompt.startsWith("-") ? [...words, "--", quoted(prompt)] : [quoted(prompt), ...words])].join(" ");
 }
 
-// Texts that go on
+// Continuations
 
-const running = new Map(); // column -> what stops it
+const running = new Map(); // column -> its AbortController
 const written = new Map(); // column -> its tokens
-const asked = new Map(); // column -> what its text is the answer to
+const asked = new Map(); // column -> the query of its text
 
 function mark(column) {
   const [own, plain] = [written.get(column) ?? [], written.get(original) ?? []];
@@ -137,7 +137,7 @@ async function goOn(column) {
     else shown.textContent = error.message;
   }
   shown.classList.remove("busy");
-  if (column !== original) announce("the edited text is complete");
+  if (column !== original) announce("the edited continuation is complete");
 }
 
 function addToken(column, shown, token) {
@@ -146,12 +146,12 @@ function addToken(column, shown, token) {
   columns.forEach(mark);
 }
 
-/** The next token's distribution, and how far the edits move it. */
+/** Shows the distribution of the next token and its change by the edits. */
 async function showNext(column, query, signal) {
   const given = new URLSearchParams([["prompt", query.get("prompt")], ...query.getAll("set").map((edit) => ["set", edit])]);
   const found = await ask(`/api/trace/answer?${given}`, { signal });
   const tokens = (found.after ?? found).layers.at(-1).output.slice(0, 6);
-  const title = Object.assign(document.createElement("h3"), { textContent: found.kl === undefined ? "The next token" : `The next token, KL ${found.kl.toPrecision(3)} nats` });
+  const title = Object.assign(document.createElement("h3"), { textContent: found.kl === undefined ? "Next token" : `Next token, KL ${found.kl.toPrecision(3)} nats` });
   const list = Object.assign(document.createElement("ol"), { className: "bars" });
   for (const one of tokens) {
     const [line, bar] = [document.createElement("li"), Object.assign(document.createElement("span"), { className: "bar" })];
@@ -199,7 +199,7 @@ form.querySelector(".second").addEventListener("click", (event) => {
 });
 form.querySelector(".share").addEventListener("click", async () => {
   await navigator.clipboard.writeText(location.origin + address());
-  announce("the link is copied");
+  announce("link copied");
 });
 document.addEventListener("memlens:model", () => location.reload());
 read();

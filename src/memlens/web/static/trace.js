@@ -1,4 +1,4 @@
-// The trace page: cells open without a new page, arrow keys move over the grid, a link is copied, a model awaited.
+// The page Trace: opens cells in place, moves through the grid with arrow keys, copies links, waits for the model.
 import { announce } from "./base.js";
 
 const grid = document.querySelector(".grid");
@@ -6,7 +6,7 @@ const place = document.getElementById("cell");
 const answer = document.getElementById("answer");
 let asked = 0;
 
-/** Opens a cell: the part below the grid is the server's own, so there is one way to draw it. */
+/** Opens a cell. The server renders the parts around the grid. */
 async function openCell(cell, isNew = true) {
   const mine = ++asked;
   const address = new URL(cell.href);
@@ -15,7 +15,7 @@ async function openCell(cell, isNew = true) {
     const response = await fetch(`/trace/cell${address.search}`);
     if (!response.ok) throw new Error();
     const text = await response.text();
-    if (mine !== asked) return; // another cell was opened meanwhile
+    if (mine !== asked) return; // another cell was opened since
     const parts = new DOMParser().parseFromString(text, "text/html");
     place.replaceChildren(document.adoptNode(parts.querySelector(".opened")));
     answer.replaceChildren(document.adoptNode(parts.querySelector(".answer")));
@@ -24,13 +24,13 @@ async function openCell(cell, isNew = true) {
     if (isNew) bringIntoView();
     announce(cell.title);
   } catch {
-    location.href = cell.href; // the page itself says what is wrong
+    location.href = cell.href; // the page shows the error
   } finally {
     if (mine === asked) place.classList.remove("busy");
   }
 }
 
-/** What was opened must be seen: its beginning in the upper half of the screen, the grid as far as there is room. */
+/** Scrolls so that the opened cell starts in the upper half of the screen. */
 function bringIntoView() {
   const below = place.getBoundingClientRect().top - window.innerHeight * 0.5;
   if (below > 0) window.scrollBy({ top: below, behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
@@ -75,7 +75,7 @@ if (grid) {
     openCell(cell);
   });
   grid.addEventListener("keydown", move);
-  const first = grid.querySelector(".cell[aria-current]"); // what an address without a cell means
+  const first = grid.querySelector(".cell[aria-current]"); // the cell of an address without one
   window.addEventListener("popstate", () => {
     const query = new URLSearchParams(location.search);
     const place = [query.get("layer") ?? NaN, query.get("at") ?? NaN].map(Number);
@@ -95,12 +95,12 @@ if (share && navigator.clipboard) {
   share.addEventListener("click", async () => {
     await navigator.clipboard.writeText(location.href);
     share.textContent = "Copied";
-    announce("the link is copied");
+    announce("link copied");
     setTimeout(() => (share.textContent = "Copy link"), 2000);
   });
 }
 
-// Enter traces, Shift+Enter begins a new line
+// Enter traces, Shift+Enter starts a new line
 document.getElementById("prompt").addEventListener("keydown", (event) => {
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();
