@@ -1,4 +1,4 @@
-"""Writes .gguf files of tiny networks, of every architecture that transformers reads by its table of settings."""
+"""Write .gguf files of tiny networks for every architecture that transformers supports."""
 
 import json
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def write_tokenizer(writer: Any, adds_bos: bool | None) -> None:
 
 
 def write_architecture(path: Path, architecture: str, network: Any) -> Path:
-    """A file with the settings and tensors of a network under the names that transformers looks for."""
+    """Write a file with the settings and tensors of a network, named as transformers expects."""
     name = _IN_FILES.get(architecture, architecture)
     writer = gguf.GGUFWriter(path, name)
     writer.add_name("tiny")
@@ -53,7 +53,7 @@ def _settings(architecture: str, config: Any) -> dict[str, Any]:
     if architecture.startswith("qwen35"):
         return _settings_of_qwen35(config)
     rope = getattr(config, "rope_parameters", None) or {}
-    rope = rope.get("full_attention", rope)  # Gemma has one by kind of layer
+    rope = rope.get("full_attention", rope)  # Gemma has one per kind of layer
     names = {key: name for key, name in GGUF_CONFIG_MAPPING[architecture].items() if name not in (None, -1)}
     named = {key: rope.get(name, getattr(config, name, None)) for key, name in names.items()}
     if architecture == "lfm2":
@@ -93,7 +93,7 @@ def _settings_of_qwen35(config: Any) -> dict[str, Any]:
 
 
 def _names(name: str, network: Any) -> Iterator[tuple[str, str]]:
-    """(in the file, in the network)"""
+    """Return pairs (name in the file, name in the network)."""
     if not name.startswith("qwen35"):
         processor = TENSOR_PROCESSORS.get(name, TensorProcessor)(config=network.config.to_dict())
         yield from get_gguf_hf_weights_map(network, processor).items()
@@ -108,7 +108,7 @@ def _names(name: str, network: Any) -> Iterator[tuple[str, str]]:
 
 
 def _tensors(name: str, network: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors as files lay them out; whatever transformers only shuffles or shifts is left as it is."""
+    """Return the tensors in the layout of files."""
     names: dict[str, list[str]] = {}
     for in_file, own in _names(name, network):
         names.setdefault(own, []).append(in_file)

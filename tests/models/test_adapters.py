@@ -1,4 +1,4 @@
-"""A package can bring an adapter for a model type by an entry point; what it gives is proven like any other model."""
+"""Adapters for model types from entry points. Their models are proven like any other."""
 
 import json
 
@@ -29,7 +29,7 @@ def nothing(network, tokenizer, *, name, source):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """`installed("gpt2 = stand_in:adapt")`: a package with that entry point, as an installer leaves it."""
+    """Return a function that installs a package with an entry point, such as "gpt2 = stand_in:adapt"."""
 
     def install(entry):
         info = tmp_path / "site" / "stand_in-1.0.dist-info"
@@ -49,7 +49,7 @@ def test_an_adapter_is_used_for_its_type_only_and_its_model_is_proven(installed,
     assert type(load(tiny_model("llama"))).__name__ == "HuggingFaceModel"
 
 
-def test_an_adapter_may_take_what_memlens_refuses_by_its_configuration(installed, tmp_path):
+def test_an_adapter_overrides_a_rejection_by_configuration(installed, tmp_path):
     folder = save_tiny(tmp_path / "tiny", "gpt2")
     config = folder / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"is_encoder_decoder": True}))
@@ -67,7 +67,7 @@ def test_an_adapter_may_take_what_memlens_refuses_by_its_configuration(installed
         ("gpt2 = stand_in:missing", ModelError, "of stand-in cannot be imported"),
     ],
 )
-def test_an_adapter_that_is_wrong_is_refused_in_one_line(installed, entry, kind, words):
+def test_a_broken_adapter_is_reported_in_one_line(installed, entry, kind, words):
     installed(entry)
     with pytest.raises(kind, match=words) as caught:
         load(tiny_model("gpt2"))

@@ -1,4 +1,4 @@
-"""The model that comes with memlens is what its recipe says, fits into a package, and has learned its language."""
+"""The bundled model has the intended shape and has learned its language."""
 
 import math
 from collections import Counter
@@ -21,7 +21,7 @@ def model() -> MemoryModel:
     return memlens.load("bundled")
 
 
-def test_its_shape_is_the_paper_s_in_small_and_its_weights_plain_and_readable_by_all(model: MemoryModel) -> None:
+def test_it_is_a_small_version_of_the_papers_model_with_plain_weights(model: MemoryModel) -> None:
     assert len(model.layers) == 16 and {layer.memories for layer in model.layers} == {512}
     assert {(layer.activation, layer.gated) for layer in model.layers} == {("relu", False)}
     assert (model.width, model.vocabulary) == (160, 8189)
@@ -30,8 +30,8 @@ def test_its_shape_is_the_paper_s_in_small_and_its_weights_plain_and_readable_by
     assert not [path.name for path in FOLDER.iterdir() if path.suffix in (".bin", ".pt", ".pkl")]
 
 
-def test_it_predicts_text_that_it_never_saw_better_than_frequencies_do(model: MemoryModel) -> None:
-    """The frequencies are of the very text that is predicted, so they have an advantage."""
+def test_it_predicts_held_out_text_better_than_frequencies(model: MemoryModel) -> None:
+    """The frequencies come from the predicted text itself, which is an advantage."""
     texts = [unit.text for unit in islice(read_units(CorpusSettings(("bundled:prose",))), 0, None, 20)]
     sentences = [encoded.ids for encoded in model.tokenizer.encode(texts)]
     counts = Counter(token for sentence in sentences for token in sentence)

@@ -14,7 +14,7 @@ ROWS = torch.tensor([2, 5, 6, 10])
 
 
 def run(family: str) -> tuple[MemoryModel, PositionStates, torch.Tensor, torch.Tensor]:
-    """A model, what was recorded, the most likely tokens, and the model's logits before the cap, [n, vocabulary]."""
+    """Return a model, its recording, the most likely tokens and the logits before the cap, [n, vocabulary]."""
     model = memlens.load(tiny_model(family), tokenizer=tiny_tokenizer())
     own = model.logits(TOKENS).flatten(0, 1)[ROWS]
     if model.lens.soft_cap is not None:
@@ -23,9 +23,9 @@ def run(family: str) -> tuple[MemoryModel, PositionStates, torch.Tensor, torch.T
 
 
 @pytest.mark.parametrize("family", sweep_others(FAMILIES))
-def test_parts_sum_to_the_logit_of_the_model_itself_and_memories_and_biases_to_their_block(family: str) -> None:
+def test_parts_sum_to_the_models_logit_and_memories_and_biases_to_their_block(family: str) -> None:
     model, positions, tokens, own = run(family)
-    if model.lens.soft_cap is not None:  # a capped logit says little about itself near the cap: choose one that does
+    if model.lens.soft_cap is not None:  # near the cap a capped logit is imprecise, so use another token
         tokens = own.abs().argmin(1)
     accounting = LogitDecomposition(model)
     account = accounting.logit_parts(positions, tokens)
@@ -39,7 +39,7 @@ def test_parts_sum_to_the_logit_of_the_model_itself_and_memories_and_biases_to_t
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gemma2", "phi"])
-def test_relative_parts_sum_to_the_logit_less_the_mean_of_all_logits(family: str) -> None:
+def test_relative_parts_sum_to_the_logit_minus_the_mean_logit(family: str) -> None:
     model, positions, tokens, _ = run(family)
     logits = model.lens.state_logits(positions.o[2])
     expected = logits[torch.arange(len(ROWS)), tokens] - logits.mean(1)
@@ -48,7 +48,7 @@ def test_relative_parts_sum_to_the_logit_less_the_mean_of_all_logits(family: str
 
 
 @pytest.mark.parametrize("family", sweep_others(FAMILIES))
-def test_chosen_positions_hold_what_a_whole_recording_holds(family: str) -> None:
+def test_selected_positions_match_a_full_recording(family: str) -> None:
     model = run(family)[0]
     positions = record_positions(model, TOKENS, ROWS, layers=[0, 2])
     with model.record() as recording:

@@ -27,7 +27,7 @@ def model(request):
 
 
 def calls_of(model, tokens=TOKENS):
-    """layer -> (x [tokens, d], experts [tokens, k], weights [tokens, k]) that its stacked experts were given."""
+    """Return {layer: (x [tokens, d], experts [tokens, k], weights [tokens, k])}, the inputs of its stacked experts."""
     calls, handles = {}, []
     for layer in model.layers:
         for module in filter(is_experts, layer.block.modules()):
@@ -43,7 +43,7 @@ def calls_of(model, tokens=TOKENS):
 
 
 def naive_m(experts, expert, x):
-    """m [size] of one token in one expert, from the stacked weights, whatever their layout."""
+    """Compute m [size] of one token in one expert from the stacked weights."""
     inner, bias = experts.gate_up_proj[expert], 0
     inner = inner.T if experts.is_transposed else inner  # [2 size, d]
     if experts.has_bias:
@@ -58,7 +58,7 @@ def naive_m(experts, expert, x):
 
 
 def naive_coefficients(model, layer, calls):
-    """[tokens, routed memories]: w m where an expert was chosen, 0 elsewhere."""
+    """Return w m for selected experts and 0 for others, [tokens, routed memories]."""
     (experts,) = filter(is_experts, model.layers[layer].block.modules())
     x, chosen, weights = calls[layer]
     size = model.layers[layer].groups[-1].size
@@ -74,7 +74,7 @@ def mixtures_of(model):
     return [layer for layer in model.layers if layer.is_mixture]
 
 
-def test_coefficients_are_the_routers_weight_times_m_and_zero_where_an_expert_is_not_chosen(model):
+def test_coefficients_are_the_routers_weight_times_m_or_zero(model):
     calls, _ = calls_of(model)
     with model.record() as recording:
         model.run_body(TOKENS)
@@ -86,7 +86,7 @@ def test_coefficients_are_the_routers_weight_times_m_and_zero_where_an_expert_is
         assert (found == 0).any() and (found != 0).any()
 
 
-def test_blocks_hold_the_tokens_that_reach_an_expert_and_no_others(model):
+def test_blocks_contain_exactly_the_tokens_sent_to_an_expert(model):
     calls, _ = calls_of(model)
     seen = {}
     with model.watch(lambda layer, block: seen.setdefault((layer, block.group), block)):
@@ -102,7 +102,7 @@ def test_blocks_hold_the_tokens_that_reach_an_expert_and_no_others(model):
         assert block.coefficients.shape == (len(rows), group.size)
 
 
-def test_our_function_gives_the_bits_of_the_modules_own_and_the_choice_is_restored(model):
+def test_run_experts_is_bit_identical_and_the_implementation_is_restored(model):
     before = model.network.get_experts_implementation()
     model.network.set_experts_implementation("eager")
     with torch.no_grad():
@@ -116,7 +116,7 @@ def test_our_function_gives_the_bits_of_the_modules_own_and_the_choice_is_restor
     model.network.set_experts_implementation(before)
 
 
-def test_an_edit_that_changes_nothing_changes_no_bit_and_one_of_a_memory_its_value_alone(model):
+def test_edits_of_experts_change_exactly_the_edited_memory(model):
     layer = mixtures_of(model)[-1]
     group = layer.groups[-2]
     plain = model.logits(TOKENS)
@@ -129,7 +129,7 @@ def test_an_edit_that_changes_nothing_changes_no_bit_and_one_of_a_memory_its_val
         if own is not group:
             return c
         c = c.clone()
-        c[..., 3] = 2.5  # also where the expert is not chosen
+        c[..., 3] = 2.5  # also for tokens that were not sent to the expert
         return c
 
     with model.edit({layer.number: change}), model.record() as after:
@@ -141,7 +141,7 @@ def test_an_edit_that_changes_nothing_changes_no_bit_and_one_of_a_memory_its_val
         torch.testing.assert_close(after.o[layer.number] - before.o[layer.number], moved, rtol=1e-3, atol=1e-4)
 
 
-def test_an_expert_silenced_is_an_expert_with_values_of_zero(model):
+def test_silencing_an_expert_equals_setting_its_values_to_zero(model):
     layer = mixtures_of(model)[0]
     group = layer.groups[-1]
     name = ExpertId(layer.number, "routed", group.expert)
@@ -155,7 +155,7 @@ def test_an_expert_silenced_is_an_expert_with_values_of_zero(model):
     assert memlens.trace(model, PROMPT, token=5).logit == pytest.approx(compared.before.logit, abs=1e-6)
 
 
-def test_parts_sum_to_the_logit_and_memories_and_biases_to_what_their_block_adds(model):
+def test_parts_of_a_mixture_sum_to_the_logit(model):
     rows = torch.tensor([0, 4, 6, 13])
     positions = record_positions(model, TOKENS, rows)
     own = model.logits(TOKENS).flatten(0, 1)[rows]
@@ -181,7 +181,7 @@ def test_a_trace_names_memories_of_experts_and_its_parts_are_exact(model):
         assert one.size == pytest.approx(abs(one.coefficient) * float(value.norm()), rel=1e-4)
 
 
-def test_silencing_each_memory_is_what_an_intervention_on_it_does(model):
+def test_silencing_each_memory_equals_an_intervention_on_it(model):
     layer = mixtures_of(model)[0]
     names = [str(model.names.name(layer.number, number)) for number in (0, layer.memories // 2, layer.memories - 1)]
     found = memlens.silence_each(model, PROMPT, names, token=5)

@@ -1,4 +1,4 @@
-"""The fairseq checkpoint with adaptive input and softmax: read, computed and refused as it should be."""
+"""The fairseq checkpoint with adaptive input and softmax."""
 
 import argparse
 import math
@@ -93,7 +93,7 @@ def model(folder):
 
 
 def naive_log_probabilities(t, tokens, tied_projections, scale):
-    """One sequence, one position, one head at a time, in float64, from the checkpoint's own tensors."""
+    """Compute one sequence, position and head at a time in float64 from the checkpoint's tensors."""
     t = {name.removeprefix("decoder."): tensor.double() for name, tensor in t.items()}
     starts = (0, *ENDS)
     states = []
@@ -141,7 +141,7 @@ def naive_log_probabilities(t, tokens, tied_projections, scale):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("unscaled", [False, True])
-def test_every_variant_computes_what_naive_arithmetic_gives(tmp_path, variant, unscaled):
+def test_every_variant_matches_naive_arithmetic(tmp_path, variant, unscaled):
     tied_words, tied_projections = VARIANTS[variant]
     tensors = make_tensors(tied_words, tied_projections)
     args = settings(tied_words, tied_projections, no_scale_embedding=unscaled)
@@ -153,14 +153,14 @@ def test_every_variant_computes_what_naive_arithmetic_gives(tmp_path, variant, u
     assert model.lens.tied is tied_words
 
 
-def test_what_is_tied_is_held_once(model, tmp_path):
+def test_tied_tensors_are_shared(model, tmp_path):
     untied = load(write(tmp_path, settings(False, False), make_tensors(False, False)))
     shared = sum(size * (WIDTH // FACTOR**band) for band, size in enumerate((11, 12, 14))) + WIDTH * (6 + 3)
     tied, apart = (sum(one.numel() for one in each.network.parameters()) for each in (model, untied))
     assert apart - tied == shared
 
 
-def test_older_files_with_one_attention_tensor_and_older_settings_read_the_same(model, tmp_path):
+def test_older_files_give_the_same_model(model, tmp_path):
     tensors = make_tensors()
     for layer in range(LAYERS):
         at = f"decoder.layers.{layer}.self_attn"
@@ -173,7 +173,7 @@ def test_older_files_with_one_attention_tensor_and_older_settings_read_the_same(
     assert old.fingerprint() == model.fingerprint()
 
 
-def test_it_is_a_memory_model_like_any_other(model):
+def test_it_supports_recording_and_editing(model):
     assert (model.family, model.width, model.vocabulary, model.context) == ("fairseq-adaptive", WIDTH, ENDS[-1], 16)
     assert model.proof is not None and model.proof.coefficients < 1e-5
     assert [layer.memories for layer in model.layers] == [MEMORIES] * LAYERS
@@ -196,7 +196,7 @@ def test_it_is_a_memory_model_like_any_other(model):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.network.modules())
 
 
-def test_the_context_is_the_checkpoints_or_has_no_end_and_padding_on_the_right_changes_nothing(model, tmp_path):
+def test_the_context_comes_from_the_checkpoint_and_right_padding_has_no_effect(model, tmp_path):
     padded = torch.cat([TOKENS, torch.zeros(2, 5, dtype=torch.int64)], dim=1)
     torch.testing.assert_close(model.run_body(padded)[:, :7], model.run_body(TOKENS), atol=1e-5, rtol=1e-5)
     with pytest.raises(SettingError, match="more than tied reads at once"):
@@ -221,7 +221,7 @@ def test_scores_are_log_probabilities_for_states_and_values(model):
         model.lens.value_scores(values, 1, "folded")
 
 
-def test_within_a_band_the_embedding_gives_the_scores_up_to_a_constant_in_blocks_of_any_size(model, monkeypatch):
+def test_within_a_band_the_embedding_gives_the_scores_up_to_a_constant(model, monkeypatch):
     values = model.layers[2].values
     whole = model.lens.value_scores(values, 2)
     monkeypatch.setattr(fairseq, "_SCORES_AT_ONCE", 1)
@@ -243,7 +243,7 @@ def test_other_precisions_pass_the_proof(folder, dtype):
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_accurate"])
-def test_gelu_is_the_checkpoints_own_variant(tmp_path, activation):
+def test_the_checkpoints_variant_of_gelu_is_used(tmp_path, activation):
     model = load(write(tmp_path, settings(True, True, activation_fn=activation), make_tensors()))
     with model.record() as recording:
         model.run_body(TOKENS)
@@ -277,7 +277,7 @@ REFUSED_SETTINGS = [
 
 
 @pytest.mark.parametrize(("setting", "value", "words"), REFUSED_SETTINGS)
-def test_a_setting_that_is_not_understood_is_refused_by_name(tmp_path, setting, value, words):
+def test_an_unsupported_setting_is_named(tmp_path, setting, value, words):
     kind = ModelError if value == 10**9 else UnsupportedModel
     refused(write(tmp_path, settings(True, True, **{setting: value}), make_tensors()), words, kind)
 
@@ -311,14 +311,14 @@ FC2 = "decoder.layers.1.fc2.weight"
         (convert(FC2, "meta"), r"fc2\.weight"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, change, said):
+def test_mismatched_weights_are_named(tmp_path, change, said):
     tensors = make_tensors()
     change(tensors)
     refused(write(tmp_path, settings(True, True), tensors), said)
 
 
 class Trap:
-    """A pickle of this runs a command when it is opened carelessly."""
+    """A class whose pickle runs a command when loaded without restrictions."""
 
     def __init__(self, path):
         self.path = path
@@ -327,14 +327,14 @@ class Trap:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_checkpoint_that_wants_to_run_something_is_refused_and_nothing_runs(tmp_path):
+def test_a_checkpoint_with_code_is_rejected_and_nothing_runs(tmp_path):
     sprung = tmp_path / "sprung"
     args = settings(True, True, anything=Trap(sprung))
     refused(write(tmp_path / "trap", args, make_tensors()), r"tries to import \w+\.mkdir, which is not allowed")
     assert not sprung.exists()
 
 
-def test_a_file_that_is_no_checkpoint_is_refused(folder, tmp_path):
+def test_a_file_that_is_not_a_checkpoint_is_rejected(folder, tmp_path):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     for content in (b"", b"not a checkpoint", b"PK\x03\x04 broken"):
         (tmp_path / "model.pt").write_bytes(content)
@@ -343,13 +343,13 @@ def test_a_file_that_is_no_checkpoint_is_refused(folder, tmp_path):
     refused(tmp_path, "its settings \(args\) or its model are missing")
 
 
-def test_another_dictionary_and_another_tokenizer_are_refused(folder, tmp_path):
+def test_a_wrong_dictionary_and_another_tokenizer_are_rejected(folder, tmp_path):
     refused(folder, r"dict\.txt", SettingError, tokenizer="gpt2")
     other = write(tmp_path, settings(True, True), make_tensors(), words=WORDS[:-1])
     refused(other, r"but its settings and dict\.txt require")
 
 
-def test_the_fingerprint_follows_weights_words_and_settings_but_not_the_place(folder, model, tmp_path):
+def test_the_fingerprint_depends_on_weights_words_and_settings_only(folder, model, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     assert load(tmp_path / "copy").fingerprint() == model.fingerprint()
     nudged = make_tensors()
@@ -363,7 +363,7 @@ def test_the_fingerprint_follows_weights_words_and_settings_but_not_the_place(fo
     assert len({model.fingerprint(), *(other.fingerprint() for other in others)}) == 5
 
 
-def test_words_are_cut_at_white_space_and_end_where_they_end_in_the_text(model):
+def test_words_are_split_at_white_space(model):
     text = "  word0 word7\tnowhere\u2003word32 </s> <pad>"
     encoded = model.tokenizer.encode([text, ""])
     assert encoded[0].ids == [4, 11, 3, 36, 2, 3]
@@ -371,7 +371,7 @@ def test_words_are_cut_at_white_space_and_end_where_they_end_in_the_text(model):
     assert encoded[1].ids == [] == encoded[1].ends
 
 
-def test_the_tokenizer_says_what_goes_before_a_text_and_what_a_token_reads(model, tmp_path):
+def test_the_tokenizer_knows_bos_and_the_text_of_tokens(model, tmp_path):
     tokenizer = model.tokenizer
     assert (tokenizer.bos, tokenizer.adds_bos, tokenizer.size) == (2, True, ENDS[-1])
     texts = [tokenizer.token_text(token) for token in (0, 1, 2, 3, 4, 36, 37)]
@@ -397,13 +397,13 @@ def test_the_tokenizer_says_what_goes_before_a_text_and_what_a_token_reads(model
         (b"\xff\xfe 1\n", "UTF-8"),
     ],
 )
-def test_a_damaged_dictionary_is_refused_with_the_line(tmp_path, content, said):
+def test_a_damaged_dictionary_is_rejected_with_the_line(tmp_path, content, said):
     (tmp_path / "dict.txt").write_bytes(content)
     with pytest.raises(ModelError, match=said):
         read_dictionary(tmp_path / "dict.txt")
 
 
-def test_a_word_may_overwrite_an_earlier_one_and_a_byte_order_mark_is_no_part_of_the_first(tmp_path):
+def test_overwriting_words_and_a_byte_order_mark_are_supported(tmp_path):
     (tmp_path / "dict.txt").write_text("\ufeffword 1\nlong dash 2\nword 3 #fairseq:overwrite\n", encoding="utf-8")
     words = read_dictionary(tmp_path / "dict.txt")
     assert words[4:] == ["word", "long dash", "word"]

@@ -1,4 +1,4 @@
-"""A .gguf file written here, tensor by tensor, must give the very model it was written from."""
+"""A .gguf file gives the model from which it was written."""
 
 import gguf
 import numpy as np
@@ -69,7 +69,7 @@ def test_a_gguf_file_gives_the_model_it_was_written_from(tmp_path, network, capf
 
 
 @pytest.mark.parametrize("adds_bos", [True, False])
-def test_whether_bos_is_added_stands_in_the_file(tmp_path, network, adds_bos):
+def test_the_file_states_whether_bos_is_added(tmp_path, network, adds_bos):
     tokenizer = load(write_gguf(tmp_path / "tiny.gguf", network, adds_bos), prove=False).tokenizer
     assert (tokenizer.bos, tokenizer.adds_bos) == (1, adds_bos)
     text = "The river in Paris."
@@ -83,7 +83,7 @@ def test_the_fingerprint_does_not_depend_on_the_file_name(tmp_path, network):
     assert load(write_gguf(tmp_path / "b.gguf", network, False)).fingerprint() != first
 
 
-def test_an_unreadable_gguf_file_is_refused_in_one_line(tmp_path, network):
+def test_an_unreadable_gguf_file_is_reported_in_one_line(tmp_path, network):
     path = write_gguf(tmp_path / "tiny.gguf", network, True)
     whole = path.read_bytes()
     for broken in (b"", b"not a gguf file", whole[:200], whole[: len(whole) // 2]):
@@ -94,15 +94,13 @@ def test_an_unreadable_gguf_file_is_refused_in_one_line(tmp_path, network):
 
 
 @pytest.mark.parametrize("architecture", ["rwkv6", "clip"])
-def test_a_gguf_file_of_an_architecture_that_transformers_does_not_read_is_refused_as_such(
-    tmp_path, network, architecture
-):
+def test_an_unsupported_architecture_is_reported_as_such(tmp_path, network, architecture):
     with pytest.raises(UnsupportedModel, match=f"architecture {architecture} is not supported.*safetensors"):
         load(write_gguf(tmp_path / "tiny.gguf", network, True, architecture=architecture))
 
 
 @pytest.mark.parametrize("layers", [1, 4, 2**31 - 1])
-def test_a_gguf_file_that_says_another_number_of_layers_than_it_has_is_refused(tmp_path, network, layers):
+def test_a_wrong_number_of_layers_is_rejected(tmp_path, network, layers):
     with pytest.raises(ModelError, match=f"declares {layers:,} layers but contains weights for 3"):
         load(write_gguf(tmp_path / "tiny.gguf", network, True, layers))
 
@@ -117,7 +115,7 @@ def test_a_gguf_file_whose_settings_describe_a_larger_network_is_refused(tmp_pat
     assert "tiny.gguf" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_sizes_of_a_gguf_file_are_those_of_the_unpacked_model(tmp_path, network):
+def test_the_sizes_of_a_gguf_file_are_those_of_the_dequantized_model(tmp_path, network):
     path = write_gguf(tmp_path / "tiny.gguf", network, True)
     sizes = sizes_before_loading(path)
     loaded = load(path, prove=False)

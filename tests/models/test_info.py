@@ -1,4 +1,4 @@
-"""Facts about a model, and its sizes before it is loaded; layers spread by a device map."""
+"""Facts about a model, sizes before loading, and device maps."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def test_a_batch_takes_the_memory_of_one_expert_at_a_time(tmp_path: Path) -> Non
     assert memory_before_loading(sizes, settings, 4)["a batch"] == estimate_scan(model, settings).batch_bytes
 
 
-def test_what_is_no_checkpoint_has_no_sizes(tmp_path: Path) -> None:
+def test_other_files_have_no_sizes(tmp_path: Path) -> None:
     assert sizes_before_loading(tmp_path) is None
     (tmp_path / "model.gguf").write_bytes(b"\0" * 400)
     assert sizes_before_loading(tmp_path / "model.gguf") is None

@@ -1,4 +1,4 @@
-"""Values and states read through the lens, against the formulas written out."""
+"""The lens on values and states against its formulas."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def centred(vectors):
 
 
 def naive_folded(family, network, values, layer):
-    """(v * gain) E by hand, for one family of each kind."""
+    """Compute (v * gain) E for one family of each kind."""
     if family in ("gpt2", "gptj"):
         return centred(values) * network.transformer.ln_f.weight
     if family == "llama":
@@ -61,7 +61,7 @@ def test_the_output_bias_belongs_to_states_and_never_to_values():
     assert model.lens.value_scores(torch.zeros(1, WIDTH), 0).abs().max() == 0
 
 
-def test_soft_capping_comes_into_probabilities_and_not_into_state_logits():
+def test_soft_capping_affects_probabilities_but_not_state_logits():
     model = load(tiny_model("gemma2"))
     tokens = torch.tensor([[3, 1, 4]])
     logits = model.lens.state_logits(model.run_body(tokens))
@@ -81,7 +81,7 @@ def test_without_a_final_norm_there_is_only_the_raw_reading():
         model.lens.value_scores(values, 0, "folded")
 
 
-def test_embeddings_are_told_apart_where_they_are_not_tied_and_are_float32_in_half_precision():
+def test_untied_embeddings_differ_and_are_float32_in_half_precision():
     model = load(tiny_model("gpt2").to(torch.bfloat16))
     assert model.lens.value_scores(model.layers[0].values, 0).dtype == torch.float32
     assert model.lens.embedding.dtype == model.lens.input_embedding.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Finding and reading models, and one line for everything that can be wrong with them."""
+"""Loading models, and one-line errors for everything that can be wrong with them."""
 
 import json
 import pickle
@@ -58,7 +58,7 @@ def test_a_loaded_model_does_not_change_when_its_files_do(folder, tmp_path):
     model = load(folder)
     expected = model.logits(TOKENS).clone()
     other = save_tiny(tmp_path / "other", "gpt2", seed=1) / "model.safetensors"
-    (folder / "model.safetensors").write_bytes(other.read_bytes())  # as `cp` does: the same file, other bytes
+    (folder / "model.safetensors").write_bytes(other.read_bytes())  # like `cp`: the same file with other bytes
     assert torch.equal(model.logits(TOKENS), expected)
     (folder / "model.safetensors").write_bytes(b"")
     assert torch.equal(model.logits(TOKENS), expected)
@@ -85,7 +85,7 @@ def test_a_relative_name_and_a_path_object_mean_the_same_folder(folder, monkeypa
         assert (model.name, model.source) == ("tiny-gpt2", str(folder))
 
 
-def test_a_loaded_network_stays_as_it_is_but_for_evaluation_mode():
+def test_a_loaded_network_is_only_switched_to_evaluation_mode():
     network = tiny_model("llama").to(torch.bfloat16).train()
     model = load(network, tokenizer=tiny_tokenizer())
     assert model.network is network and model.source == "" and model.name == "LlamaForCausalLM"
@@ -94,7 +94,7 @@ def test_a_loaded_network_stays_as_it_is_but_for_evaluation_mode():
     assert load(model) is model
 
 
-def test_precision_and_device_are_as_asked(folder):
+def test_dtype_and_device_are_respected(folder):
     model = load(folder, dtype="bfloat16", device="cpu")
     assert (model.dtype, model.device.type) == (torch.bfloat16, "cpu")
     assert load(folder, dtype=torch.float64).dtype == torch.float64
@@ -132,7 +132,7 @@ def test_nothing_is_printed_and_no_setting_of_transformers_is_left_changed(folde
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_place_where_nothing_is_and_a_hub_id_that_is_not_in_the_cache_are_named(tmp_path, monkeypatch):
+def test_missing_folders_and_hub_ids_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("./nothing", str(tmp_path / "nothing"), Path("nothing"), "nothing.gguf", "a/b/c", ""):
         refused(ModelNotFound, name, "no such folder or file", str(name))
@@ -142,7 +142,7 @@ def test_a_place_where_nothing_is_and_a_hub_id_that_is_not_in_the_cache_are_name
     refused(ModelNotFound, "not a hub id", "'not a hub id'", "Hub id")
 
 
-def test_what_holds_no_configuration_is_refused(folder, tmp_path):
+def test_a_folder_without_a_valid_configuration_is_rejected(folder, tmp_path):
     refused(ModelNotFound, tmp_path, "config.json")
     (tmp_path / "weights.gguf").write_bytes(b"GGUF")
     refused(ModelNotFound, tmp_path, "weights.gguf")
@@ -182,7 +182,7 @@ def test_a_missing_entry_of_a_tokenizer_is_named(folder):
     refused(ModelError, folder, "cannot be read (it has no entry 'added_tokens')")
 
 
-def test_broken_weights_are_refused(folder):
+def test_damaged_weights_are_rejected(folder):
     change_config(folder, n_inner=40)
     path = folder / "model.safetensors"
     whole = path.read_bytes()
@@ -195,7 +195,7 @@ def test_broken_weights_are_refused(folder):
     refused(ModelError, folder, "tiny-gpt2")
 
 
-def test_weights_that_are_missing_or_nan_are_named_and_never_made_up(folder):
+def test_missing_weights_and_nan_are_named(folder):
     path = folder / "model.safetensors"
     weights = load_file(path)
     weights["transformer.ln_f.bias"][3] = float("nan")
@@ -207,7 +207,7 @@ def test_weights_that_are_missing_or_nan_are_named_and_never_made_up(folder):
 
 
 def rewrite(folder, weights, kind="safetensors", **settings):
-    """Other weights and other settings in a saved checkpoint."""
+    """Replace the weights and settings of a saved checkpoint."""
     (folder / "model.safetensors").unlink(missing_ok=True)
     if kind == "bin":
         torch.save(weights, folder / "pytorch_model.bin")
@@ -219,7 +219,7 @@ def rewrite(folder, weights, kind="safetensors", **settings):
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 @pytest.mark.parametrize(("family", "count"), [("gpt2", "n_layer"), ("llama", "num_hidden_layers")])
-def test_weights_that_the_settings_have_no_place_for_are_refused(tmp_path, family, count, kind):
+def test_unused_weights_are_rejected(tmp_path, family, count, kind):
     folder = save_tiny(tmp_path / "three-layers", family)
     weights = load_file(folder / "model.safetensors")
     rewrite(folder, weights, kind, **{count: 1})
@@ -229,7 +229,7 @@ def test_weights_that_the_settings_have_no_place_for_are_refused(tmp_path, famil
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
-def test_what_old_checkpoints_carry_along_is_no_misfit(tmp_path, kind):
+def test_buffers_in_old_checkpoints_are_accepted(tmp_path, kind):
     old = {
         "gpt2": {"transformer.h.0.attn.bias": torch.ones(1, 1, 32, 32, dtype=torch.uint8).tril()}
         | {"transformer.h.1.attn.masked_bias": torch.tensor(-1e4)},
@@ -244,7 +244,7 @@ def test_what_old_checkpoints_carry_along_is_no_misfit(tmp_path, kind):
         folder = save_tiny(tmp_path / family, family)
         weights = load_file(folder / "model.safetensors") | extra
         words = {"gpt2": "transformer.wte.weight", "gemma": "model.embed_tokens.weight"}.get(family)
-        if words:  # tied, and stored twice all the same
+        if words:  # tied but stored twice
             weights["lm_head.weight"] = weights[words].clone()
         rewrite(folder, weights, kind)
         assert torch.equal(load(folder).logits(TOKENS), tiny_model(family)(TOKENS).logits)
@@ -252,17 +252,17 @@ def test_what_old_checkpoints_carry_along_is_no_misfit(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn])
-def test_whole_numbers_in_the_place_of_weights_are_refused(folder, kind, dtype):
+def test_quantized_weights_are_rejected(folder, kind, dtype):
     whole = load_file(folder / "model.safetensors")
     name = "transformer.h.2.mlp.c_fc.weight"
     rewrite(folder, whole | {name: whole[name].mul(40).to(dtype)}, kind)
     refused(UnsupportedModel, folder, "tiny-gpt2", str(dtype).removeprefix("torch."), name, "unquantized")
-    bare = {key.removeprefix("transformer."): value for key, value in whole.items()}  # as GPT2Model saves them
+    bare = {key.removeprefix("transformer."): value for key, value in whole.items()}  # the names of GPT2Model
     rewrite(folder, bare | {"wte.weight": whole["transformer.wte.weight"].to(dtype)}, kind)
     refused(UnsupportedModel, folder, "wte.weight", "unquantized")
 
 
-def test_an_adapter_is_refused_with_what_to_do(folder):
+def test_an_adapter_is_rejected_with_advice(folder):
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "gpt2"}')
     refused(UnsupportedModel, folder, "tiny-gpt2 is an adapter", "merge it")
 
@@ -282,7 +282,7 @@ ABSURD = [
 
 
 @pytest.mark.parametrize(("family", "settings", "words"), [(family, given, words) for family, given, *words in ABSURD])
-def test_absurd_sizes_are_refused_before_memory_is_taken(tmp_path, family, settings, words):
+def test_absurd_sizes_are_rejected_before_memory_is_allocated(tmp_path, family, settings, words):
     folder = save_tiny(tmp_path / "absurd", family)
     rewrite(folder, load_file(folder / "model.safetensors"), **settings)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -301,7 +301,7 @@ def test_a_tensor_in_a_bin_file_that_is_larger_than_the_file_is_refused(folder):
     refused(ModelError, folder, "config.json describes a network of")
 
 
-def test_weights_in_several_files_are_looked_at_together(tmp_path):
+def test_sharded_weights_are_checked_together(tmp_path):
     folder = tmp_path / "shards"
     save_tiny(folder, "gpt2")
     (folder / "model.safetensors").unlink()
@@ -315,7 +315,7 @@ def test_weights_in_several_files_are_looked_at_together(tmp_path):
 
 
 class Bomb:
-    """Leaves a mark when it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, mark):
         self.mark = mark
@@ -324,7 +324,7 @@ class Bomb:
         return (Path.touch, (self.mark,))
 
 
-def test_plain_tensors_in_a_bin_file_are_read_and_nothing_in_it_is_run(folder, tmp_path):
+def test_a_bin_file_is_read_without_running_code(folder, tmp_path):
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
@@ -336,7 +336,7 @@ def test_plain_tensors_in_a_bin_file_are_read_and_nothing_in_it_is_run(folder, t
         assert not mark.exists()
 
 
-def test_code_that_comes_with_a_checkpoint_is_not_run(folder, tmp_path):
+def test_code_in_a_checkpoint_is_not_run(folder, tmp_path):
     mark = tmp_path / "mark"
     (folder / "own.py").write_text(f"open({str(mark)!r}, 'w')\nclass Own: pass\n")
     change_config(folder, model_type="own", auto_map={"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"})
@@ -344,7 +344,7 @@ def test_code_that_comes_with_a_checkpoint_is_not_run(folder, tmp_path):
     assert not mark.exists()
 
 
-def test_a_broken_tokenizer_is_refused_and_a_missing_one_unless_one_is_given(folder):
+def test_a_damaged_or_missing_tokenizer_is_reported(folder):
     (folder / "tokenizer.json").write_text('{"version": ')
     refused(ModelError, folder, "tokenizer")
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -376,9 +376,7 @@ REFUSED_KINDS = [
 
 
 @pytest.mark.parametrize(("model_type", "settings", "reason"), REFUSED_KINDS)
-def test_a_kind_that_cannot_be_read_as_memories_is_refused_before_its_weights_are_read(
-    tmp_path, model_type, settings, reason
-):
+def test_unsupported_types_are_rejected_before_weights_are_read(tmp_path, model_type, settings, reason):
     AutoConfig.for_model(model_type).save_pretrained(tmp_path)
     change_config(tmp_path, **settings)
     tiny_tokenizer().save_pretrained(tmp_path)
@@ -394,11 +392,11 @@ REFUSED_NETWORKS = [
 
 
 @pytest.mark.parametrize(("family", "settings", "reason"), REFUSED_NETWORKS)
-def test_a_network_that_cannot_be_read_as_memories_is_refused_with_its_reason(family, settings, reason):
+def test_unsupported_networks_are_rejected_with_the_reason(family, settings, reason):
     refused(UnsupportedModel, tiny_model(family, **settings), "ForCausalLM", reason)
 
 
-def test_models_of_a_wrong_kind_are_refused(tmp_path):
+def test_models_without_a_causal_head_are_rejected(tmp_path):
     refused(ModelError, 7, "int is not a model")
     refused(ModelError, torch.nn.Linear(2, 2), "Linear is not a model")
     refused(UnsupportedModel, GPT2Model(tiny_model("gpt2").config), "no language modeling head")
@@ -416,12 +414,12 @@ def test_the_fingerprint_is_the_same_for_copies_and_for_the_loaded_object(tiny_g
     fast = tiny_tokenizer()
     model = load(tiny_model("gpt2"), tokenizer=fast)
     assert load(folder).fingerprint() == model.fingerprint() == first and len(first) == 64
-    fast("The river rose", truncation=True, max_length=2)  # a fast tokenizer remembers how it was called last
+    fast("The river rose", truncation=True, max_length=2)  # a fast tokenizer stores the options of its latest call
     model.logits(TOKENS)
     assert model.fingerprint() == first
 
 
-def test_the_fingerprint_tells_weights_settings_tokenizers_and_precisions_apart():
+def test_the_fingerprint_depends_on_weights_settings_tokenizer_and_dtype():
     def fingerprint(network, **options):
         return load(network, tokenizer=tiny_tokenizer(**options), prove=False).fingerprint()
 

@@ -21,7 +21,7 @@ def recorded(model, tokens=TOKENS, edits=None, **options):
     return recording
 
 
-def test_only_the_chosen_layers_are_watched(model):
+def test_only_selected_layers_are_watched(model):
     seen = []
     with model.watch(lambda layer, m: seen.append(layer), layers=[2, 0]):
         model.run_body(TOKENS)
@@ -29,7 +29,7 @@ def test_only_the_chosen_layers_are_watched(model):
     assert seen == [0, 2, 0, 2]
 
 
-def test_only_what_is_asked_for_is_recorded(model):
+def test_only_requested_parts_are_recorded(model):
     recording = recorded(model, layers=[1], coefficients=False)
     assert list(recording.y) == list(recording.o) == list(recording.r) == [1] and recording.coefficients == {}
     recording = recorded(model, states=False)
@@ -84,7 +84,7 @@ def test_a_value_projection_that_is_called_by_name_is_watched_and_edited():
     torch.testing.assert_close(after.y[2] - before.y[2], before.coefficients[2] @ model.layers[2].values)
 
 
-def test_a_token_whose_shared_experts_gate_is_shut_has_coefficients_of_zero_that_only_zero_can_replace():
+def test_a_closed_gate_of_a_shared_expert_allows_only_zero_coefficients():
     network = tiny_network("qwen2_moe")
     model = load(network)
     with torch.no_grad():
@@ -98,8 +98,8 @@ def test_a_token_whose_shared_experts_gate_is_shut_has_coefficients_of_zero_that
         recorded(model, edits={1: lambda c, _: torch.ones_like(c)})
 
 
-def test_recorded_states_are_copies_that_later_changes_do_not_reach():
-    # Falcon adds the attention output in place into what its feed-forward block returned
+def test_recorded_states_are_copies():
+    # Falcon adds the attention output in place to the output of its feed-forward block
     model = load(tiny_model("falcon"))
     with model.record() as recording:
         last = model.run_body(TOKENS)
@@ -126,7 +126,7 @@ def test_a_body_runs_in_inference_mode_and_builds_no_graph_without_it(model):
         assert torch.equal(model.run_body(TOKENS), model.run_body(TOKENS))
 
 
-def test_input_that_the_model_cannot_read_is_refused(model):
+def test_invalid_tokens_are_rejected(model):
     with pytest.raises(SettingError, match=f"33 tokens are more than .* \\({CONTEXT}\\)"):
         model.run_body(torch.zeros(1, 33, dtype=torch.int64))
     for wrong in (torch.zeros(3, dtype=torch.int64), torch.zeros(2, 0, dtype=torch.int64)):

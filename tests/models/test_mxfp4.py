@@ -1,4 +1,4 @@
-"""A checkpoint whose experts are packed as MXFP4, as gpt-oss has them, gives the numbers that were packed, exactly."""
+"""MXFP4 experts, as in gpt-oss, are dequantized exactly."""
 
 import json
 from pathlib import Path
@@ -16,9 +16,9 @@ FOUR_BITS = torch.cat([FOUR_BITS, -FOUR_BITS])
 
 
 def packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(blocks, scales, the numbers they stand for) of [experts, inputs, outputs]: 32 inputs share a power of two."""
+    """Quantize [experts, inputs, outputs] and return (blocks, scales, dequantized). 32 inputs share a power of two."""
     groups = weight.transpose(1, 2).unflatten(2, (-1, 32))  # [experts, outputs, groups, 32]
-    powers = groups.abs().amax(-1).log2().floor() - 2  # so that the largest is 4 to 8 of them
+    powers = groups.abs().amax(-1).log2().floor() - 2  # the largest number becomes 4 to 8 times the power
     codes = (groups / 2 ** powers[..., None]).unsqueeze(-1).sub(FOUR_BITS).abs().argmin(-1)
     blocks = codes[..., 0::2] + 16 * codes[..., 1::2]
     meant = (FOUR_BITS[codes] * 2 ** powers[..., None]).flatten(2).transpose(1, 2)
@@ -27,13 +27,13 @@ def packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A tiny gpt-oss with packed experts."""
+    """Return the folder of a tiny gpt-oss with quantized experts."""
     return save_tiny(tmp_path / "packed", "gpt_oss", hidden_size=64, intermediate_size=96)
 
 
 @pytest.fixture
 def meant(folder: Path) -> dict[str, torch.Tensor]:
-    """The experts' numbers by name; packs them in the folder."""
+    """Quantize the experts in the folder and return their dequantized weights by name."""
     weights, numbers = load_file(folder / "model.safetensors"), {}
     for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
         blocks, scales, numbers[name] = packed(weights.pop(name))
@@ -49,7 +49,7 @@ def change_config(folder: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_packed_experts_are_unpacked_exactly_and_proven(
+def test_quantized_experts_are_dequantized_exactly_and_proven(
     folder: Path, meant: dict[str, torch.Tensor], dtype: str
 ) -> None:
     model = load(folder, dtype=dtype)
@@ -63,7 +63,7 @@ def test_packed_experts_are_unpacked_exactly_and_proven(
     assert model.proof is not None
 
 
-def test_what_was_unpacked_is_saved_as_plain_numbers(
+def test_dequantized_weights_are_saved_as_plain_numbers(
     folder: Path, meant: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     model = load(folder)
@@ -76,7 +76,7 @@ def test_what_was_unpacked_is_saved_as_plain_numbers(
 
 
 @pytest.mark.usefixtures("meant")
-def test_packed_weights_of_a_smaller_network_are_refused(folder: Path) -> None:
+def test_quantized_weights_of_a_smaller_network_are_rejected(folder: Path) -> None:
     change_config(folder, num_local_experts=5000)
     with pytest.raises(ModelError, match=r"config\.json describes a network of"):
         load(folder)
@@ -84,7 +84,7 @@ def test_packed_weights_of_a_smaller_network_are_refused(folder: Path) -> None:
 
 @pytest.mark.usefixtures("meant")
 @pytest.mark.parametrize("change", [1, -1])
-def test_packed_weights_with_another_number_of_experts_are_refused(folder: Path, change: int) -> None:
+def test_quantized_weights_with_another_number_of_experts_are_rejected(folder: Path, change: int) -> None:
     weights = load_file(folder / "model.safetensors")
     for name in [name for name in weights if name.endswith(("_blocks", "_scales"))]:
         more = torch.cat([weights[name], weights[name][:1]]) if change > 0 else weights[name][:-1]

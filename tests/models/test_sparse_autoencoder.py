@@ -1,4 +1,4 @@
-"""as_sae: a layer's coefficients and output are those of the running model, under the names that tools for SAEs use."""
+"""`as_sae` gives the coefficients and output of the running model, with the names of SAE tools."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def loaded(family: str, **settings: Any) -> MemoryModel:
 
 
 def seen(model: MemoryModel, layer: int, module_in: str, module_out: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, coefficients, the block's output and what is added to the stream, of a pass, by torch's own hooks."""
+    """Return x, the coefficients, the block's output and y of a pass, recorded with torch hooks."""
     found: dict[str, Tensor] = {}
     first, last = model.network.get_submodule(module_in), model.network.get_submodule(module_out)
     handles = [
@@ -68,7 +68,7 @@ def test_plain_gated_and_biased_blocks_by_their_formulas() -> None:
         torch.testing.assert_close(sae.decode(m)[2], total, atol=1e-5, rtol=1e-5)
 
 
-def test_values_can_have_length_1_and_what_is_decoded_stays() -> None:
+def test_folding_value_norms_keeps_the_output() -> None:
     model, x = loaded("llama"), torch.randn(3, 24)
     sae = memlens.as_sae(model, 0)
     before, lengths = sae(x), sae.W_dec.norm(dim=1)
@@ -77,7 +77,7 @@ def test_values_can_have_length_1_and_what_is_decoded_stays() -> None:
     torch.testing.assert_close(sae.W_dec.norm(dim=1), torch.ones(sae.cfg.d_sae))
     torch.testing.assert_close(sae.encode(x), m * lengths)
     torch.testing.assert_close(sae(x), before, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(memlens.as_sae(model, 0)(x), before)  # the model itself is as it was
+    torch.testing.assert_close(memlens.as_sae(model, 0)(x), before)  # the model itself is unchanged
     other = memlens.as_sae(model, 0)
     other.load_state_dict(sae.state_dict())
     assert torch.equal(other.encode(x), sae.encode(x)) and torch.equal(other(x), sae(x))
@@ -94,7 +94,7 @@ OF_CFG += ("reshape_activations", "metadata", "architecture", "model_name", "hoo
 OF_METADATA = ("model_name", "hook_name", "hook_name_out", "hook_head_index", "context_size", "prepend_bos")
 
 
-def test_names_and_shapes_are_those_that_tools_for_saes_ask_for() -> None:
+def test_names_and_shapes_match_sae_tools() -> None:
     sae = memlens.as_sae(loaded("gpt2"), 2)
     for owner, names in ((sae, OF_SAE), (sae.cfg, OF_CFG), (sae.cfg.metadata, OF_METADATA)):
         assert [name for name in names if not hasattr(owner, name)] == []
@@ -111,7 +111,7 @@ def test_names_and_shapes_are_those_that_tools_for_saes_ask_for() -> None:
     assert half.encode(torch.randn(2, d_in)).dtype == half.dtype == torch.bfloat16 and half.cfg.dtype == "bfloat16"
 
 
-def test_what_is_no_dense_layer_of_the_model_is_refused() -> None:
+def test_layers_with_experts_are_rejected() -> None:
     with pytest.raises(MemlensError, match="layer 9 does not exist"):
         memlens.as_sae(loaded("gpt2"), 9)
     with pytest.raises(MemlensError, match="no router"):

@@ -1,4 +1,4 @@
-"""Tokens, their texts and where they end in a text."""
+"""Tokens, their texts and their ends within a text."""
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -18,7 +18,7 @@ def pieces(tokenizer, text):
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
-def test_ends_cut_a_text_into_its_tokens(tokenizer):
+def test_ends_split_a_text_into_its_tokens(tokenizer):
     text = "The river in Paris rose."
     assert "".join(pieces(tokenizer, text)) == text
     assert "".join(map(tokenizer.token_text, tokenizer.encode([text])[0].ids)).strip() == text
@@ -30,7 +30,7 @@ def test_a_character_of_several_tokens_ends_at_the_same_place_in_each():
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(max_size=20), max_size=4))
-def test_ends_never_fall_and_never_leave_the_text(texts):
+def test_ends_are_sorted_and_within_the_text(texts):
     texts = [text.encode("utf-8", "ignore").decode("utf-8") for text in texts]
     for tokenizer in (BYTES, SPACES):
         for text, one in zip(texts, tokenizer.encode(texts), strict=True):
@@ -38,9 +38,9 @@ def test_ends_never_fall_and_never_leave_the_text(texts):
             assert all(0 <= end <= len(text) for end in one.ends)
 
 
-def test_ends_that_step_back_are_taken_as_far_as_the_text_was_read():
+def test_ends_that_step_back_are_replaced_by_the_running_maximum():
     class SteppingBack:
-        """A tokenizer whose normaliser reorders characters, so that a later token can end before an earlier one."""
+        """A tokenizer whose normalizer reorders characters, so a later token can end before an earlier one."""
 
         is_fast, bos_token_id = True, None
 
@@ -57,7 +57,7 @@ def test_no_special_token_is_added_to_a_text():
     assert BYTES.encode([""])[0].ids == [] == BYTES.encode([])
 
 
-def test_whether_bos_is_added_is_found_by_encoding_a_text():
+def test_adds_bos_is_determined_by_encoding_a_text():
     assert (BYTES.bos, BYTES.adds_bos) == (1, False)
     dressed = Tokenizer(tiny_tokenizer(adds_bos=True))
     assert (dressed.bos, dressed.adds_bos) == (1, True)
@@ -86,14 +86,14 @@ def test_no_two_tokens_look_alike(tokenizer):
     assert len(set(shown)) == len(shown)
 
 
-def test_bytes_that_are_no_character_are_named_and_characters_stay():
+def test_incomplete_characters_are_written_as_bytes():
     assert bytes_text(b" \xe2\x80") == " ⟨E2 80⟩" and bytes_text(b"\x80\xc3\xa9\xff") == "⟨80⟩é⟨FF⟩"
     every = [bytes_text(bytes([first, second])) for first in range(256) for second in range(256)]
     assert len(set(every)) == len(every)
 
 
 @pytest.mark.parametrize("tokenizer", [BYTES, SPACES], ids=["bytes", "spaces"])
-def test_every_full_token_is_found_again_by_its_text_leading_space_included(tokenizer):
+def test_every_complete_token_is_found_by_its_text(tokenizer):
     assert tokenizer.token_text(tokenizer.id_of(" river")) == " river"
     assert tokenizer.token_text(tokenizer.id_of("he")) == "he"
     for token in range(tokenizer.size):
@@ -102,14 +102,14 @@ def test_every_full_token_is_found_again_by_its_text_leading_space_included(toke
             assert tokenizer.token_text(tokenizer.id_of(text)) == text
 
 
-def test_a_text_that_is_not_one_token_is_refused_with_its_split():
+def test_a_text_of_several_tokens_is_rejected_with_its_split():
     with pytest.raises(UnknownName, match=r"'Paris' is not one token .* 'Par' \+ 'is'"):
         BYTES.id_of("Paris")
     with pytest.raises(UnknownName, match="no token"):
         BYTES.id_of("")
 
 
-def test_a_broken_surrogate_and_a_tokenizer_without_offsets_are_refused():
+def test_a_lone_surrogate_and_a_slow_tokenizer_are_rejected():
     with pytest.raises(CorpusError, match="not valid Unicode") as caught:
         BYTES.encode(["fine", "broken \ud800"])
     assert "\n" not in str(caught.value)

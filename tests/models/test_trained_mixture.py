@@ -1,4 +1,4 @@
-"""The trained mixture: experts that have learned something are told apart by an index."""
+"""The trained mixture of experts has learned its text and uses all experts."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parent / "mixture"
 BUNDLED = Path(memlens.__file__).parent / "bundled" / "prose"
 
 
-def test_it_predicts_the_bundled_text_far_better_than_chance_and_its_experts_share_the_work(tmp_path: Path) -> None:
+def test_it_predicts_better_than_chance_and_uses_all_experts(tmp_path: Path) -> None:
     model = memlens.load(FOLDER)
     text = (BUNDLED / "birds.txt").read_text(encoding="utf-8")[:800]
     ids = torch.tensor([model.tokenizer.encode([text])[0].ids[:200]])

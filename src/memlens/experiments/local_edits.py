@@ -1,11 +1,13 @@
 """Local edits (Figure 3): the change of a coefficient when the first, the last or a random token is removed.
 
-For each sampled memory and each of its top 50 triggers the prefix without one token is run, and m' is the coefficient
-at its new last position; the change is (m' - m) / m, averaged over the prefixes of a memory, then over memories.
-m is the index's own, from the scan, so that whole prefixes are not run again; from a new run it would differ by the
-rounding of another batch shape, as m' does. BOS is never removed and stays in front; a prefix of one token has nothing
-left and is left out (counted). `beside_last` (how much less a token matters than the last one) is taken memory by
-memory, since the memories are the same.
+1. For each sampled memory and each of its top 50 triggers, run the prefix without one token. m' is the coefficient at
+   the new last position.
+2. The change is (m' - m) / m, averaged over the prefixes of a memory, then over memories. m is the coefficient in the
+   index, so whole prefixes are not run again.
+3. `beside_last` is the change minus the change of the edit "last", computed memory by memory, because all edits use the
+   same memories.
+
+BOS is never removed. A prefix of one token cannot be edited; it is skipped and counted in `left_out`.
 """
 
 from __future__ import annotations
@@ -29,22 +31,22 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 TRIGGERS = 50
-# Tokens that are run for a trigger, all edits together. Seen: 28 for 8 memories per layer, 14 for 100, which share
-# more; but batches are smaller than those of a scan, and slower.
+# Tokens run per trigger, for all edits together. Measured: 28 with 8 memories per layer, and 14 with 100, because they
+# share more prefixes. Batches are smaller than those of a scan and therefore slower.
 EDITED_TOKENS = 30
 EDITS = ("first", "last", "random")
 
 SCHEMA = ex.schema(
     "layer:int32 edit:string change low high",  # mean over memories
-    "median",  # over memories; a coefficient near zero can make a mean wild
-    "memories:int64 prefixes:int64 left_out:int64",  # left out: prefixes of one token
-    "beside_last beside_last_low beside_last_high",  # change less that of the edit "last", over the same memories
+    "median",  # over memories; a coefficient near zero can dominate the mean
+    "memories:int64 prefixes:int64 left_out:int64",  # left_out: prefixes of one token
+    "beside_last beside_last_low beside_last_high",  # change minus that of the edit "last", over the same memories
 )
 
 
 @dataclass(frozen=True, eq=False)
 class _EditableTriggers:
-    """The triggers of one layer's sampled memories that can be edited."""
+    """The editable triggers of one layer's sampled memories."""
 
     memory: NDArray[np.int64]  # [n]
     coefficient: NDArray[np.float64]  # [n]
@@ -61,7 +63,7 @@ def compute(
     progress: Progress = no_progress,
     pool: Pool | None = None,
 ) -> list[ex.Row]:
-    """Three rows per layer; `sample` memories of each (all that have triggers for None)."""
+    """Return three rows per layer, for `sample` memories per layer (None: all memories with triggers)."""
     import torch
 
     edited, batch_tokens = EditedPrefixes(), index.manifest.settings.batch_tokens
@@ -99,8 +101,8 @@ def _edit_triggers(
         filters=[("layer", "=", layer), ("end", "=", "top"), ("rank", "<", TRIGGERS)],
     )
     columns = [triggers.column(name).to_numpy() for name in triggers.column_names]
-    chosen = np.isin(columns[0], draw_sample(np.unique(columns[0]), sample, random))
-    memory, coefficient, sentence, position = (column[chosen] for column in columns)
+    is_sampled = np.isin(columns[0], draw_sample(np.unique(columns[0]), sample, random))
+    memory, coefficient, sentence, position = (column[is_sampled] for column in columns)
     editable = position > 0
     sentences = _tokens_of(index, np.unique(sentence[editable]))
     removed = random_positions(position[editable] + 1, random)
@@ -117,7 +119,7 @@ def _edit_triggers(
 
 
 def random_positions(lengths: NDArray[Any], random: np.random.Generator) -> list[int]:
-    """The place of the token to remove, for each prefix."""
+    """Return the position of the token to remove, for each prefix."""
     places: list[int] = random.integers(0, lengths).tolist()
     return places
 
@@ -130,7 +132,7 @@ def _tokens_of(index: Index, sentences: NDArray[Any]) -> dict[int, NDArray[np.in
 
 
 def _by_memory(want: _EditableTriggers, changes: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[memories, edits]: means over the prefixes of each memory."""
+    """Return the means over the prefixes of each memory, [memories, edits]."""
     _, owner, counts = np.unique(want.memory, return_inverse=True, return_counts=True)
     sums = [np.bincount(owner, changes[:, number], len(counts)) for number in range(len(EDITS))]
     means: NDArray[np.float64] = np.stack(sums, 1) / counts[:, None]
@@ -157,7 +159,7 @@ def draw(rows: list[ex.Row], model: ex.ModelShape) -> list[ex.Panel]:
 
 
 def by_layer(rows: Sequence[ex.Row]) -> list[ex.Row]:
-    """The edits of a layer side by side."""
+    """Return one row per layer with its edits as columns."""
     layers: dict[int, ex.Row] = {}
     for row in rows:
         edit, layer = row["edit"], layers.setdefault(row["layer"], {"layer": row["layer"]})
@@ -188,20 +190,20 @@ def last_token_matters_most(evidence: ex.Evidence) -> ex.Judgement:
 
 
 def _leads(rows: list[ex.Row]) -> dict[int, Estimate]:
-    """The excess of the last token's cost over that of the first or a random one, whichever is nearer, by layer."""
+    """Return, by layer, how much more the last token matters than the first or a random one, whichever is closer."""
     layers: dict[int, dict[str, ex.Row]] = {}
     for row in ex.known_rows(rows, ("change",), "memories"):
         layers.setdefault(row["layer"], {})[row["edit"]] = row
     leads = {}
     for layer, edits in layers.items():
-        known = [one for edit in ("first", "random") if (one := _beside(edits, edit))]
-        if len(known) == 2:
-            leads[layer] = min(known, key=lambda one: one.value)
+        estimates = [estimate for edit in ("first", "random") if (estimate := _beside(edits, edit))]
+        if len(estimates) == 2:
+            leads[layer] = min(estimates, key=lambda estimate: estimate.value)
     return leads
 
 
 def _beside(edits: dict[str, ex.Row], edit: str) -> Estimate | None:
-    """The drop by the last token less the drop by an edit, for the same memories; the paper prints means alone."""
+    """Return the drop by the last token minus the drop by an edit. The paper reports only the means."""
     if not edits.keys() >= {edit, "last"}:
         return None
     lead = edits[edit]["change"] - edits["last"]["change"]

@@ -104,14 +104,12 @@ def run(
         IndexFolderError: A named experiment needs a table that is missing, or the index has no values.
         SettingError: No chosen experiment takes an option.
     """
-    from memlens.vocab.table import checked_model
-
     asked = [names] if isinstance(names, str) else list(names)
     chosen = _possible(index, find_experiments(asked), asked, skipped)
     _refuse_unused(chosen, options)
     # check a named model even if no experiment uses it, so that a wrong model does not go unnoticed
     is_used = model is not None or any(experiment.uses_model for experiment in chosen)
-    loaded = checked_model(index, model) if is_used else None
+    loaded = index.load_model(model) if is_used else None
     pool = None if make_pool is None or loaded is None else make_pool(loaded)
     computed: dict[str, pa.Table] = {}
     for experiment in chosen:

@@ -339,8 +339,16 @@ class Index:
 
         return memlens.chart(self, experiment)
 
-    def load_model(self, model: str | None = None, **options: Any) -> MemoryModel:
-        """The model this index was made from, from where it was then or from `model`; refused if it has changed."""
+    def load_model(self, model: MemoryModel | str | None = None, **options: Any) -> MemoryModel:
+        """Return the model that was scanned.
+
+        Args:
+            model: The model or its location; None for the location during the scan.
+            options: Arguments of `load`.
+
+        Raises:
+            ModelError: The model has changed, or the index was made from a model in memory.
+        """
         from memlens.models.load import load
 
         source = self.manifest.model.source if model is None else model

@@ -32,18 +32,18 @@ def probe_tokens(tokens: int, context: int | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ModuleCall:
-    """A recorded call of a module, which can be repeated. `given` and `output` are copies."""
+    """A recorded call of a module, which can be repeated. `inputs` and `output` are copies."""
 
     module: nn.Module
     arguments: tuple[Any, ...]
     named: dict[str, Any]
-    given: Tensor  # the first tensor among its arguments
+    inputs: Tensor  # the first tensor among its arguments
     output: Tensor  # the first tensor that it returned
     returned: Any  # the whole return value
 
-    def again(self, given: Tensor) -> Tensor:
+    def again(self, inputs: Tensor) -> Tensor:
         """Run the module with another first tensor and return its output."""
-        arguments, named = with_first_input(self.arguments, self.named, given.clone())
+        arguments, named = with_first_input(self.arguments, self.named, inputs.clone())
         with torch.no_grad(), reject_on_error(RUNNING):
             output: Tensor = first_output(self.module(*arguments, **named))
         return output.detach().clone()
@@ -61,8 +61,8 @@ class BlockCall:
 
     def __init__(self, call: ModuleCall) -> None:
         self.block = call.module
-        self.own = call  # as the network made it
-        states = _finer(call.given)
+        self.recorded = call  # the call that the network made
+        states = _finer(call.inputs)
         noise = torch.randn(states.shape, generator=torch.Generator().manual_seed(_SEED)).to(states)
         self.states = states.clone()  # the input of a re-run, float32 or finer
         self.states[1:] = noise[1:] * states[:1].square().mean().sqrt()
@@ -120,14 +120,14 @@ def first_input(arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
 
 
 def with_first_input(
-    arguments: tuple[Any, ...], named: dict[str, Any], given: Tensor
+    arguments: tuple[Any, ...], named: dict[str, Any], inputs: Tensor
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments with the first tensor replaced."""
     first = first_input(arguments, named)
     place = next((number for number, value in enumerate(arguments) if value is first), None)
     if place is None:
-        return arguments, {**named, next(name for name, value in named.items() if value is first): given}
-    return (*arguments[:place], given, *arguments[place + 1 :]), named
+        return arguments, {**named, next(name for name, value in named.items() if value is first): inputs}
+    return (*arguments[:place], inputs, *arguments[place + 1 :]), named
 
 
 def first_output(output: Any) -> Any:
@@ -154,13 +154,13 @@ def record_calls(modules: Iterable[nn.Module], use: Callable[[ModuleCall], None]
     open_calls: list[Tensor | None] = []
 
     def before(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        given = first_input(arguments, named)
-        open_calls.append(None if given is None else given.detach().clone())
+        inputs = first_input(arguments, named)
+        open_calls.append(None if inputs is None else inputs.detach().clone())
 
     def after(module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        given, put_out = open_calls.pop(), first_output(output)
-        if given is not None and put_out is not None:
-            use(ModuleCall(module, arguments, named, given, put_out.detach().clone(), output))
+        inputs, result = open_calls.pop(), first_output(output)
+        if inputs is not None and result is not None:
+            use(ModuleCall(module, arguments, named, inputs, result.detach().clone(), output))
 
     with ExitStack() as stack:
         for module in modules:
@@ -237,7 +237,7 @@ def passed_over(calls: Sequence[BlockCall], states: Tensor) -> AbstractContextMa
     """Skip the blocks: inside the context each returns `states` without running."""
 
     def forward(call: BlockCall) -> Callable[..., Any]:
-        return lambda *_arguments, **_named: call.own.returning(states)
+        return lambda *_arguments, **_named: call.recorded.returning(states)
 
     return replaced({call.block: forward(call) for call in calls})
 
@@ -264,12 +264,12 @@ def find_blocks(network: nn.Module, tokens: Tensor, run: Callable[[], Any]) -> l
 
 
 def _check_chain(modules: list[nn.Module], calls: list[ModuleCall], tokens: Tensor) -> None:
-    shapes = sorted({str(list(tensor.shape)) for call in calls for tensor in (call.given, call.output)})
-    if len(shapes) != 1 or calls[0].given.dim() != 3 or calls[0].given.shape[:2] != tokens.shape:
+    shapes = sorted({str(list(tensor.shape)) for call in calls for tensor in (call.inputs, call.output)})
+    if len(shapes) != 1 or calls[0].inputs.dim() != 3 or calls[0].inputs.shape[:2] != tokens.shape:
         raise UnsupportedModel(f"its blocks do not read and write one stream [batch, position, width]: {shapes[:3]}")
     if [call.module for call in calls] != modules:
         raise UnsupportedModel("its blocks do not run once each, one after another")
-    if not all(torch.equal(before.output, after.given) for before, after in pairwise(calls)):
+    if not all(torch.equal(before.output, after.inputs) for before, after in pairwise(calls)):
         raise UnsupportedModel("the stream changes between its blocks")
 
 
@@ -279,7 +279,7 @@ class Product:
 
     parameter: str  # its name within the block
     use: int  # 0 for the first use of this parameter
-    given: Tensor
+    inputs: Tensor
     output: Tensor
 
     @property
@@ -324,18 +324,18 @@ class ProductMode(TorchFunctionMode):
                 self._made[id(output)] = (next(filter(None, names)), output)
             return output
         pairs = list(zip(tensors, names, strict=True))
-        given = next((tensor for tensor, name in pairs if not name and self._keeps(tensor)), None)
+        inputs = next((tensor for tensor, name in pairs if not name and self._keeps(tensor)), None)
         matrix = next((name for tensor, name in pairs if name and sum(size > 1 for size in tensor.shape) > 1), None)
-        if given is None or matrix is None:
+        if inputs is None or matrix is None:
             return func(*args, **named)
-        return self._product(matrix, given.detach().clone(), lambda: func(*args, **named))
+        return self._product(matrix, inputs.detach().clone(), lambda: func(*args, **named))
 
-    def _product(self, parameter: str, given: Tensor, run: Any) -> Any:
+    def _product(self, parameter: str, inputs: Tensor, run: Any) -> Any:
         key = (parameter, self._uses[parameter])
         output = self.outputs[key].clone() if key in self.outputs else run()
         if isinstance(output, Tensor) and self._keeps(output):
             self._uses[parameter] += 1
-            self.products.append(Product(*key, given, output.detach().clone()))
+            self.products.append(Product(*key, inputs, output.detach().clone()))
         return output
 
     def _keeps(self, tensor: Tensor) -> bool:

@@ -126,7 +126,7 @@ class _Discovery:
         norms = [norm.module for norm in (input_norm, post_norm) if norm is not None]
         if not {*outputs, *norms} <= self.by_module.keys() or not all(map(self._follows_formula, groups)):
             return None
-        read = rows_of(self.by_module[norms[0] if input_norm else groups[0].reader].given)
+        read = rows_of(self.by_module[norms[0] if input_norm else groups[0].reader].inputs)
         stream = rows_of(self.o) - self._addition(outputs, post_norm, other.scale)
         if not deviation(read, stream) < NEAR / 100:
             return None
@@ -139,7 +139,7 @@ class _Discovery:
         m = group.activate(rows_of(self.by_module[group.key_projection].output)[:, group.key_rows])
         if group.up_projection is not None:
             m = m * rows_of(self.by_module[group.up_projection].output)[:, group.up_rows]
-        return deviation(m, rows_of(self.by_module[group.down].given)) < NEAR / 100
+        return deviation(m, rows_of(self.by_module[group.down].inputs)) < NEAR / 100
 
     def _layer(
         self,
@@ -241,7 +241,7 @@ class _Discovery:
         if fits:
             return None, scale
         for call in self.calls:
-            if call.output.shape[-1] != self.o.shape[-1] or not torch.equal(rows_of(call.given), out):
+            if call.output.shape[-1] != self.o.shape[-1] or not torch.equal(rows_of(call.inputs), out):
                 continue
             norm = recognized_norm(call)
             if norm is None:
@@ -305,9 +305,9 @@ class _Discovery:
         if not isinstance(group, LinearGroup):
             return None
         factor = (reached * source).sum(-1, keepdim=True) / source.square().sum(-1, keepdim=True).clamp_min(1e-30)
-        x = rows_of(self.by_module[group.key_projection].given)
+        x = rows_of(self.by_module[group.key_projection].inputs)
         for call in self.calls:
-            if is_linear(call) and call.output.shape[-1] == 1 and torch.equal(rows_of(call.given), x):
+            if is_linear(call) and call.output.shape[-1] == 1 and torch.equal(rows_of(call.inputs), x):
                 gate = TokenGate(call.module)
                 if deviation(gate(x), factor) < NEAR:
                     return gate
@@ -322,7 +322,7 @@ class _Discovery:
     def _find_input(self, groups: Sequence[MemoryGroup], y: Tensor) -> tuple[Norm | None, bool]:
         """Return the norm whose output is x, and True if the block reads the stream before its attention."""
         x, *others = (
-            rows_of(self.by_module[module].given) for module in dict.fromkeys(group.reader for group in groups)
+            rows_of(self.by_module[module].inputs) for module in dict.fromkeys(group.reader for group in groups)
         )
         if not all(torch.equal(other, x) for other in others):
             raise UnsupportedModel("its memories do not all read the same input")
@@ -337,10 +337,10 @@ class _Discovery:
     def _norms_before(self, x: Tensor) -> Iterator[tuple[Norm, Tensor]]:
         """Yield (norm, its input) for norms whose output is x."""
         for call in self.calls:
-            if call.given.shape[-1] == x.shape[-1] and torch.equal(rows_of(call.output), x):
+            if call.inputs.shape[-1] == x.shape[-1] and torch.equal(rows_of(call.output), x):
                 norm = recognized_norm(call)
                 if norm is not None:
-                    yield norm, rows_of(call.given)
+                    yield norm, rows_of(call.inputs)
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,7 +80,7 @@ def _on_groups(
     on_linear: Callable[[LinearGroup, BatchShape], AbstractContextManager[None]],
     on_experts: Callable[[StackedExperts, BatchShape], AbstractContextManager[None]],
 ) -> Iterator[None]:
-    """Enter the given context for every group of a layer, with [batch, pos] of the running pass."""
+    """Enter this context for every group of a layer, with [batch, pos] of the running pass."""
     shape = BatchShape()
     with ExitStack() as stack:
         stack.enter_context(on_input(layer.block, shape.note))
@@ -117,15 +117,15 @@ def _watch_group(group: LinearGroup, shape: BatchShape, use: Callable[[Coefficie
 @contextmanager
 def _edit_group(group: LinearGroup, shape: BatchShape, change: Change) -> Iterator[None]:
     def hook(_module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        given = first_input(arguments, named)
-        m = shape.unflatten(given)
+        inputs = first_input(arguments, named)
+        m = shape.unflatten(inputs)
         factor = None if scale.latest is None else shape.unflatten(scale.latest)
         before = m if factor is None else m * factor
         after = change(before, group)
         if after is before:
             return None
         changed = after if factor is None else _unscaled(after, factor, group)
-        return with_first_input(arguments, named, changed.reshape(given.shape).to(given.dtype))
+        return with_first_input(arguments, named, changed.reshape(inputs.shape).to(inputs.dtype))
 
     with _TokenScale(group).observe() as scale, group.down.register_forward_pre_hook(hook, with_kwargs=True):
         yield

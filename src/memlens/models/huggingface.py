@@ -370,12 +370,12 @@ def find_lens(network: Any, probe: Probe, run: Callable[[], Tensor], soft_caps: 
         head = _head(network, calls, logits)
         final_norm, normed = None, states
         for call in calls:
-            if call.given.shape == states.shape and torch.equal(call.given, states):
+            if call.inputs.shape == states.shape and torch.equal(call.inputs, states):
                 final_norm = recognized_norm(call)
                 if final_norm is not None:
                     normed = call.output
                     break
-    state_scale = ratio(head.given, normed) if head.given.shape == normed.shape else None
+    state_scale = ratio(head.inputs, normed) if head.inputs.shape == normed.shape else None
     if state_scale is None:
         raise UnsupportedModel("there is more than a norm between its last block and its output embedding")
     return LensParts(head.module, final_norm, state_scale, *_scale_and_cap(logits, head.output, soft_caps), logits)

@@ -155,7 +155,7 @@ def _memories_in(module: Any, width: int) -> Iterator[tuple[int, int, bool]]:
     if not any("act" in name or "gelu" in name for name in names):
         return  # attention has maps of the same shapes but no activation
     for out, size in maps:
-        inward = [rows for rows, given in maps if given == width and (rows, given) != (out, size)]
+        inward = [rows for rows, inputs in maps if inputs == width and (rows, inputs) != (out, size)]
         if out == width and inward in ([size], [size, size], [2 * size]):
             yield 1, size, inward != [size]
 

@@ -26,10 +26,10 @@ _COMMON = ("silu", "gelu", "gelu_pytorch_tanh", "relu")  # preferred names among
 _EPSILONS = (1e-5, 1e-6, 1e-12, 1e-8)
 
 
-def deviation(given: Tensor, expected: Tensor) -> float:
+def deviation(actual: Tensor, expected: Tensor) -> float:
     """Return the largest difference at any position, relative to the largest number at that position."""
     largest = expected.abs().amax(-1).clamp_min(1e-6)
-    return float(((given - expected).abs().amax(-1) / largest).max())
+    return float(((actual - expected).abs().amax(-1) / largest).max())
 
 
 def rows_of(tensor: Tensor) -> Tensor:
@@ -40,17 +40,17 @@ def rows_of(tensor: Tensor) -> Tensor:
 def is_linear(call: ModuleCall) -> bool:
     """Return True if a module's shapes are those of a linear map."""
     weight = getattr(call.module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 2 or not call.given.is_floating_point():
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or not call.inputs.is_floating_point():
         return False
-    return input_rows(call.module).shape == (call.output.shape[-1], call.given.shape[-1])
+    return input_rows(call.module).shape == (call.output.shape[-1], call.inputs.shape[-1])
 
 
 def recognized_norm(call: ModuleCall) -> Norm | None:
     """Return the Norm whose formula a module computes, or None."""
-    if call.given.shape != call.output.shape or not call.given.is_floating_point() or is_linear(call):
+    if call.inputs.shape != call.output.shape or not call.inputs.is_floating_point() or is_linear(call):
         return None
     weight = getattr(call.module, "weight", None)
-    if weight is not None and weight.shape != call.given.shape[-1:]:
+    if weight is not None and weight.shape != call.inputs.shape[-1:]:
         return None
     kinds: tuple[NormKind, ...] = ("rms", "layer") if weight is None else ("rms", "layer", "rms+1", "layer+1")
     best: tuple[float, Norm | None] = (NEAR, None)
@@ -58,7 +58,7 @@ def recognized_norm(call: ModuleCall) -> Norm | None:
         for epsilon in (None, torch.finfo(torch.float32).eps, *_EPSILONS):
             norm = Norm(call.module, kind, epsilon)
             try:
-                off = deviation(norm.by_formula(call.given), call.output)
+                off = deviation(norm.by_formula(call.inputs), call.output)
             except AttributeError:
                 continue  # the module stores no epsilon, so try common ones
             if off < best[0]:
@@ -112,15 +112,15 @@ def match_keys(down: ModuleCall, calls: Sequence[ModuleCall], named: Sequence[st
         named: Names of activations to try first.
     """
     before = calls[: calls.index(down)]
-    m = rows_of(down.given)
+    m = rows_of(down.inputs)
     candidates = list(_candidates(down, before))
     best = _best(candidates, m, before, named)
     if best is not None:
         return best
     for call in before:  # BitNet has a norm between the coefficients and the values
-        if call.output.shape == down.given.shape and torch.equal(rows_of(call.output), m):
+        if call.output.shape == down.inputs.shape and torch.equal(rows_of(call.output), m):
             norm = recognized_norm(call)
-            inner = None if norm is None else _best(candidates, rows_of(call.given), before, named)
+            inner = None if norm is None else _best(candidates, rows_of(call.inputs), before, named)
             if norm is not None and inner is not None and inner.up_projection is not None:
                 return replace(inner, combine=_NormedProduct(inner.activate, norm))
     return _clamped(candidates, m, _constants(down, calls))
@@ -167,13 +167,13 @@ def _constants(down: ModuleCall, calls: Sequence[ModuleCall]) -> list[float]:
 
 
 def _candidates(down: ModuleCall, before: Sequence[ModuleCall]) -> Iterator[_KeyCandidate]:
-    size, width, positions = down.given.shape[-1], down.output.shape[-1], len(rows_of(down.given))
-    maps = [call for call in before if is_linear(call) and call.given.shape[-1] == width]
-    maps = [call for call in maps if len(rows_of(call.given)) == positions]
+    size, width, positions = down.inputs.shape[-1], down.output.shape[-1], len(rows_of(down.inputs))
+    maps = [call for call in before if is_linear(call) and call.inputs.shape[-1] == width]
+    maps = [call for call in maps if len(rows_of(call.inputs)) == positions]
     whole = [call for call in maps if call.output.shape[-1] == size]
     for candidate in whole:
         for other in whole:
-            if candidate is not other and torch.equal(rows_of(candidate.given), rows_of(other.given)):
+            if candidate is not other and torch.equal(rows_of(candidate.inputs), rows_of(other.inputs)):
                 yield _KeyCandidate(candidate, other)
     for call in maps:
         if call.output.shape[-1] == 2 * size:
@@ -224,13 +224,13 @@ def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callabl
     """Return the block's own elementwise modules, with the constant factor on their input if there is one."""
     activations: list[tuple[str, Callable[[Tensor], Tensor]]] = []
     for call in before:
-        if call.given.shape != call.output.shape or call.given.shape[-1] != size or is_linear(call):
+        if call.inputs.shape != call.output.shape or call.inputs.shape[-1] != size or is_linear(call):
             continue
         if not _is_elementwise(call):
             continue
         for source in before:
-            if is_linear(source) and source.output.shape[-1] == size and source.output.numel() == call.given.numel():
-                factor = ratio(rows_of(call.given), rows_of(source.output))
+            if is_linear(source) and source.output.shape[-1] == size and source.output.numel() == call.inputs.numel():
+                factor = ratio(rows_of(call.inputs), rows_of(source.output))
                 if factor is not None:
                     activations.append((_name_of(call.module), ScaledActivation(call.module, factor)))
     return activations
@@ -239,10 +239,10 @@ def _modules(before: Sequence[ModuleCall], size: int) -> list[tuple[str, Callabl
 def _is_elementwise(call: ModuleCall) -> bool:
     """Return True if a module applies the same function to every number."""
     # softmax and norms without a gain also ignore the order, but each of their outputs depends on all inputs
-    if not torch.allclose(call.again(call.given.flip(-1)).flip(-1), call.output, rtol=1e-5, atol=1e-6):
+    if not torch.allclose(call.again(call.inputs.flip(-1)).flip(-1), call.output, rtol=1e-5, atol=1e-6):
         return False
-    unchanged = torch.rand(call.given.shape, generator=torch.Generator().manual_seed(0)).to(call.given.device) < 0.5
-    changed = call.again(torch.where(unchanged, call.given, call.given.flip(-1)))
+    unchanged = torch.rand(call.inputs.shape, generator=torch.Generator().manual_seed(0)).to(call.inputs.device) < 0.5
+    changed = call.again(torch.where(unchanged, call.inputs, call.inputs.flip(-1)))
     return torch.equal(changed[unchanged], call.output[unchanged])
 
 
@@ -266,13 +266,13 @@ class ScaledActivation:
         return output
 
 
-def ratio(given: Tensor, source: Tensor) -> float | None:
-    """Return c such that given = c * source, or None."""
-    if given.shape != source.shape:
+def ratio(actual: Tensor, source: Tensor) -> float | None:
+    """Return c such that actual = c * source, or None."""
+    if actual.shape != source.shape:
         return None
     wide = to_float64(source)
-    factor = float((to_float64(given) * wide).sum() / wide.square().sum().clamp_min(1e-30))
-    if not deviation(source * factor, given) < NEAR:
+    factor = float((to_float64(actual) * wide).sum() / wide.square().sum().clamp_min(1e-30))
+    if not deviation(source * factor, actual) < NEAR:
         return None
     rounded = float(f"{factor:.5g}")  # a setting has few digits; a fit has float32 noise
     return rounded if abs(rounded - factor) < 2e-6 * abs(factor) else factor

@@ -125,22 +125,22 @@ class _Worst:
         self.name, self.tolerance = name, tolerance
         self.deviations = dict.fromkeys(_CHECKS, 0.0)
 
-    def compare(self, check: str, where: str, given: Tensor, expected: Tensor, scale: Tensor | None = None) -> None:
-        given, expected = at_least_float32(given), at_least_float32(expected)
-        if given.shape != expected.shape:
-            self.reject(f"{where}, check of {check}: {list(given.shape)} instead of {list(expected.shape)}")
-        if not given.numel():
+    def compare(self, check: str, where: str, actual: Tensor, expected: Tensor, scale: Tensor | None = None) -> None:
+        actual, expected = at_least_float32(actual), at_least_float32(expected)
+        if actual.shape != expected.shape:
+            self.reject(f"{where}, check of {check}: {list(actual.shape)} instead of {list(expected.shape)}")
+        if not actual.numel():
             return
-        deviation = self.deviation(given, expected, scale)
+        deviation = self.deviation(actual, expected, scale)
         if not deviation <= self.tolerance:  # written so that NaN is rejected
             self.reject(f"{where}, check of {check}: off by {deviation:.2g} where {self.tolerance:g} is allowed")
         self.deviations[check] = max(self.deviations[check], deviation)
 
     @staticmethod
-    def deviation(given: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
+    def deviation(actual: Tensor, expected: Tensor, scale: Tensor | None = None) -> float:
         """Return the largest difference at any position, relative to the largest number at that position."""
         largest = (expected if scale is None else scale).abs().amax(-1).clamp_min(1e-6)
-        return float(((given - expected).abs().amax(-1) / largest).max())
+        return float(((actual - expected).abs().amax(-1) / largest).max())
 
     def reject(self, reason: str) -> NoReturn:
         raise UnsupportedModel(f"{self.name} cannot be proven to be made of memories: {reason}")
@@ -217,9 +217,9 @@ class _LayerProof:
                 self.call.run()
             return
         for group in self.layer.groups:
-            m, weights = rows_of(self._call_of(group.writer, "down projection").given), None
+            m, weights = rows_of(self._call_of(group.writer, "down projection").inputs), None
             if group.token_scale is not None:
-                gate = group.token_scale(rows_of(self._call_of(group.reader, "key projection").given))
+                gate = group.token_scale(rows_of(self._call_of(group.reader, "key projection").inputs))
                 m, weights = m * gate, gate[:, 0]
             self.blocks.append(CoefficientBlock(group, self.call.shape, None, m, weights))
 
@@ -235,7 +235,7 @@ class _LayerProof:
             self._call_of(group.writer, "down projection")
         for block in self.blocks:
             group = block.group
-            x = rows_of(self._call_of(group.reader, "key projection").given)
+            x = rows_of(self._call_of(group.reader, "key projection").inputs)
             rows = torch.arange(len(x), device=x.device) if block.rows is None else block.rows
             expected = group.coefficients(x[rows])
             if block.rows is not None and block.weights is not None:  # the formula excludes the router's weight
@@ -252,7 +252,7 @@ class _LayerProof:
         norm = self.layer.post_norm
         if norm is not None:
             call = self._call_of(norm.module, "norm after the block")
-            self.worst.compare("norms", f"{self.where} (before the norm after the block)", rows_of(call.given), output)
+            self.worst.compare("norms", f"{self.where} (before the norm after the block)", rows_of(call.inputs), output)
             output, silent = norm.by_formula(output), norm.by_formula(silent)
             self.worst.compare("norms", f"{self.where} (after the block)", rows_of(call.output), output)
         return scaled(output, self.layer.scale), scaled(silent, self.layer.scale)
@@ -261,13 +261,13 @@ class _LayerProof:
         """Step 6, and step 3 for the norm before the block."""
         norm = self.layer.input_norm
         x, *others = (
-            rows_of(self.calls[module].given) for module in dict.fromkeys(group.reader for group in self.layer.groups)
+            rows_of(self.calls[module].inputs) for module in dict.fromkeys(group.reader for group in self.layer.groups)
         )
         for other in others:
             self.worst.compare("stream", f"{self.where} (inputs of its groups)", other, x)
         reads = x
         if norm is not None:
-            reads = rows_of(self._call_of(norm.module, "norm before the block").given)
+            reads = rows_of(self._call_of(norm.module, "norm before the block").inputs)
             self.worst.compare("norms", f"{self.where} (before the block)", x, norm.by_formula(reads))
         if self.layer.parallel:
             self.worst.compare("stream", self.where, reads, rows_of(self.call.states), scale)
@@ -340,7 +340,7 @@ def find_unseen_part(
         matrices = sum(parameter.dim() > 1 for parameter in call.module.parameters())
         if holds_memories or holds_mixing or matrices < 2:
             continue
-        shapes = {rows_of(call.given).shape, rows_of(call.output).shape}
+        shapes = {rows_of(call.inputs).shape, rows_of(call.output).shape}
         if shapes == {(batch * positions, width)} and _works_alone(call, block.states.shape):
             return f"{name} works on each position alone and is not made of memories"
     if writers := pinned.writers(alone, o):
@@ -355,9 +355,9 @@ def _works_alone(call: ModuleCall, shape: torch.Size) -> bool:
     """Return True if a module's output at the last position depends on its input there and on no other position."""
 
     def depends_on(changed: slice) -> bool:
-        given = call.given.reshape(shape).clone()
-        given[:, changed] = given[:, changed].flip(-1)
-        after = call.again(given.reshape(call.given.shape)).reshape(shape)
+        inputs = call.inputs.reshape(shape).clone()
+        inputs[:, changed] = inputs[:, changed].flip(-1)
+        after = call.again(inputs.reshape(call.inputs.shape)).reshape(shape)
         return not torch.allclose(after[:, -1], call.output.reshape(shape)[:, -1], rtol=1e-5, atol=1e-6)
 
     return depends_on(slice(-1, None)) and not depends_on(slice(-1))  # a constant depends on neither
@@ -376,16 +376,16 @@ class _PinnedBlock:
 
     def classify(self) -> tuple[list[Product], list[Product]]:
         """Return the products whose input uses others' outputs at each position alone, and those whose input mixes."""
-        _, given = self._run(self.products)
+        _, inputs = self._run(self.products)
         outputs = [rows_of(product.output) for product in self.products]
         alone, mixing = [], []
         for product in self.products:
-            if product.key not in given:
+            if product.key not in inputs:
                 continue
-            moved = (given[product.key] != product.given).reshape(*self.shape, -1).any(-1).any(0)  # [pos]
+            moved = (inputs[product.key] != product.inputs).reshape(*self.shape, -1).any(-1).any(0)  # [pos]
             if moved[1:].any():
                 mixing.append(product)
-            elif moved[0] and not any(torch.equal(rows_of(product.given), output) for output in outputs):
+            elif moved[0] and not any(torch.equal(rows_of(product.inputs), output) for output in outputs):
                 alone.append(product)  # a product applied directly to another's output is part of the same map
         return alone, mixing
 
@@ -403,7 +403,7 @@ class _PinnedBlock:
         memories = {call.module: partial(_repeat_call, call) for call in self.memories}
         with replaced(memories), ProductMode(self.block.block, self.shape, outputs) as mode:
             output = self.block.run()
-        return output, {product.key: product.given for product in mode.products}
+        return output, {product.key: product.inputs for product in mode.products}
 
 
 def _repeat_call(call: ModuleCall, *_arguments: Any, **_named: Any) -> Any:
@@ -437,9 +437,9 @@ def second_calls(model: MemoryModel, calls: Sequence[BlockCall]) -> list[BlockCa
 
     def forward(call: BlockCall) -> Callable[..., Any]:
         def skip(*arguments: Any, **named: Any) -> Any:
-            given = first_input(arguments, named).detach()
-            recorded.append(ModuleCall(call.block, arguments, named, given, given, None))
-            return _extend_return_value(call, given)
+            inputs = first_input(arguments, named).detach()
+            recorded.append(ModuleCall(call.block, arguments, named, inputs, inputs, None))
+            return _extend_return_value(call, inputs)
 
         return skip
 
@@ -459,7 +459,7 @@ def _extend_return_value(call: BlockCall, states: Tensor) -> Any:
         by_position = isinstance(value, Tensor) and value.shape[:2] == call.shape
         return value[:1, places.to(value.device)] if by_position else value
 
-    returned = call.own.returning(states)
+    returned = call.recorded.returning(states)
     if not isinstance(returned, tuple | list):
         return returned
     return type(returned)(value if value is states else extend(value) for value in returned)

@@ -63,9 +63,7 @@ def compute_roles(
     progress: Progress = no_progress,
 ) -> None:
     """Write roles.parquet for every scanned layer; `model` as for the values."""
-    from memlens.vocab.table import checked_model
-
-    model = checked_model(index, model)
+    model = index.load_model(model)
     reading = index.manifest.values.reading or model.lens.readings[0]
     columns, p, decoys = _measure(index, model, reading, seed, progress)
     has, q = assign(columns, p, decoys, rate)

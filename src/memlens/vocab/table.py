@@ -123,7 +123,7 @@ def compute_values(
         raise SettingError(f"--top is {top}; it must be 1 or more")
     for table in ("triggers", "corpus", "vocabulary"):
         index.path(table)  # refused now where it is missing, not after some tables were written
-    model = checked_model(index, model)
+    model = index.load_model(model)
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
     kept = trained_tokens(index, model) if vocabulary == "trained" else None
     count = model.vocabulary if kept is None else len(kept)
@@ -154,14 +154,6 @@ def values_are_made(
     # Keys are written after the values; an interruption between the two leaves those of an earlier call.
     keys = index.sql("SELECT len(tokens) AS count FROM {keys} LIMIT 1")
     return [row["count"] for row in keys] == [min(top, len(model.lens.input_embedding))]
-
-
-def checked_model(index: Index, model: MemoryModel | str | None) -> MemoryModel:
-    """The model that was scanned, loaded if need be; any other is refused."""
-    if model is None or isinstance(model, str):
-        return index.load_model(model)
-    index.check_model(model)
-    return model
 
 
 def default_reading(index: Index) -> str | None:
