@@ -102,6 +102,14 @@ def test_dtype_and_device_are_respected(folder):
     refused(SettingError, folder, "'abacus'", "cpu", device="abacus")
 
 
+def test_a_dtype_that_the_device_does_not_support_is_rejected(folder, monkeypatch):
+    def fail(*_sizes, **_options):
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+
+    monkeypatch.setattr(torch, "zeros", fail)
+    refused(SettingError, folder, "device 'cpu' does not support float64; use float32", dtype="float64", device="cpu")
+
+
 def test_another_tokenizer_can_be_given_by_object_or_by_place(folder, tmp_path):
     tiny_tokenizer(adds_bos=True).save_pretrained(tmp_path / "other")
     for given in (tiny_tokenizer(adds_bos=True), str(tmp_path / "other")):

@@ -117,6 +117,8 @@ def run_edited(model: MemoryModel, batch: EditedBatch) -> dict[int, NDArray[np.f
     """Run a batch and return {layer: coefficients [n] of its cells}."""
     import torch
 
+    from memlens.models.lens import to_float64
+
     by_layer = {layer: np.zeros(len(cells[0]), np.float64) for layer, cells in batch.cells.items()}
 
     def take(layer: int, block: CoefficientBlock) -> None:
@@ -125,7 +127,7 @@ def run_edited(model: MemoryModel, batch: EditedBatch) -> dict[int, NDArray[np.f
         inside = np.flatnonzero((columns >= 0) & (columns < block.group.size))
         if len(inside):
             cells = tuple(torch.from_numpy(index[inside]) for index in (rows, positions, columns))
-            by_layer[layer][inside] = block.everywhere()[cells].double().cpu().numpy()
+            by_layer[layer][inside] = to_float64(block.everywhere()[cells]).numpy()
 
     with torch.inference_mode(), model.watch(take, sorted(batch.cells)):
         model.run_to(batch.deepest, torch.from_numpy(batch.tokens))

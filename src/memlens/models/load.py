@@ -93,6 +93,7 @@ def load(
         return model
     if isinstance(model, (str, os.PathLike)):
         options = _Options(tokenizer, _device(device), _dtype(dtype), device_map)
+        _check_dtype_on_device(options)
         is_path = isinstance(model, os.PathLike) or _looks_like_a_path(model)
         before = _stamps(os.fspath(model))
         loaded = _load_named(os.fspath(model), is_path, options)
@@ -394,6 +395,15 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype:
         raise SettingError(f"dtype '{dtype}' is not supported; use {', '.join(DTYPES)}")
     chosen: torch.dtype = getattr(torch, name)
     return chosen
+
+
+def _check_dtype_on_device(options: _Options) -> None:
+    """Raise SettingError if the device does not support the dtype, such as float64 on MPS."""
+    try:
+        torch.zeros(1, device=options.device, dtype=options.dtype)
+    except (TypeError, RuntimeError) as error:
+        name = str(options.dtype).removeprefix("torch.")
+        raise SettingError(f"device '{options.device}' does not support {name}; use float32 or device cpu") from error
 
 
 def _device_map(device_map: Any) -> Any:
