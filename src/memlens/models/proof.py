@@ -1,10 +1,10 @@
 """The proof, at load time, that the coefficients, keys, values and stream of memlens are what the network computes.
 
 Every layer is computed twice: by the network's own modules (block by block, in float32 regardless of the model's
-dtype), and by the paper's formulas from the tensors of `MemoryLayer` and `Lens`. The input is two rows of 8 positions:
-random tokens and noise. If the two results differ, the model is rejected with the layer, the check and the deviation.
-A deviation is the largest difference at a position, relative to the largest number at that position. It may be at most
-3e-5 (1e-6 for a float64 model), and ten times that in step 9.
+dtype), and by the paper's formulas from the tensors of `MemoryLayer` and `Lens`. The input of a block is two rows of 8
+positions: its states for random tokens, and noise. If the two results differ, the model is rejected with the layer, the
+check and the deviation. A deviation is the largest difference at a position, relative to the largest number at that
+position. It may be at most 3e-5 (1e-6 for a float64 model), and ten times that in step 8.
 
 For each layer:
 
@@ -14,15 +14,15 @@ For each layer:
 4. addition      With all coefficients at zero, the stream lacks exactly y.
 5. causality     Changing the last position does not change the positions before it.
 6. stream        x is computed from the stream that y is added to: nothing is added in between.
-8. completeness  No other part of the block works on each position alone: there are no unseen memories.
-9. second probe  Steps 1 to 6 again on 64 positions with large numbers, to detect branches on length or size.
+7. completeness  No other part of the block works on each position alone: there are no unseen memories.
+8. second probe  Steps 1 to 6 again on 64 positions with large numbers, to detect branches on length or size.
 
 Once, after the last layer:
 
-7. prediction    The final norm and the lens, applied to the last state, give the model's own logits.
+9. prediction    The final norm and the lens, applied to the last state, give the model's own logits.
 
 Layers that run the same code need not repeat everything. In the first of them, torch's own linear maps are multiplied
-again by formula and step 9 is run. In the others, the recorded products of these maps are used.
+again by formula and step 8 is run. In the others, the recorded products of these maps are used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from memlens.models.memory_model import MemoryModel
 
 _CHECKS = ("coefficients", "output", "addition", "stream", "norms", "causality", "prediction")
 _TOLERANCE, _FLOAT64_TOLERANCE = 3e-5, 1e-6
-_SECOND = 10  # factor on the tolerance in step 9, whose numbers are large on purpose
+_SECOND = 10  # factor on the tolerance in step 8, whose numbers are large on purpose
 # A tensor subclass may do more in a product than multiply, in the formula as well as in the network. Inside this
 # context the formulas see its numbers only.
 _plain_numbers = torch._C.DisableTorchFunctionSubclass
@@ -156,7 +156,7 @@ class _LayerProof:
         self.blocks: list[CoefficientBlock] = []
 
     def prove(self) -> None:
-        """Run steps 1 to 6 and 8."""
+        """Run steps 1 to 7."""
         self.prove_arithmetic()
         trace = self.call.trace
         unseen = find_unseen_part(self.layer, self.call, self.calls, trace.products, rows_of(trace.output))
@@ -281,7 +281,7 @@ def _repeat(output: Tensor, *_arguments: Any, **_named: Any) -> Tensor:
 
 
 def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
-    """Step 7: compare the lens with what the network does after its blocks, on the last layer's probe states."""
+    """Step 9: compare the lens with what the network does after its blocks, on the last layer's probe states."""
     lens, last = model.lens, probe.calls[-1].states
     if lens.final_norm is not None:
         with _plain_numbers():
@@ -300,10 +300,10 @@ def _prove_prediction(model: MemoryModel, probe: Probe, worst: _Worst) -> None:
     worst.compare("prediction", "most likely token", top_logits, logits.amax(-1, keepdim=True), scale=logits)
 
 
-# Step 8: completeness
+# Step 7: completeness
 #
-# A block adds memories and the output of parts that mix positions. Unseen memories behind the known ones would fail
-# step 6. Those in front of them or beside them (parallel blocks, layers without memories) are searched here, among
+# A block adds memories and the output of parts that mix positions. Unseen memories after the known ones would fail
+# step 6. Those before them or parallel to them (parallel blocks, layers without memories) are searched here, among
 # modules and among the products that the block's own code makes of its parameters.
 
 
@@ -416,7 +416,7 @@ def _change_first_position(output: Tensor, shape: tuple[int, int]) -> Tensor:
     return changed.reshape(output.shape)
 
 
-# Step 9: second probe
+# Step 8: second probe
 #
 # Products with large matrices dominate the cost of a pass, and torch's own linear maps do the same at every position.
 # So each of them is replaced by a low-rank random map, which costs almost nothing. All other code of the block runs on
