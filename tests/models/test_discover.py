@@ -275,7 +275,9 @@ STEPS = {
     "discover._Discovery._silence": "layer 0: its memories cannot be silenced",
     "discover._Discovery.like": "layer 1: it cannot be compared with the layer before it",
     "huggingface._head": "its lens cannot be found",
-    "proof.code_of": "the proof cannot be computed",
+    "huggingface.context_of": "its blocks cannot be found",
+    "proof.code_of": "layer 0: the proof cannot be computed",
+    "proof._prove_prediction": "the proof cannot be computed",
 }
 
 

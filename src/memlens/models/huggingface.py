@@ -198,9 +198,10 @@ class HuggingFaceModel(MemoryModel):
         _check_plain_weights(network, name)
         self.network = network.eval()
         self._has_experts = any(is_experts(module) for module in network.modules())
-        context = context_of(self.config)
         try:
-            layers, lens = self._discover(context)
+            with reject_on_error("its blocks cannot be found"):
+                context = context_of(self.config)
+                layers, lens = self._discover(context)
         except UnsupportedModel as error:
             check_finite_weights(network, name)  # NaNs can cause any failure, so report them first
             raise UnsupportedModel(

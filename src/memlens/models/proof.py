@@ -95,7 +95,8 @@ def prove(model: MemoryModel) -> Proof:
             worst.reject("its layers are not the blocks that run, one after another")
         second, proven_code = second_calls(model, probe.calls), set[Hashable]()
         for layer, call in zip(model.layers, probe.calls, strict=True):
-            with in_float32(layer.block):
+            step = f"{model.name}: layer {layer.number}: the proof cannot be computed"
+            with in_float32(layer.block), reject_on_error(step):
                 code = code_of(layer.block)
                 is_repeated = code in proven_code
                 proven_code.add(code)
