@@ -534,7 +534,7 @@ class _RayMap:
                     f"{reason} while starting, {self.lost_starts} times in a row; fix the cause (often memory: use "
                     "fewer --workers) and run the same command again"
                 )
-        for task in actor.calls.values():
+        for task in list(actor.calls.values())[:1]:  # a worker has one item at a time
             task.count_death(reason)
         self.unassigned.extendleft(reversed(actor.calls.values()))
 
