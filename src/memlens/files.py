@@ -236,16 +236,6 @@ def lock_for_writing(lock: Path) -> Iterator[None]:
 
 
 @contextmanager
-def attached(lock: Path) -> Iterator[None]:
-    """Hold a lock together with others; it is free again when the last of them has ended, in whatever way."""
-    with explain_os_errors(lock):
-        handle = lock.open("a")
-    with handle:
-        fcntl.flock(handle, fcntl.LOCK_SH)
-        yield
-
-
-@contextmanager
 def holding(folder: Path, *, alone: bool, wait: bool = True) -> Iterator[bool]:
     """Hold a folder for a moment, alone or together with others; leaves no file. Is it held? Not every disk can.
 
@@ -263,18 +253,6 @@ def holding(folder: Path, *, alone: bool, wait: bool = True) -> Iterator[bool]:
         yield held
     finally:
         os.close(descriptor)
-
-
-def is_free(lock: Path) -> bool:
-    """Is nobody attached to the lock?"""
-    if not lock.exists():
-        return True
-    with lock.open("a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-    return True
 
 
 class HashedFile(io.FileIO):

@@ -1,7 +1,9 @@
 """Tokens, their texts and their ends within a text."""
 
 import pytest
+import tokenizers
 from hypothesis import given, settings, strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from memlens.errors import CorpusError, ModelError, UnknownName
 from memlens.models.tokenizer import Tokenizer, bytes_text
@@ -115,3 +117,24 @@ def test_a_lone_surrogate_and_a_slow_tokenizer_are_rejected():
     assert "\n" not in str(caught.value)
     with pytest.raises(ModelError, match="fast tokenizer"):
         Tokenizer(type("Slow", (), {"is_fast": False})())
+
+
+def split_by(pattern: str) -> PreTrainedTokenizerFast:
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+def test_a_panic_of_the_tokenizer_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(CorpusError, match=r"^the tokenizer failed on a text \(.*retry-limit.*\); check"):
+        Tokenizer(split_by("(a+)+$")).encode(["a" * 40 + "!"])
+    capfd.readouterr()
+
+
+def test_a_normalizer_that_fills_the_memory_is_rejected() -> None:
+    bomb = split_by("a")
+    bomb.backend_tokenizer.normalizer = tokenizers.normalizers.Sequence(
+        [tokenizers.normalizers.Replace("a", "a" * 10)] * 8
+    )
+    with pytest.raises(ModelError, match=r"makes .* more than 64 times longer"):
+        Tokenizer(bomb)

@@ -5,6 +5,7 @@ It wraps a fast tokenizer of Hugging Face. No special tokens are added to a text
 
 import json
 import re
+import string
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -15,6 +16,7 @@ from memlens.errors import CorpusError, ModelError, UnknownName
 from memlens.memory import EncodedText
 
 _PROBE = "The river"
+_MOST_GROWTH = 64  # of a character by the replacements of a normalizer
 _LONE_BYTES = re.compile("[\udc80-\udcff]+")
 _BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")  # a single byte in sentencepiece
 _SPACE_MARK = "\u2581"  # a space in sentencepiece
@@ -35,6 +37,7 @@ class Tokenizer:
                 f"{type(fast).__name__} has no character offsets; pass a fast tokenizer (with a tokenizer.json)"
             )
         self._fast = fast
+        _check_normalizer(getattr(getattr(fast, "backend_tokenizer", None), "normalizer", None))
         self._texts: dict[int, str] = {}  # cache of token_text
         prefix = self._prefix_tokens()
         self.bos: int | None = fast.bos_token_id
@@ -72,6 +75,11 @@ class Tokenizer:
             )
         except (TypeError, UnicodeError) as error:
             raise CorpusError(f"a text is not valid Unicode and cannot be tokenized ({_first_line(error)})") from error
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust, for example if a regex backtracks too often
+                raise
+            reason = str(error).strip().split("\n")[0]
+            raise CorpusError(f"the tokenizer failed on a text ({reason}); check its tokenizer.json") from None
         return [
             # tokens within one character share its end; some tokenizers step back, so take the running maximum
             EncodedText(list(ids), list(accumulate((end for _start, end in offsets), max)))
@@ -173,6 +181,30 @@ def bytes_text(data: bytes) -> str:
     """Decode UTF-8. Bytes that form no complete character are written like ⟨E2 80⟩, so that all tokens differ."""
     text = data.decode("utf-8", errors="surrogateescape")
     return _LONE_BYTES.sub(lambda run: f"⟨{' '.join(f'{ord(byte) - 0xDC00:02X}' for byte in run[0])}⟩", text)
+
+
+def _check_normalizer(normalizer: Any) -> None:
+    """Raise ModelError if replacements make a character far longer, so that a short text would fill the memory."""
+    from tokenizers import Regex, normalizers
+
+    steps = [] if normalizer is None else [json.loads(normalizer.__getstate__())]
+    for step in steps:  # nested sequences are appended, and their steps keep their order
+        steps += step.get("normalizers") or []
+    replacements = [
+        (step["pattern"].get("String") or Regex(step["pattern"]["Regex"]), step["content"])
+        for step in steps
+        if step.get("type") == "Replace"
+    ]
+    plain = {pattern for pattern, _ in replacements if isinstance(pattern, str)}
+    for start in {*string.printable, *plain, *(sign for _, content in replacements for sign in content)}:
+        text = start
+        for pattern, content in replacements:
+            text = normalizers.Replace(pattern, content).normalize_str(text)
+            if len(text) > _MOST_GROWTH * len(start):
+                raise ModelError(
+                    f"the tokenizer's normalizer makes {start!r} more than {_MOST_GROWTH} times longer; fix its "
+                    "tokenizer.json"
+                )
 
 
 def _first_line(error: Exception) -> str:
