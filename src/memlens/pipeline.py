@@ -29,7 +29,20 @@ from memlens.experiments import prefix_pass
 from memlens.experiments.experiment import APPEARS, VERDICTS, Experiment
 from memlens.experiments.prefixes import check_stop_words
 from memlens.experiments.run import EXPERIMENTS as KNOWN, find_experiments, is_made
-from memlens.index.format import EXPERIMENTS, KEYS, NAMES, PATTERNS, ROUTERS, TOKENS, VALUES, Manifest, is_complete
+from memlens.index.check import restore_manifest
+from memlens.index.format import (
+    EXPERIMENTS,
+    KEYS,
+    MANIFEST,
+    NAMES,
+    PATTERNS,
+    ROUTERS,
+    TOKENS,
+    VALUES,
+    Manifest,
+    is_complete,
+    located,
+)
 from memlens.index.reader import Index, open_index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
@@ -359,13 +372,18 @@ def _smaller(sample: int, samples: dict[str, int]) -> tuple[SmallerSample, ...]:
 def repair(
     index: Index | api.Source, *, model: MemoryModel | api.Source | None = None, progress: Progress = no_progress
 ) -> list[str]:
-    """Make damaged and outdated tables of later stages again, with the settings they had; their names come back.
+    """Restore a damaged manifest, and make damaged and outdated tables of later stages again with their settings.
 
-    What a scan has found and what people have written cannot be made from anything else: if that is damaged, nothing
-    is done and the error says what to do.
+    The scan's tables and people's annotations cannot be computed from anything else. If one of them is damaged, an
+    error says what to do.
+
+    Returns:
+        The names of the files that were written.
     """
-    wrong = api.check(index, progress=progress).to_make_again()
-    opened = open_index(index.folder if isinstance(index, Index) else index)
+    folder = index.folder if isinstance(index, Index) else located(index)
+    restored = [MANIFEST] if restore_manifest(folder) else []
+    wrong = api.check(folder, progress=progress).to_make_again()
+    opened = open_index(folder)
     noted = opened.manifest
     if {VALUES, KEYS, ROUTERS, TOKENS} & {*wrong}:
         was = noted.values
@@ -394,7 +412,7 @@ def repair(
         options["threads"] = noted.prefix_pass.content.get("threads")  # which last bits depend on
         given: dict[str, Any] = {option: value for option, value in options.items() if value is not None}
         api.experiment(opened, name, model=model, progress=progress, **given)
-    return wrong
+    return restored + wrong
 
 
 def _experiments_of(noted: Manifest, files: Sequence[str]) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 from scale_helpers import TABLES
 
 import memlens
+from memlens.cli import main
 from memlens.errors import IndexFolderError
 from memlens.files import checksum, facts_of, is_sealed, read_json, write_sealed
 from memlens.index.check import DAMAGED, NOT_NOTED, OUTDATED
@@ -108,9 +109,9 @@ def test_a_seal_does_not_depend_on_whether_names_are_numbers(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("column", "value", "words"),
     [
-        ("memory", 40, "memory 40 of layer"),
+        ("memory", 40, "memory 40, which does not exist"),
         ("layer", 7, "layer 7, which was not scanned"),
-        ("sentence", 10**9, "sentence 1000000000, which the corpus does not have"),
+        ("sentence", 10**9, "sentence 1000000000, which does not exist"),
         ("position", 1000, "which is shorter"),
     ],
 )
@@ -186,3 +187,51 @@ def test_one_memory_of_many_is_found_in_few_row_groups(index: Path) -> None:
     assert trigger.coefficient == pytest.approx(row["coefficient"])
     with pytest.raises(IndexFolderError, match="cannot read"):
         opened.triggers(f"L1N{(wanted + 1) * memories}")
+
+
+def rewrite_table(index: Path, table: str, change: Any) -> None:
+    """Change a table and give it a valid checksum."""
+    path = index / f"{table}.parquet"
+    pq.write_table(change(pq.read_table(path)), path)
+    with changing_manifest(index) as manifest:
+        manifest["files"][path.name] = facts_of(path)
+
+
+def set_number(column: str, number: int) -> Any:
+    def change(table: pa.Table) -> pa.Table:
+        rows = table.to_pylist()
+        rows[0][column] = [number] * len(rows[0][column]) if isinstance(rows[0][column], list) else number
+        return pa.Table.from_pylist(rows, table.schema)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "words"),
+    [
+        ("triggers", set_number("memory", 10**6), "memory 1000000"),
+        ("triggers", set_number("layer", 9), "layer 9"),
+        ("triggers", set_number("sentence", -5), "sentence -5"),
+        ("triggers", set_number("position", -7), "position -7"),
+        ("triggers", set_number("position", 10**6), "position 1000000 of sentence"),
+        ("triggers", set_number("next_token", 10**8), "next_token 100000000"),
+        ("triggers", lambda table: table.drop_columns(["rank"]), "no column 'rank'"),
+        ("triggers", lambda table: table.set_column(0, "layer", table.column("layer").cast(pa.string())), "'layer'"),
+        ("corpus", set_number("tokens", -1), "tokens -1"),
+        ("corpus", lambda table: table.slice(1), "rows instead of"),
+        ("corpus", lambda table: table.drop_columns(["ends"]), "no column 'ends'"),
+        ("vocabulary", lambda table: table.slice(0, 3), "rows instead of"),
+        ("memories", lambda table: table.slice(0, 3), "rows instead of"),
+        ("memories", lambda table: table.drop_columns(["histogram"]), "no column 'histogram'"),
+        ("values", set_number("tokens", 10**8), "tokens 100000000"),
+        ("values", lambda table: table.drop_columns(["max_p"]), "no column 'max_p'"),
+    ],
+)
+def test_a_valid_checksum_with_invalid_content_is_one_line(
+    with_values: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str, change: Any, words: str
+) -> None:
+    index = Path(shutil.copytree(with_values, tmp_path / "index"))
+    rewrite_table(index, table, change)
+    assert main(["show", str(index), "L0N0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("memlens: ") and words in line

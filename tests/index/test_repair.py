@@ -9,6 +9,7 @@ import pytest
 
 import memlens
 from memlens.errors import IndexFolderError
+from memlens.index.check import restore_manifest
 from memlens.index.reader import Index
 
 
@@ -75,3 +76,67 @@ def test_every_table_says_what_it_was_made_with(complete: Index) -> None:
     for name, entry in complete.manifest.content["files"].items():
         assert set(entry["made_with"]) == {"memlens", "torch", "processor"}, name
     assert complete.manifest.values.made_from == {"triggers": complete.manifest.sha256("triggers")}
+
+
+def flip_character(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] = ord("x") if content[place] != ord("x") else ord("y")
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("part", [0.01, 0.3, 0.6, 0.9])
+def test_a_damaged_manifest_is_restored_from_its_backup(
+    complete: Index, copy_of: Callable[..., Index], part: float
+) -> None:
+    folder = copy_of(complete).folder
+    path = folder / "manifest.json"
+    before = path.read_bytes()
+    flip_character(path, int(part * len(before)))
+    damaged = path.read_bytes()
+    assert memlens.repair(folder) == ["manifest.json"]
+    assert path.read_bytes() == before and (folder / "manifest.damaged.json").read_bytes() == damaged
+
+
+def test_without_a_backup_a_checksum_is_proven_by_later_tables(complete: Index, copy_of: Callable[..., Index]) -> None:
+    folder = copy_of(complete).folder
+    path = folder / "manifest.json"
+    before, sha256 = path.read_bytes(), complete.manifest.sha256("triggers")
+    assert sha256 is not None
+    place = before.index(sha256.encode(), before.index(b'"triggers.parquet"'))
+    path.write_bytes(before[:place] + (b"0" if before[place : place + 1] != b"0" else b"1") + before[place + 1 :])
+    (folder / "manifest.backup.json").unlink()
+    (line,) = restore_manifest(folder)
+    assert line.startswith("manifest.json was rebuilt; nothing but") and path.read_bytes() == before
+
+
+def test_without_a_backup_a_table_that_nothing_proves_is_left_out(
+    complete: Index, copy_of: Callable[..., Index]
+) -> None:
+    folder = copy_of(complete).folder
+    damage(folder / "patterns.parquet")
+    flip_character(folder / "manifest.json", (folder / "manifest.json").read_bytes().index(b'"seal"') + 10)
+    (folder / "manifest.backup.json").unlink()
+    assert restore_manifest(folder)[1:] == ["not proven: patterns.parquet, which was left out; make it again"]
+
+
+def test_a_manifest_that_is_lost_with_its_backup_cannot_be_restored(
+    complete: Index, copy_of: Callable[..., Index]
+) -> None:
+    folder = copy_of(complete).folder
+    (folder / "manifest.json").write_bytes(b"{")
+    (folder / "manifest.backup.json").unlink()
+    with pytest.raises(IndexFolderError, match=r"manifest.json is damaged \(not JSON\)"):
+        memlens.repair(folder)
+
+
+def test_a_manifest_without_permission_is_not_called_damaged(
+    complete: Index, copy_of: Callable[..., Index], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = copy_of(complete).folder
+
+    def deny(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_text", deny)
+    with pytest.raises(IndexFolderError, match=r"Permission denied; check the path and its permissions$"):
+        memlens.open_index(folder)

@@ -59,7 +59,12 @@ def check(screen: Screen, index: IndexFolder) -> None:
 
 @with_screen(json=True)
 def repair(screen: Screen, index: IndexFolder, model: ModelNow = None) -> None:
-    """Make damaged or outdated tables of values, patterns and experiments again, from those that are whole."""
+    """Restore a damaged manifest, and make damaged or outdated tables of values, patterns and experiments again."""
+    from memlens.index.check import restore_manifest
+    from memlens.index.format import located
+
+    for line in restore_manifest(located(index)):
+        screen.note(line)
     with ScanProgress(screen, first="check") as progress:
         from memlens.pipeline import repair as make_again
 

@@ -1,31 +1,42 @@
-"""`memlens check`: is every file of an index whole, and do they belong together? Reads everything, changes nothing.
+"""`memlens check`: whether every file of an index is whole and belongs to it, and how a damaged manifest is restored.
 
-whole        there, and byte for byte what the manifest says
-damaged      missing, of another size or content, not readable, or with rows about what the index does not have
-unreadable   there, but the system does not let memlens look: permissions, a lock, a failing disk
-outdated     whole, but made from a table that has been made again since
-not noted    there, but not part of the index: left by a stage that was killed, or somebody else's
+whole        present, with the checksum and the content that the manifest describes
+damaged      missing, changed, not readable, or with rows about something that the index does not have
+unreadable   present, but the system does not allow reading it: permissions, a lock, a failing disk
+outdated     whole, but made from a table that was replaced since
+not noted    present, but not part of the index: left by a stage that was killed, or a user's file
 """
 
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from memlens.errors import FilesError, IndexFolderError, MemlensError
-from memlens.files import checksum
+from memlens.files import (
+    FileFacts,
+    checksum,
+    explain_os_errors,
+    has_size,
+    is_as_noted,
+    lock_for_writing,
+    read_json,
+    read_sealed,
+)
 from memlens.index.format import (
     ANNOTATIONS,
+    BACKUP,
     CORPUS,
-    COUNTS,
+    DAMAGED_MANIFEST,
     EFFECTS,
     EXPERIMENTS,
     KEYS,
+    LOCK,
     LOWER_PATTERNS,
     MANIFEST,
     MEMORIES,
@@ -36,9 +47,13 @@ from memlens.index.format import (
     ROLES,
     ROUTERS,
     SCAN_TABLES,
+    SCHEMA_VERSION,
     TOKENS,
     VALUES,
     VOCABULARY,
+    Manifest,
+    expected_rows,
+    find_problem,
 )
 from memlens.index.history import History
 from memlens.index.reader import Index
@@ -47,38 +62,35 @@ from memlens.parallel import Progress, no_progress
 _PREFIX_TABLES = ("triggers", "ordinary", "quadrants")
 
 
-def wrong_references(index: Index, table: str, with_corpus: bool = True) -> str:
-    """A sentence about a row that refers to something that does not exist; empty if there is none."""
+def find_bad_reference(index: Index, table: str, with_corpus: bool = True) -> str:
+    """Return a sentence about a row that refers to something that does not exist, or ""."""
     columns = set(index.schema_names(table))
-    if {"layer", "memory"} <= columns:
-        problem = _wrong_memories(index, table)
-        if problem:
-            return problem
-    if table in _PREFIX_TABLES and with_corpus:
-        return _wrong_prefixes(index, table)
-    return ""
+    problem = _find_bad_memory(index, table) if {"layer", "memory"} <= columns else ""
+    if not problem and table in _PREFIX_TABLES and with_corpus:
+        return _find_bad_prefix(index, table)
+    return problem
 
 
-def _wrong_memories(index: Index, table: str) -> str:
-    """Layers that were not scanned and memories that a layer does not have."""
+def _find_bad_memory(index: Index, table: str) -> str:
+    """Look for layers that were not scanned and memories that a layer does not have."""
     rows = index.sql(
         f"SELECT layer, min(memory) AS low, max(memory) AS high, count(*) AS rows, "
         f"count(DISTINCT memory) AS memories FROM {{{table}}} WHERE memory IS NOT NULL GROUP BY layer ORDER BY layer"
     )
     for row in rows:
         if row["layer"] not in index.layers:
-            return f"it speaks of layer {row['layer']}, which was not scanned"
+            return f"it refers to layer {row['layer']}, which was not scanned"
         count = index.memories(row["layer"])
         if row["low"] < 0 or row["high"] >= count:
             wrong = row["low"] if row["low"] < 0 else row["high"]
-            return f"it speaks of memory {wrong} of layer {row['layer']}, which has {count:,}"
+            return f"it refers to memory {wrong} of layer {row['layer']}, which has {count:,}"
         if table == "memories" and not row["rows"] == row["memories"] == count:
             return f"it has {row['memories']:,} memories of layer {row['layer']} instead of {count:,}"
     return ""
 
 
-def _wrong_prefixes(index: Index, table: str) -> str:
-    """Sentences that the corpus does not have, and positions beyond a sentence's end."""
+def _find_bad_prefix(index: Index, table: str) -> str:
+    """Look for sentences that the corpus does not have, and positions beyond the end of a sentence."""
     wrong = index.sql(
         f"SELECT t.sentence, t.position, c.sentence IS NULL AS lost FROM "
         f"(SELECT sentence, min(position) AS low, max(position) AS position FROM {{{table}}} GROUP BY sentence) t "
@@ -89,8 +101,8 @@ def _wrong_prefixes(index: Index, table: str) -> str:
         return ""
     row = wrong[0]
     if row["lost"]:
-        return f"it speaks of sentence {row['sentence']}, which the corpus does not have"
-    return f"it speaks of position {row['position']} of sentence {row['sentence']}, which is shorter"
+        return f"it refers to sentence {row['sentence']}, which the corpus does not have"
+    return f"it refers to position {row['position']} of sentence {row['sentence']}, which is shorter"
 
 
 WHOLE, DAMAGED, UNREADABLE, OUTDATED, NOT_NOTED = "whole", "damaged", "unreadable", "outdated", "not noted"
@@ -125,7 +137,11 @@ class Check:
         return not self.damaged and not self.unreadable
 
     def to_make_again(self) -> list[str]:
-        """Tables of later stages that are damaged or outdated; refused if what is damaged cannot be made again."""
+        """Return the damaged or outdated tables of later stages.
+
+        Raises:
+            IndexFolderError: A damaged file cannot be computed from the others.
+        """
         names = [finding.file for finding in self.findings if finding.state in (DAMAGED, OUTDATED)]
         for name in names:
             if name == ANNOTATIONS:
@@ -141,7 +157,7 @@ class Check:
 
 
 def check_index(folder: Path, progress: Progress = no_progress) -> Check:
-    """Look at every file of an index; a folder that is no index is refused."""
+    """Check every file of an index. Raises IndexFolderError if the folder is not an index."""
     try:
         index = Index(folder)
     except IndexFolderError as error:
@@ -152,16 +168,16 @@ def check_index(folder: Path, progress: Progress = no_progress) -> Check:
     files = index.manifest.files
     for number, name in enumerate(sorted({*files, *SCAN_TABLES})):
         progress("check", number, len(files))
-        findings.append(_file(index, name))
+        findings.append(_check_file(index, name))
     progress("check", len(files), len(files))
     damaged = {finding.file for finding in findings if finding.state == DAMAGED}
-    findings = [_in_place(index, finding, damaged) for finding in findings]
-    findings += _others(index)
+    findings = [_compare_with_others(index, finding, damaged) for finding in findings]
+    findings += _find_other_files(index)
     return Check(folder, tuple(findings))
 
 
-def _file(index: Index, name: str) -> Finding:
-    """One file by itself."""
+def _check_file(index: Index, name: str) -> Finding:
+    """Check one file without the others."""
     facts, path = index.manifest.files.get(name), index.folder / name
     if facts is None:
         return Finding(name, DAMAGED, "the manifest does not describe it")
@@ -173,53 +189,37 @@ def _file(index: Index, name: str) -> Finding:
             return Finding(name, DAMAGED, f"it has {size:,} bytes instead of {facts.bytes:,}")
         if checksum(path) != facts.sha256:
             return Finding(name, DAMAGED, "its content has changed (the checksum differs)")
+        if problem := find_problem(path, name, index.manifest):
+            return Finding(name, DAMAGED, problem)
         with path.open("rb") as handle:
             rows = pq.ParquetFile(handle).metadata.num_rows
     except PermissionError as error:
         return Finding(name, UNREADABLE, f"{error.strerror}; look at the permissions of file and folder")
     except (OSError, pa.ArrowException) as error:
         return Finding(name, DAMAGED, f"it cannot be read ({str(error).splitlines()[0][:100]})")
+    expected = {VALUES: MEMORIES, KEYS: MEMORIES, ROLES: MEMORIES, TOKENS: VOCABULARY}.get(name)
+    if expected is not None and rows != (count := expected_rows(expected, index.manifest)):
+        return Finding(name, DAMAGED, f"it has {rows:,} rows instead of {count:,}")
     return Finding(name, WHOLE, f"{rows:,} rows")
 
 
-def _in_place(index: Index, finding: Finding, damaged: set[str]) -> Finding:
-    """The same finding, unless the file does not fit the others; only whole files can be compared."""
+def _compare_with_others(index: Index, finding: Finding, damaged: set[str]) -> Finding:
+    """Return the finding of a whole file as damaged or outdated if it does not fit the other files."""
     name = finding.file
-    if finding.state != WHOLE or name == MANIFEST or MANIFEST in damaged:
+    if finding.state != WHOLE or name == MANIFEST:
         return finding
-    rows = int(finding.detail.split()[0].replace(",", ""))
-    expected = _expected_rows(index, name)
-    if expected is not None and rows != expected:
-        return Finding(name, DAMAGED, f"it has {rows:,} rows instead of {expected:,}")
     try:
-        problem = wrong_references(index, name.removesuffix(".parquet"), with_corpus=CORPUS not in damaged)
-    except (MemlensError, duckdb.Error, pa.ArrowException) as error:
+        problem = find_bad_reference(index, name.removesuffix(".parquet"), with_corpus=CORPUS not in damaged)
+    except MemlensError as error:
         problem = f"it cannot be read ({str(error).splitlines()[0][:100]})"
     if problem:
         return Finding(name, DAMAGED, problem)
-    made_from = _made_from(index, name)
-    old = [table for table, known in made_from.items() if known != index.manifest.sha256(table)]
+    old = [table for table, then in _made_from(index, name).items() if then != index.manifest.sha256(table)]
     return Finding(name, OUTDATED, f"made from an earlier {old[0]}; make it again") if old else finding
 
 
-def _expected_rows(index: Index, name: str) -> int | None:
-    manifest = index.manifest
-    memories = sum(index.memories(layer) for layer in index.layers)
-    known = {
-        CORPUS: manifest.counts.sentences,
-        VOCABULARY: manifest.model.vocabulary,
-        MEMORIES: memories,
-        COUNTS: memories,
-        "values.parquet": memories,
-        "keys.parquet": memories,
-        ROLES: memories,
-        TOKENS: manifest.model.vocabulary,
-    }
-    return known.get(name)
-
-
 def _made_from(index: Index, name: str) -> dict[str, Any]:
-    """The tables that a derived one was made from, with their checksums then, as far as the manifest notes them."""
+    """Return the tables that a derived table was made from, with their checksums at that time."""
     manifest = index.manifest
     folder, _, table = name.removesuffix(".parquet").rpartition("/")
     if name in (VALUES, KEYS, ROUTERS, TOKENS):
@@ -240,8 +240,8 @@ def _made_from(index: Index, name: str) -> dict[str, Any]:
     return dict(manifest.experiment(table).made_from)
 
 
-def _others(index: Index) -> Iterator[Finding]:
-    """Findings about files that the manifest does not note."""
+def _find_other_files(index: Index) -> Iterator[Finding]:
+    """Yield findings about files that the manifest does not list."""
     noted = {*index.manifest.files, *SCAN_TABLES}
     for path in sorted([*index.folder.glob("*.parquet"), *index.folder.glob(f"{EXPERIMENTS}/*.parquet")]):
         name = path.relative_to(index.folder).as_posix()
@@ -267,3 +267,85 @@ def _annotations(path: Path) -> Finding:
         return Finding(ANNOTATIONS, UNREADABLE, str(error))
     except IndexFolderError as error:
         return Finding(ANNOTATIONS, DAMAGED, str(error))
+
+
+# A damaged manifest
+
+
+def restore_manifest(folder: Path) -> list[str]:
+    """Restore a damaged manifest and keep the damaged one next to it. Return what was done, and what is not proven.
+
+    1. A backup whose own checksum holds is a proof of the whole manifest.
+    2. Without one, the damaged manifest is taken if it can be read and fits the tables. Checksums are proven by the
+       files. One that does not match is proven if a later table records the same checksum for its source. Other
+       tables are left out, and counts are computed again. Nothing can prove the plan and the notes.
+
+    Returns:
+        One line per statement, or an empty list if the manifest is whole or the folder is not an index.
+
+    Raises:
+        IndexFolderError: The manifest cannot be read for lack of permissions, or nothing is left that describes it.
+    """
+    path = folder / MANIFEST
+    if not path.exists() and not (folder / BACKUP).is_file():
+        return []
+    try:
+        Manifest.read(folder)
+        return []
+    except IndexFolderError as error:
+        damage = error
+        is_unreadable = error.__cause__ is not None and isinstance(error.__cause__.__cause__, OSError)
+        if path.exists() and is_unreadable:  # permissions, not damage
+            raise
+    with lock_for_writing(folder / LOCK), explain_os_errors(folder):
+        try:
+            manifest, lines = _read_backup(folder), [f"{MANIFEST} was restored from {BACKUP}"]
+        except (MemlensError, ValueError):
+            manifest, lines = _rebuild_manifest(folder, damage)
+        if path.exists():
+            shutil.copyfile(path, folder / DAMAGED_MANIFEST)
+        manifest.write(folder)
+    return lines
+
+
+def _read_backup(folder: Path) -> Manifest:
+    content = read_sealed(folder / BACKUP)
+    manifest = Manifest({name: part for name, part in content.items() if name != "seal"})
+    _ = manifest.document, manifest.settings
+    if manifest.document.schema != SCHEMA_VERSION:
+        raise ValueError("another schema version")
+    for name in SCAN_TABLES:
+        if not has_size(folder / name, manifest.files.get(name)):
+            raise ValueError(f"{name} is of another index")
+    return manifest
+
+
+def _rebuild_manifest(folder: Path, damage: IndexFolderError) -> tuple[Manifest, list[str]]:
+    """Rebuild the manifest from the damaged one and the tables."""
+    try:
+        content = read_json(folder / MANIFEST)
+        manifest = Manifest({name: part for name, part in content.items() if name != "seal"})
+        _ = manifest.document, manifest.settings
+        if manifest.document.schema != SCHEMA_VERSION or manifest.content["plan"].get("schema", 1) != SCHEMA_VERSION:
+            raise ValueError("another schema version")
+    except (MemlensError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise damage from error
+    lines = [f"{MANIFEST} was rebuilt; nothing but the damaged file describes the model, the plan and the settings"]
+    notes = [manifest.values, manifest.patterns, manifest.prefix_pass, *manifest.experiments.values()]
+    recorded = {(table, then) for note in notes if note is not None for table, then in note.made_from.items()}
+    for name, facts in manifest.files.items():
+        path, table = folder / name, name.removesuffix(".parquet")
+        if is_as_noted(path, facts):
+            continue
+        actual = FileFacts.of(path) if path.is_file() else None
+        if actual is not None and ((table, actual.sha256) in recorded or name in SCAN_TABLES + OPTIONAL_TABLES):
+            manifest = manifest.with_files({name: {**manifest.content["files"][name], **asdict(actual)}})
+            if (table, actual.sha256) not in recorded:
+                lines.append(f"not proven: {name} differs from its checksum, but its content fits the index")
+        else:
+            manifest = manifest.with_files({}, without=[name])
+            lines.append(f"not proven: {name}, which was left out; make it again")
+    for name in SCAN_TABLES:
+        if name not in manifest.files or find_problem(folder / name, name, manifest):
+            raise damage
+    return manifest, lines

@@ -53,6 +53,7 @@ SCHEMA_VERSION = 1
 
 MANIFEST = "manifest.json"
 BACKUP = "manifest.backup.json"  # a copy of the manifest, for `memlens repair`
+DAMAGED_MANIFEST = "manifest.damaged.json"  # the manifest that `memlens repair` replaced
 PARTIAL = "partial"
 ANNOTATIONS = "annotations.sqlite"
 LOCK = ".lock"
@@ -121,9 +122,63 @@ MEMORIES_SCHEMA = pa.schema(
     ]
 )
 
+COUNTS_SCHEMA = pa.schema(
+    [
+        ("layer", pa.int32()),
+        ("memory", pa.int32()),
+        # by range of positions (`position_edges` of the manifest):
+        ("fired", pa.list_(pa.int64())),  # prefixes with a coefficient above 0
+        ("prefixes", pa.list_(pa.int64())),  # prefixes that reached the memory
+        ("sentences", pa.list_(pa.int64())),  # sentences with such a prefix
+        ("quadrants", pa.list_(pa.int64())),  # prefixes in ++, +-, -+, --; null without a gate
+    ]
+)
+QUADRANTS_SCHEMA = pa.schema(
+    [("layer", pa.int32()), ("memory", pa.int32()), ("quadrant", pa.string()), ("rank", pa.int32()), *PREFIX_COLUMNS]
+)
+
+_EXPERT = [("layer", pa.int32()), ("expert", pa.int32())]
+EXPERTS_SCHEMA = pa.schema(
+    [*_EXPERT, ("chosen", pa.int64()), ("share", pa.float64()), ("weight", pa.float64())]  # prefixes; mean weight
+)
+ROUTING_SCHEMA = pa.schema(
+    [
+        *_EXPERT,
+        ("list", pa.string()),  # "heaviest": the largest weights, "drawn": at random
+        ("rank", pa.int32()),
+        ("weight", pa.float32()),  # null for those drawn
+        ("sentence", pa.int64()),
+        ("position", pa.int32()),
+        ("next_token", pa.int32()),
+    ]
+)
+SCHEMAS = {
+    CORPUS: CORPUS_SCHEMA,
+    VOCABULARY: VOCABULARY_SCHEMA,
+    TRIGGERS: TRIGGERS_SCHEMA,
+    MEMORIES: MEMORIES_SCHEMA,
+    ORDINARY: ORDINARY_SCHEMA,
+    COUNTS: COUNTS_SCHEMA,
+    QUADRANTS: QUADRANTS_SCHEMA,
+    EXPERTS: EXPERTS_SCHEMA,
+    ROUTING: ROUTING_SCHEMA,
+}
+_PATTERN_COLUMNS = "layer memory pattern kind description prefixes confidence share q"
+DERIVED_COLUMNS = {  # that readers rely on
+    VALUES: "layer memory max_p entropy norm argmax target target_rank tokens p bottom_tokens bottom_p",
+    KEYS: "layer memory tokens scores",
+    ROUTERS: "layer expert tokens scores",
+    TOKENS: "token trained",
+    PATTERNS: _PATTERN_COLUMNS,
+    LOWER_PATTERNS: _PATTERN_COLUMNS,
+    NAMES: "layer memory name confidence triggers patterns covered follows promotes",
+    ROLES: "layer memory role roles",
+}
+
 
 _ENTRIES = {
-    MANIFEST, BACKUP, PARTIAL, ANNOTATIONS, LOCK, EXPERIMENTS, REPORT, *SCAN_TABLES, *OPTIONAL_TABLES, *DERIVED_TABLES,
+    MANIFEST, BACKUP, DAMAGED_MANIFEST, PARTIAL, ANNOTATIONS, LOCK, EXPERIMENTS, REPORT,
+    *SCAN_TABLES, *OPTIONAL_TABLES, *DERIVED_TABLES,
 }  # fmt: skip
 
 
@@ -416,3 +471,70 @@ def _check_schema_version(version: Any, folder: Path) -> None:
         f"{folder} has schema version {version}, this memlens reads {'up to ' if is_newer else ''}{SCHEMA_VERSION}; "
         f"{advice}"
     )
+
+
+def find_problem(path: Path, name: str, manifest: Manifest) -> str:
+    """Return what is wrong with the content of a table, or "". Reads the Parquet footer only.
+
+    A valid checksum does not guarantee valid content: whoever wrote the table wrote the checksum as well. Columns, the
+    number of rows, and the smallest and largest layer, memory, sentence, position and token must fit the manifest.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as handle:
+            metadata = pq.ParquetFile(handle).metadata
+            schema = metadata.schema.to_arrow_schema()
+    except (OSError, pa.ArrowException) as error:
+        return f"it cannot be read ({str(error).splitlines()[0][:100]})"
+    for field in SCHEMAS.get(name, ()):
+        if field.name not in schema.names or schema.field(field.name).type != field.type:
+            return f"it has no column '{field.name}' of type {field.type}"
+    for column in DERIVED_COLUMNS.get(name, "").split():
+        if column not in schema.names:
+            return f"it has no column '{column}'"
+    expected = expected_rows(name, manifest)
+    if expected is not None and metadata.num_rows != expected:
+        return f"it has {metadata.num_rows:,} rows instead of {expected:,}"
+    if name not in SCHEMAS and name not in DERIVED_COLUMNS:
+        return ""
+    for number in range(metadata.num_row_groups):
+        if problem := _find_bad_number(metadata.row_group(number), name, manifest):
+            return problem
+    return ""
+
+
+def expected_rows(name: str, manifest: Manifest) -> int | None:
+    """Return the number of rows of a scan table if the manifest determines it."""
+    memories = sum(manifest.model.memories[layer] for layer in manifest.layers)
+    counts = {MEMORIES: memories, COUNTS: memories, CORPUS: manifest.counts.sentences}
+    return (counts | {VOCABULARY: manifest.model.vocabulary}).get(name)
+
+
+def _find_bad_number(row_group: Any, name: str, manifest: Manifest) -> str:
+    """Return a sentence about a number that the index cannot have, by the statistics of a row group."""
+    ranges = {}
+    for number in range(row_group.num_columns):
+        column = row_group.column(number)
+        statistics = column.statistics
+        if column.physical_type in ("INT32", "INT64") and statistics is not None and statistics.has_min_max:
+            ranges[column.path_in_schema.partition(".")[0]] = (statistics.min, statistics.max)
+    layers = ranges.get("layer", (min(manifest.layers), max(manifest.layers)))
+    for layer in layers:
+        if layer not in manifest.layers:
+            return f"it refers to layer {layer}, which was not scanned"
+    memories = max(manifest.model.memories[layer] for layer in manifest.layers if layers[0] <= layer <= layers[1])
+    limits: dict[str, tuple[int, int | None]] = {"memory": (0, memories)}
+    if name != ROLES:
+        limits |= {"sentence": (0, manifest.counts.sentences), "position": (-1, None), "rank": (0, None)}
+        limits |= {"ends": (0, None)}
+        limits |= dict.fromkeys(
+            ("token", "tokens", "bottom_tokens", "next_token", "argmax", "target", "follows", "promotes"),
+            (0, manifest.model.vocabulary),
+        )
+    for column_name, (least, end) in limits.items():
+        low, high = ranges.get(column_name, (least, least))
+        if column_name in ranges and (low < least or (end is not None and high >= end)):
+            wrong = low if low < least else high
+            return f"it refers to {column_name} {wrong}, which does not exist"
+    return ""

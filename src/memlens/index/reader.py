@@ -34,6 +34,7 @@ from memlens.files import (
     replacing,
 )
 from memlens.index.format import (
+    BACKUP,
     LOCK,
     MANIFEST,
     OPTIONAL_TABLES,
@@ -42,6 +43,7 @@ from memlens.index.format import (
     SCAN_TABLES,
     SHARD,
     Manifest,
+    find_problem,
     located,
     made_with,
 )
@@ -54,15 +56,20 @@ if TYPE_CHECKING:
     from memlens.models.memory_model import MemoryModel
 
 
-def trigger_of(row: dict[str, Any], sentence: dict[str, Any], vocabulary: Sequence[str]) -> Trigger:
-    """A row of a trigger table and the row of its sentence, as one trigger; position -1 is BOS alone."""
-    text, ends, position = sentence["text"], sentence["ends"], row["position"]
+def trigger_of(row: dict[str, Any], sentence: dict[str, Any] | None, vocabulary: Sequence[str]) -> Trigger:
+    """Return a row of a trigger table with the text of its sentence. Position -1 is BOS alone, which has no text."""
+    position, following = row["position"], row["next_token"]
+    if sentence is None or position >= len(sentence["ends"]):
+        raise IndexFolderError(
+            f"a trigger refers to position {position} of sentence {row['sentence']}, which does not exist; "
+            "see what is damaged with `memlens check`"
+        )
+    text, ends = sentence["text"], sentence["ends"]
     begin = ends[position - 1] if position > 0 else 0
     end = ends[position] if position >= 0 else 0
-    prefix, following = Prefix(row["sentence"], position), row["next_token"]
     parts = text[:begin], text[begin:end], text[end:]
     next_text = None if following is None else vocabulary[following]
-    return Trigger(row["rank"], row["coefficient"], prefix, *parts, following, next_text)
+    return Trigger(row["rank"], row["coefficient"], Prefix(row["sentence"], position), *parts, following, next_text)
 
 
 _ROWS_AT_ONCE = 8192
@@ -87,6 +94,7 @@ class Index:
         self.manifest = Manifest.read(self.folder)
         self.model: MemoryModel | None = None  # to shade triggers in a notebook
         self._verified: dict[str, tuple[str, FileStamp]] = {}  # file -> checksum, and the file's stamp at that time
+        self._validated: dict[str, tuple[str, FileStamp]] = {}  # the same, of files whose content was validated
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -132,7 +140,13 @@ class Index:
             self.reload()  # a later stage may have replaced the table since this index was opened
             if not self.is_whole(table):
                 raise self._damaged(f"{table}.parquet", "is damaged or being replaced")
-        return self.folder / f"{table}.parquet"
+        name = f"{table}.parquet"
+        path, verified = self.folder / name, self._verified.get(name)
+        if verified is not None and self._validated.get(name) != verified:
+            if problem := find_problem(path, name, self.manifest):
+                raise self._damaged(name, f"does not fit the index ({problem})")
+            self._validated[name] = verified
+        return path
 
     def has(self, table: str) -> bool:
         """Return True if the table was computed. Raises IndexFolderError if it was computed but its file is missing."""
@@ -301,7 +315,7 @@ class Index:
     def with_text(self, rows: Sequence[dict[str, Any]]) -> TriggerList:
         """Rows of a table of triggers as triggers with their text, in one look at the corpus."""
         sentences = self.sentences(sorted({row["sentence"] for row in rows}))
-        return TriggerList(trigger_of(row, sentences[row["sentence"]], self.vocabulary) for row in rows)
+        return TriggerList(trigger_of(row, sentences.get(row["sentence"]), self.vocabulary) for row in rows)
 
     def rows_of(
         self, table: str, memories: Iterable[MemoryId], columns: str = "*", *, where: str = "true", order: str = ""
@@ -450,6 +464,8 @@ def _why_not_an_index(folder: Path) -> str:
         return f"{folder} is an unfinished copy from the Hub; repeat its `memlens pull` command to finish it"
     if (folder / PARTIAL).is_dir():
         return f"{folder} is an unfinished scan; repeat its `memlens scan` command to finish it"
+    if (folder / BACKUP).is_file():
+        return f"{folder} has lost its {MANIFEST}; restore it with `memlens repair {folder}`"
     return f"{folder} is not an index (it has no {MANIFEST}); make one with `memlens scan MODEL CORPUS -o FOLDER`"
 
 

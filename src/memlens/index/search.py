@@ -380,7 +380,7 @@ def _search_triggers(index: Index, query: SearchQuery, arrays: "TriggerText | No
     sentences = index.sentences(sorted({row["best"]["sentence"] for row in rows}))
 
     def hit(row: dict[str, Any], name: MemoryId, summary: str | None) -> TriggerHit:
-        trigger = trigger_of(row["best"], sentences[row["best"]["sentence"]], index.vocabulary)
+        trigger = trigger_of(row["best"], sentences.get(row["best"]["sentence"]), index.vocabulary)
         return TriggerHit(name, summary, row["end"], row["matches"], trigger)
 
     return _result(index, query, rows, hit)

@@ -16,15 +16,18 @@ from memlens.errors import IndexFolderError
 from memlens.files import FileFacts, write_table
 from memlens.index.format import (
     COUNTS,
+    COUNTS_SCHEMA,
     EXPERTS,
+    EXPERTS_SCHEMA,
     MEMORIES,
     MEMORIES_SCHEMA,
     ORDINARY,
     ORDINARY_SCHEMA,
-    PREFIX_COLUMNS,
     QUADRANT_SIGNS,
     QUADRANTS,
+    QUADRANTS_SCHEMA,
     ROUTING,
+    ROUTING_SCHEMA,
     TRIGGERS,
     TRIGGERS_SCHEMA,
     VOCABULARY,
@@ -39,37 +42,6 @@ from memlens.settings import ScanSettings
 
 _MEMORIES_PER_ROW_GROUP = 1024
 _ORDINARY_KEPT = 5
-
-COUNTS_SCHEMA = pa.schema(
-    [
-        ("layer", pa.int32()),
-        ("memory", pa.int32()),
-        # By range of positions (`position_edges` of the manifest):
-        ("fired", pa.list_(pa.int64())),  # prefixes with a coefficient above 0
-        ("prefixes", pa.list_(pa.int64())),  # that reached the memory
-        ("sentences", pa.list_(pa.int64())),  # with such a prefix
-        ("quadrants", pa.list_(pa.int64())),  # prefixes in ++, +-, -+, --; null without a gate
-    ]
-)
-QUADRANTS_SCHEMA = pa.schema(
-    [("layer", pa.int32()), ("memory", pa.int32()), ("quadrant", pa.string()), ("rank", pa.int32()), *PREFIX_COLUMNS]
-)
-
-_EXPERT = [("layer", pa.int32()), ("expert", pa.int32())]
-EXPERTS_SCHEMA = pa.schema(
-    [*_EXPERT, ("chosen", pa.int64()), ("share", pa.float64()), ("weight", pa.float64())]  # prefixes; mean weight
-)
-ROUTING_SCHEMA = pa.schema(
-    [
-        *_EXPERT,
-        ("list", pa.string()),  # "heaviest": the largest weights, "drawn": at random
-        ("rank", pa.int32()),
-        ("weight", pa.float32()),  # null for those drawn
-        ("sentence", pa.int64()),
-        ("position", pa.int32()),
-        ("next_token", pa.int32()),
-    ]
-)
 
 
 class JoinedParts:
