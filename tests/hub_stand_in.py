@@ -121,6 +121,12 @@ class Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": name} for name in sorted(found[1])]
         self.send(200, {"id": repo, "sha": found[0], "siblings": siblings, "tags": [], "private": False})
 
+    def tree(self, _body: bytes, repo: str, revision: str) -> None:
+        found = self.hub.at(repo, revision)
+        if found is None:
+            return self.missing("RevisionNotFound", "Invalid rev id")
+        self.send(200, [tree_entry(name, content) for name, content in sorted(found[1].items())])
+
     def preupload(self, body: bytes, repo: str) -> None:
         files = json.loads(body)["files"]
         told = [
@@ -185,11 +191,19 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200, content, headers)
 
 
+def tree_entry(name: str, content: bytes) -> dict[str, Any]:
+    """Return one file of a listing."""
+    sha256 = hashlib.sha256(content).hexdigest()
+    entry: dict[str, Any] = {"type": "file", "path": name, "size": len(content), "oid": sha256[:40]}
+    return entry | ({"lfs": {"oid": sha256, "size": len(content), "pointerSize": 130}} if name.endswith(LARGE) else {})
+
+
 REPO = r"([\w.-]+/[\w.-]+)"
 ROUTES: list[tuple[str, Any]] = [
     (r"POST /api/repos/create", Handler.create),
     (r"POST /api/validate-yaml", Handler.yaml),
     (rf"GET /api/datasets/{REPO}(?:/revision/([^/]+))?", Handler.info),
+    (rf"GET /api/datasets/{REPO}/tree/([^/]+)", Handler.tree),
     (rf"POST /api/datasets/{REPO}/preupload/main", Handler.preupload),
     (rf"POST /datasets/{REPO}\.git/info/lfs/objects/batch", Handler.batch),
     (r"PUT /blobs/(\w+)", Handler.put),

@@ -191,7 +191,14 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(
 ) -> None:
     index = copy_of(tiny_gpt2_index)
     memlens.push(index, REPO)
-    for name in ("../../stolen.parquet", "/tmp/stolen.parquet", "annotations.sqlite", "a/b/c.parquet"):
+    for name in (
+        "../../stolen.parquet",
+        "/tmp/stolen.parquet",
+        "annotations.sqlite",
+        "a/b/c.parquet",
+        "-rf.parquet",
+        "sub/x.parquet",
+    ):
         index.manifest.with_files({name: {"bytes": 1, "sha256": "0" * 64}}).write(index.folder)
         hub.damage(REPO, "manifest.json", (index.folder / "manifest.json").read_bytes())
         assert "which no index has" in refused("pull", REPO, "-o", tmp_path / "copy")

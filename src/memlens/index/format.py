@@ -33,6 +33,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -224,6 +225,7 @@ def _vector_unit() -> str:
     return "avx512" if {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags else "avx2" if "avx2" in flags else ""
 
 
+_FILE_NAME = re.compile(r"(experiments/)?[A-Za-z0-9_][A-Za-z0-9_-]*\.parquet")
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Kind = Literal["dense", "shared", "routed"]  # of a group, which is a kind, a number of experts and their size
 
@@ -326,6 +328,9 @@ class ManifestDocument(msgspec.Struct, frozen=True):
     aggregate: ExperimentNote = ExperimentNote()
 
     def __post_init__(self) -> None:
+        for name in self.files:
+            if not _FILE_NAME.fullmatch(name):
+                raise ValueError(f"it names the file '{name}', which no index has")
         if missing := [layer for layer in self.layers if layer not in self.model.memories]:
             raise ValueError(f"the model has no layer {missing[0]}")
 

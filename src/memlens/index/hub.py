@@ -1,9 +1,9 @@
-"""The Hub: an index pushed to a dataset repository of Hugging Face, pulled from one, or used in place as hf:REPO.
+"""The Hugging Face Hub: an index is pushed to a dataset repository, pulled from one, or used in place as hf:REPO.
 
-A push is one commit: whoever pulls gets all of an index, or all of what was there before. A pull takes every file from
-one commit into INDEX/partial, compares it with its size and checksum in the manifest, moves all of them up and writes
-the manifest last, byte for byte; killed at any moment, the same command continues. hf:REPO and hf:REPO@REVISION stand
-for a folder below HF_HOME, one for each commit, that is pulled when it is first used.
+A push is one commit, so a pull gets one complete version. A pull downloads all files of one commit to INDEX/partial,
+checks them like `memlens check`, moves the tables into place and writes the manifest last. After an interruption the
+same command continues. hf:REPO and hf:REPO@REVISION stand for a folder below HF_HOME, one per commit, that is pulled
+when it is first used.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from memlens import __version__
@@ -28,7 +29,9 @@ from memlens.files import (
     sync_folder,
     write_json,
 )
+from memlens.index.check import check_index
 from memlens.index.format import (
+    BACKUP,
     DERIVED_TABLES,
     EXPERIMENTS,
     LOCK,
@@ -60,26 +63,26 @@ if TYPE_CHECKING:
 
 CARD = "README.md"
 _KIND = "dataset"
-_ARRIVED = "hub"  # in partial/: what was downloaded and not yet compared with the manifest
-_TABLE = re.compile(r"[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+)?\.parquet")
-# The Hub's rule: parts of 96 signs at most that do not begin or end with - or ., no -- or .., no .git at the end
+_DOWNLOAD = "hub"  # in partial/: the downloaded files
+_REPLACED = ["*.parquet", REPORT]  # files of an earlier push that a push removes
+# The Hub's rule: at most 96 characters per part, no - or . at either end, no -- or .., no .git at the end
 _PART = r"\w(?:[\w.-]{0,94}\w)?"
 _REPOSITORY = re.compile(rf"(?!.*(?:--|\.\.|\.git$)){_PART}/{_PART}", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SILENCE = 120.0  # seconds that the Hub may say nothing; its client would wait for ever
-_OWN = {CARD, ".gitattributes"}  # what a repository may hold besides an index
+_SILENCE = 120.0  # seconds without an answer after which a request fails; the client has no limit of its own
+_OWN = {CARD, ".gitattributes"}  # files that a repository may hold besides an index
 
 
 @dataclass(frozen=True)
 class Repository:
-    """A dataset repository of the Hub, and the branch, tag or commit that is meant."""
+    """A dataset repository of the Hub at a branch, tag or commit."""
 
     name: str
     revision: str = "main"
 
     @classmethod
     def parse(cls, text: str) -> Repository:
-        """REPO or REPO@REVISION, with or without the hf: before it."""
+        """Parse REPO or REPO@REVISION, with or without a leading hf:."""
         name, at, revision = text.removeprefix(HUB).partition("@")
         if not _REPOSITORY.fullmatch(name) or (at and not revision):
             raise SettingError(f"'{text}' is not a repository of the Hub; write OWNER/NAME or OWNER/NAME@REVISION")
@@ -98,56 +101,59 @@ class PushResult:
 
 
 def push(index: Index, repo: str, *, private: bool = False, progress: Progress = no_progress) -> PushResult:
-    """Put an index into a dataset repository, which is made if there is none, with a card that says what it is."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    where, files = Repository.parse(repo), index.manifest.files
+    """Upload an index with a card to a dataset repository, which is created if it does not exist."""
+    where = Repository.parse(repo)
     index.reload()
+    files, content = index.manifest.files, (index.folder / MANIFEST).read_bytes()
     for name in files:
-        index.path(name.removesuffix(".parquet"))  # refuses one that is damaged
-    sent: dict[str, Path | bytes] = {name: index.folder / name for name in sorted(files)}
-    sent |= {MANIFEST: (index.folder / MANIFEST).read_bytes(), CARD: write_card(index, where.name).encode()}
-    if (index.folder / REPORT).is_file():
-        sent[REPORT] = index.folder / REPORT
+        index.path(name.removesuffix(".parquet"))  # raises if it is damaged
     progress("push", 0, None)
-    with _hub(where) as api:
+    with TemporaryDirectory() as temporary, _hub(where) as api:
+        folder = Path(temporary)
+        for name in [*files, *([REPORT] if (index.folder / REPORT).is_file() else [])]:
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).symlink_to((index.folder / name).absolute())
+        (folder / MANIFEST).write_bytes(content)
+        (folder / CARD).write_text(write_card(index, where.name), encoding="utf-8")
         api.create_repo(where.name, repo_type=_KIND, private=private, exist_ok=True)
         before = api.dataset_info(where.name, revision=where.revision, timeout=_SILENCE)
-        there = {file.rfilename for file in before.siblings or []}
-        if MANIFEST not in there and there - _OWN:
-            raise HubError(f"{where.name} holds '{min(there - _OWN)}', which is no index; name another repository")
-        old = [name for name in sorted(there) if name not in sent and (_TABLE.fullmatch(name) or name == REPORT)]
-        done = api.create_commit(
-            where.name,
-            [
-                *(
-                    CommitOperationAdd(name, content if isinstance(content, bytes) else str(content))
-                    for name, content in sent.items()
-                ),
-                *(CommitOperationDelete(name) for name in old),
-            ],
-            commit_message=f"Index of {index.manifest.model.name}, by memlens {__version__}",
+        present = {file.rfilename for file in before.siblings or []}
+        if MANIFEST not in present and present - _OWN:
+            raise HubError(f"{where.name} holds '{min(present - _OWN)}', which is no index; name another repository")
+        commit = api.upload_folder(
+            repo_id=where.name,
+            folder_path=folder,
             repo_type=_KIND,
             revision=where.revision,
-            parent_commit=before.sha,  # refused if somebody else has pushed meanwhile
+            commit_message=f"Index of {index.manifest.model.name}, by memlens {__version__}",
+            delete_patterns=_REPLACED,
+            parent_commit=before.sha,  # fails if another push came first
         )
-    if (index.folder / MANIFEST).read_bytes() != sent[MANIFEST]:
+    if (index.folder / MANIFEST).read_bytes() != content:
         raise IndexFolderError(f"{index.folder} was changed while it was pushed; push it again")
     total = sum(facts.bytes for facts in files.values())
-    return PushResult(where.name, done.oid, f"{api.endpoint}/datasets/{where.name}", len(files), total)
+    return PushResult(where.name, commit.oid, f"{api.endpoint}/datasets/{where.name}", len(files), total)
 
 
 def pull(repo: str, out: Path, *, resume: bool = True, progress: Progress = no_progress) -> Path:
-    """Copy an index from the Hub into a folder, which comes back; every file is as its manifest says, or refused.
+    """Copy an index from the Hub into the folder `out` and return it.
 
-    `resume` False puts it in the place of another index that is there.
+    Args:
+        repo: OWNER/NAME or OWNER/NAME@REVISION.
+        out: The folder of the copy.
+        resume: False replaces another index in that folder.
+        progress: Called with the stage and how much of it is done.
+
+    Raises:
+        HubError: The Hub cannot be reached, or the repository does not hold a whole index.
+        IndexFolderError: The folder holds something else.
     """
     where = Repository.parse(repo)
     with _hub(where) as api:
-        commit = _commit_of(api, where)
+        commit = _find_commit(api, where)
     with explain_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        refuse_foreign(out)  # before anything, the lock's file too, is written there
+        refuse_foreign(out)  # before the lock file is created
         with lock_for_writing(out / LOCK):
             _pull(where, commit, out, resume, progress)
     return out
@@ -162,53 +168,70 @@ def _pull(where: Repository, commit: str, out: Path, resume: bool, progress: Pro
         throw_partial_away(out)
         partial.mkdir()
         write_json(partial / PULL, wanted)
-    with _nothing_left_of_none(out), _hub(where) as api:
-        manifest = _read_manifest(where, _download(api, where, commit, MANIFEST, partial))
-    with _hub(where) as api:
-        if is_complete(out) and _is_the_same(out, partial / _ARRIVED, manifest):
+    download = partial / _DOWNLOAD
+    try:
+        _download(where, commit, download, [MANIFEST])
+        manifest = _read_manifest(where, download)
+    except MemlensError:
+        if next(partial.rglob("*.parquet"), None) is None:  # nothing to continue later
+            throw_partial_away(out)
+            remove_if_empty(out)
+        raise
+    if is_complete(out):
+        is_same = (out / MANIFEST).read_bytes() == (download / MANIFEST).read_bytes()
+        if is_same and all(is_as_noted(out / name, facts) for name, facts in manifest.files.items()):
             throw_partial_away(out)
             return
-        if is_complete(out) and resume:
+        if resume:
             throw_partial_away(out)
             raise IndexFolderError(
                 f"{out} holds another index than {where.name}; choose another folder with -o, or replace that one with "
                 "--fresh"
             )
-        refuse_annotations(out)
-        total, done = sum(facts.bytes for facts in manifest.files.values()), 0
-        for name, facts in manifest.files.items():
-            progress("pull", done, total)
-            moved_up = not is_complete(out) and is_as_noted(out / name, facts)
-            if not moved_up and not is_as_noted(partial / name, facts):
-                arrived = _download(api, where, commit, name, partial)
-                if not is_as_noted(arrived, facts):
-                    arrived.unlink()
-                    raise HubError(
-                        f"{name} of {where.name} is not what its manifest says: it was damaged or changed; "
-                        "ask who pushed it to push again"
-                    )
-                sync_file(arrived)
-                (partial / name).parent.mkdir(exist_ok=True)
-                arrived.replace(partial / name)
-            done += facts.bytes
-        progress("pull", done, total)
-    _publish(out, (partial / _ARRIVED / MANIFEST).read_bytes(), manifest)
+    refuse_annotations(out)
+    progress("pull", 0, None)
+    _download(where, commit, download, list(manifest.files))
+    _check_download(where, download, progress)
+    _publish(out, download, manifest)
 
 
-@contextmanager
-def _nothing_left_of_none(out: Path) -> Iterator[None]:
-    """Take away what was begun if there is no index to pull, unless tables have arrived before."""
+def _download(where: Repository, commit: str, folder: Path, names: list[str]) -> None:
+    """Download files of a commit. Complete ones are not downloaded again."""
+    from huggingface_hub import snapshot_download
+
+    with _hub(where):
+        snapshot_download(
+            where.name, repo_type=_KIND, revision=commit, local_dir=folder, allow_patterns=names, max_workers=1
+        )
+
+
+def _read_manifest(where: Repository, download: Path) -> Manifest:
+    path = download / MANIFEST
+    if not path.is_file():
+        raise HubError(f"{where.name} does not hold a whole index; ask who pushed it to push again")
     try:
-        yield
-    except MemlensError:
-        if next((out / PARTIAL).rglob("*.parquet"), None) is None:
-            throw_partial_away(out)
-            remove_if_empty(out)
-        raise
+        return Manifest.read(download, "ask who pushed it to push again")
+    except IndexFolderError as error:
+        path.unlink()  # otherwise the next pull would read the same one
+        why = str(error).replace(str(path), "its manifest").replace(str(download), "it")
+        raise HubError(f"the index in {where.name} cannot be read: {why}") from error
 
 
-def _publish(out: Path, content: bytes, manifest: Manifest) -> None:
-    """Move the tables up; from here until the manifest is written this is no index."""
+def _check_download(where: Repository, download: Path, progress: Progress) -> None:
+    """Check the downloaded index. Damaged files are removed, so that the next pull downloads them again."""
+    damaged = check_index(download, progress).damaged
+    for finding in damaged:
+        (download / finding.file).unlink(missing_ok=True)
+    if damaged:
+        raise HubError(
+            f"{damaged[0].file} of {where.name} is damaged ({damaged[0].detail}); ask who pushed it to push again"
+        )
+
+
+def _publish(out: Path, download: Path, manifest: Manifest) -> None:
+    """Move the tables into place and write the manifest last."""
+    for name in manifest.files:
+        sync_file(download / name)
     take_manifest_away(out)
     old = [
         *(out / name for name in (*DERIVED_TABLES, *OPTIONAL_TABLES, REPORT)),
@@ -219,40 +242,18 @@ def _publish(out: Path, content: bytes, manifest: Manifest) -> None:
             path.unlink(missing_ok=True)
     for name in manifest.files:
         (out / name).parent.mkdir(exist_ok=True)
-        if (out / PARTIAL / name).exists():  # else a call that was killed here has moved it already
-            (out / PARTIAL / name).replace(out / name)
+        (download / name).replace(out / name)
     for folder in {(out / name).parent for name in manifest.files}:
         sync_folder(folder)
-    with replacing(out / MANIFEST) as beside:
-        beside.write_bytes(content)
+    content = (download / MANIFEST).read_bytes()
+    for name in (BACKUP, MANIFEST):
+        with replacing(out / name) as temporary:
+            temporary.write_bytes(content)
     throw_partial_away(out)
 
 
-def _download(api: HfApi, where: Repository, commit: str, name: str, partial: Path) -> Path:
-    return Path(api.hf_hub_download(where.name, name, repo_type=_KIND, revision=commit, local_dir=partial / _ARRIVED))
-
-
-def _read_manifest(where: Repository, path: Path) -> Manifest:
-    """The manifest that has arrived; one that is not as it was written, or that names odd files, is refused."""
-    try:
-        manifest = Manifest.read(path.parent, "ask who pushed it to push again")
-    except IndexFolderError as error:
-        path.unlink()  # else the next pull would look at the same one
-        why = str(error).replace(str(path), "its manifest").replace(str(path.parent), "it")  # where it lies only now
-        raise HubError(f"the index in {where.name} cannot be read: {why}") from error
-    for name in manifest.files:
-        if not _TABLE.fullmatch(name):
-            raise HubError(f"the index in {where.name} names the file '{name}', which no index has; do not use it")
-    return manifest
-
-
-def _is_the_same(out: Path, arrived: Path, manifest: Manifest) -> bool:
-    is_known = (out / MANIFEST).read_bytes() == (arrived / MANIFEST).read_bytes()
-    return is_known and all(is_as_noted(out / name, facts) for name, facts in manifest.files.items())
-
-
 def copy_of(repo: str) -> Path:
-    """The folder that hf:REPO stands for, pulled if need be; without a connection the commit that was used last."""
+    """Return the folder that hf:REPO stands for and pull it if necessary. Offline, the last commit in use is taken."""
     from huggingface_hub import constants
 
     where = Repository.parse(repo)
@@ -261,7 +262,7 @@ def copy_of(repo: str) -> Path:
     known = read_json(latest) if latest.is_file() else {}
     try:
         with _hub(where) as api:
-            commit = where.revision if _COMMIT.fullmatch(where.revision) else _commit_of(api, where)
+            commit = where.revision if _COMMIT.fullmatch(where.revision) else _find_commit(api, where)
     except HubError as error:
         last = known.get(where.revision)
         if not (isinstance(last, str) and _is_unreachable(error.__cause__) and is_complete(home / last)):
@@ -274,17 +275,17 @@ def copy_of(repo: str) -> Path:
     return home / commit
 
 
-def _commit_of(api: HfApi, where: Repository) -> str:
+def _find_commit(api: HfApi, where: Repository) -> str:
     return str(api.dataset_info(where.name, revision=where.revision, timeout=_SILENCE).sha)
 
 
 @contextmanager
 def _hub(where: Repository) -> Iterator[HfApi]:
-    """The Hub's API; its errors become one line each, and its silence, too."""
+    """Yield the Hub's API. Its errors and timeouts become a HubError of one line."""
     from huggingface_hub import HfApi, errors
 
     try:
-        with _quiet(), _impatient():
+        with _silence_client(), _limit_waiting():
             yield HfApi(library_name="memlens", library_version=__version__)
     except MemlensError:
         raise
@@ -310,7 +311,7 @@ def _hub(where: Repository) -> Iterator[HfApi]:
 
 
 def _is_unreachable(error: BaseException | None) -> bool:
-    """Is it the connection? The library that the Hub's client talks with has errors of its own."""
+    """Return True if the connection failed, by the errors of the HTTP library that the client uses."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     while error is not None:
@@ -318,13 +319,13 @@ def _is_unreachable(error: BaseException | None) -> bool:
         is_connection = isinstance(error, (ConnectionError, TimeoutError, LocalEntryNotFoundError))
         if is_connection or library in ("httpx", "httpx2", "requests"):
             return True
-        error = error.__cause__  # an upload of one file of many is reported as something else
+        error = error.__cause__  # a failed upload of one file is wrapped in another error
     return False
 
 
 @contextmanager
-def _impatient() -> Iterator[None]:
-    """Inside the `with` calls of the client end after _SILENCE seconds without news; some take no time limit."""
+def _limit_waiting() -> Iterator[None]:
+    """Let requests of the client fail after _SILENCE seconds without an answer."""
     from huggingface_hub import get_session
 
     session = get_session()
@@ -336,8 +337,8 @@ def _impatient() -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the client's own bars and warnings: what happens is told by memlens."""
+def _silence_client() -> Iterator[None]:
+    """Turn off the client's progress bars and warnings, such as those about retries."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars, logging
 
     level, were_disabled = logging.get_verbosity(), are_progress_bars_disabled()
@@ -374,7 +375,7 @@ _ABOUT = {
 
 
 def write_card(index: Index, repo: str) -> str:
-    """README.md of the repository: everything in it comes from the manifest and the table of memories."""
+    """Return the README.md of the repository, made from the manifest and the table of memories."""
     from memlens.index.memory import summarize
 
     manifest, summary = index.manifest, summarize(index)
@@ -437,7 +438,7 @@ def write_card(index: Index, repo: str) -> str:
 
 
 def _front_matter(index: Index) -> list[str]:
-    """The metadata that the Hub reads: tags, and the tables that its viewer can show."""
+    """Return the metadata for the Hub: tags, and the tables for its viewer."""
     tables = [name for name in (*SCAN_TABLES, *OPTIONAL_TABLES, *DERIVED_TABLES) if name in index.manifest.files]
     lines = ["---", f"pretty_name: {json.dumps('Memories of ' + visible(index.manifest.model.name))}"]
     lines += ["tags:", "- memlens", "- interpretability", "- feed-forward", "configs:"]
@@ -452,6 +453,6 @@ def _about(name: str) -> str:
 
 
 def _makers(index: Index) -> list[dict[str, str]]:
-    """The versions and processors with which files were made, as far as the manifest notes them."""
+    """Return the versions and processors with which the files were made."""
     noted = [entry.get("made_with") for entry in index.manifest.content["files"].values()]
     return [{"memlens": "?", "torch": "?", "processor": "?"} | maker for maker in noted if isinstance(maker, dict)]
