@@ -147,9 +147,6 @@ def run_child(out: Path, arguments: list[str], kernels: bool) -> None:
         code = int(ended.code or 0)
     finally:
         watch.book()
-        ahead = sys.modules.get("memlens.scanner.ahead")
-        for process, _ in ahead._started if ahead else ():  # else its time is not that of a child that has ended
-            process.wait()
         children = os.times().children_user + os.times().children_system
         account = {"code": code, "parts": watch.parts, "kernels": watch.kernels, "whole": time.process_time()}
         account["children"] = children

@@ -8,9 +8,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "memlens"
 
 # A part may import the parts of the rows above it, and no other part of its own row.
 ORDER = (
-    ("errors", "loop_sources", "own_process"),
-    ("memory", "text", "parallel", "processes", "settings"),
-    ("files", "stats", "sorting", "pool"),
+    ("errors", "own_process", "compiling", "signals", "progress"),
+    ("memory", "text", "settings"),
+    ("files", "stats", "pool"),
     ("models", "corpus"),
     ("scanner",),
     ("index",),

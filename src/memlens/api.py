@@ -21,7 +21,7 @@ from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.files import refuse_inside_others
 from memlens.index.format import REPORT, is_complete, located
 from memlens.index.reader import Index, open_index
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.settings import (
     CorpusSettings,
     PatternSettings,

@@ -46,10 +46,10 @@ from memlens.index.format import (
 from memlens.index.reader import Index, open_index
 from memlens.models.load import load
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Progress, no_progress
 from memlens.pattern.beside import find_patterns_beside
 from memlens.pattern.table import compute_patterns, patterns_are_made
 from memlens.pool import usable_cores
+from memlens.progress import Progress, no_progress
 from memlens.reports.findings import Insight, Material, find
 from memlens.reports.sections import Tables
 from memlens.reports.silencing import most_needed

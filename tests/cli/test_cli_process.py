@@ -47,7 +47,7 @@ sys.exit(main())
 """
 
 
-@pytest.mark.parametrize("module", ["memlens.parallel", "memlens.cli.app"])
+@pytest.mark.parametrize("module", ["memlens.signals", "memlens.cli.app"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_the_command_has_begun_is_one_line(number: int, module: str) -> None:
     arguments = [sys.executable, "-c", EARLY, str(int(number)), module]

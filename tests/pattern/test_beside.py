@@ -8,9 +8,9 @@ import pytest
 from index_by_hand import write_index
 from memlens.errors import IndexFolderError
 from memlens.index.reader import Index
-from memlens.parallel import no_progress
 from memlens.pattern.beside import find_patterns_beside
 from memlens.pattern.table import compute_patterns
+from memlens.progress import no_progress
 from memlens.settings import PatternSettings
 
 TEXTS = [f"On day {n} the free press was read by {n} people of the old harbour town." for n in range(60)]

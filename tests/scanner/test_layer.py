@@ -1,26 +1,162 @@
-"""A layer's share of a scan: the path for other devices, and statistics that do not depend on order."""
+"""The state of a layer: against plain loops, on other devices, in tiles, and merged in any order."""
 
+from itertools import pairwise
 from random import Random
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings as hypothesis_settings, strategies as st
+from numba import typeof
 
+from memlens.errors import ModelError
 from memlens.models.groups import CoefficientBlock, LinearGroup
-from memlens.scanner.kernels import COLUMNS
+from memlens.scanner import kernels, layer as layer_module
+from memlens.scanner.kernels import COLUMNS, EDGES, UNIT, bin_edges, make_candidates, prefix_hashes
 from memlens.scanner.layer import LayerScan
-from memlens.scanner.lists import make_candidates
 from memlens.settings import ScanSettings
 
-GROUP = LinearGroup(
-    key_projection=torch.nn.Linear(4, 33), up_projection=torch.nn.Linear(4, 33), down=torch.nn.Linear(33, 4),
-    activation="silu", activate=torch.nn.functional.silu,
-)  # fmt: skip
+
+def make_group(size: int) -> LinearGroup:
+    return LinearGroup(
+        key_projection=torch.nn.Linear(4, size), up_projection=torch.nn.Linear(4, size),
+        down=torch.nn.Linear(size, 4), activation="silu", activate=torch.nn.functional.silu,
+    )  # fmt: skip
 
 
-def as_block(coefficients: torch.Tensor) -> CoefficientBlock:
-    return CoefficientBlock(GROUP, (8, 6), None, coefficients, None, coefficients.roll(1, 0))
+def make_block(coefficients: torch.Tensor, gates: torch.Tensor | None) -> CoefficientBlock:
+    group = make_group(coefficients.shape[1])
+    return CoefficientBlock(group, (1, len(coefficients)), None, coefficients, None, gates)
+
+
+# --- against plain loops ----------------------------------------------------------------------------------------------
+
+LENGTHS = (9, 1, 7, 4, 13, 2, 70)  # with and without a rest after steps of four rows, and over several position ranges
+SENTENCES = np.repeat(np.arange(len(LENGTHS)) * 3 + 2, LENGTHS)
+POSITIONS = np.concatenate([np.arange(length) for length in LENGTHS])
+WIDTH, TOP = 19, 6
+
+
+@pytest.fixture(scope="module", params=["best", "all"])
+def scanned(request: pytest.FixtureRequest) -> tuple[LayerScan, np.ndarray, np.ndarray]:
+    """A layer after one block with many ties, its coefficients and its gates."""
+    random = np.random.default_rng(6)
+    coefficients = np.round(random.normal(size=(len(SENTENCES), WIDTH)), 1).astype(np.float32)
+    gates = np.round(random.normal(size=coefficients.shape), 1).astype(np.float32)
+    settings = ScanSettings(top=TOP, per_sentence=request.param, sample_every=2, seed=5)
+    scan = LayerScan(3, WIDTH, bottom=True, gated=True, settings=settings)
+    order = random.permutation(len(SENTENCES))  # rows of a batch are in any order
+    candidates = make_candidates(np.arange(len(order)), SENTENCES[order], POSITIONS[order])
+    scan.update(make_block(torch.from_numpy(coefficients[order]), torch.from_numpy(gates[order])), candidates)
+    return scan, coefficients, gates
+
+
+def naive_list(scores: np.ndarray, top: int, best: bool) -> list[tuple[float, int, int]]:
+    """(score, sentence, position) of the positive scores [n] in the order of triggers."""
+    ordered = sorted((-score, s, p) for score, s, p in zip(scores, SENTENCES, POSITIONS, strict=True) if score > 0)
+    if best:
+        ordered = list({s: (score, s, p) for score, s, p in reversed(ordered)}.values())
+        ordered.sort()
+    return [(-float(score), int(s), int(p)) for score, s, p in ordered[:top]]
+
+
+def as_tuples(lists: kernels.Lists, row: int) -> list[tuple[float, int, int]]:
+    columns = (lists.scores(), lists.sentences(), lists.positions)
+    return list(zip(*(column[row, : lists.filled[row]].tolist() for column in columns), strict=True))
+
+
+def test_triggers_are_the_highest_and_lowest_prefixes(scanned: tuple[LayerScan, np.ndarray, np.ndarray]) -> None:
+    scan, coefficients, _ = scanned
+    best = scan.triggers.one_a_sentence
+    for m in range(WIDTH):
+        assert as_tuples(scan.triggers.top_lists, m) == naive_list(coefficients[:, m], TOP, best)
+        assert as_tuples(scan.triggers.bottom_lists, m) == naive_list(-coefficients[:, m], TOP, best)
+
+
+def test_quadrants_are_split_by_the_signs_of_gate_and_coefficient(
+    scanned: tuple[LayerScan, np.ndarray, np.ndarray],
+) -> None:
+    scan, coefficients, gates = scanned
+    assert scan.quadrants is not None
+    for quadrant, (sign, is_open) in enumerate([(1, True), (-1, True), (1, False), (-1, False)]):
+        scores = np.where((gates > 0) == is_open, sign * coefficients, 0)
+        assert scan.quadrants.counts[:, quadrant].tolist() == (scores > 0).sum(0).tolist()
+        for m in range(WIDTH):
+            expected = naive_list(scores[:, m], kernels.KEPT, scan.triggers.one_a_sentence)
+            assert as_tuples(scan.quadrants.lists, 4 * m + quadrant) == expected
+
+
+def test_the_order_of_quadrants_follows_the_sign_of_a_shut_gate() -> None:
+    quadrants = kernels.Quadrants.empty(2)
+    quadrants.turns[1] = True  # as with SiLU: f(g) < 0, so that a positive coefficient has a negative input
+    assert quadrants.order().tolist() == [[0, 1, 2, 3], [0, 1, 3, 2]]
+
+
+def test_totals_are_sums_extremes_and_counts_by_position(scanned: tuple[LayerScan, np.ndarray, np.ndarray]) -> None:
+    scan, coefficients, _ = scanned
+    np.testing.assert_allclose(scan.totals.total * UNIT, coefficients.sum(0, dtype=np.float64), atol=1e-4)
+    assert scan.totals.highest.tolist() == coefficients.max(0).tolist()
+    assert scan.totals.lowest.tolist() == coefficients.min(0).tolist()
+    assert (scan.totals.highest.dtype, scan.totals.total.dtype) == (np.float32, np.int64)
+    edges = [0, *EDGES, 10**9]
+    for bucket, (first, stop) in enumerate(pairwise(edges)):
+        rows = (first <= POSITIONS) & (stop > POSITIONS)
+        assert scan.totals.fired[:, bucket].tolist() == (coefficients[rows] > 0).sum(0).tolist()
+        assert scan.reach.prefixes[0, bucket] == rows.sum()
+        assert scan.reach.sentences[0, bucket] == len(set(SENTENCES[rows]))
+
+
+def test_the_sample_is_a_histogram_and_the_examples_with_the_lowest_hashes(
+    scanned: tuple[LayerScan, np.ndarray, np.ndarray],
+) -> None:
+    scan, coefficients, _ = scanned
+    hashes = prefix_hashes(scan.seed, SENTENCES, POSITIONS)
+    sampled = hashes <= scan.sample.limit
+    assert 20 < sampled.sum() < len(sampled) - 20
+    for m in range(WIDTH):
+        expected, _edges = np.histogram(coefficients[sampled, m], [-np.inf, *bin_edges(), np.inf])
+        # an edge belongs to the bin with the larger magnitude, which numpy's left-closed bins do for positive ones
+        on_edge = [int((coefficients[sampled, m] == edge).sum()) for edge in bin_edges()[: kernels.SIDE]]
+        for place, count in enumerate(on_edge):
+            expected[place + 1] -= count
+            expected[place] += count
+        assert scan.sample.counts[m].tolist() == expected.tolist()
+        positive = sampled & (coefficients[:, m] > 0)
+        prefixes = zip(SENTENCES[positive], POSITIONS[positive], strict=True)
+        rows = dict(zip(prefixes, coefficients[positive, m], strict=True))
+        examples = scan.sample.examples
+        filled = int((examples.hashes[m] != np.uint64(2**64 - 1)).sum())
+        prefixes = zip(examples.sentences[m, :filled], examples.positions[m, :filled], strict=True)
+        shown = dict(zip(prefixes, examples.coefficients[m, :filled], strict=True))
+        assert len(shown) == min(len(rows), kernels.EXAMPLES) and shown.items() <= rows.items()
+        assert examples.hashes[m].tolist() == sorted(examples.hashes[m].tolist())
+
+
+def test_hashes_are_the_same_on_every_machine() -> None:
+    """Each is one step of splitmix64 per number, here with Python's integers."""
+
+    def mix(x: int) -> int:
+        x = (x + 0x9E3779B97F4A7C15) % 2**64
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+        return x ^ x >> 31
+
+    prefixes = [(0, -1), (0, 0), (7, 3), (2**32 - 2, 511)]
+    sentences, positions = (np.array(column) for column in zip(*prefixes, strict=True))
+    expected = [mix(mix(mix(12) ^ s) ^ (p + 1)) for s, p in prefixes]
+    assert prefix_hashes(12, sentences, positions).tolist() == expected
+
+
+@pytest.mark.parametrize(("bad", "words"), [(np.nan, "memory L3N11 .* NaN"), (np.inf, "L3N11"), (1e30, "beyond 1e12")])
+def test_coefficients_that_cannot_be_summed_are_refused(bad: float, words: str) -> None:
+    scan = LayerScan(3, WIDTH, bottom=False, settings=ScanSettings(top=TOP))
+    coefficients = torch.ones(5, WIDTH)
+    coefficients[4, 11] = bad  # the last row
+    with pytest.raises(ModelError, match=words):
+        scan.update(make_block(coefficients, None), make_candidates(np.arange(5), np.zeros(5), np.arange(5)))
+
+
+# --- the same in every way --------------------------------------------------------------------------------------------
 
 
 def batches(seed: int) -> list[tuple[torch.Tensor, np.ndarray, np.ndarray]]:
@@ -33,19 +169,36 @@ def batches(seed: int) -> list[tuple[torch.Tensor, np.ndarray, np.ndarray]]:
     return parts
 
 
+def test_warming_up_compiles_what_a_scan_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    types: list[list[str]] = []
+
+    def record(*arguments: object) -> int:
+        types.append([str(typeof(argument)) for argument in arguments])
+        return kernels.FINE
+
+    monkeypatch.setattr(kernels, "add_block_", record)
+    monkeypatch.setattr(layer_module, "add_block_", record)
+    kernels.warm_up()
+    coefficients, sentences, positions = batches(0)[0]
+    for gates in (None, coefficients, coefficients[:, ::2].T.contiguous().T):
+        scan = LayerScan(0, 33, bottom=gates is not None, gated=gates is not None, settings=ScanSettings(top=2))
+        scan.update(make_block(coefficients, gates), make_candidates(np.arange(48), sentences, positions))
+    assert types[0] == types[1] == types[2] == types[3]
+
+
 @pytest.mark.parametrize("per_sentence", ["best", "all"])
-def test_filtering_on_the_device_keeps_the_same_as_the_compiled_pass(per_sentence: str) -> None:
+def test_filtering_on_the_device_keeps_the_same_as_the_compiled_loops(per_sentence: str) -> None:
     settings = ScanSettings(top=5, per_sentence=per_sentence, sample_every=3)
     here, there = (LayerScan(0, 33, bottom=True, gated=True, settings=settings) for _ in range(2))
-    for block, sentences, positions in batches(1):
-        candidates = make_candidates(np.arange(48), sentences, positions)
-        here.update(as_block(block), candidates)
-        there.positions.add_prefixes(0, candidates)
+    for coefficients, sentences, positions in batches(1):
+        candidates, block = make_candidates(np.arange(48), sentences, positions), make_block(coefficients, None)
+        gates = coefficients.roll(1, 0)
+        here.update(make_block(coefficients, gates), candidates)
+        kernels.count_reach_(there.reach, 0, candidates)
         there.quadrants.turns[:] = True
-        # the tensors lie here, the path is the one of other devices
-        there._update_on_device(GROUP, block, block.roll(1, 0), candidates)
+        there._update_on_device(block.group, coefficients, gates, candidates)  # the tensors are on the CPU
     for name, array in here.arrays().items():
-        if name == "total":
+        if name == "totals.total":
             np.testing.assert_allclose(array, there.arrays()[name], atol=40)  # units of 2^-20; last bits differ
         elif not name.endswith("positions"):
             np.testing.assert_array_equal(array, there.arrays()[name], err_msg=name)
@@ -55,53 +208,31 @@ def test_filtering_on_the_device_keeps_the_same_as_the_compiled_pass(per_sentenc
 
 @pytest.mark.parametrize("per_sentence", ["best", "all"])
 def test_memories_of_a_wide_layer_are_as_in_narrow_ones(per_sentence: str) -> None:
-    """A block of several tiles beside blocks of one tile each: lists, sums and counts, those of quadrants, too."""
+    """A block of several tiles has the same lists, sums, counts and quadrants as blocks of one tile each."""
     settings = ScanSettings(top=4, per_sentence=per_sentence)
     random, width = np.random.default_rng(4), COLUMNS + 77
-    lengths = np.resize([11, 10, 9, 3], 20)  # of ROWS rows at a time, with and without some left over
+    lengths = np.resize([11, 10, 9, 3], 20)
     sentences, positions = np.repeat(np.arange(20), lengths), np.concatenate([np.arange(size) for size in lengths])
     rows = len(sentences)
     coefficients, gates = torch.from_numpy(random.normal(size=(2, rows, width)).astype(np.float32))
 
     def arrays_of(first: int, last: int) -> dict[str, np.ndarray]:
-        size = last - first
-        group = LinearGroup(
-            key_projection=torch.nn.Linear(1, size), up_projection=torch.nn.Linear(1, size),
-            down=torch.nn.Linear(size, 1), activate=torch.nn.functional.silu,
-        )  # fmt: skip
-        layer = LayerScan(0, size, bottom=True, gated=True, settings=settings)
-        block = CoefficientBlock(group, (1, rows), None, coefficients[:, first:last], None, gates[:, first:last])
+        layer = LayerScan(0, last - first, bottom=True, gated=True, settings=settings)
+        block = make_block(coefficients[:, first:last], gates[:, first:last])
         layer.update(block, make_candidates(np.arange(rows), sentences, positions))
         return layer.arrays()
 
     wide, left, right = arrays_of(0, width), arrays_of(0, 900), arrays_of(900, width)
     compared = 0
     for name, array in wide.items():
-        is_drawn = name.startswith("sample") and name != "sample.counts"  # by the number of the memory
+        is_drawn = name.startswith("sample.examples")  # by the number of the memory
         if len(array) % width == 0 and not is_drawn:
             np.testing.assert_array_equal(array, np.concatenate([left[name], right[name]]), err_msg=name)
             compared += 1
     assert compared >= 13 and wide["quadrants.counts"].min() > 0
 
 
-def test_merging_in_any_order_gives_the_same_bits() -> None:
-    settings = ScanSettings(top=5, sample_every=2)
-
-    def merged(order: list[int]) -> dict[str, np.ndarray]:
-        whole = LayerScan(0, 33, bottom=True, gated=True, settings=settings)
-        for number in order:
-            block, sentences, positions = batches(2)[number]
-            part = LayerScan(0, 33, bottom=True, gated=True, settings=settings)
-            part.update(as_block(block), make_candidates(np.arange(48), sentences, positions))
-            whole.merge(part)
-        return whole.arrays()
-
-    forward, shuffled = merged(list(range(12))), merged([7, 3, 11, 0, 5, 1, 10, 2, 8, 4, 9, 6])
-    for name, array in forward.items():
-        np.testing.assert_array_equal(array, shuffled[name], err_msg=name)
-
-
-TINY = np.float32(1e-45)  # the smallest number of all, a denormal one
+TINY = np.float32(1e-45)  # the smallest positive float32
 ODD = np.array([0.0, -0.0, TINY, -TINY, 1e-40, -1e-40, 1.1754944e-38, 0.5, -0.5, 0.5 + 2**-24, 3.0, 1e9], np.float32)
 
 
@@ -109,35 +240,33 @@ ODD = np.array([0.0, -0.0, TINY, -TINY, 1e-40, -1e-40, 1.1754944e-38, 0.5, -0.5,
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_every_statistic_merges_to_the_same_bits_in_any_tree(per_sentence: str, random: Random) -> None:
-    """Zeros of both signs, denormal numbers and ties, in parts that are joined by any brackets in any order."""
+    """Zeros of both signs, denormal numbers and ties, in parts that are merged in any order."""
     options = ScanSettings(top=3, per_sentence=per_sentence, sample_every=2)
     width, rows, count = 5, 6, 7
     draw = np.random.default_rng(random.getrandbits(32))
-    group = LinearGroup(
-        key_projection=torch.nn.Linear(1, width), up_projection=torch.nn.Linear(1, width),
-        down=torch.nn.Linear(width, 1), activate=torch.nn.functional.silu,
-    )  # fmt: skip
     blocks = [draw.choice(ODD[: draw.integers(1, len(ODD) + 1)], (rows, width)) for _ in range(count)]
 
-    def scanned(numbers: list[int]) -> LayerScan:
+    def scan_blocks(numbers: list[int]) -> LayerScan:
         layer = LayerScan(0, width, bottom=True, gated=True, settings=options)
         for number in numbers:
             sentences = np.arange(rows) // 2 + 3 * number
             candidates = make_candidates(np.arange(rows), sentences, np.arange(rows) % 2)
             coefficients = torch.from_numpy(blocks[number])
-            block = CoefficientBlock(group, (rows // 2, 2), None, coefficients, None, coefficients.flip(0))
-            layer.update(block, candidates)
+            layer.update(make_block(coefficients, coefficients.flip(0)), candidates)
         return layer
 
-    whole = scanned(list(range(count))).arrays()
-    parts = [scanned([number]) for number in random.sample(range(count), count)]
+    whole = scan_blocks(list(range(count))).arrays()
+    parts = [scan_blocks([number]) for number in random.sample(range(count), count)]
     while len(parts) > 1:
         one, other = (parts.pop(random.randrange(len(parts))) for _ in range(2))
         one.merge(other)
         parts.append(one)
-    for name, array in parts[0].arrays().items():
+    restored = LayerScan(0, width, bottom=True, gated=True, settings=options)
+    restored.restore_(parts[0].arrays())
+    for name, array in restored.arrays().items():
         assert array.tobytes() == whole[name].tobytes(), name
     together = np.concatenate(blocks)
-    assert (whole["highest"] == together.max(0)).all() and not np.signbit(whole["highest"][whole["highest"] == 0]).any()
-    assert (whole["lowest"] == together.min(0)).all() and not np.signbit(whole["lowest"][whole["lowest"] == 0]).any()
-    assert (whole["positions.fired"].sum(1) == (together > 0).sum(0)).all()
+    highest, lowest = whole["totals.highest"], whole["totals.lowest"]
+    assert (highest == together.max(0)).all() and not np.signbit(highest[highest == 0]).any()
+    assert (lowest == together.min(0)).all() and not np.signbit(lowest[lowest == 0]).any()
+    assert (whole["totals.fired"].sum(1) == (together > 0).sum(0)).all()

@@ -38,7 +38,7 @@ from memlens.memory import MemoryId
 from memlens.models.blocks import with_first_input
 from memlens.models.groups import MemoryGroup
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.tracer.intervention import Edit, Intervention
 from memlens.tracer.prompt import Source, open_model, read_prompt
 

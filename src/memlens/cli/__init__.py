@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _answer_early_signals() -> None:
     """Ctrl-C and TERM while modules are imported, and when all is done: one line and the exit code, no traceback.
 
-    Nothing is under way then that could be lost; while a verb runs, parallel.interruptible has the signals.
+    Nothing is under way then that could be lost; while a verb runs, signals.interruptible handles the signals.
     """
 
     def end(number: int, _frame: object) -> None:

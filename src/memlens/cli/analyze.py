@@ -60,9 +60,6 @@ def analyze(
     """Do everything: scan, values, patterns, experiments and report. Interrupted, it continues."""
     refuse_unused_column(options, [*corpus, *(validation or ())])
     with ScanProgress(screen) as progress:
-        from memlens.scanner.ahead import start_compiling
-
-        start_compiling()
         try:
             analysis = memlens.analyze(
                 model,
@@ -110,9 +107,6 @@ def demo(
     if serve:
         refuse_without_workbench()
     with ScanProgress(screen) as progress:
-        from memlens.scanner.ahead import start_compiling
-
-        start_compiling()
         shown = memlens.demo(out=out, resume=resume, progress=progress, watcher=_watcher(screen, progress))
     if screen.as_json:
         screen.json(_demo_json(shown))

@@ -21,8 +21,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from memlens import __version__
 from memlens.errors import MemlensError, SettingError
-from memlens.parallel import Interrupted, cut_files_in_words, interruptible
 from memlens.settings import option_name
+from memlens.signals import Interrupted, interruptible
 from memlens.text import visible
 
 DONE, BUG, WRONG_INPUT = 0, 1, 2
@@ -210,7 +210,7 @@ def run(arguments: Sequence[str] | None) -> int:
     if columns and not (columns.isascii() and columns.isdecimal() and _NARROWEST <= int(columns[:9]) <= _WIDEST):
         del os.environ["COLUMNS"]  # no terminal has that width; with 0 nothing would be printed
     try:
-        with interruptible(), cut_files_in_words():
+        with interruptible():
             command = typer.main.get_command(make_app(given[0] if given and given[0] in VERBS else None))
             with command.make_context("memlens", given) as context:  # its main() would make a code of an interrupt
                 result = command.invoke(context)

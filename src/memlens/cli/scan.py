@@ -46,9 +46,6 @@ def scan(
 
         if resume and (line := continued_elsewhere(Path(out))):
             screen.note(line)
-        from memlens.scanner.ahead import start_compiling
-
-        start_compiling()
         run: Any = memlens.scan  # an Index, or with --shard a Shard comes back
         try:
             result = run(

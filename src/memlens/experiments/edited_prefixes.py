@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.parallel import Progress, no_progress
 from memlens.pool import Pool
+from memlens.progress import Progress, no_progress
 
 if TYPE_CHECKING:
     from memlens.corpus.sentences import Batch

@@ -24,7 +24,7 @@ import pyarrow as pa
 from memlens.errors import IndexFolderError
 from memlens.index.reader import Index
 from memlens.memory import KINDS, MemoryNames
-from memlens.parallel import Progress
+from memlens.progress import Progress
 from memlens.stats import Estimate, contrast, mean_estimate, slope_weights
 from memlens.text import number, percent, visible
 

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex
 from memlens.experiments.edited_prefixes import EditedPrefixes
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
 from memlens.pool import Pool, SerialPool
+from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, mean_estimate
 from memlens.text import percent
 

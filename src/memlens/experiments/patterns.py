@@ -17,8 +17,8 @@ from memlens.annotations.store import Annotations, has_annotations
 from memlens.experiments import experiment as ex
 from memlens.index.history import LABELS
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
 from memlens.pattern.table import say_chance
+from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, ratio_estimate, share_interval, wilson
 from memlens.text import cut_right, percent, plain_table, visible
 

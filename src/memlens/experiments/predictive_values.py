@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex
 from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, contrast, share_interval, slope_weights, wilson
 from memlens.text import curve, number, percent, plain_table, quoted
 

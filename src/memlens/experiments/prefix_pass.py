@@ -37,8 +37,8 @@ from memlens.index.reader import Index
 from memlens.models.decompose import LayerUse, LogitDecomposition, PositionStates, record_positions
 from memlens.models.lens import Lens
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Progress, no_progress
 from memlens.pool import Pool, SerialPool
+from memlens.progress import Progress, no_progress
 from memlens.settings import CorpusSettings
 from memlens.vocab.kernels import Ends, read_softmax, thread_pool
 from memlens.vocab.tokens import tokens_read

@@ -179,7 +179,7 @@ class _PrefixDraw:
 
     def offer(self, sentences: NDArray[np.int64], lengths: NDArray[np.integer[Any]]) -> None:
         """Add all prefixes of sentences [n] with these lengths [n]."""
-        from memlens.scanner.sample import prefix_hashes
+        from memlens.scanner.kernels import prefix_hashes
 
         ids = np.repeat(sentences, lengths)
         positions = np.arange(len(ids)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

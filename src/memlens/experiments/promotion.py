@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from memlens.experiments import experiment as ex
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.stats import Estimate, draw as draw_sample, generator, mean_estimate, share_interval
 
 if TYPE_CHECKING:

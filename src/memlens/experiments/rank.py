@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from memlens.experiments import experiment as ex
 from memlens.experiments.agreement import read_targets
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.stats import generator, median_interval
 from memlens.text import percent
 

@@ -20,8 +20,8 @@ from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment, R
 from memlens.index.format import EXPERIMENTS as FOLDER
 from memlens.index.history import OLD_TABLES
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
 from memlens.pool import Pool
+from memlens.progress import Progress, no_progress
 from memlens.settings import CorpusSettings
 
 if TYPE_CHECKING:

@@ -31,11 +31,10 @@ from memlens.index.format import (
 from memlens.index.tables import JoinedParts, write_scan_tables, write_vocabulary
 from memlens.models.memory_model import MemoryModel
 from memlens.models.recipe import ModelRecipe, make_pool
-from memlens.parallel import Progress, Stopper, no_progress, stop_on_signal
 from memlens.pool import Pool, SerialPool
-from memlens.scanner.lists import EDGES
+from memlens.progress import Progress, no_progress
+from memlens.scanner.kernels import EDGES, bin_edges
 from memlens.scanner.resources import check_list_memory
-from memlens.scanner.sample import bin_edges
 from memlens.scanner.scan import (
     SAVE_SECONDS,
     PartSaver,
@@ -49,6 +48,7 @@ from memlens.scanner.scan import (
 )
 from memlens.scanner.state import LayerShape, PartFolder, ScanState, ShardNumber, remaining_ranges, shapes_of
 from memlens.settings import WINDOW, CorpusSettings, RunSettings, ScanSettings, choose_layers
+from memlens.signals import Stopper, stop_on_signal
 
 
 def longest_sentence(model: MemoryModel, settings: ScanSettings) -> int | None:

@@ -57,7 +57,7 @@ from memlens.index.format import (
 )
 from memlens.index.history import History
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 
 _PREFIX_TABLES = ("triggers", "ordinary", "quadrants")
 

@@ -52,7 +52,7 @@ from memlens.index.staging import (
     take_manifest_away,
     throw_partial_away,
 )
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.settings import HUB, option_name
 from memlens.text import size, visible
 

@@ -24,7 +24,7 @@ from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.index.format import QUADRANT_SIGNS
 from memlens.index.reader import Index
 from memlens.memory import ROLE_NUMBERS, ExpertId, MemoryId, Trigger
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.text import head, percent, tail, visible
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from memlens.index.export import escaped
 from memlens.index.memory import Excerpts, read_coefficients, token_texts
 from memlens.index.reader import Index
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 
 SET = "memlens"  # the set of sources, one for each layer
 TOP = 20  # SAEDashboard's own number of top activations

@@ -35,7 +35,7 @@ from memlens.files import (
 from memlens.index import staging
 from memlens.index.format import CORPUS, LOCK, PARTIAL, PARTS, SCHEMA_VERSION, SHARD, VOCABULARY, Count
 from memlens.index.tables import JoinedParts
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.scanner.state import LayerShape, PartFolder, ShardNumber
 from memlens.settings import ScanSettings
 

@@ -34,9 +34,8 @@ from memlens.index.format import (
     VOCABULARY_SCHEMA,
 )
 from memlens.models.tokenizer import Tokenizer
+from memlens.scanner.kernels import EXAMPLES, UNIT, Routing
 from memlens.scanner.layer import LayerScan
-from memlens.scanner.routing import UNIT, Routing
-from memlens.scanner.sample import EXAMPLES
 from memlens.scanner.state import DoneBatches, LayerShape, PartFolder, read_part, restore_layer_
 from memlens.settings import ScanSettings
 
@@ -225,7 +224,7 @@ def _statistics(scan: LayerScan, prefixes: int) -> pa.Table:
             "max": np.where(seen > 0, scan.totals.highest, 0) + 0,
             "min": np.where(seen > 0, scan.totals.lowest, 0) + 0,
             "mean": scan.totals.total * UNIT / each,
-            "frequency": scan.positions.fired.sum(1) / each,
+            "frequency": scan.totals.fired.sum(1) / each,
             "dead": is_dead(scan),
             "histogram": list(scan.sample.counts),
         },
@@ -234,16 +233,16 @@ def _statistics(scan: LayerScan, prefixes: int) -> pa.Table:
 
 
 def _counts(scan: LayerScan) -> pa.Table:
-    memories, positions = len(scan.totals.total), scan.positions
+    memories = len(scan.totals.total)
     signs = scan.quadrants
     quadrants = [None] * memories if signs is None else list(np.take_along_axis(signs.counts, signs.order(), 1))
     return pa.table(
         {
             "layer": np.full(memories, scan.layer),
             "memory": np.arange(memories),
-            "fired": list(positions.fired),
-            "prefixes": list(positions.of_memories(positions.prefixes, scan.size)),
-            "sentences": list(positions.of_memories(positions.sentences, scan.size)),
+            "fired": list(scan.totals.fired),
+            "prefixes": list(scan.by_memory(scan.reach.prefixes)),
+            "sentences": list(scan.by_memory(scan.reach.sentences)),
             "quadrants": quadrants,
         },
         COUNTS_SCHEMA,

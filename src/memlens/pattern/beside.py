@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from memlens.index.reader import Index
-from memlens.parallel import Progress
 from memlens.pattern.table import PatternTables, make_patterns
 from memlens.pool import POLL_SECONDS, PickledSource, ProcessPool
+from memlens.progress import Progress
 from memlens.settings import PatternSettings
 
 

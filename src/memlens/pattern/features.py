@@ -30,9 +30,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.parallel import compiled, compiled_part
+from memlens.compiling import compiled, compiled_part, sort_, sort_with_
 from memlens.pattern.words import GROUNDED, WINDOW, PrefixWords, Words
-from memlens.sorting import sort_, sort_with_
 from memlens.stats import upper_share
 
 SHOWN = 3

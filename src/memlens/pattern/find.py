@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from memlens.index.memory import token_counts
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
 from memlens.pattern.features import FAMILIES, Feature, sentence_start
 from memlens.pattern.score import (
     RANDOM,
@@ -42,6 +41,7 @@ from memlens.pattern.score import (
 from memlens.pattern.shallow import Candidate, Ending, ShallowChoice, Texts, add_waiting, choose, find_significant
 from memlens.pattern.topics import LastTokens, SemanticTopic, VectorWords, WordVectors, find_topics, word_vectors
 from memlens.pattern.words import ENOUGH, GROUNDED, HELD, TriggerRows, read_trigger_rows
+from memlens.progress import Progress, no_progress
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values, upper_share
 

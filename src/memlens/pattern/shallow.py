@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from memlens.index.reader import Index
-from memlens.parallel import Progress
 from memlens.pattern.features import (
     GAP,
     Background,
@@ -49,6 +48,7 @@ from memlens.pattern.words import (
     read_prefix_words,
     sample_prefixes,
 )
+from memlens.progress import Progress
 from memlens.settings import PatternSettings
 from memlens.stats import binomial_tail, q_values
 

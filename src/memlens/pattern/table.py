@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from memlens.index.format import PatternsNote
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.settings import PatternSettings
 from memlens.text import percent
 

@@ -51,8 +51,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
 
+from memlens.compiling import compiled, compiled_part, sort_with_
 from memlens.index.reader import Index
-from memlens.parallel import Progress, compiled, compiled_part
 from memlens.pattern.shallow import ShallowChoice, Texts
 from memlens.pattern.words import (
     ENOUGH,
@@ -68,8 +68,8 @@ from memlens.pattern.words import (
     one_per_document,
     sampled_runs,
 )
+from memlens.progress import Progress
 from memlens.settings import PatternSettings
-from memlens.sorting import sort_with_
 from memlens.stats import q_values, roc_area
 
 DIMENSIONS = 96

@@ -15,7 +15,7 @@ from memlens.models.groups import CoefficientBlock
 from memlens.models.hooks import on_output
 from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 
 _BATCH_TOKENS = 4096
 _BYTES_AT_ONCE = 1 << 30  # of the activations of all texts, in the layers of one pass

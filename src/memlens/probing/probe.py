@@ -13,11 +13,11 @@ import numpy as np
 from memlens.errors import needing
 from memlens.index.memory import read_summaries
 from memlens.memory import MemoryId
-from memlens.parallel import Progress, no_progress
 from memlens.probing.activations import encode_texts, read_activations
 from memlens.probing.fit import MEASURES, Columns, Division, Fit, differences, fit_dense, fit_sparse, fit_words, score
 from memlens.probing.labels import Source as Labels, read_labels
 from memlens.probing.saved import SparseProbe
+from memlens.progress import Progress, no_progress
 from memlens.settings import ProbeSettings, choose_layers, divide, parse_layers
 from memlens.stats import Estimate
 from memlens.text import plain

@@ -46,7 +46,7 @@ from memlens.files import explain_os_errors, prepare_output_folder, refuse_conte
 from memlens.index.format import REPORT, Manifest
 from memlens.index.memory import LayerRouting, read_routing
 from memlens.index.reader import Index
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.reports import galleries
 from memlens.reports.findings import Insight, find
 from memlens.reports.sections import RoleSection, Section, Tables, make_sections, role_section

@@ -24,7 +24,7 @@ from memlens.index.memory import token_counts
 from memlens.index.reader import Index
 from memlens.models.groups import MemoryGroup
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.role.table import RoleEffect
 from memlens.stats import draw, generator, mean_interval
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from memlens.index.reader import Index
 from memlens.memory import ROLES
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.role.rules import LONGEST, assign, p_of_cosine, p_of_endings, p_of_part, p_of_spread
 
 if TYPE_CHECKING:

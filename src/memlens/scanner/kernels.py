@@ -1,68 +1,379 @@
-"""One compiled pass over the coefficients of a batch: lists of triggers, sums, extremes, counts by position.
+"""Compiled loops of a scan.
 
-Coefficients are row-major [rows, memories]. The first look is branch-free over the columns (extremes, sum and counts of
-one sentence), so that it runs at the speed of memory; only memories whose extreme reaches the last place of their list
-are looked at again.
+A block holds the coefficients of one group of memories in one batch: float32 [rows, memories], in C order. `Candidates`
+lists its rows that are candidate prefixes, by sentence and position. `add_block_` adds some columns of a block to the
+state of a layer, in tiles of COLUMNS columns and groups of up to SENTENCES sentences:
+
+1. Read each sentence without branches: maximum, minimum, sum and number of positive coefficients of each memory
+   (`_scan_sentence_`). This runs at the speed of memory.
+2. For gated memories, read the sentence again while it is in the cache: maximum and number of coefficients in each sign
+   quadrant. The few prefixes that reach a list are inserted (`_scan_quadrants_`).
+3. After each group of sentences, compare the extremes of each memory with the last entry of its list of triggers. Only
+   memories that reach it are read again (`_update_lists_`).
+4. After each tile, add sums, extremes and counts to the totals of the layer (`add_sums_`).
+5. Add the prefixes of a random sample to the histograms and to the example prefixes (`sample_block_`).
+
+Lists have a total order: higher score, then lower sentence, then lower position. Sums are whole numbers, and the sample
+depends on seed, sentence and position. All of it is therefore the same in any order of blocks, batches and merges.
+
+A list entry is a 64-bit key and a position. The key holds the bits of a positive float32 score above the complement of
+the sentence, so that comparing two integers compares score and sentence. The key of an empty entry is 0. At the bottom
+end, scores are coefficients times -1.
+
+Numba turns loops into vector code if they have no branches. That is why conditional expressions, float32 counters and
+unrolled rows appear below, and why arrays are filled by assignment and not passed through functions.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numba import uint64
+from numpy.typing import NDArray
 
-from memlens.parallel import compiled, compiled_part
-from memlens.scanner.lists import BUCKETS, Candidates, FloatArray, IntArray, KeyArray, Lists, bar_of, make_key, take_
-from memlens.scanner.quadrants import (
-    Gates,
-    Quadrants,
-    begin_quadrants_,
-    empty_looks,
-    end_quadrants_,
-    look_at_quadrants_,
-)
-from memlens.scanner.routing import UNIT
+from memlens.compiling import compiled, compiled_part, sort_
+from memlens.errors import SettingError
 
-# Chosen by measurement (docs/benchmarks.md): the accumulators of some sentences stay in the second-level cache, and
-# rows of usual widths are read in one piece, which the processor can read ahead.
+if TYPE_CHECKING:
+    import torch
+
+FloatArray = NDArray[np.floating[Any]]
+IntArray = NDArray[np.integer[Any]]
+KeyArray = NDArray[np.uint64]
+
+# Chosen by measurement (docs/benchmarks.md): the accumulators of a group of sentences fit the second-level cache, and
+# rows of usual widths are read in one piece.
 COLUMNS = 1536
-ROWS = 4  # that are looked at together
-SENTENCES = 16  # that are looked at before the lists are brought up to date, so that their bars rise
+ROWS = 4  # read together in the first pass
+SENTENCES = 16  # read before the lists are updated, which raises their thresholds
+INSERTED = 4  # new entries of a list; more are sorted and merged, which is faster than inserting them one by one
+
+EDGES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # of position ranges: 0, 1, 2 to 3, 4 to 7, ..., 512 and more
+BUCKETS = len(EDGES) + 1
+UNIT = 2.0**-20  # sums are whole multiples of this: integers add up to the same bits in any order
+KEPT = 5  # prefixes of each sign quadrant
+DRAWN = 100  # prefixes in the random sample of each expert
+EXAMPLES = 8  # sampled prefixes of each memory; those that are also triggers are dropped when the index is written
+SMALLEST, LARGEST = -10, 5  # exponents of histogram edges: the middle bin is |m| < 2^-10, the outermost |m| >= 2^5
+SIDE = LARGEST - SMALLEST + 1
+BINS = 2 * SIDE + 1
+
+FINE, TOO_LARGE = -1, -2  # status of a block; a status from 0 on is the first column with a sum that is not finite
+_LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
+_NO_HASH = uint64(0xFFFFFFFFFFFFFFFF)  # in empty places of Examples
+_SMALLEST_SCORE = np.float32(1e-45)
+_CACHE_LINE = 16  # columns of float32
+_WORD = 8  # bytes
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+
+class Candidates(NamedTuple):
+    """The rows of a block that are candidate prefixes, by sentence, then position."""
+
+    rows: IntArray  # [n]
+    sentences: IntArray  # [n]
+    positions: IntArray  # [n] int32
+    buckets: IntArray  # [n] int32: position range, one of BUCKETS
+    starts: IntArray  # [sentences + 1]: where each sentence starts in the arrays above
+
+
+def make_candidates(rows: IntArray, sentences: IntArray, positions: IntArray) -> Candidates:
+    """Return rows of a block as candidates. Raises SettingError for sentence ids of more than 32 bits."""
+    order = np.lexsort((positions, sentences))
+    rows, sentences, positions = rows[order], np.asarray(sentences)[order], np.asarray(positions)[order]
+    if len(sentences) and not 0 <= int(sentences[0]) <= int(sentences[-1]) < 2**32 - 1:
+        raise SettingError("a scan holds at most 4,294,967,294 sentences; split the corpus into several indexes")
+    starts = np.flatnonzero(np.r_[True, sentences[1:] != sentences[:-1], True]) if len(sentences) else np.zeros(1)
+    buckets = np.searchsorted(EDGES, positions, side="right")
+    return Candidates(
+        rows.astype(np.int64), sentences.astype(np.int64), positions.astype(np.int32), buckets.astype(np.int32),
+        starts.astype(np.int64),
+    )  # fmt: skip
+
+
+class Lists(NamedTuple):
+    """One sorted list of prefixes per memory."""
+
+    keys: KeyArray  # [memories, top]
+    positions: IntArray  # [memories, top] int32
+    filled: IntArray  # [memories] int32: number of entries
+
+    @classmethod
+    def empty(cls, memories: int, top: int) -> Lists:
+        shape = (memories, top)
+        return cls(np.zeros(shape, np.uint64), np.zeros(shape, np.int32), np.zeros(memories, np.int32))
+
+    def part(self, memories: slice) -> Lists:
+        """Return views of the lists of some memories."""
+        return Lists(self.keys[memories], self.positions[memories], self.filled[memories])
+
+    def scores(self) -> NDArray[np.float32]:
+        """Return the scores [memories, top]; 0 in empty entries."""
+        return (self.keys >> np.uint64(32)).astype(np.uint32).view(np.float32)
+
+    def sentences(self) -> NDArray[np.int64]:
+        """Return the sentences [memories, top]; undefined in empty entries."""
+        return (np.uint64(0xFFFFFFFF) - (self.keys & np.uint64(0xFFFFFFFF))).astype(np.int64)
 
 
 class Totals(NamedTuple):
-    """Sums over all prefixes of a scan, one number per memory of a layer."""
+    """Statistics of all prefixes of a scan, for each memory of a layer."""
 
-    total: IntArray  # int64, in UNITs
-    fired: IntArray  # [memories, BUCKETS] int64: prefixes with a coefficient above 0, by position
-    highest: FloatArray  # float32
-    lowest: FloatArray  # float32
+    total: IntArray  # [memories] int64: sum of coefficients, in UNITs
+    fired: IntArray  # [memories, BUCKETS] int64: prefixes with a positive coefficient
+    highest: FloatArray  # [memories] float32
+    lowest: FloatArray  # [memories] float32
 
     @classmethod
-    def empty(cls, fired: IntArray) -> "Totals":
-        memories = len(fired)
+    def empty(cls, memories: int) -> Totals:
         return cls(
             np.zeros(memories, np.int64),
-            fired,
+            np.zeros((memories, BUCKETS), np.int64),
             np.full(memories, -np.inf, np.float32),
             np.full(memories, np.inf, np.float32),
         )
 
 
 class Sums(NamedTuple):
-    """The same of one block, before its numbers are checked."""
+    """The same statistics of some columns of a block, before they are checked."""
 
     total: FloatArray  # float64
-    fired: IntArray | FloatArray  # [BUCKETS, memories]
+    fired: IntArray | FloatArray  # [BUCKETS or more, columns]
     highest: FloatArray  # float32
     lowest: FloatArray  # float32
 
 
-# What `add_` returns if it is not the first column whose sum is not finite.
-FINE, TOO_LARGE = -1, -2
+class Gates(NamedTuple):
+    """The gates of a block before their activation."""
+
+    values: FloatArray  # [rows, any]
+    start: int  # the column of the first memory
+
+    @classmethod
+    def of(cls, gates: torch.Tensor) -> Gates:
+        """Return gates [rows, memories], without a copy if they are columns of a wider array."""
+        gates = gates.float()
+        wide, start, storage = gates.stride(0), int(gates.storage_offset()), gates.untyped_storage().nbytes() // 4
+        first = start - start % wide if wide else start
+        if gates.stride(1) == 1 and wide >= gates.shape[1] and first + len(gates) * wide <= storage:
+            return cls(gates.as_strided((len(gates), wide), (wide, 1), first).numpy(), start - first)
+        return cls(gates.contiguous().numpy(), 0)
+
+
+NO_GATES = Gates(np.zeros((1, 1), np.float32), 0)
+
+
+class Quadrants(NamedTuple):
+    """Number and best prefixes of each sign quadrant of each gated memory.
+
+    A gated coefficient is f(g) u: the activation of the gate times the input. Its quadrant is (sign of g, sign of u),
+    after Gerstner and Schütze, https://arxiv.org/abs/2505.17936. The sign of u follows from those of coefficient and
+    f(g), so the loops only compare coefficients and gates with 0. A coefficient of 0 has no quadrant.
+
+    The four are, in this order: gate open (above 0) and coefficient above 0, open and below, shut and above, shut and
+    below.
+    """
+
+    counts: IntArray  # [memories, 4] int64
+    lists: Lists  # [4 * memories, KEPT]: row 4 m + quadrant, scores are |coefficients|
+    turns: NDArray[np.bool_]  # [memories]: f(g) is negative for a negative gate, as with SiLU and GELU
+
+    @classmethod
+    def empty(cls, memories: int) -> Quadrants:
+        return cls(np.zeros((memories, 4), np.int64), Lists.empty(4 * memories, KEPT), np.zeros(memories, np.bool_))
+
+    def order(self) -> IntArray:
+        """Return where ++, +-, -+ and -- (gate, input) are among the four, [memories, 4]."""
+        return np.where(self.turns[:, None], [0, 1, 3, 2], [0, 1, 2, 3])
+
+    def part(self, memories: slice) -> Quadrants:
+        """Return views of the quadrants of some memories."""
+        lists = self.lists.part(slice(4 * memories.start, 4 * memories.stop))
+        return Quadrants(self.counts[memories], lists, self.turns[memories])
+
+
+class Examples(NamedTuple):
+    """The sampled prefixes with the lowest hashes among those with a positive coefficient, for each memory."""
+
+    hashes: KeyArray  # [memories, EXAMPLES]; _NO_HASH in empty places
+    coefficients: FloatArray
+    sentences: IntArray
+    positions: IntArray
+
+
+class Sample(NamedTuple):
+    """Histograms and examples of a pseudo-random sample of prefixes."""
+
+    counts: IntArray  # [memories, BINS] int64
+    examples: Examples
+    seed: int
+    limit: np.uint64  # prefixes whose hash is at most this are in the sample
+
+    @classmethod
+    def empty(cls, memories: int, seed: int, every: int) -> Sample:
+        """Return an empty sample of one in `every` prefixes."""
+        shape = (memories, EXAMPLES)
+        examples = Examples(
+            np.full(shape, _NO_HASH, np.uint64),
+            np.zeros(shape, np.float32),
+            np.zeros(shape, np.int64),
+            np.zeros(shape, np.int32),
+        )
+        return cls(np.zeros((memories, BINS), np.int64), examples, seed, np.uint64((2**64 - 1) // every))
+
+
+class Reach(NamedTuple):
+    """The number of prefixes that reached memories, by position range.
+
+    Row 0 counts for memories that every token reaches, row 1 + e for those of expert e behind a router.
+    """
+
+    prefixes: IntArray  # [1 + experts, BUCKETS] int64
+    sentences: IntArray  # [1 + experts, BUCKETS] int64: sentences with such a prefix
+
+    @classmethod
+    def empty(cls, experts: int) -> Reach:
+        shape = (1 + experts, BUCKETS)
+        return cls(np.zeros(shape, np.int64), np.zeros(shape, np.int64))
+
+
+class Routing(NamedTuple):
+    """The prefixes that were sent to each expert behind a router."""
+
+    chosen: IntArray  # [experts] int64: number of prefixes
+    weight: IntArray  # [experts] int64: sum of their router weights, in UNITs
+    heaviest: Lists  # [experts, top]: prefixes with the largest weights
+    drawn: Lists  # [experts, DRAWN]: a random sample, those with the highest hashes
+
+    @classmethod
+    def empty(cls, experts: int, top: int) -> Routing:
+        counts = np.zeros(experts, np.int64), np.zeros(experts, np.int64)
+        return cls(*counts, Lists.empty(experts, top), Lists.empty(experts, DRAWN))
+
+
+class LayerArrays(NamedTuple):
+    """All that `add_block_` updates."""
+
+    top: Lists
+    bottom: Lists  # of a single memory if the bottom end is not kept
+    totals: Totals
+    quadrants: Quadrants  # of no memories if the layer is not gated
+    sample: Sample
+
+
+# --- one block --------------------------------------------------------------------------------------------------------
 
 
 @compiled
-def add_(totals: Totals, sums: Sums, start: int, width: int) -> int:
-    """Add the sums of the first `width` columns to the memories from number `start` on, or none of them."""
+def add_block_(
+    arrays: LayerArrays, block: FloatArray, gates: Gates, candidates: Candidates, first_column: int, last_column: int,
+    start: int, keep_bottom: bool, one_a_sentence: bool, has_gates: bool,
+) -> int:  # fmt: skip
+    """Add the columns [first_column, last_column) of a block [rows, memories] to a layer. Returns a status.
+
+    `start` is the number of the memory in the block's first column. With `one_a_sentence`, a list holds only the best
+    prefix of each sentence. All steps are in one call, because the blocks of experts are small.
+    """
+    status = scan_block_(
+        block, candidates, first_column, last_column, start, arrays.top, arrays.bottom, keep_bottom, one_a_sentence,
+        arrays.totals, gates, arrays.quadrants, has_gates,
+    )  # fmt: skip
+    sample_block_(arrays.sample, block, candidates, first_column, last_column, start)
+    return status
+
+
+@compiled
+def scan_block_(
+    block: FloatArray,
+    candidates: Candidates,
+    first_column: int,
+    last_column: int,
+    start: int,
+    top: Lists,
+    bottom: Lists,
+    keep_bottom: bool,
+    one_a_sentence: bool,
+    totals: Totals,
+    gates: Gates,
+    quadrants: Quadrants,
+    has_gates: bool,
+) -> int:
+    """Steps 1 to 4. Returns a status."""
+    one, columns = np.float32(1), min(COLUMNS, last_column - first_column)
+    shape = (SENTENCES, columns)
+    peak, peak_step = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    trough, trough_step = np.empty(shape, np.float32), np.empty(shape, np.float32)
+    summed, fired = np.empty(columns, np.float32), np.empty((BUCKETS + 1, columns), np.float32)
+    group_peak, group_trough = np.empty(columns, np.float32), np.empty(columns, np.float32)
+    sums = Sums(np.empty(columns, np.float64), fired, np.empty(columns, np.float32), np.empty(columns, np.float32))
+    matches = np.empty(max(candidates.rows.shape[0], 1), np.uint64)
+    spare = Lists(
+        np.empty((1, top.keys.shape[1]), np.uint64), np.empty((1, top.keys.shape[1]), np.int32), np.zeros(1, np.int32)
+    )
+    starts = candidates.starts
+    status, running = FINE, _running_quadrants(columns if has_gates else 0)
+    for tile in range(first_column, last_column, COLUMNS):
+        width, memory = min(COLUMNS, last_column - tile), start + tile
+        if has_gates:
+            _begin_quadrants_(running, quadrants.lists, memory, width)
+        sums.total[:], sums.fired[:], sums.highest[:], sums.lowest[:] = 0, 0, -np.inf, np.inf
+        first = 0
+        while first < starts.shape[0] - 1:
+            last = _group_end(starts, first, one_a_sentence)
+            group_peak[:], group_trough[:] = -np.inf, np.inf
+            for s in range(first, last):
+                g = s - first
+                _scan_sentence_(
+                    block, candidates, s, tile, width, peak[g], trough[g], peak_step[g], trough_step[g], summed, fired
+                )
+                for c in range(width):
+                    sums.total[c] += summed[c]
+                    group_peak[c] = peak[g, c] if peak[g, c] > group_peak[c] else group_peak[c]
+                    group_trough[c] = trough[g, c] if trough[g, c] < group_trough[c] else group_trough[c]
+                if has_gates:
+                    _scan_quadrants_(
+                        block, gates, candidates, s, tile, width, memory, running, quadrants.lists, one_a_sentence
+                    )
+            for c in range(width):
+                sums.highest[c] = max(sums.highest[c], group_peak[c])
+                sums.lowest[c] = min(sums.lowest[c], group_trough[c])
+            region = _Region(first, last, tile, width, memory, one_a_sentence)
+            _update_lists_(block, candidates, region, one, group_peak, peak, peak_step, top, matches, spare)
+            if keep_bottom:
+                _update_lists_(
+                    block, candidates, region, -one, group_trough, trough, trough_step, bottom, matches, spare
+                )
+            first = last
+        if has_gates:
+            for c in range(width):
+                for quadrant in range(4):
+                    quadrants.counts[memory + c, quadrant] += np.int64(running.counts[quadrant, c])
+        tile_status = add_sums_(totals, sums, memory, width)
+        status = worse_status(status, tile + tile_status if tile_status >= 0 else tile_status)
+    return status
+
+
+@compiled_part
+def _group_end(starts: IntArray, first: int, one_a_sentence: bool) -> int:
+    """Return one past the last sentence of the group that starts with `first`."""
+    last, rows = first, 0
+    while last < starts.shape[0] - 1 and last - first < SENTENCES:
+        rows += starts[last + 1] - starts[last]
+        if last > first and not one_a_sentence and rows > 4 * SENTENCES:
+            break
+        last += 1
+    return last
+
+
+@compiled
+def add_sums_(totals: Totals, sums: Sums, start: int, width: int) -> int:
+    """Add the sums of the first `width` columns to the memories from number `start` on, or none if one is not finite.
+
+    Returns a status.
+    """
     status = FINE
     for c in range(width):
         if not np.isfinite(sums.total[c]):
@@ -74,7 +385,7 @@ def add_(totals: Totals, sums: Sums, start: int, width: int) -> int:
     for c in range(width):
         m = start + c
         totals.total[m] += np.int64(np.rint(sums.total[c] / UNIT))
-        # adding 0.0 makes -0.0 the other zero: which of the two a maximum keeps would depend on the order
+        # adding 0.0 turns -0.0 into 0.0: which of the two a maximum keeps would depend on the order
         totals.highest[m] = max(totals.highest[m], sums.highest[c] + np.float32(0))
         totals.lowest[m] = min(totals.lowest[m], sums.lowest[c] + np.float32(0))
         for b in range(BUCKETS):
@@ -83,32 +394,31 @@ def add_(totals: Totals, sums: Sums, start: int, width: int) -> int:
 
 
 @compiled_part
-def worse(status: int, other: int) -> int:
-    """One answer of several calls of `add_`: the first column that is not finite, else whether any is too large."""
+def worse_status(status: int, other: int) -> int:
+    """Combine two statuses: the first column that is not finite, otherwise TOO_LARGE if one of them is."""
     if status >= 0 and other >= 0:
         return min(status, other)
     return max(status, other) if status >= 0 or other >= 0 else min(status, other)
 
 
+# --- step 1: one sentence ---------------------------------------------------------------------------------------------
+
+
 @compiled_part
-def _look_at_sentence_(
+def _scan_sentence_(
     block: FloatArray,
     candidates: Candidates,
     sentence: int,
     tile: int,
     width: int,
-    high: FloatArray,
-    low: FloatArray,
-    high_step: FloatArray,
-    low_step: FloatArray,
-    summed: FloatArray,
-    fired: FloatArray,  # [BUCKETS + 1, COLUMNS]; the last row is spare
+    high: FloatArray,  # [columns] out: maximum
+    low: FloatArray,  # [columns] out: minimum
+    high_step: FloatArray,  # [columns] out: the step of ROWS rows that holds the maximum first
+    low_step: FloatArray,  # [columns] out: the same of the minimum
+    summed: FloatArray,  # [columns] out
+    fired: FloatArray,  # [BUCKETS + 1, columns] added to; the last row is not used
 ) -> None:
-    """Extremes, in which ROWS rows they are, sum and counts of one sentence.
-
-    Several rows at a time, so that the running results are loaded and stored once for all of them; steps and counts are
-    floats, and conditional expressions stand where max() and min() could: that is what the compiler turns into vectors.
-    """
+    """Read the columns [tile, tile + width) of one sentence, ROWS rows at a time."""
     one, none = np.float32(1), np.float32(0)
     rows, buckets = candidates.rows, candidates.buckets
     start, stop = candidates.starts[sentence], candidates.starts[sentence + 1]
@@ -134,7 +444,7 @@ def _look_at_sentence_(
             counts[c] += fired_ab + ((one if v_c > 0 else none) + (one if v_d > 0 else none))
         if not alike:
             for j in range(i, i + ROWS):
-                _count_(block[rows[j], tile : tile + width], fired[buckets[j]], width)
+                _count_positive_(block[rows[j], tile : tile + width], fired[buckets[j]], width)
     step = np.float32((whole - start) // ROWS)
     for i in range(whole, stop):
         row, counts = block[rows[i], tile : tile + width], fired[buckets[i]]
@@ -149,159 +459,510 @@ def _look_at_sentence_(
 
 
 @compiled_part
-def _count_(row: FloatArray, counts: FloatArray, width: int) -> None:
+def _count_positive_(row: FloatArray, counts: FloatArray, width: int) -> None:
     one, none = np.float32(1), np.float32(0)
     for c in range(width):
         counts[c] += one if row[c] > 0 else none
 
 
-@compiled_part
-def _first_row(block: FloatArray, rows: IntArray, first: int, stop: int, m: int, extreme: np.float32) -> int:
-    """The first of some rows that holds memory m's extreme."""
-    i = first
-    while i < stop - 1 and block[rows[i], m] != extreme:
-        i += 1
-    return i
+# --- step 2: sign quadrants -------------------------------------------------------------------------------------------
+
+
+class _RunningQuadrants(NamedTuple):
+    """Results of some columns, in the order of Quadrants: coefficients above and below 0 for gates above 0, and not."""
+
+    extremes: FloatArray  # [4, columns] of one sentence: maximum, minimum, maximum, minimum
+    counts: FloatArray  # [4, columns] of the whole block
+    thresholds: FloatArray  # [4, columns]: |extreme| that reaches the list
+    reached: IntArray  # [columns] uint8: some extreme reaches its list
+    zeros: FloatArray  # [columns]
 
 
 @compiled_part
-def _find(
+def _running_quadrants(columns: int) -> _RunningQuadrants:
+    shape, whole = (4, columns), (columns + _WORD - 1) // _WORD * _WORD
+    extremes, counts, thresholds = np.empty(shape, np.float32), np.empty(shape, np.float32), np.empty(shape, np.float32)
+    return _RunningQuadrants(extremes, counts, thresholds, np.zeros(whole, np.uint8), np.zeros(columns, np.float32))
+
+
+@compiled_part
+def _begin_quadrants_(running: _RunningQuadrants, lists: Lists, memory: int, width: int) -> None:
+    """Start a tile whose first column is memory number `memory`."""
+    running.counts[:] = 0
+    running.reached[:] = 0
+    for quadrant in range(4):
+        for c in range(width):
+            running.thresholds[quadrant, c] = _quadrant_threshold(lists, 4 * (memory + c) + quadrant)
+
+
+@compiled_part
+def _quadrant_threshold(lists: Lists, row: int) -> np.float32:
+    return max(_score_of(lists.keys[row, lists.keys.shape[1] - 1]), _SMALLEST_SCORE)
+
+
+@compiled_part
+def _scan_quadrants_(
+    block: FloatArray, gates: Gates, candidates: Candidates, sentence: int, tile: int, width: int, memory: int,
+    running: _RunningQuadrants, lists: Lists, one_a_sentence: bool,
+) -> None:  # fmt: skip
+    """Update counts and extremes with one sentence, and insert the prefixes that reach a list."""
+    _read_quadrants_(block, gates, candidates, sentence, tile, width, running)
+    reached = running.reached
+    _compare_(
+        running.extremes[0], running.extremes[1], running.extremes[2], running.extremes[3],
+        running.thresholds[0], running.thresholds[1], running.thresholds[2], running.thresholds[3], reached, width,
+    )  # fmt: skip
+    words = reached.view(np.uint64)
+    for word in range((width + _WORD - 1) // _WORD):
+        if words[word]:
+            for c in range(word * _WORD, min((word + 1) * _WORD, width)):
+                if reached[c]:
+                    _insert_quadrants_(
+                        block, gates, candidates, sentence, tile, c, memory, running, lists, one_a_sentence
+                    )
+
+
+@compiled_part
+def _compare_(
+    high_open: FloatArray, low_open: FloatArray, high_shut: FloatArray, low_shut: FloatArray,
+    least_a: FloatArray, least_b: FloatArray, least_c: FloatArray, least_d: FloatArray, reached: IntArray, width: int,
+) -> None:  # fmt: skip
+    for c in range(width):
+        above = (high_open[c] >= least_a[c]) | (high_shut[c] >= least_c[c])
+        reached[c] = above | (-low_open[c] >= least_b[c]) | (-low_shut[c] >= least_d[c])
+
+
+@compiled_part
+def _read_quadrants_(
+    block: FloatArray, gates: Gates, candidates: Candidates, sentence: int, tile: int, width: int,
+    running: _RunningQuadrants,
+) -> None:  # fmt: skip
+    """Read the extremes and counts of one sentence, four rows at a time. Rows of zeros fill the last four."""
+    start, stop = candidates.starts[sentence], candidates.starts[sentence + 1]
+    running.extremes[:] = 0
+    for i in range(start, stop, 4):
+        row_a, gate_a = _row_and_gates(block, gates, candidates, i, stop, tile, width, running)
+        row_b, gate_b = _row_and_gates(block, gates, candidates, i + 1, stop, tile, width, running)
+        row_c, gate_c = _row_and_gates(block, gates, candidates, i + 2, stop, tile, width, running)
+        row_d, gate_d = _row_and_gates(block, gates, candidates, i + 3, stop, tile, width, running)
+        _read_four_rows_(
+            row_a, row_b, row_c, row_d, gate_a, gate_b, gate_c, gate_d,
+            running.extremes[0], running.extremes[1], running.extremes[2], running.extremes[3],
+            running.counts[0], running.counts[1], running.counts[2], running.counts[3],
+        )  # fmt: skip
+
+
+@compiled_part
+def _row_and_gates(
+    block: FloatArray, gates: Gates, candidates: Candidates, i: int, stop: int, tile: int, width: int,
+    running: _RunningQuadrants,
+) -> tuple[FloatArray, FloatArray]:  # fmt: skip
+    if i >= stop:
+        return running.zeros[:width], running.zeros[:width]
+    row, first = candidates.rows[i], gates.start + tile
+    return block[row, tile : tile + width], gates.values[row, first : first + width]
+
+
+@compiled_part
+def _read_four_rows_(
+    row_a: FloatArray, row_b: FloatArray, row_c: FloatArray, row_d: FloatArray,
+    gate_a: FloatArray, gate_b: FloatArray, gate_c: FloatArray, gate_d: FloatArray,
+    high_open: FloatArray, low_open: FloatArray, high_shut: FloatArray, low_shut: FloatArray,
+    above_open: FloatArray, below_open: FloatArray, above_shut: FloatArray, below_shut: FloatArray,
+) -> None:  # fmt: skip
+    one, none = np.float32(1), np.float32(0)
+    for c in range(row_a.shape[0]):
+        v_a, v_b, v_c, v_d = row_a[c], row_b[c], row_c[c], row_d[c]
+        a, b = v_a if gate_a[c] > 0 else none, v_b if gate_b[c] > 0 else none
+        d, e = v_c if gate_c[c] > 0 else none, v_d if gate_d[c] > 0 else none
+        high_ab, high_de, low_ab, low_de = a if a > b else b, d if d > e else e, a if a < b else b, d if d < e else e
+        high, low = high_ab if high_ab > high_de else high_de, low_ab if low_ab < low_de else low_de
+        high_open[c] = high if high > high_open[c] else high_open[c]
+        low_open[c] = low if low < low_open[c] else low_open[c]
+        above_ab, above_de = (one if a > 0 else none) + (one if b > 0 else none), (one if d > 0 else none)
+        below_ab, below_de = (one if a < 0 else none) + (one if b < 0 else none), (one if d < 0 else none)
+        above_open[c] += above_ab + (above_de + (one if e > 0 else none))
+        below_open[c] += below_ab + (below_de + (one if e < 0 else none))
+        a, b, d, e = v_a - a, v_b - b, v_c - d, v_d - e  # 0 where the gate is open
+        high_ab, high_de, low_ab, low_de = a if a > b else b, d if d > e else e, a if a < b else b, d if d < e else e
+        high, low = high_ab if high_ab > high_de else high_de, low_ab if low_ab < low_de else low_de
+        high_shut[c] = high if high > high_shut[c] else high_shut[c]
+        low_shut[c] = low if low < low_shut[c] else low_shut[c]
+        above_ab, above_de = (one if a > 0 else none) + (one if b > 0 else none), (one if d > 0 else none)
+        below_ab, below_de = (one if a < 0 else none) + (one if b < 0 else none), (one if d < 0 else none)
+        above_shut[c] += above_ab + (above_de + (one if e > 0 else none))
+        below_shut[c] += below_ab + (below_de + (one if e < 0 else none))
+
+
+@compiled_part
+def _insert_quadrants_(
+    block: FloatArray, gates: Gates, candidates: Candidates, sentence: int, tile: int, c: int, memory: int,
+    running: _RunningQuadrants, lists: Lists, one_a_sentence: bool,
+) -> None:  # fmt: skip
+    """Insert the prefixes of one sentence that reach a list of the memory in column c of the tile."""
+    m = tile + c
+    for quadrant in range(4):
+        sign = np.float32(1 - 2 * (quadrant % 2))
+        extreme, threshold = sign * running.extremes[quadrant, c], running.thresholds[quadrant, c]
+        if extreme < threshold:
+            continue
+        row = 4 * (memory + c) + quadrant
+        for i in range(candidates.starts[sentence], candidates.starts[sentence + 1]):
+            score = sign * block[candidates.rows[i], m]
+            is_open = gates.values[candidates.rows[i], gates.start + m] > 0
+            if score < threshold or is_open != (quadrant < 2) or (one_a_sentence and score != extreme):
+                continue
+            _insert_(lists, row, _make_key(score, candidates.sentences[i]), candidates.positions[i], one_a_sentence)
+            if one_a_sentence:
+                break
+        running.thresholds[quadrant, c] = _quadrant_threshold(lists, row)
+
+
+# --- step 3: lists of triggers ----------------------------------------------------------------------------------------
+
+
+class _Region(NamedTuple):
+    """The sentences [first, last) and columns [tile, tile + width) that were read."""
+
+    first: int
+    last: int
+    tile: int
+    width: int
+    memory: int  # number of the memory in the first column
+    one_a_sentence: bool
+
+
+@compiled_part
+def _update_lists_(
+    block: FloatArray, candidates: Candidates, region: _Region, sign: np.float32, extremes: FloatArray,
+    peaks: FloatArray, peak_steps: FloatArray, lists: Lists, matches: KeyArray, spare: Lists,
+) -> None:  # fmt: skip
+    """Update the lists of one end: the top end with sign 1, the bottom end with sign -1."""
+    for c in range(region.width):
+        m = region.memory + c
+        threshold, extreme = _score_of(lists.keys[m, lists.keys.shape[1] - 1]), sign * extremes[c]
+        if extreme > 0 and extreme >= threshold:
+            count = _find_matches(
+                block, candidates, region.first, region.last, region.tile + c, sign, peaks[:, c], peak_steps[:, c],
+                threshold, region.one_a_sentence, matches,
+            )  # fmt: skip
+            _insert_matches_(
+                lists, m, matches, count, candidates.sentences, candidates.positions, region.one_a_sentence, spare
+            )
+
+
+@compiled_part
+def _find_matches(
     block: FloatArray,
     candidates: Candidates,
     first: int,
     last: int,
     m: int,
     sign: np.float32,
-    peaks: FloatArray,  # [SENTENCES] memory m's extreme in each of these sentences
-    peak_steps: FloatArray,  # [SENTENCES] and the ROWS rows it is in
-    bar: np.float32,
+    peaks: FloatArray,  # [SENTENCES]: the extreme of column m in each of these sentences
+    peak_steps: FloatArray,  # [SENTENCES]: the step of ROWS rows that holds it
+    threshold: np.float32,
     one_a_sentence: bool,
-    found: KeyArray,
+    matches: KeyArray,  # out: keys of the candidates that reach the threshold, with their index in place of a sentence
 ) -> int:
-    """Second look at memory m in some sentences: the prefixes that reach the bar; returns how many."""
+    """Read column m of some sentences again. Returns the number of matches."""
     count = 0
-    starts = candidates.starts
+    starts, rows = candidates.starts, candidates.rows
     for s in range(first, last):
         score = sign * peaks[s - first]
-        if score < bar or score <= 0:
+        if score < threshold or score <= 0:
             continue
         if one_a_sentence:
-            begin = starts[s] + ROWS * int(peak_steps[s - first])
-            end = min(begin + ROWS, starts[s + 1])
-            row = _first_row(block, candidates.rows, begin, end, m, peaks[s - first])
-            found[count] = make_key(score, row)
+            i = starts[s] + ROWS * int(peak_steps[s - first])
+            stop = min(i + ROWS, starts[s + 1])
+            while i < stop - 1 and block[rows[i], m] != peaks[s - first]:
+                i += 1
+            matches[count] = _make_key(score, i)
             count += 1
             continue
         for i in range(starts[s], starts[s + 1]):
-            score = sign * block[candidates.rows[i], m]
-            if score >= bar and score > 0:
-                found[count] = make_key(score, i)
+            score = sign * block[rows[i], m]
+            if score >= threshold and score > 0:
+                matches[count] = _make_key(score, i)
                 count += 1
     return count
 
 
-class Region(NamedTuple):
-    """The sentences [first, last) and columns [tile, tile + width) that were looked at."""
-
-    first: int
-    last: int
-    tile: int
-    width: int
-    memory: int  # the number of the memory in the first column
-    one_a_sentence: bool
+@compiled_part
+def _insert_matches_(
+    lists: Lists,
+    m: int,
+    matches: KeyArray,
+    count: int,
+    sentences: IntArray,  # ascending, and positions ascending within a sentence
+    positions: IntArray,
+    one_a_sentence: bool,
+    spare: Lists,  # [1, top] to merge into
+) -> None:
+    """Insert matches into the list of memory m: a few one by one, many by sorting and merging."""
+    if count < INSERTED or (one_a_sentence and _contains_any(lists, m, matches, count, sentences)):
+        for match in range(count):
+            i = _LOW - (matches[match] & _LOW)
+            _insert_(lists, m, _make_key(_score_of(matches[match]), sentences[i]), positions[i], one_a_sentence)
+        return
+    sort_(matches, count)
+    keys, filled = lists.keys, lists.filled[m]
+    old, new, merged = 0, count - 1, 0
+    while merged < keys.shape[1] and (old < filled or new >= 0):
+        key, position = uint64(0), 0
+        if new >= 0:
+            i = _LOW - (matches[new] & _LOW)
+            key, position = _make_key(_score_of(matches[new]), sentences[i]), positions[i]
+        if old < filled and (keys[m, old] > key or (keys[m, old] == key and lists.positions[m, old] <= position)):
+            key, position = keys[m, old], lists.positions[m, old]
+            old += 1
+        else:
+            new -= 1
+        spare.keys[0, merged], spare.positions[0, merged] = key, position
+        merged += 1
+    for i in range(merged):
+        keys[m, i], lists.positions[m, i] = spare.keys[0, i], spare.positions[0, i]
+    lists.filled[m] = merged
 
 
 @compiled_part
-def _enter_(
-    block: FloatArray, candidates: Candidates, region: Region, sign: np.float32, extremes: FloatArray,
-    peaks: FloatArray, peak_steps: FloatArray, lists: Lists, found: KeyArray, spare: Lists,
-) -> None:  # fmt: skip
-    """Bring the lists of one end up to date: top with the sign 1, bottom with -1."""
-    for c in range(region.width):
-        m = region.memory + c
-        bar, extreme = bar_of(lists, m), sign * extremes[c]
-        if extreme > 0 and extreme >= bar:
-            count = _find(
-                block, candidates, region.first, region.last, region.tile + c, sign, peaks[:, c], peak_steps[:, c], bar,
-                region.one_a_sentence, found,
-            )  # fmt: skip
-            take_(lists, m, found, count, candidates.sentences, candidates.positions, region.one_a_sentence, spare)
+def _insert_(lists: Lists, m: int, key: int, position: int, one_a_sentence: bool) -> None:
+    """Insert one prefix into the list of memory m, if it belongs there."""
+    keys, positions, filled = lists
+    top = keys.shape[1]
+    if filled[m] == top and keys[m, top - 1] > key:
+        return
+    if one_a_sentence and _contains(lists, m, key & _LOW):
+        for i in range(filled[m]):
+            if (keys[m, i] & _LOW) == (key & _LOW):
+                if keys[m, i] > key or (keys[m, i] == key and positions[m, i] <= position):
+                    return
+                _remove_(lists, m, i)
+                break
+    place = filled[m]
+    while place > 0 and (
+        keys[m, place - 1] < key or (keys[m, place - 1] == key and positions[m, place - 1] > position)
+    ):
+        if place < top:
+            keys[m, place] = keys[m, place - 1]
+            positions[m, place] = positions[m, place - 1]
+        place -= 1
+    if place < top:
+        keys[m, place], positions[m, place] = key, position
+        filled[m] = min(filled[m] + 1, top)
 
 
 @compiled_part
-def _last_sentence(starts: IntArray, first: int, one_a_sentence: bool) -> int:
-    """One past the last sentence that is looked at together with `first`."""
-    last, rows = first, 0
-    while last < starts.shape[0] - 1 and last - first < SENTENCES:
-        rows += starts[last + 1] - starts[last]
-        if last > first and not one_a_sentence and rows > 4 * SENTENCES:
-            break
-        last += 1
-    return last
+def _remove_(lists: Lists, m: int, place: int) -> None:
+    for i in range(place, lists.filled[m] - 1):
+        lists.keys[m, i] = lists.keys[m, i + 1]
+        lists.positions[m, i] = lists.positions[m, i + 1]
+    lists.filled[m] -= 1
+    lists.keys[m, lists.filled[m]] = 0
+
+
+@compiled_part
+def _contains(lists: Lists, m: int, low: int) -> bool:
+    """Return True if the list of memory m holds the sentence with this complement."""
+    is_there = False
+    for i in range(lists.filled[m]):  # no early exit, so that several entries are compared at once
+        is_there |= (lists.keys[m, i] & _LOW) == low
+    return is_there
+
+
+@compiled_part
+def _contains_any(lists: Lists, m: int, matches: KeyArray, count: int, sentences: IntArray) -> bool:
+    is_there = False
+    for match in range(count):
+        is_there |= _contains(lists, m, _LOW - uint64(sentences[_LOW - (matches[match] & _LOW)]))
+    return is_there
+
+
+@compiled_part
+def _make_key(score: np.float32, sentence: int) -> int:
+    return (uint64(np.float32(score).view(np.uint32)) << _SHIFT) | (_LOW - uint64(sentence))
+
+
+@compiled_part
+def _score_of(key: int) -> np.float32:
+    return np.uint32(key >> _SHIFT).view(np.float32)
 
 
 @compiled
-def collect_(
-    block: FloatArray,  # [rows, memories]
-    candidates: Candidates,
-    first_column: int,
-    last_column: int,
-    start: int,  # the number of the memory in the block's first column
-    top: Lists,
-    bottom: Lists,
-    keep_bottom: bool,
-    one_a_sentence: bool,
-    totals: Totals,
-    gates: Gates,
-    quadrants: Quadrants,
-    has_gates: bool,
-) -> int:
-    """Everything that is kept of the columns [first_column, last_column) of one block; returns what `add_` says."""
-    one, columns = np.float32(1), min(COLUMNS, last_column - first_column)
-    shape = (SENTENCES, columns)
-    peak, peak_step = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    trough, trough_step = np.empty(shape, np.float32), np.empty(shape, np.float32)
-    summed, fired = np.empty(columns, np.float32), np.empty((BUCKETS + 1, columns), np.float32)
-    group_peak, group_trough = np.empty(columns, np.float32), np.empty(columns, np.float32)
-    sums = Sums(np.empty(columns, np.float64), fired, np.empty(columns, np.float32), np.empty(columns, np.float32))
-    found = np.empty(max(candidates.rows.shape[0], 1), np.uint64)
-    spare = Lists(
-        np.empty((1, top.keys.shape[1]), np.uint64), np.empty((1, top.keys.shape[1]), np.int32), np.zeros(1, np.int32)
+def insert_all_(
+    lists: Lists, memories: IntArray, scores: FloatArray, sentences: IntArray, positions: IntArray, one_a_sentence: bool
+) -> None:
+    """Insert n prefixes, each with its memory. Scores of 0 and less are skipped."""
+    for i in range(memories.shape[0]):
+        if scores[i] > 0:
+            _insert_(lists, memories[i], _make_key(scores[i], sentences[i]), positions[i], one_a_sentence)
+
+
+@compiled
+def merge_lists_(lists: Lists, others: Lists, one_a_sentence: bool) -> None:
+    """Insert every entry of other lists."""
+    for m in range(others.filled.shape[0]):
+        for i in range(others.filled[m]):
+            _insert_(lists, m, others.keys[m, i], others.positions[m, i], one_a_sentence)
+
+
+# --- step 5: a sample of prefixes -------------------------------------------------------------------------------------
+
+
+def bin_edges() -> list[float]:
+    """Return the finite edges of the histogram bins in ascending order."""
+    magnitudes = [2.0**e for e in range(SMALLEST, LARGEST + 1)]
+    return [-x for x in reversed(magnitudes)] + magnitudes
+
+
+@compiled
+def sample_block_(
+    sample: Sample, block: FloatArray, candidates: Candidates, first_column: int, last_column: int, start: int
+) -> None:
+    """Add the sampled candidates in some columns of a block to histograms and examples."""
+    bits, counts, hashes = block.view(np.int32), sample.counts, sample.examples.hashes
+    sampled = sampled_candidates(sample, candidates)
+    for tile in range(first_column, last_column, _CACHE_LINE):  # the counts of a few memories stay in the cache
+        for i in sampled:
+            row, sentence, position = candidates.rows[i], candidates.sentences[i], candidates.positions[i]
+            hash_of_prefix = prefix_hash(sample.seed, sentence, position)
+            for c in range(tile, min(tile + _CACHE_LINE, last_column)):
+                m, value = start + c, block[row, c]
+                # The exponent bits are floor(log2 |value|) + 127. Those of zero and denormal numbers are 0.
+                exponent = ((bits[row, c] >> 23) & 0xFF) - 127
+                away = min(max(exponent - SMALLEST + 1, 0), SIDE)
+                counts[m, SIDE + (away if value > 0 else -away)] += 1
+                hash_ = _mix(hash_of_prefix ^ uint64(m))
+                if value > 0 and hash_ < hashes[m, EXAMPLES - 1]:
+                    _insert_example_(sample.examples, m, hash_, value, sentence, position)
+
+
+@compiled
+def sampled_candidates(sample: Sample, candidates: Candidates) -> IntArray:
+    """Return the indices of the candidates that are in the sample."""
+    sampled, count = np.empty(candidates.rows.shape[0], np.int64), 0
+    for i in range(candidates.rows.shape[0]):
+        sampled[count] = i
+        count += prefix_hash(sample.seed, candidates.sentences[i], candidates.positions[i]) <= sample.limit
+    return sampled[:count]
+
+
+@compiled_part
+def _insert_example_(
+    examples: Examples, m: int, hash_: int, coefficient: np.float32, sentence: int, position: int
+) -> None:
+    """Insert a prefix into the examples of memory m, in the order of hashes."""
+    place = EXAMPLES
+    while place > 0 and hash_ < examples.hashes[m, place - 1]:
+        if place < EXAMPLES:
+            examples.hashes[m, place] = examples.hashes[m, place - 1]
+            examples.coefficients[m, place] = examples.coefficients[m, place - 1]
+            examples.sentences[m, place] = examples.sentences[m, place - 1]
+            examples.positions[m, place] = examples.positions[m, place - 1]
+        place -= 1
+    if place < EXAMPLES:
+        examples.hashes[m, place] = hash_
+        examples.coefficients[m, place] = coefficient
+        examples.sentences[m, place] = sentence
+        examples.positions[m, place] = position
+
+
+@compiled
+def merge_examples_(examples: Examples, others: Examples) -> None:
+    """Insert every example of another sample."""
+    for m in range(others.hashes.shape[0]):
+        for i in range(EXAMPLES):
+            if others.hashes[m, i] != _NO_HASH:
+                _insert_example_(
+                    examples, m, others.hashes[m, i], others.coefficients[m, i], others.sentences[m, i],
+                    others.positions[m, i],
+                )  # fmt: skip
+
+
+@compiled
+def prefix_hashes(seed: int, sentences: IntArray, positions: IntArray) -> KeyArray:
+    """Return the hash of each prefix, [n]."""
+    hashes = np.empty(sentences.shape[0], np.uint64)
+    for i in range(sentences.shape[0]):
+        hashes[i] = prefix_hash(seed, sentences[i], positions[i])
+    return hashes
+
+
+@compiled_part
+def prefix_hash(seed: int, sentence: int, position: int) -> int:
+    """Return a 64-bit hash that is the same on every machine."""
+    return _mix(_mix(_mix(uint64(seed)) ^ uint64(sentence)) ^ uint64(position + 1))
+
+
+@compiled_part
+def _mix(x: int) -> int:
+    """Return the next number of splitmix64 after x."""
+    x = uint64(x) + uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return x ^ (x >> uint64(31))
+
+
+# --- counts of prefixes and experts -----------------------------------------------------------------------------------
+
+
+@compiled
+def count_reach_(reach: Reach, row: int, candidates: Candidates) -> None:
+    """Count candidates in a row."""
+    for s in range(candidates.starts.shape[0] - 1):
+        before = -1
+        for i in range(candidates.starts[s], candidates.starts[s + 1]):
+            bucket = candidates.buckets[i]
+            reach.prefixes[row, bucket] += 1
+            reach.sentences[row, bucket] += bucket != before
+            before = bucket
+
+
+@compiled
+def select_rows(candidates: Candidates, rows: IntArray, tokens: int) -> Candidates:
+    """Return the candidates among some rows of a flattened batch of `tokens` rows, as rows of a block of those rows."""
+    place = np.full(tokens, -1, np.int64)
+    for i in range(rows.shape[0]):
+        place[rows[i]] = i
+    most = min(rows.shape[0], candidates.rows.shape[0])
+    selected, sentences, starts = np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most + 1, np.int64)
+    positions, buckets = np.empty(most, np.int32), np.empty(most, np.int32)
+    count, groups = 0, 0
+    for i in range(candidates.rows.shape[0]):
+        row = place[candidates.rows[i]]
+        if row < 0:
+            continue
+        if count == 0 or candidates.sentences[i] != sentences[count - 1]:
+            starts[groups] = count
+            groups += 1
+        selected[count], sentences[count], positions[count] = row, candidates.sentences[i], candidates.positions[i]
+        buckets[count] = candidates.buckets[i]
+        count += 1
+    starts[groups] = count
+    return Candidates(selected[:count], sentences[:count], positions[:count], buckets[:count], starts[: groups + 1])
+
+
+@compiled
+def count_routed_(routing: Routing, expert: int, seed: int, weights: FloatArray, candidates: Candidates) -> None:
+    """Add the candidates that were sent to an expert, with their router weights [n]."""
+    routing.chosen[expert] += candidates.rows.shape[0]
+    for i in range(candidates.rows.shape[0]):
+        own, sentence, position = weights[candidates.rows[i]], candidates.sentences[i], candidates.positions[i]
+        routing.weight[expert] += np.int64(np.rint(np.float64(own) / UNIT))
+        if own > 0:
+            _insert_(routing.heaviest, expert, _make_key(own, sentence), position, True)
+        score = np.float32((prefix_hash(seed, sentence, position) >> uint64(40)) + uint64(1))  # 24 bits: exact
+        _insert_(routing.drawn, expert, _make_key(score, sentence), position, False)
+
+
+def warm_up() -> None:
+    """Compile `add_block_`, or load it from the cache folder.
+
+    The driver calls this before workers start, so that they load what the driver compiled.
+    """
+    nothing = np.zeros(0, np.int64)
+    arrays = LayerArrays(
+        Lists.empty(1, 1), Lists.empty(1, 1), Totals.empty(1), Quadrants.empty(0), Sample.empty(1, 0, 1)
     )
-    starts = candidates.starts
-    status, looks = FINE, empty_looks(columns if has_gates else 0)
-    for tile in range(first_column, last_column, COLUMNS):
-        width, memory = min(COLUMNS, last_column - tile), start + tile
-        if has_gates:
-            begin_quadrants_(looks, quadrants.lists, memory, width)
-        sums.total[:], sums.fired[:], sums.highest[:], sums.lowest[:] = 0, 0, -np.inf, np.inf
-        first = 0
-        while first < starts.shape[0] - 1:
-            last = _last_sentence(starts, first, one_a_sentence)
-            group_peak[:], group_trough[:] = -np.inf, np.inf
-            for s in range(first, last):
-                g = s - first
-                _look_at_sentence_(
-                    block, candidates, s, tile, width, peak[g], trough[g], peak_step[g], trough_step[g], summed, fired
-                )
-                for c in range(width):
-                    sums.total[c] += summed[c]
-                    group_peak[c] = peak[g, c] if peak[g, c] > group_peak[c] else group_peak[c]
-                    group_trough[c] = trough[g, c] if trough[g, c] < group_trough[c] else group_trough[c]
-                if has_gates:  # while the rows of the sentence are in the cache, but in loops of their own
-                    look_at_quadrants_(
-                        block, gates, candidates, s, tile, width, memory, looks, quadrants.lists, one_a_sentence
-                    )
-            for c in range(width):
-                sums.highest[c] = max(sums.highest[c], group_peak[c])
-                sums.lowest[c] = min(sums.lowest[c], group_trough[c])
-            region = Region(first, last, tile, width, memory, one_a_sentence)
-            _enter_(block, candidates, region, one, group_peak, peak, peak_step, top, found, spare)
-            if keep_bottom:
-                _enter_(block, candidates, region, -one, group_trough, trough, trough_step, bottom, found, spare)
-            first = last
-        if has_gates:
-            end_quadrants_(looks, quadrants, memory, width)
-        added = add_(totals, sums, memory, width)
-        status = worse(status, tile + added if added >= 0 else added)
-    return status
+    candidates, block = make_candidates(nothing, nothing, nothing), np.zeros((0, 1), np.float32)
+    add_block_(arrays, block, NO_GATES, candidates, 0, 1, 0, False, True, False)

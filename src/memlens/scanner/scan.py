@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from memlens.corpus.sentences import Batch, ScanSentence, cut_batches
 from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Stopper
 from memlens.pool import Pool
-from memlens.scanner.lists import Candidates, make_candidates
+from memlens.scanner.kernels import Candidates, make_candidates, warm_up
 from memlens.scanner.state import BatchRange, LayerShape, PartFolder, ScanState
 from memlens.settings import ScanSettings
+from memlens.signals import Stopper
 
 SAVE_SECONDS = 15.0  # least time between two saves
 SAVE_RATIO = 50  # least time between two saves, in multiples of the time that a save takes
@@ -216,6 +216,7 @@ def scan_on_pool(
         saver: Saves the state at intervals and at the end.
         on_tokens: Called with the number of tokens of each segment.
     """
+    warm_up()  # workers load what is compiled here
     remaining = iter(batches)
     segments = iter(lambda: list(islice(remaining, size)), [])
     try:

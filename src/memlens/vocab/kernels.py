@@ -20,10 +20,9 @@ import torch
 from numba import uint64
 from numpy.typing import NDArray
 
+from memlens.compiling import compiled, compiled_part, sort_
 from memlens.errors import SettingError
 from memlens.models.lens import at_least_float32
-from memlens.parallel import compiled, compiled_part
-from memlens.sorting import sort_
 
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]

@@ -25,8 +25,8 @@ from memlens.models.experts import ExpertGroup
 from memlens.models.groups import MemoryLayer
 from memlens.models.lens import at_least_float32
 from memlens.models.memory_model import MemoryModel
-from memlens.parallel import Progress, no_progress
 from memlens.pool import Pool, SerialPool
+from memlens.progress import Progress, no_progress
 from memlens.vocab.kernels import count_above, count_scores, find_ends, read_softmax, score_blocks, thread_pool
 from memlens.vocab.tokens import TOKENS_SCHEMA, token_tables, trained_tokens
 

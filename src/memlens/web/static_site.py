@@ -36,7 +36,7 @@ from memlens.files import explain_os_errors, prepare_output_folder, replacing
 from memlens.index.memory import MemoryRecord, read_memory, read_summaries
 from memlens.index.search import MemoryHit, SearchQuery, SearchResult, search
 from memlens.memory import MemoryId
-from memlens.parallel import Progress, no_progress
+from memlens.progress import Progress, no_progress
 from memlens.reports.report import SITE, make_report
 from memlens.reports.sections import Section
 from memlens.text import finite

@@ -1,0 +1,135 @@
+"""Ctrl-C and SIGTERM.
+
+    interruptible    for commands: the first signal raises Interrupted or Terminated, the second ends the process
+    stop_on_signal   for scans: the first signal sets a flag, which long loops check where their state is complete
+
+Python handles signals in the main thread only. In other threads both do nothing.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_RETRY_SECONDS = 0.05
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C. `code` is the exit code of the command."""
+
+    code = 128 + signal.SIGINT
+
+
+class Terminated(Interrupted):
+    """SIGTERM."""
+
+    code = 128 + signal.SIGTERM
+
+
+_KINDS: dict[int, type[Interrupted]] = {signal.SIGINT: Interrupted, signal.SIGTERM: Terminated}
+
+
+class Stopper:
+    """A flag that the first signal sets."""
+
+    def __init__(self) -> None:
+        self.signal = 0
+        self._previous: dict[int, Any] = {}
+
+    @property
+    def stopped(self) -> bool:
+        return self.signal != 0
+
+    def check(self) -> None:
+        """Raise Interrupted or Terminated if the flag is set."""
+        if self.signal:
+            raise _KINDS[self.signal]
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Set the flag on the first signal. The second ends a command; in other programs it does what it did before."""
+        if not self.signal:
+            self.signal = number
+            return
+        previous = self._previous[number]
+        if previous is _interrupt:
+            _end_process(number)
+        if callable(previous):
+            previous(number, frame)
+        elif previous is signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[Stopper]:
+    """Set the flag of a Stopper on the first signal inside the block."""
+    stopper = Stopper()
+    with _handlers(stopper.handle) as stopper._previous:
+        yield stopper
+
+
+_received: list[int] = []  # the signal that was raised in this command
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise Interrupted or Terminated on the first signal inside the block, and end the process on the second.
+
+    This is for commands. A library must not end its caller's process.
+    """
+    report = sys.unraisablehook
+
+    def raise_again(lost: Any) -> None:
+        """Send the signal again if its exception was dropped, as in a weakref callback of the import system."""
+        if issubclass(lost.exc_type, Interrupted) and _received:
+            timer = threading.Timer(_RETRY_SECONDS, os.kill, (os.getpid(), _received.pop()))
+            timer.daemon = True
+            timer.start()
+        else:
+            report(lost)
+
+    with _handlers(_interrupt) as previous:
+        if previous:
+            sys.unraisablehook = raise_again
+        try:
+            yield
+        except Exception as error:
+            if _received:  # a library noticed the signal and failed in its own words
+                raise _KINDS[_received[0]] from error
+            raise
+        finally:
+            if previous:
+                sys.unraisablehook = report
+                _received.clear()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    if _received:
+        _end_process(number)
+    _received.append(number)
+    raise _KINDS[number]
+
+
+def _end_process(number: int) -> None:
+    try:
+        os.write(2, b"memlens: stopped at once; run the same command again to continue\n")
+    finally:  # stderr may be closed
+        os._exit(_KINDS[number].code)
+
+
+@contextmanager
+def _handlers(handler: Callable[[int, FrameType | None], None]) -> Iterator[dict[int, Any]]:
+    """Handle SIGINT and SIGTERM inside the block. Yields the previous handlers, or {} outside of the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield {}
+        return
+    previous: dict[int, Any] = {number: signal.signal(number, handler) for number in _KINDS}
+    try:
+        yield previous
+    finally:
+        for number, handler_before in previous.items():
+            signal.signal(number, handler_before)
