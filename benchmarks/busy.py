@@ -2,7 +2,7 @@
 
     python benchmarks/busy.py [--rounds 3] [--tokens 30000]
 
-    rest      as the command line sets it (own_process.prepare_process)
+    rest      as the command line sets it (process_setup.prepare_process)
     spin      as torch's OpenMP does by itself: some milliseconds after every matrix product
     passive   not at all (OMP_WAIT_POLICY=PASSIVE)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import memlens
-from memlens.own_process import prepare_process
+from memlens.process_setup import prepare_process
 
 NAMES = {"local-edits": ("local-edits",), "refinement": ("prefixes", "prefix-layers", "refinement")}
 

@@ -186,7 +186,7 @@ PROGRAMS = {
 def run_one(name: str, folder: str, sentences: Path, out: Path) -> None:
     """In a process of its own: run one program and print what it took."""
     if name == "memlens":
-        from memlens.own_process import prepare_process
+        from memlens.process_setup import prepare_process
 
         prepare_process()  # as the command does
     import torch

@@ -31,7 +31,7 @@ import memlens
 from memlens.corpus.sentences import Batch, ScanSentence, cut_batches
 from memlens.models.groups import CoefficientBlock
 from memlens.models.memory_model import MemoryModel
-from memlens.own_process import prepare_process
+from memlens.process_setup import prepare_process
 from memlens.scanner.scan import Scanner, plan_batches
 from memlens.scanner.state import ScanState
 from memlens.settings import ScanSettings

@@ -217,7 +217,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] in (["--measure"], ["--measure-store"]):
-        from memlens.own_process import prepare_process
+        from memlens.process_setup import prepare_process
 
         prepare_process()  # as the command does
     if sys.argv[1:2] == ["--measure"]:

@@ -137,7 +137,7 @@ def run_child(out: Path, arguments: list[str], kernels: bool) -> None:
     if kernels:
         watch.time_kernels()
     from memlens.cli import main
-    from memlens.own_process import prepare_process
+    from memlens.process_setup import prepare_process
 
     prepare_process()  # as the command does
     code = 0

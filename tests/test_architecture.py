@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "memlens"
 
 # A part may import the parts of the rows above it, and no other part of its own row.
 ORDER = (
-    ("errors", "own_process", "compiling", "signals", "progress"),
+    ("errors", "process_setup", "compiling", "signals", "progress"),
     ("memory", "text", "settings"),
     ("files", "stats", "pool"),
     ("models", "corpus"),

@@ -42,7 +42,7 @@ from uuid import uuid4
 
 from memlens import errors
 from memlens.errors import MemlensError, SettingError, WorkerError, needing
-from memlens.own_process import prepare_process
+from memlens.process_setup import prepare_process
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

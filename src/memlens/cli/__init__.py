@@ -49,9 +49,9 @@ def _prepare_process() -> None:
     import atexit
     import warnings
 
-    from memlens.own_process import prepare_process
+    from memlens.process_setup import prepare_process
 
-    prepare_process(for_days=sys.argv[1:2] == ["serve"] or "--serve" in sys.argv)
+    prepare_process(is_server=sys.argv[1:2] == ["serve"] or "--serve" in sys.argv)
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # takes the place of a closed stream, which else the next file would have: prints would land in it
     # When Python ends, what libraries report of objects that are still held (DuckDB does) is for nobody.
