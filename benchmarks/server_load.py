@@ -43,7 +43,6 @@ class Client:
         self.layers, self.width = layers, width
         self.http = httpx.Client(base_url=address, timeout=180)
         self.http.get("/").raise_for_status()
-        self.secret = {"x-memlens-csrf": next(v for k, v in self.http.cookies.items() if k.startswith("memlens-csrf"))}
         self.saved: dict[str, int] = {}  # memory -> number of labels
         self.kept: set[str] = set()
         self.seen: Counter[str] = Counter()
@@ -71,7 +70,7 @@ class Client:
     def keep(self) -> httpx.Response:
         memory = self.random.choice(self.memories)
         content = {"lists": [self.name]} if self.random.random() < 0.5 else {"star": True}
-        answer = self.http.patch(f"/api/collections/{memory}", json=content, headers=self.secret)
+        answer = self.http.patch(f"/api/collections/{memory}", json=content)
         if answer.status_code == 200:
             self.kept.add(memory)
         return answer
@@ -80,13 +79,13 @@ class Client:
         return self.http.get("/api/fires", params={"text": PROMPT})
 
     def silence(self) -> httpx.Response:
-        return self.http.post(f"/api/memories/{self.memory()}/silence", json={"prompt": PROMPT}, headers=self.secret)
+        return self.http.post(f"/api/memories/{self.memory()}/silence", json={"prompt": PROMPT})
 
     def label(self) -> httpx.Response:
         memory = self.random.choice(self.memories)
         pattern = {"description": f"seen {len(self.saved)}", "kind": "semantic", "prefixes": [0, 1, 2]}
         content = {"annotator": self.name, "memory": memory, "patterns": [pattern]}
-        answer = self.http.post("/api/annotate/labels", json=content, headers=self.secret)
+        answer = self.http.post("/api/annotate/labels", json=content)
         if answer.status_code == 200:
             self.saved[memory] = self.saved.get(memory, 0) + 1
         return answer
@@ -168,7 +167,7 @@ def main() -> int:
         try:
             layers, width = len(index.layers), index.memories(index.layers[0])
             first = Client(address, 0, [], layers, width)
-            drawn = first.http.post("/api/annotate/sample", json={"per_layer": 2, "top": 5}, headers=first.secret)
+            drawn = first.http.post("/api/annotate/sample", json={"per_layer": 2, "top": 5})
             while (answer := first.trace()).status_code == 409 and "loading" in answer.text:
                 time.sleep(1)
             answer.raise_for_status()

@@ -1,5 +1,6 @@
 """The page Compare and its JSON: what memlens.compare finds, of two layers or of two indexes."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import memlens
 from memlens.comparison.compare import compare_indexes
 from memlens.index.reader import Index
 from memlens.testing import tiny_model, tiny_tokenizer
+from memlens.text import probability
 
 ClientOf = Callable[..., TestClient]
 
@@ -38,6 +40,14 @@ def test_without_a_choice_the_last_two_layers_are_shown(client: TestClient) -> N
     assert page.status_code == 200 and "Layers 1 and 2 of" in page.text
     refused = client.get("/api/compare")
     assert refused.status_code == 422 and "--compare INDEX" in refused.json()["error"]
+
+
+@pytest.mark.parametrize(("order", "word"), [("alike", "shared"), ("changed", "different")])
+def test_the_amount_beside_a_pair_is_what_the_pairs_are_sorted_by(client: TestClient, order: str, word: str) -> None:
+    page = client.get(f"/compare?layers=0:1&order={order}").text
+    changes = [pair["change"] for pair in client.get(f"/api/compare?layers=0:1&top=10&order={order}").json()["changes"]]
+    amounts = [probability(1 - change if order == "alike" else change) for change in changes]
+    assert re.findall(rf"</span> ([\d.%e-]+) {word}</p>", page) == amounts
 
 
 def test_two_indexes_by_name(client_of: Callable[..., TestClient], index: Index, tiny_gpt2_values: Index) -> None:

@@ -179,7 +179,7 @@ def test_what_is_kept_does_not_grow_with_requests(client_of: Callable[..., TestC
     index = bench_of(client).index
     client.get("/")
     made = index._results["statistics"][1]
-    for number in range(200):
+    for number in range(70):
         client.get("/api/map", params={"by": "max", "room": 500 + number})
         client.get("/m/L0N1", cookies={"memlens-annotator-8000": f"person{number}"})
         client.get("/search/results", params={"q": f"word {number}"})

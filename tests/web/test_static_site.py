@@ -112,11 +112,10 @@ def test_words_tokens_and_patterns_lead_to_the_memories_that_have_them(site: Pat
 
 
 def test_a_site_of_one_layer_names_memories_of_no_other(index: Index, tmp_path: Path, run: Callable[..., Any]) -> None:
-    for layer in index.layers:
-        code, _, err = run("site", index.folder, "-o", tmp_path / str(layer), "--layers", layer, "--top", "2")
-        assert code == 0, err
-        report = (tmp_path / str(layer) / "report.html").read_text()
-        assert {int(found) for found in re.findall(r"\bL(\d+)[NES]\d", report)} <= {layer}
+    code, _, err = run("site", index.folder, "-o", tmp_path / "site", "--layers", "1", "--top", "2")
+    assert code == 0, err
+    report = (tmp_path / "site" / "report.html").read_text()
+    assert {int(found) for found in re.findall(r"\bL(\d+)[NES]\d", report)} <= {1}
 
 
 def test_layers_and_top_make_it_smaller(index: Index, tmp_path: Path, run: Callable[..., tuple[int, str, str]]) -> None:
@@ -174,7 +173,7 @@ def hosted(folder: Path) -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize("way", ["file", "http"])
+@pytest.mark.parametrize("way", ["file", pytest.param("http", marks=pytest.mark.sweep)])
 def test_it_is_browsed_and_searched_without_a_server(
     way: str, site: Path, index: Index, browser: Any, client: TestClient
 ) -> None:

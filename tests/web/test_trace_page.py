@@ -60,6 +60,13 @@ def test_a_cell_is_one_layer_of_a_trace_and_the_last(client: TestClient, model: 
         assert layer["memories"] == pytest.approx(own["memories"], abs=1e-5)
 
 
+def test_without_a_layer_the_one_whose_memories_contribute_most_is_opened(client: TestClient) -> None:
+    whole = client.get("/api/trace/answer", params={"prompt": PROMPT}).json()["layers"]
+    expected = max(whole, key=lambda layer: abs(layer["memories"]))["layer"]
+    assert client.get("/api/trace/cell", params={"prompt": PROMPT}).json()["layers"][0]["layer"] == expected
+    assert f"Layer {expected} after" in client.get("/trace", params={"prompt": PROMPT}).text
+
+
 def test_edits_are_in_units_of_coefficients_and_change_the_grid(client: TestClient, model: MemoryModel) -> None:
     sets = ["L1N7=25", "L2N3=x-4", "L0=0"]
     answer = client.get("/api/trace/cell", params={"prompt": PROMPT, "set": sets}).json()

@@ -98,6 +98,13 @@ def test_a_million_memories_fit_into_a_small_answer() -> None:
     assert len(drawn.levels) < 60_000 and all(row.size == 25 for row in drawn.layers)
 
 
+def test_colors_are_spread_evenly_over_a_few_large_and_many_small_numbers() -> None:
+    numbers = np.exp(np.random.default_rng(0).normal(0, 3, 1000))  # as in gated models
+    statistics = Statistics((0,), dense(1, 1000), np.array([0, 1000]), {"max": numbers})
+    levels = np.frombuffer(base64.b64decode(draw_map(statistics, "max", 1000).levels), np.uint8)
+    assert np.histogram(levels, 4, (0, 255))[0].min() > 200
+
+
 def test_what_is_not_known_has_a_level_of_its_own_and_odd_numbers_can_be_drawn() -> None:
     statistics = Statistics((0,), dense(1, 4), np.array([0, 4]), {"max_p": np.array([np.nan, 1e-4, 1e-2, 1.0])})
     levels = base64.b64decode(draw_map(statistics, "max_p", 9).levels)

@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 
+import pytest
 import schemathesis
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, Phase, given, settings
@@ -13,14 +14,14 @@ from memlens.models.memory_model import MemoryModel
 from memlens.web.app import create_app
 from memlens.web.workbench import Workbench
 
-_SETTINGS = settings(
-    max_examples=5, deadline=None, derandomize=True, database=None, phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)  # fmt: skip
 
-
-def test_no_request_makes_the_server_stumble(own_index: Index, model: MemoryModel) -> None:
-    """Fitting requests and broken ones, to every route, past the guard; some of them change something."""
+@pytest.mark.parametrize("examples", [3, pytest.param(60, marks=pytest.mark.sweep)])
+def test_no_request_makes_the_server_stumble(own_index: Index, model: MemoryModel, examples: int) -> None:
+    """Send valid and invalid requests to every route."""
+    few = settings(
+        max_examples=examples, deadline=None, derandomize=True, database=None,
+        phases=[Phase.explicit, Phase.generate], suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
     workbench, host = Workbench(own_index, model), {"host": "127.0.0.1:8000"}
     schema = schemathesis.openapi.from_asgi("/api/openapi.json", create_app(workbench), headers=host)
     seen: dict[str, set[int]] = {}
@@ -28,14 +29,14 @@ def test_no_request_makes_the_server_stumble(own_index: Index, model: MemoryMode
         operation = found.ok()
         for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
 
-            @_SETTINGS
+            @few
             @given(case=operation.as_strategy(generation_mode=mode))
             def ask(case: schemathesis.Case) -> None:
                 answer = case.call(headers=host)
                 seen.setdefault(case.operation.label, set()).add(answer.status_code)
                 assert answer.status_code < 500, f"{case.as_curl_command()} gave {answer.status_code}"
 
-            with suppress(Unsatisfiable):  # a route that takes nothing cannot be asked wrongly
+            with suppress(Unsatisfiable):  # a route without parameters has no invalid requests
                 ask()
     workbench.close()
     assert len(seen) >= 10 and not any({401, 403, 421} & statuses for statuses in seen.values())
