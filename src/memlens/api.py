@@ -139,9 +139,11 @@ def merge(parts: Sequence[Source], *, out: Source, resume: bool = True, progress
 
 def check(index: Index | Source, *, progress: Progress = no_progress) -> Check:
     """Is every file of an index whole and of one piece? Reads all of it, changes nothing."""
+    from memlens.annotations.records import check_annotations
     from memlens.index.check import check_index
 
-    return check_index(index.folder if isinstance(index, Index) else located(index), progress)
+    folder = index.folder if isinstance(index, Index) else located(index)
+    return check_index(folder, progress, check_annotations)
 
 
 def chart(index: Index | Source, experiment: str) -> Any:

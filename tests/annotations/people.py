@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from index_by_hand import write_index
-from memlens.annotations.answers import Label, LabelledPattern, LastLayerChange, Verdict
-from memlens.annotations.store import Annotations
+from memlens.annotations.records import Annotations, Label, LabeledPattern, LastLayerChange, Verdict
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 
-PRESS = LabelledPattern('ends with "press"', "shallow", (0, 1, 2, 3))
-NEWS = LabelledPattern('about, say, "news"\nand more', "semantic", (2, 3, 4))
+PRESS = LabeledPattern('ends with "press"', "shallow", (0, 1, 2, 3))
+NEWS = LabeledPattern('about, say, "news"\nand more', "semantic", (2, 3, 4))
 DAY = LastLayerChange(1, "the press of", 3, " day", 4, " free")
 COMMA = LastLayerChange(1, 'the "press", of\nday', 5, " 1", 6, ",")
 
@@ -24,7 +23,7 @@ def make_index(folder: Path) -> Index:
     return write_index(folder, [f"the press of day {n} was free" for n in range(8)], memories | {(1, 6): []})
 
 
-def label(annotator: str, memory: str, *patterns: LabelledPattern) -> Label:
+def label(annotator: str, memory: str, *patterns: LabeledPattern) -> Label:
     return Label(annotator, MemoryId.parse(memory), patterns)
 
 

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 from people import COMMA, DAY, NEWS, PRESS, answers, first_answer, label, make_index, second_answer
 
-from memlens.annotations.answers import LabelledPattern, Sample, Verdict
 from memlens.annotations.files import export_text, import_text, read_export
-from memlens.annotations.store import Annotations
+from memlens.annotations.records import LABELS, VERDICTS, Annotations, LabeledPattern, Sample, Verdict
 from memlens.errors import MemlensError, SettingError
-from memlens.index.history import LABELS, VERDICTS
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.tracer.intervention import Intervention
@@ -31,47 +29,50 @@ ONE_LABEL = LABEL_COLUMNS + "ann,L0N0,shallow,x,0 1 2\n"
 @both_tasks
 def test_json_carries_the_whole_history_and_is_imported_once(index: Index, copy: Index, task: str) -> None:
     first, other = first_answer(task, "ann"), first_answer(LABELS if task == VERDICTS else VERDICTS, "zoe")
-    with Annotations(index) as notes, Annotations(copy) as copied:
-        notes.save(first, second_answer(task, "ann"), first_answer(task, "bob"), other)
-        notes.undo(task, "ann", first.subject)
-        if task == LABELS:
-            for person in ("ann", "bob"):
-                notes.finish(person)
-        text = export_text(notes, task, "json")
-        assert "zoe" not in text and "bob" not in export_text(notes, task, "json", "ann")
-        assert import_text(copied, task, text, "json") == len(notes.history(task)) == (6 if task == LABELS else 4)
-        assert import_text(copied, task, text, "json") == 0
-        assert copied.history(task) == notes.history(task) and export_text(copied, task, "json") == text
-        assert answers(copied, task, "ann") == [first]
+    notes = Annotations(index)
+    copied = Annotations(copy)
+    notes.save(first, second_answer(task, "ann"), first_answer(task, "bob"), other)
+    notes.undo(task, "ann", first.subject)
+    if task == LABELS:
+        for person in ("ann", "bob"):
+            notes.finish(person)
+    text = export_text(notes, task, "json")
+    assert "zoe" not in text and "bob" not in export_text(notes, task, "json", "ann")
+    assert import_text(copied, task, text, "json") == len(notes.history(task)) == (6 if task == LABELS else 4)
+    assert import_text(copied, task, text, "json") == 0
+    assert copied.history(task) == notes.history(task) and export_text(copied, task, "json") == text
+    assert answers(copied, task, "ann") == [first]
 
 
 @both_tasks
 def test_csv_brings_the_same_answers_back(index: Index, copy: Index, task: str) -> None:
     own = [label("ann", "L0N0", PRESS, NEWS), label("ann", "L0N2")]
     verdicts = [Verdict("ann", DAY, "related"), Verdict("ann", COMMA, "distant")]
-    with Annotations(index) as notes, Annotations(copy) as copied:
-        notes.save(*(own if task == LABELS else verdicts))
-        text = export_text(notes, task, "csv", "ann")
-        assert import_text(copied, task, text, "csv") == 2
-        assert answers(copied, task, "ann") == answers(notes, task, "ann") == (own if task == LABELS else verdicts)
-        assert export_text(copied, task, "csv", "ann") == text
+    notes = Annotations(index)
+    copied = Annotations(copy)
+    notes.save(*(own if task == LABELS else verdicts))
+    text = export_text(notes, task, "csv", "ann")
+    assert import_text(copied, task, text, "csv") == 2
+    assert answers(copied, task, "ann") == answers(notes, task, "ann") == (own if task == LABELS else verdicts)
+    assert export_text(copied, task, "csv", "ann") == text
 
 
 @pytest.mark.parametrize("description", ["a\rb", "a\r\nb", 'c, "d";\t', "\u2028 عربى 🙂", "'", *FORMULAS])
 def test_csv_carries_every_sign_of_a_description(index: Index, copy: Index, description: str) -> None:
-    with Annotations(index) as notes, Annotations(copy) as copied:
-        notes.save(label("ann", "L0N0", LabelledPattern(description, "semantic", (0, 1, 2))))
-        text = export_text(notes, LABELS, "csv", "ann")
-        assert not any(cell[:1] in ("=", "+", "-", "@") for row in csv.reader(io.StringIO(text)) for cell in row)
-        import_text(copied, LABELS, text, "csv")
-        assert copied.labels_of("ann") == notes.labels_of("ann")
+    notes = Annotations(index)
+    copied = Annotations(copy)
+    notes.save(label("ann", "L0N0", LabeledPattern(description, "semantic", (0, 1, 2))))
+    text = export_text(notes, LABELS, "csv", "ann")
+    assert not any(cell[:1] in ("=", "+", "-", "@") for row in csv.reader(io.StringIO(text)) for cell in row)
+    import_text(copied, LABELS, text, "csv")
+    assert copied.labels_of("ann") == notes.labels_of("ann")
 
 
 def test_a_file_that_a_spreadsheet_has_saved_is_read(index: Index, tmp_path: Path) -> None:
     file = tmp_path / "labels.csv"
     file.write_text(ONE_LABEL, "utf-8-sig")
-    with Annotations(index) as notes:
-        assert import_text(notes, LABELS, read_export(str(file)), "csv") == 1
+    notes = Annotations(index)
+    assert import_text(notes, LABELS, read_export(str(file)), "csv") == 1
 
 
 def test_a_file_that_never_ends_or_is_no_export_by_its_size_is_not_read(tmp_path: Path) -> None:
@@ -94,13 +95,13 @@ def test_a_file_that_never_ends_or_is_no_export_by_its_size_is_not_read(tmp_path
 
 
 def test_an_export_keeps_quiet_about_people_who_have_not_finished(index: Index) -> None:
-    with Annotations(index) as notes:
-        notes.save(label("ann", "L0N0", PRESS))
-        for format in ("json", "csv"):
-            assert "press" not in export_text(notes, LABELS, format)
-            assert "press" in export_text(notes, LABELS, format, "ann")
-        notes.finish("ann")
-        assert "press" in export_text(notes, LABELS, "csv")
+    notes = Annotations(index)
+    notes.save(label("ann", "L0N0", PRESS))
+    for format in ("json", "csv"):
+        assert "press" not in export_text(notes, LABELS, format)
+        assert "press" in export_text(notes, LABELS, format, "ann")
+    notes.finish("ann")
+    assert "press" in export_text(notes, LABELS, "csv")
 
 
 Spoil = Callable[[str], str]
@@ -162,37 +163,39 @@ WRONG = [
 
 @pytest.mark.parametrize(("task", "format", "spoil"), WRONG)
 def test_a_wrong_file_is_refused_as_a_whole(index: Index, copy: Index, task: str, format: str, spoil: Spoil) -> None:
-    with Annotations(index) as notes, Annotations(copy) as copied:
-        if task == LABELS:
-            notes.set_sample(Sample((MemoryId(0, 0),), 25, 0))
-        else:
-            notes.save(Verdict("ann", DAY, "distant"))
-        answer = first_answer(task, "ann")
-        notes.save(answer)
-        notes.undo(task, "ann", answer.subject)
-        notes.save(answer)
-        text = spoil(export_text(notes, task, "csv" if format == "csv" else "json", "ann"))
-        with pytest.raises(MemlensError) as refused:
-            import_text(copied, task, text, format)
-        assert "\n" not in str(refused.value) and copied.history(task) == []
+    notes = Annotations(index)
+    copied = Annotations(copy)
+    if task == LABELS:
+        notes.set_sample(Sample((MemoryId(0, 0),), 25, 0))
+    else:
+        notes.save(Verdict("ann", DAY, "distant"))
+    answer = first_answer(task, "ann")
+    notes.save(answer)
+    notes.undo(task, "ann", answer.subject)
+    notes.save(answer)
+    text = spoil(export_text(notes, task, "csv" if format == "csv" else "json", "ann"))
+    with pytest.raises(MemlensError) as refused:
+        import_text(copied, task, text, format)
+    assert "\n" not in str(refused.value) and copied.history(task) == []
 
 
 def test_an_import_neither_changes_the_sample_of_labels_nor_what_a_finished_person_said(
     index: Index, copy: Index, tmp_path: Path
 ) -> None:
     sample = Sample((MemoryId(0, 0),), 25, 0)
-    with Annotations(index) as notes, Annotations(copy) as copied:
-        notes.set_sample(sample)
-        notes.save(label("ann", "L0N0", PRESS))
-        notes.finish("ann")
-        before = notes.history(LABELS)
-        with Annotations(make_index(tmp_path / "other")) as other:
-            other.set_sample(Sample((MemoryId(0, 1),), 25, 1))
-            with pytest.raises(SettingError, match="another sample"):
-                import_text(notes, LABELS, export_text(other, LABELS, "json"), "json")
-        copied.set_sample(sample)
-        copied.save(label("bob", "L0N0", NEWS), label("ann", "L0N0"))
-        assert import_text(notes, LABELS, export_text(copied, LABELS, "json", "bob"), "json") == 2
-        with pytest.raises(SettingError, match="ann has finished"):
-            import_text(notes, LABELS, export_text(copied, LABELS, "json", "ann"), "json")
-        assert notes.history(LABELS)[: len(before)] == before and len(notes.history(LABELS)) == len(before) + 2
+    notes = Annotations(index)
+    copied = Annotations(copy)
+    notes.set_sample(sample)
+    notes.save(label("ann", "L0N0", PRESS))
+    notes.finish("ann")
+    before = notes.history(LABELS)
+    other = Annotations(make_index(tmp_path / "other"))
+    other.set_sample(Sample((MemoryId(0, 1),), 25, 1))
+    with pytest.raises(SettingError, match="another sample"):
+        import_text(notes, LABELS, export_text(other, LABELS, "json"), "json")
+    copied.set_sample(sample)
+    copied.save(label("bob", "L0N0", NEWS), label("ann", "L0N0"))
+    assert import_text(notes, LABELS, export_text(copied, LABELS, "json", "bob"), "json") == 2
+    with pytest.raises(SettingError, match="ann has finished"):
+        import_text(notes, LABELS, export_text(copied, LABELS, "json", "ann"), "json")
+    assert notes.history(LABELS)[: len(before)] == before and len(notes.history(LABELS)) == len(before) + 2

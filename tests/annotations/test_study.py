@@ -6,9 +6,13 @@ import pyarrow as pa
 import pytest
 from people import NEWS, PRESS, label
 
-from memlens.annotations.answers import LabelledPattern
-from memlens.annotations.store import Annotations
-from memlens.annotations.study import agreement, cohens_kappa, compare_with_people, draw_sample
+from memlens.annotations.records import Annotations, LabeledPattern
+from memlens.annotations.study import (
+    cohens_kappa,
+    compare_with_people,
+    compute_agreement,
+    draw_sample,
+)
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.pattern.table import PATTERNS_SCHEMA
@@ -16,14 +20,14 @@ from memlens.pattern.table import PATTERNS_SCHEMA
 
 def label_four(index: Index) -> None:
     """Two people, four memories: they agree on the class of three."""
-    with Annotations(index) as notes:
-        for name, patterns in {
-            "ann": ([PRESS], [NEWS], [], [PRESS, NEWS]),
-            "bob": ([LabelledPattern("press", "shallow", (0, 1, 2, 5))], [NEWS], [], [PRESS]),
-        }.items():
-            for memory, own in enumerate(patterns):
-                notes.save(label(name, f"L0N{memory}", *own))
-            notes.finish(name)
+    notes = Annotations(index)
+    for name, patterns in {
+        "ann": ([PRESS], [NEWS], [], [PRESS, NEWS]),
+        "bob": ([LabeledPattern("press", "shallow", (0, 1, 2, 5))], [NEWS], [], [PRESS]),
+    }.items():
+        for memory, own in enumerate(patterns):
+            notes.save(label(name, f"L0N{memory}", *own))
+        notes.finish(name)
 
 
 def test_a_sample_has_as_many_live_memories_of_each_layer(index: Index) -> None:
@@ -44,10 +48,10 @@ def test_kappa_is_one_for_equal_and_about_zero_for_unrelated_labels() -> None:
 
 
 def test_agreement_counts_classes_and_overlaps_of_prefixes(index: Index) -> None:
-    with pytest.raises(SettingError, match="two people"):
-        agreement(index)
+    with pytest.raises(SettingError, match="two annotators"):
+        compute_agreement(Annotations(index))
     label_four(index)
-    (pair,) = agreement(index)
+    (pair,) = compute_agreement(Annotations(index))
     assert (pair.one, pair.other, pair.memories, pair.same_class) == ("ann", "bob", 4, 3)
     # classes: shallow-shallow, semantic-semantic, none-none, both-shallow; by chance 1/4*2/4 + 1/4*1/4 + 1/4*1/4
     assert pair.kappa == pytest.approx((3 / 4 - 1 / 4) / (1 - 1 / 4))
@@ -65,7 +69,7 @@ def test_the_machine_is_compared_with_each_person(index: Index) -> None:
     ]
     table = pa.Table.from_pylist(rows, PATTERNS_SCHEMA)
     index.write({"patterns": (PATTERNS_SCHEMA, [table])}, dict)
-    found = {(row.annotator, row.kind): row for row in compare_with_people(index)}
+    found = {(row.annotator, row.kind): row for row in compare_with_people(Annotations(index))}
     ann = found["ann", "shallow"]
     assert (ann.memory_precision, ann.memory_recall) == (1 / 2, 1 / 2)
     assert (ann.prefix_precision, ann.prefix_recall) == (2 / 6, 2 / 8)

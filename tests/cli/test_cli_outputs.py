@@ -40,7 +40,7 @@ def model(tiny_gpt2: Path, tmp_path: Path) -> Path:
 def test_no_verb_writes_into_an_index_or_a_model(run, plain, made, model, writer, force, tmp_path) -> None:
     before = checksums(plain), checksums(model)
     (tmp_path / "link").symlink_to(plain, target_is_directory=True)
-    names = ("manifest.json", "triggers.parquet", "annotations.sqlite", "new.txt", "experiments/rank.parquet")
+    names = ("manifest.json", "triggers.parquet", "annotations.jsonl", "new.txt", "experiments/rank.parquet")
     targets = [plain / name for name in names] + [tmp_path / "link" / "new.txt", model / "model.safetensors"]
     for target in targets:
         ran = run(*WRITERS[writer](made["plain"]), target, *force)

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 
 import memlens
-from memlens.annotations.answers import LastLayerChange, Verdict
-from memlens.annotations.store import Annotations
+from memlens.annotations.records import VERDICTS, Annotations, LastLayerChange, Verdict
 from memlens.experiments.last_layer import summarize_verdicts
 from memlens.experiments.run import EXPERIMENTS, is_made, is_outdated, run as run_experiment
-from memlens.index.history import VERDICTS
 from memlens.models.memory_model import MemoryModel
 
 pytestmark = pytest.mark.parametrize("scanned", ["gpt2"], indirect=True)
@@ -34,12 +32,12 @@ def test_the_table_counts_what_people_say_now(judged: Judged) -> None:
     index, model, examples = judged
     by_person = {"ann": ("related", "distant", "distant"), "bob": ("related", "related", "distant")}
     assert not is_outdated(index, LAST) and is_made(index, LAST, sample=SAMPLE)
-    with Annotations(index) as notes:
-        for person, verdicts in by_person.items():
-            for example, verdict in zip(examples, verdicts, strict=False):
-                notes.save(Verdict(person, example, verdict))
-        notes.save(Verdict("ann", examples[3], "related"))
-        notes.undo(VERDICTS, "ann", examples[3].name)
+    notes = Annotations(index)
+    for person, verdicts in by_person.items():
+        for example, verdict in zip(examples, verdicts, strict=False):
+            notes.save(Verdict(person, example, verdict))
+    notes.save(Verdict("ann", examples[3], "related"))
+    notes.undo(VERDICTS, "ann", examples[3].name)
     assert is_outdated(index, LAST) and not is_made(index, LAST, sample=SAMPLE)
     rows = run_experiment(index, "last-layer", model, sample=SAMPLE)["last-layer"].to_pylist()
     assert not is_outdated(index, LAST) and is_made(index, LAST, sample=SAMPLE)
@@ -54,8 +52,8 @@ def test_the_table_counts_what_people_say_now(judged: Judged) -> None:
 
 def test_an_example_keeps_its_name_in_another_sample(judged: Judged) -> None:
     index, model, examples = judged
-    with Annotations(index) as notes:
-        notes.save(*(Verdict("ann", example, "distant") for example in examples))
+    notes = Annotations(index)
+    notes.save(*(Verdict("ann", example, "distant") for example in examples))
     rows = run_experiment(index, "last-layer", model, sample=SAMPLE + 40)["last-layer"].to_pylist()
     names = {example.name for example in examples}
     assert names < {row["example"] for row in rows}  # a larger sample holds every smaller one
@@ -79,7 +77,7 @@ def test_the_command_lists_judges_takes_back_and_exchanges(
     for file in ("verdicts.csv", "verdicts.json"):
         assert run(*begin, "export", "--file", tmp_path / file)[0] == 0
     assert run(*begin, "import", "--file", tmp_path / "verdicts.json")[2] == "0 new verdicts or events\n"
-    assert run(*begin, "undo", *whose)[2] == f"{name}: no verdict again\n"
+    assert run(*begin, "undo", *whose)[2] == f"{name}: no verdict\n"
     for wrong in (
         ["praise"], ["judge"], ["judge", *by_ann], ["undo", *whose], ["judge", *whose],
         ["export", "--annotator", "eve"],

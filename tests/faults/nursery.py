@@ -22,7 +22,6 @@ import resource
 import shutil
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -32,7 +31,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 KILL, SHORT = "kill", "short"  # SHORT: no file can grow beyond `at` bytes
 ASKING = (signal.SIGINT, signal.SIGTERM)
@@ -133,13 +131,7 @@ class Events:
 
         io.open = open_
         builtins.open = open_
-        connect, send = sqlite3.connect, socket.socket.send
-
-        def connect_(address: str, *arguments: Any, **options: Any) -> sqlite3.Connection:
-            database = connect(address, *arguments, **options)
-            path = urlsplit(address).path
-            database.set_trace_callback(lambda statement: self.happen(f"sql-{statement.split()[0]}", path))
-            return database
+        send = socket.socket.send
 
         def send_(self_: socket.socket, content: Any, *arguments: Any) -> int:
             if self_.family == socket.AF_INET:
@@ -150,7 +142,6 @@ class Events:
                     raise
             return send(self_, content, *arguments)
 
-        sqlite3.connect = connect_
         socket.socket.send = send_  # type: ignore[method-assign]
         for name in ("stat", "listdir", "scandir") if self.looks else ():
             wrap_look(name)

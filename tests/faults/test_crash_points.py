@@ -15,8 +15,7 @@ import pytest
 from nursery import KILL, SHORT, Nursery, Outcome, contents, places
 
 from hub_stand_in import Hub
-from memlens.annotations.answers import Label, LabelledPattern
-from memlens.annotations.store import Annotations
+from memlens.annotations.records import Annotations, Label, LabeledPattern
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
 
@@ -84,10 +83,10 @@ class Sweep:
     def write_labels(self) -> None:
         """A file of labels of two people."""
         other = shutil.copytree(self.before / "index", self.work / "labelled")
-        with Annotations(Index(other)) as notes:
-            for person in ("ann", "zoë"):
-                pattern = LabelledPattern("ends with river " * 40, "shallow", (0, 1, 2))
-                notes.save(*(Label(person, MemoryId(1, memory), (pattern,)) for memory in range(8)))
+        notes = Annotations(Index(other))
+        for person in ("ann", "zoë"):
+            pattern = LabeledPattern("ends with river " * 40, "shallow", (0, 1, 2))
+            notes.save(*(Label(person, MemoryId(1, memory), (pattern,)) for memory in range(8)))
         self.must("annotate", other, "backup", self.work / "labels.json")
 
     def state(self, folder: Path) -> str:
@@ -101,8 +100,8 @@ class Sweep:
     def result(self, folder: Path) -> dict[str, bytes]:
         """The result of the verb: files of the index, events in the file of labels, or the repository on the Hub."""
         if self.verb == "annotate":
-            with Annotations(Index(folder / "index")) as notes:
-                return {event["key"]: repr(event).encode() for event in notes.history()}
+            notes = Annotations(Index(folder / "index"))
+            return {event["key"]: repr(event).encode() for event in notes.history()}
         if self.verb == "push":
             found = self.hub.at(f"me/{folder.name}", "main")
             return {} if found is None else {name: file for name, file in found[1].items() if name not in OF_THE_HUB}

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 from nursery import EVERYTHING, Nursery, Outcome
 
-from memlens.annotations.store import Annotations
+from memlens.annotations.records import Annotations
 from memlens.errors import MemlensError
 from memlens.index.format import Manifest
 from memlens.index.reader import Index
@@ -234,8 +234,8 @@ class Scene:
     def wrong_labels(self) -> str:
         try:
             index = Index(self.folder / "index")
-            with Annotations(index) as notes:
-                subjects = [event["subject"] for event in notes.history() if event["subject"]]
+            notes = Annotations(index)
+            subjects = [event["subject"] for event in notes.history() if event["subject"]]
             for subject in subjects:
                 index.check(subject)
         except MemlensError as error:

@@ -117,12 +117,12 @@ def test_a_scan_killed_while_it_publishes_is_finished_by_the_same_command(model,
 def test_people_s_annotations_are_never_deleted(model: MemoryModel, index: Path, moment: str) -> None:
     def annotate(stage: str, done: int = 0, total: int | None = None) -> None:
         if stage == moment:
-            (index / "annotations.sqlite").write_bytes(b"work of days")
+            (index / "annotations.jsonl").write_bytes(b"work of days")
 
     annotate("before")
     with pytest.raises(IndexFolderError, match="annotations"):
         memlens.scan(model, TEXTS[0], out=index, top=4, resume=False, progress=annotate)
-    assert (index / "annotations.sqlite").read_bytes() == b"work of days"
+    assert (index / "annotations.jsonl").read_bytes() == b"work of days"
     assert memlens.open_index(index).manifest.settings.top == 3
 
 

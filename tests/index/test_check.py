@@ -150,8 +150,8 @@ def test_what_a_killed_stage_has_left_is_told_but_no_damage(index: Path) -> None
 
 
 def test_damaged_annotations_are_named_and_a_folder_that_is_no_index_is_refused(index: Path, tmp_path: Path) -> None:
-    (index / "annotations.sqlite").write_bytes(b"SQLite format 3\0" + b"\xff" * 500)
-    assert [f.file for f in memlens.check(index).findings if f.state == DAMAGED] == ["annotations.sqlite"]
+    (index / "annotations.jsonl").write_bytes(b"\xff" * 500 + b"\n")
+    assert [f.file for f in memlens.check(index).findings if f.state == DAMAGED] == ["annotations.jsonl"]
     with pytest.raises(IndexFolderError, match="not an index"):
         memlens.check(tmp_path)
 

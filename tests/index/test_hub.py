@@ -194,7 +194,7 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(
     for name in (
         "../../stolen.parquet",
         "/tmp/stolen.parquet",
-        "annotations.sqlite",
+        "annotations.jsonl",
         "a/b/c.parquet",
         "-rf.parquet",
         "sub/x.parquet",
@@ -226,9 +226,9 @@ def test_hf_before_a_repository_stands_for_an_index(
 
 def test_labels_of_people_stay_here(hub: Hub, copy_of: Callable[..., Index], tiny_gpt2_index: Index) -> None:
     index = copy_of(tiny_gpt2_index)
-    (index.folder / "annotations.sqlite").write_bytes(b"of people")
+    (index.folder / "annotations.jsonl").write_bytes(b"of people")
     memlens.push(index, REPO)
-    assert "annotations.sqlite" not in hub.commits[REPO][-1][1]
+    assert "annotations.jsonl" not in hub.commits[REPO][-1][1]
 
 
 def test_what_cannot_be_pushed_or_pulled_is_one_line(

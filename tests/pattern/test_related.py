@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from index_by_hand import write_index
-from memlens.annotations.answers import Label, LabelledPattern
-from memlens.annotations.store import Annotations
+from memlens.annotations.records import Annotations, Label, LabeledPattern
 from memlens.experiments import patterns as figure
 from memlens.experiments.experiment import ModelShape
 from memlens.experiments.run import EXPERIMENTS, is_made, is_outdated, run
@@ -146,10 +145,10 @@ def test_figure_two_is_an_experiment_that_knows_when_patterns_or_labels_are_othe
     assert set(made) == {"patterns", "patterns-people"}
     assert made["patterns"] == pa.Table.from_pylist(figure.compute(index), made["patterns"].schema)
     assert is_made(index, known) and not is_outdated(index, known)
-    with Annotations(index) as notes:
-        notes.save(Label("ann", MemoryId(1, 0), ()))
-        assert is_outdated(index, known) and not is_made(index, known)
-        notes.finish("ann")
+    notes = Annotations(index)
+    notes.save(Label("ann", MemoryId(1, 0), ()))
+    assert is_outdated(index, known) and not is_made(index, known)
+    notes.finish("ann")
     assert run(index, "patterns")["patterns-people"].num_rows == 1 and is_made(index, known)
     table = index.table("patterns")
     index.write({"patterns": (PATTERNS_SCHEMA, [table.slice(1)])}, dict)
@@ -165,10 +164,10 @@ def test_a_kind_without_a_prefix_has_an_interval_all_the_same(index: Index) -> N
 
 def test_figure_two_from_people_waits_until_they_have_finished(index: Index) -> None:
     assert figure.compute_people(index) == []
-    with Annotations(index) as notes:
-        notes.save(Label("ann", MemoryId(1, 0), (LabelledPattern("x", "semantic", (0, 1, 2)),)))
-        assert figure.compute_people(index) == []
-        notes.finish("ann")
+    notes = Annotations(index)
+    notes.save(Label("ann", MemoryId(1, 0), (LabeledPattern("x", "semantic", (0, 1, 2)),)))
+    assert figure.compute_people(index) == []
+    notes.finish("ann")
     (row,) = figure.compute_people(index)
     assert (row["annotator"], row["layer"], row["semantic"], row["not_covered"]) == ("ann", 1, 3, 7)
     assert [panel.name for panel in figure.draw_people([row], ModelShape.of(index))] == ["patterns-people-0"]

@@ -28,7 +28,7 @@ EVERY_SCREEN = pytest.mark.parametrize(
 
 def without_labels(index: Index) -> Index:
     """The same folder as if nobody had begun: other tests may have drawn a sample in what it was copied from."""
-    for path in index.folder.glob("annotations.sqlite*"):
+    for path in index.folder.glob("annotations.jsonl*"):
         path.unlink()
     return index
 

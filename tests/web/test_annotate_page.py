@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,8 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from own_server import without_labels
 
-from memlens.annotations.answers import Sample
-from memlens.annotations.store import Annotations
+from memlens.annotations.records import Annotations, Sample
 from memlens.annotations.study import draw_sample, read_study
 from memlens.errors import SettingError
 from memlens.index.reader import Index
@@ -28,8 +26,8 @@ def study(own_index: Index) -> Index:
     """Two memories to label, four prefixes of each."""
     alive = own_index.sql("SELECT DISTINCT layer, memory FROM {triggers} WHERE rank = 3 ORDER BY layer, memory LIMIT 2")
     names = tuple(MemoryId(row["layer"], row["memory"]) for row in alive)
-    with Annotations(without_labels(own_index)) as notes:
-        notes.set_sample(Sample(names, 4, 0))
+    notes = Annotations(without_labels(own_index))
+    notes.set_sample(Sample(names, 4, 0))
     return own_index
 
 
@@ -39,7 +37,7 @@ def client(study: Index, client_of: ClientOf) -> TestClient:
 
 
 def sampled(index: Index) -> list[str]:
-    return [str(name) for name in read_study(index).memories]
+    return [str(name) for name in read_study(Annotations(index)).memories]
 
 
 def label(client: TestClient, annotator: str, memory: str, *patterns: dict[str, Any]) -> Any:
@@ -60,7 +58,7 @@ def test_looking_makes_no_file(own_index: Index, client_of: ClientOf) -> None:
     for address in ("/annotate", "/annotate?as=ann", "/api/annotate", "/api/annotate/labels?as=ann"):
         assert client.get(address).status_code == 200
     assert "Draw a sample" in client.get("/annotate").text
-    assert not (own_index.folder / "annotations.sqlite").exists()
+    assert not (own_index.folder / "annotations.jsonl").exists()
 
 
 def test_a_sample_is_drawn_as_the_command_draws_it(own_index: Index, client_of: ClientOf) -> None:
@@ -81,7 +79,7 @@ def test_one_labels_memory_by_memory_and_finishes(client: TestClient, study: Ind
     assert begun.status_code == 303 and begun.headers["location"] == f"/annotate?as=ann&memory={first}"
     page = client.get(begun.headers["location"]).text
     shown = [int(rank) for rank in re.findall(r'<li data-rank="(\d+)"', page)]
-    assert shown == [0, 1, 2, 3] and "0 of 2 labelled" in page
+    assert shown == [0, 1, 2, 3] and "0 of 2 labeled" in page
     ticks = [("tick", f"0:{rank}") for rank in (0, 1, 3)] + [("tick", f"2:{rank}") for rank in (1, 2, 3)]
     named = {"text0": " ends alike ", "kind0": "shallow", "text1": "", "text2": "rivers", "kind2": "semantic"}
     saved = post_form(client, "/annotate/save", [*named.items(), *ticks], **{"as": "ann", "memory": first})
@@ -92,9 +90,9 @@ def test_one_labels_memory_by_memory_and_finishes(client: TestClient, study: Ind
         {"description": "rivers", "kind": "semantic", "prefixes": [1, 2, 3]},
     ]
     again = client.get(f"/annotate?as=ann&memory={first}").text
-    assert 'value="ends alike"' in again and 'value="1:3" checked' in again and "1 of 2 labelled" in again
+    assert 'value="ends alike"' in again and 'value="1:3" checked' in again and "1 of 2 labeled" in again
     assert post_form(client, "/annotate/save", [], **{"as": "ann", "memory": second}).status_code == 303  # no pattern
-    assert "All 2 memories are labelled" in client.get("/annotate?as=ann").text
+    assert "All 2 memories are labeled" in client.get("/annotate?as=ann").text
     assert post_form(client, "/annotate/finish", [], **{"as": "ann"}).status_code == 303
     assert "Thank you" in client.get("/annotate?as=ann").text
     refused = post_form(client, "/annotate/save", [], **{"as": "ann", "memory": first})
@@ -151,7 +149,7 @@ def test_nobody_sees_others_before_finishing(study: Index, client_of: ClientOf) 
     assert client.post("/api/annotate/finish", json={"annotator": "bob"}).status_code == 200
     page, study_page = client.get(f"/m/{first}").text, client.get("/annotate?as=bob").text
     assert "the river" in page and "secret" in page and "is not shown" not in page
-    assert "ann&#39;s secret" in study_page and "How far people agree" in study_page
+    assert "ann&#39;s secret" in study_page and "Agreement" in study_page
 
 
 def test_spaces_around_a_name_make_nobody_else(client: TestClient, study: Index) -> None:
@@ -221,18 +219,24 @@ def test_a_form_becomes_patterns() -> None:
     assert (pattern.description, pattern.kind, pattern.prefixes) == ("a", "semantic", (4, 2))
     (nameless,) = patterns_of_form([("tick", "3:1")])  # not dropped here, so that it is refused
     assert nameless.description == "" and nameless.prefixes == (1,)
-    with pytest.raises(SettingError, match="not a tick"):
+    with pytest.raises(SettingError, match="not a checkbox value"):
         patterns_of_form([("tick", "1:x")])
 
 
-def test_an_index_that_cannot_be_written_says_so(study: Index, client_of: ClientOf) -> None:
-    first = sampled(study)[0]
-    path = Path(study.folder) / "annotations.sqlite"
-    path.write_bytes(b"no database at all")
-    for extra in study.folder.glob("annotations.sqlite-*"):
-        extra.unlink()
-    client = client_of(study)
-    assert client.get("/annotate").status_code == 409
-    assert client.get(f"/m/{first}").status_code == 409  # not a page without the labels that there are
-    answer = label(client, "ann", first)
-    assert answer.status_code == 409 and "annotations.sqlite" in answer.json()["error"]
+def test_a_damaged_line_is_reported_and_all_others_count(study: Index, client_of: ClientOf) -> None:
+    client, first = client_of(study), sampled(study)[0]
+    assert label(client, "ann", first, RIVER).status_code == 200
+    with (study.folder / "annotations.jsonl").open("ab") as file:
+        file.write(b"not an event\n")
+    assert label(client, "bob", first, RIVER).status_code == 200
+    for path in ("/annotate", "/collections"):
+        assert "line 3 is damaged" in client.get(path).text
+    assert [one["annotator"] for one in client.get("/api/annotate").json()["people"]] == ["ann", "bob"]
+
+
+def test_a_file_that_cannot_be_written_is_reported(study: Index, client_of: ClientOf) -> None:
+    client, first = client_of(study), sampled(study)[0]
+    (study.folder / "annotations.jsonl").unlink()
+    (study.folder / "annotations.jsonl").mkdir()
+    answer = client.put(f"/api/collections/{first}", json={"star": True})
+    assert answer.status_code == 409 and "annotations.jsonl: Is a directory" in answer.json()["error"]

@@ -13,8 +13,7 @@ import torch
 from fastapi.testclient import TestClient
 
 import memlens
-from memlens.annotations.answers import Label, LabelledPattern
-from memlens.annotations.store import Annotations
+from memlens.annotations.records import Annotations, Label, LabeledPattern
 from memlens.index.export import export_jsonl
 from memlens.index.memory import read_context, read_memory
 from memlens.index.reader import Index
@@ -150,13 +149,13 @@ def test_an_index_whose_values_have_no_histogram_opens_as_before(own_index: Inde
 
 
 def test_labels_of_those_who_have_finished_are_shown(own_index: Index, client_of: ClientOf) -> None:
-    with Annotations(own_index) as annotations:
-        pattern = LabelledPattern("about <i>rivers</i>", "semantic", (0, 1, 2))
-        annotations.save(*(Label(person, MemoryId(1, 7), (pattern,)) for person in ("Ada", "Ben")))
+    annotations = Annotations(own_index)
+    pattern = LabeledPattern("about <i>rivers</i>", "semantic", (0, 1, 2))
+    annotations.save(*(Label(person, MemoryId(1, 7), (pattern,)) for person in ("Ada", "Ben")))
     opened = client_of(own_index)
     assert "labels-title" not in opened.get("/m/L1N7").text  # nobody has finished
-    with Annotations(own_index) as annotations:
-        annotations.finish("Ada")
+    annotations = Annotations(own_index)
+    annotations.finish("Ada")
     text = opened.get("/m/L1N7").text
     assert "labels-title" in text and "Ada" in text and "Ben" not in text
     assert "about &lt;i&gt;rivers" in text and "<i>rivers" not in text

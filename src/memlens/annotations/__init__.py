@@ -1,1 +1,1 @@
-"""People's work on an index: labels of patterns, verdicts on changes of the last layer, notes on memories."""
+"""Annotations of an index: labels of patterns, verdicts on changes by the last layer, notes on memories."""

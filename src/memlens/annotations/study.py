@@ -1,12 +1,12 @@
-"""The paper's study with people: memories to label, progress, agreement among people and of the machine with people.
+"""The paper's labeling study: the sample, progress, agreement between annotators, and automatic patterns against them.
 
-Agreement is computed among people who have finished, pair by pair, on the memories both have labelled.
+Agreement is computed for each pair of annotators who have finished, on the memories that both have labeled.
 
-    class       of a memory: none, shallow, semantic or both, after its patterns
-    kappa       (p_o - p_e) / (1 - p_e), p_o the share of memories of equal class, p_e that share by chance, from each
-                person's own shares of classes (Cohen, 1960)
-    Jaccard     |A & B| / |A | B| of the prefixes that the two cover, for each class and for either; the mean over
-                memories where at least one of them covers any
+    class       of a memory: none, shallow, semantic or both, according to its patterns
+    kappa       (p_o - p_e) / (1 - p_e): p_o is the share of memories with equal class, p_e the share expected by chance
+                from each annotator's class frequencies (Cohen, 1960)
+    Jaccard     |A & B| / |A | B| of the prefixes that the two cover, for each class and for either class; the mean over
+                memories for which at least one of them covers a prefix
 """
 
 from collections import Counter
@@ -17,12 +17,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from memlens.annotations.answers import Label, Sample
-from memlens.annotations.store import Annotations, has_annotations
+from memlens.annotations.records import Annotations, Label, Sample
 from memlens.errors import SettingError
 from memlens.index.reader import Index
 from memlens.memory import MemoryId
-from memlens.pattern.words import KINDS
+from memlens.pattern.words import GROUNDED, KINDS
 
 Coverage = dict[str, frozenset[int]]  # class, or "either" -> trigger ranks
 _CLASSES = (*KINDS, "either")
@@ -31,37 +30,37 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """The number of memories that a person has labelled, without the labels themselves."""
+    """The number of memories that an annotator has labeled, without the labels."""
 
     annotator: str
-    labelled: int
-    sample: int | None  # memories to label; None before a sample is drawn
+    labeled: int
+    sample: int | None  # memories to label; None if no sample was drawn
     finished: bool
 
 
 @dataclass(frozen=True)
 class Study:
-    """The sample of a study, and everybody's progress."""
+    """The sample of a study and the progress of all annotators."""
 
     memories: tuple[MemoryId, ...]
-    top: int | None  # triggers shown of each memory; None before a sample is drawn
+    top: int | None  # triggers shown of each memory; None if no sample was drawn
     people: tuple[StudyProgress, ...]
 
 
 @dataclass(frozen=True)
 class PersonalStudy:
-    """The study as one person sees it."""
+    """The study as one annotator sees it."""
 
     annotator: str
     finished: bool
-    done: tuple[MemoryId, ...]
+    done: tuple[MemoryId, ...]  # memories of the sample that the annotator has labeled
     following: MemoryId | None  # the first memory of the sample without a label
-    labels: tuple[Label, ...]  # the person's own; after finishing, those of all who have finished
+    labels: tuple[Label, ...]  # the annotator's own; after finishing, those of all who have finished
 
 
 @dataclass(frozen=True)
 class PairAgreement:
-    """The agreement of two people."""
+    """The agreement of two annotators."""
 
     one: str
     other: str
@@ -75,100 +74,94 @@ class PairAgreement:
 
 @dataclass(frozen=True)
 class MachineAgreement:
-    """The machine's patterns against one person's, for one class."""
+    """Automatic patterns compared with one annotator's patterns, for one class."""
 
     annotator: str
     kind: str
     memories: int
-    memory_precision: float | None  # of memories to which the machine gives the class, those to which the person does
+    memory_precision: float | None  # share of memories with an automatic pattern for which the annotator has one
     memory_recall: float | None
-    prefix_precision: float | None  # the same of prefixes, memory by memory pooled
+    prefix_precision: float | None  # the same for prefixes, pooled over memories
     prefix_recall: float | None
 
 
 def draw_sample(index: Index, per_layer: int = 10, top: int = 25, seed: int = 0) -> Sample:
-    """Random memories of every layer, among those that have triggers; all of a layer that has no more."""
+    """Draw random memories with triggers from each layer. A layer with fewer contributes all it has."""
     if per_layer < 1:
         raise SettingError(f"--per-layer is {per_layer}; it must be 1 or more")
-    if top < 3:
-        raise SettingError(f"--top is {top}; a pattern needs at least 3 prefixes")
+    if top < GROUNDED:
+        raise SettingError(f"--top is {top}; a pattern needs at least {GROUNDED} prefixes")
     rows = index.sql("SELECT DISTINCT layer, memory FROM {triggers} WHERE \"end\" = 'top' ORDER BY layer, memory")
-    chosen: list[MemoryId] = []
+    memories: list[MemoryId] = []
     for layer in index.layers:
         alive = [row["memory"] for row in rows if row["layer"] == layer]
         random = np.random.default_rng([seed, 10, layer])
         drawn: list[int] = random.permutation(alive)[:per_layer].tolist() if alive else []
-        chosen += [index.names.name(layer, memory) for memory in sorted(drawn)]
-    if not chosen:
+        memories += [index.names.name(layer, memory) for memory in sorted(drawn)]
+    if not memories:
         raise SettingError(f"no memory of {index.folder} has triggers; there is nothing to label")
-    return Sample(tuple(chosen), top, seed)
+    return Sample(tuple(memories), top, seed)
 
 
-def read_study(index: Index) -> Study:
-    """Reads only: where nobody has begun, no file is made."""
-    if not has_annotations(index):
-        return Study((), None, ())
-    with Annotations(index) as notes:
-        sample, finished = notes.sample(), notes.annotators(finished=True)
-        size = len(sample.memories) if sample else None
-        people = tuple(
-            StudyProgress(person, len(notes.labels_of(person)), size, person in finished)
-            for person in notes.annotators()
-        )
-    return Study(sample.memories, sample.top, people) if sample else Study((), None, people)
+def read_study(annotations: Annotations) -> Study:
+    """Return the sample and everyone's progress."""
+    sample, finished = annotations.sample, annotations.list_annotators(finished=True)
+    memories = sample.memories if sample else ()
+    progress = []
+    for person in annotations.list_annotators():
+        labels = [label for label in annotations.labels_of(person) if sample is None or label.memory in memories]
+        progress.append(StudyProgress(person, len(labels), len(memories) if sample else None, person in finished))
+    return Study(memories, sample.top if sample else None, tuple(progress))
 
 
-def read_person(index: Index, annotator: str) -> PersonalStudy:
-    """Reads only: where nobody has begun, no file is made."""
-    if not has_annotations(index):
-        return PersonalStudy(annotator, False, (), None, ())
-    with Annotations(index) as notes:
-        sample, labels = notes.sample(), notes.labels(annotator)
-        done = tuple(label.memory for label in notes.labels_of(annotator))
-        finished = annotator in notes.annotators(finished=True)
-    following = next((memory for memory in (sample.memories if sample else ()) if memory not in done), None)
-    return PersonalStudy(annotator, finished, done, following, tuple(labels))
+def read_person(annotations: Annotations, annotator: str) -> PersonalStudy:
+    """Return the study as one annotator sees it."""
+    memories = annotations.sample.memories if annotations.sample else ()
+    labeled = {label.memory for label in annotations.labels_of(annotator)}
+    done = tuple(memory for memory in memories if memory in labeled)
+    following = next((memory for memory in memories if memory not in labeled), None)
+    finished = annotator in annotations.list_annotators(finished=True)
+    return PersonalStudy(annotator, finished, done, following, tuple(annotations.labels(annotator)))
 
 
-def agreement(index: Index) -> list[PairAgreement]:
-    """The agreement of every pair of people who have finished."""
-    with Annotations(index) as notes:
-        labels = notes.labels()
-        waiting = notes.annotators(finished=False)
-    by_person = _covered_by_people(labels)
+def compute_agreement(annotations: Annotations) -> list[PairAgreement]:
+    """Return the agreement of every pair of annotators who have finished."""
+    by_person = _covered_by_people(annotations.labels())
     if len(by_person) < 2:
-        still = f"; still labelling: {', '.join(waiting)}" if waiting else ""
-        raise SettingError(f"agreement needs two people who have finished, there are {len(by_person)}{still}")
+        unfinished = annotations.list_annotators(finished=False)
+        still_labeling = f"; still labeling: {', '.join(unfinished)}" if unfinished else ""
+        raise SettingError(
+            f"agreement needs two annotators who have finished, there are {len(by_person)}{still_labeling}"
+        )
     return [
-        _pair(person, other, by_person[person], by_person[other])
-        for person, other in combinations(sorted(by_person), 2)
+        _compare_pair(one, other, by_person[one], by_person[other]) for one, other in combinations(sorted(by_person), 2)
     ]
 
 
-def compare_with_people(index: Index) -> list[MachineAgreement]:
-    """Precision and recall of patterns.parquet, taking each person who has finished as the truth."""
-    with Annotations(index) as notes:
-        labels, sample = notes.labels(), notes.sample()
+def compare_with_people(annotations: Annotations) -> list[MachineAgreement]:
+    """Return precision and recall of patterns.parquet, with each annotator who has finished as ground truth."""
+    labels, sample = annotations.labels(), annotations.sample
     if not labels:
-        raise SettingError("nobody has finished labelling; there is nothing to compare the automatic patterns with")
-    machine = _covered_by_machine(index, {label.memory for label in labels}, sample.top if sample else None)
+        raise SettingError("no annotator has finished; there is nothing to compare the automatic patterns with")
+    memories = {label.memory for label in labels}
+    automatic = _covered_by_machine(annotations.index, memories, sample.top if sample else None)
     agreements = []
     for person, of_person in sorted(_covered_by_people(labels).items()):
         for kind in _CLASSES:
-            both = (machine, of_person)
+            both = (automatic, of_person)
             prefixes = [{(memory, rank) for memory in of_person for rank in by[memory][kind]} for by in both]
-            memories = [{memory for memory, _ in covered} for covered in prefixes]
-            rates = *_precision_and_recall(*memories), *_precision_and_recall(*prefixes)
+            covered = [{memory for memory, _ in pairs} for pairs in prefixes]
+            rates = *_precision_and_recall(*covered), *_precision_and_recall(*prefixes)
             agreements.append(MachineAgreement(person, kind, len(of_person), *rates))
     return agreements
 
 
 def cohens_kappa(pairs: Sequence[tuple[str, str]]) -> float | None:
-    """Agreement beyond chance, 1 for perfect; None where there is nothing or chance alone would be perfect."""
+    """Return agreement beyond chance, 1 if perfect. None without pairs or if chance agreement is perfect."""
     if not pairs:
         return None
-    observed = sum(mine == other for mine, other in pairs) / len(pairs)
-    left, right = Counter(mine for mine, _ in pairs), Counter(other for _, other in pairs)
+    observed = sum(one == other for one, other in pairs) / len(pairs)
+    left, right = Counter(one for one, _ in pairs), Counter(other for _, other in pairs)
     expected = sum(left[kind] * right[kind] for kind in left) / len(pairs) ** 2
     return None if expected == 1 else (observed - expected) / (1 - expected)
 
@@ -194,21 +187,21 @@ def _coverage(ranks: Mapping[str, set[int]]) -> Coverage:
 
 
 def _class_of(covered: Coverage) -> str:
-    has = [kind for kind in KINDS if covered[kind]]
-    return "both" if len(has) == 2 else has[0] if has else "none"
+    kinds = [kind for kind in KINDS if covered[kind]]
+    return "both" if len(kinds) == 2 else kinds[0] if kinds else "none"
 
 
-def _pair(
-    person: str, other: str, left: Mapping[MemoryId, Coverage], right: Mapping[MemoryId, Coverage]
+def _compare_pair(
+    one: str, other: str, left: Mapping[MemoryId, Coverage], right: Mapping[MemoryId, Coverage]
 ) -> PairAgreement:
     shared = sorted(left.keys() & right.keys())
     classes = [(_class_of(left[memory]), _class_of(right[memory])) for memory in shared]
     overlaps = [_mean_jaccard([(left[memory][kind], right[memory][kind]) for memory in shared]) for kind in _CLASSES]
-    return PairAgreement(person, other, len(shared), sum(a == b for a, b in classes), cohens_kappa(classes), *overlaps)
+    return PairAgreement(one, other, len(shared), sum(a == b for a, b in classes), cohens_kappa(classes), *overlaps)
 
 
 def _mean_jaccard(pairs: Sequence[tuple[frozenset[int], frozenset[int]]]) -> float | None:
-    overlaps = [len(mine & other) / len(mine | other) for mine, other in pairs if mine | other]
+    overlaps = [len(one & other) / len(one | other) for one, other in pairs if one | other]
     return _share(sum(overlaps), len(overlaps))
 
 

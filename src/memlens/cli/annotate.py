@@ -1,212 +1,77 @@
-"""`memlens annotate`: people's pattern labels with the paper's protocol, and verdicts on the last layer's changes."""
+"""`memlens annotate INDEX ...`: pattern labels with the paper's protocol, and verdicts on changes by the last layer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import memlens
-from memlens.cli.options import Force, IndexFolder, refuse_unused, with_screen
+from memlens.cli.options import Force, Group, IndexFolder, refuse_unused, with_screen
 from memlens.cli.screen import Screen, open_output
-from memlens.errors import IndexFolderError, SettingError, UnknownName
-from memlens.settings import MOST_SEED, option_name
+from memlens.errors import SettingError, UnknownName
+from memlens.settings import MOST_SEED
 from memlens.text import cut_left, visible
 
 if TYPE_CHECKING:
-    from memlens.annotations.answers import LabelledPattern, LastLayerChange
-    from memlens.annotations.store import Annotations
+    from memlens.annotations.records import Annotations, LabeledPattern, LastLayerChange
 
-_STUDY, _LABEL, _FILES = "sample", "label, undo, finish, status", "export, import, backup, restore"
-_VERDICTS = "verdicts list|judge|undo|status|export|import"
-_SAFE = ("backup", "restore", "recover")
-_ACTIONS = (
-    "sample",
-    "status",
-    "label",
-    "undo",
-    "finish",
-    "export",
-    "import",
-    "agreement",
-    "compare",
-    "verdicts",
-    *_SAFE,
-)
-_VERDICT_ACTIONS = ("list", "judge", "undo", "status", "export", "import")
-# What belongs to an action beside --json, --quiet and --verbose; anything else would be ignored, and is refused.
-_OPTIONS = {
-    "sample": {"per_layer", "top", "seed"},
-    "label": {"annotator", "memory", "pattern"},
-    "undo": {"annotator", "memory"},
-    "finish": {"annotator"},
-    "export": {"annotator", "format_", "file", "force"},
-    "import": {"format_", "file"},
-    "backup": {"what", "file", "force"},
-    "restore": {"what", "file"},
-    "verdicts list": {"annotator"},
-    "verdicts judge": {"annotator", "example", "verdict"},
-    "verdicts undo": {"annotator", "example"},
-    "verdicts export": {"annotator", "format_", "file", "force"},
-    "verdicts import": {"format_", "file"},
-}
-_ALWAYS = {"index", "action", "as_json", "quiet", "verbose"}
 _CHANGES = "experiments/last-layer"
-_TEXT_TAKEN = 62  # columns beside a prefix
+_OTHER_COLUMNS = 62  # width of the columns next to a prefix
 
-
-_What = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[WHAT]",
-        help="After verdicts: what to do with them, by default list; after backup, restore: the file.",
-    ),
+_Annotator = Annotated[str, typer.Option(metavar="NAME", help="Name of the annotator.")]
+_OnlyAnnotator = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Export only this annotator, finished or not.")
 ]
-_PerLayer = Annotated[int, typer.Option(metavar="K", help="Memories of each layer to draw.", rich_help_panel=_STUDY)]
-_Top = Annotated[int, typer.Option(metavar="N", help="Triggers to show of each.", rich_help_panel=_STUDY)]
-_Seed = Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the draw.", rich_help_panel=_STUDY)]
-_Annotator = Annotated[str | None, typer.Option(metavar="NAME", help="Who labels.", rich_help_panel=_LABEL)]
-_Memory = Annotated[
-    str | None, typer.Option(metavar="MEMORY", help="Which memory, like L3N51.", rich_help_panel=_LABEL)
-]
-_Pattern = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="KIND:RANKS:TEXT",
-        help='A pattern, like "shallow:0,3,7:ends with press"; may be repeated; none at all says there is none.',
-        rich_help_panel=_LABEL,
-    ),
-]
-_Example = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Which change, as listed.", rich_help_panel=_VERDICTS)
-]
-_Verdict = Annotated[
-    str | None,
-    typer.Option(metavar="related|distant", help="How the two words stand.", rich_help_panel=_VERDICTS),
-]
+_Memory = Annotated[str, typer.Option(metavar="MEMORY", help="The memory, like L3N51.")]
+_Example = Annotated[str, typer.Option(metavar="NAME", help="The example, as `verdicts list` names it.")]
 _Format = Annotated[
-    str | None,
-    typer.Option("--format", metavar="json|csv", help="Default: by the file's name.", rich_help_panel=_FILES),
+    str | None, typer.Option("--format", metavar="json|csv", help="Default: csv for a file named .csv, else json.")
 ]
-_File = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Read or written. Default: stdin, stdout.", rich_help_panel=_FILES),
-]
+_ToFile = Annotated[str | None, typer.Option("--file", metavar="FILE", help="File to write. Default: stdout.")]
+_FromFile = Annotated[str | None, typer.Option("--file", metavar="FILE", help="File to read. Default: stdin.")]
+
+
+def _annotate(context: typer.Context, index: IndexFolder) -> None:
+    """Label memories with the paper's protocol, exchange labels, measure agreement, and judge last-layer changes.
+
+    Draw a sample, let each annotator label its memories and finish, then compare.
+    """
+    context.obj = index
+
+
+def _verdicts(context: typer.Context) -> None:
+    """Judge whether a prediction that the last layer changed is related to the one before. Default: list."""
+    if context.invoked_subcommand is None:
+        _list_changes(Screen(), context, None)
+
+
+def _open(screen: Screen, context: typer.Context) -> Annotations:
+    """Open the annotations of the index and report lines that were skipped."""
+    from memlens.annotations.records import Annotations
+
+    annotations = Annotations(memlens.Index(context.obj))
+    for problem in annotations.list_problems():
+        screen.note(f"{visible(str(annotations.path))}: {visible(problem)}")
+    return annotations
 
 
 @with_screen(json=True)
-def annotate(
+def _sample(
     screen: Screen,
     context: typer.Context,
-    index: IndexFolder,
-    action: Annotated[str, typer.Argument(metavar="|".join(_ACTIONS), help="What to do.")],
-    what: _What = None,
-    per_layer: _PerLayer = 10,
-    top: _Top = 25,
-    seed: _Seed = 0,
-    annotator: _Annotator = None,
-    memory: _Memory = None,
-    pattern: _Pattern = None,
-    example: _Example = None,
-    verdict: _Verdict = None,
-    format_: _Format = None,
-    file: _File = None,
-    force: Force = False,
+    per_layer: Annotated[int, typer.Option(metavar="K", help="Memories per layer.")] = 10,
+    top: Annotated[int, typer.Option(metavar="N", help="Triggers to show per memory.")] = 25,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Random seed.")] = 0,
 ) -> None:
-    """Draw a sample, label memories, exchange labels, measure agreement; judge changes of the last layer."""
-    if action not in _ACTIONS:
-        raise SettingError(f"'{action}' is not something to do with annotations; choose one of: {', '.join(_ACTIONS)}")
-    from memlens.annotations.store import Annotations
-    from memlens.index.history import LABELS, VERDICTS
-
-    opened = memlens.Index(index)
-    task, doing = LABELS, action
-    if action == "verdicts":
-        task, doing = VERDICTS, what or "list"
-        if doing not in _VERDICT_ACTIONS:
-            known = ", ".join(_VERDICT_ACTIONS)
-            raise SettingError(f"'{doing}' is not something to do with verdicts; choose one of: {known}")
-    _refuse_others(context, action, doing)
-    if action in _SAFE:
-        if what is not None and file is not None:
-            raise SettingError(f"two files are named, '{what}' and --file '{file}'; name one")
-        _keep_safe(screen, opened, action, what or file, force)
-        return
-    if doing in ("status", "agreement", "compare", "list"):
-        _report(screen, opened, task, doing, annotator)
-        return
-    if doing == "judge":
-        _changes(opened)  # refused before a file is made
-    with Annotations(opened) as notes:
-        if doing == "sample":
-            _draw(screen, notes, per_layer, top, seed)
-        elif doing == "export":
-            from memlens.annotations.files import export_text
-
-            text = export_text(notes, task, _format(format_, file), annotator)
-            _write(screen, text, file, force, task)
-        elif doing == "import":
-            _import(screen, notes, task, format_, file)
-        elif doing == "undo":
-            subject = _require(memory, "--memory") if task == LABELS else _require(example, "--example")
-            _undo(screen, notes, task, _require(annotator, "--annotator"), subject)
-        elif doing == "judge":
-            _judge(screen, notes, _require(annotator, "--annotator"), _require(example, "--example"), verdict)
-        elif doing == "finish":
-            notes.finish(_require(annotator, "--annotator"))
-            screen.note(f"{annotator} has finished")
-        else:
-            _label(screen, notes, _require(annotator, "--annotator"), _require(memory, "--memory"), pattern or [])
-
-
-def _as_option(parameter: str) -> str:
-    """The option of the command line that a parameter stands for."""
-    return option_name(parameter.rstrip("_"))
-
-
-def _refuse_others(context: typer.Context, action: str, doing: str) -> None:
-    """Refuse options that were given and belong to other actions."""
-    is_verdicts = action == "verdicts"
-    name = f"verdicts {doing}" if is_verdicts else action
-    known = _ALWAYS | _OPTIONS.get(name, set()) | ({"what"} if is_verdicts else set())
-    for option in context.params:
-        source = context.get_parameter_source(option)
-        if option not in known and source is not None and source.name == "COMMANDLINE":
-            if option == "what":
-                raise SettingError(f"'{context.params[option]}' says nothing to `annotate INDEX {name}`; leave it out")
-            uses = ", ".join(sorted(map(_as_option, known - _ALWAYS - {"what"}))) or "no options"
-            raise SettingError(f"{_as_option(option)} is not an option of `annotate INDEX {name}`, which takes {uses}")
-
-
-def _report(screen: Screen, index: memlens.Index, task: str, doing: str, annotator: str | None) -> None:
-    """Print progress, agreement, comparison or the changes to judge, as a table or as JSON."""
-    from memlens.annotations import study
-    from memlens.index.history import VERDICTS
-
-    if doing == "agreement":
-        rows, none = [asdict(pair) for pair in study.agreement(index)], ""
-    elif doing == "compare":
-        rows, none = [asdict(row) for row in study.compare_with_people(index)], ""
-    elif doing == "list":
-        rows, none = _listing(screen, index, annotator), "the last layer changes nothing here"
-    elif task == VERDICTS:
-        rows, none = _verdict_progress(index), "nobody has judged anything"
-    else:
-        rows, none = [asdict(person) for person in study.read_study(index).people], "nobody has labelled anything"
-    if screen.as_json:
-        screen.json(rows)
-    elif rows:
-        screen.table([name.replace("_", " ") for name in rows[0]], [[*row.values()] for row in rows])
-    else:
-        screen.note(none)
-
-
-def _draw(screen: Screen, notes: Annotations, per_layer: int, top: int, seed: int) -> None:
+    """Draw the memories to label and print their names."""
     from memlens.annotations.study import draw_sample
 
-    sample = draw_sample(notes.index, per_layer, top, seed)
-    notes.set_sample(sample)
+    annotations = _open(screen, context)
+    sample = draw_sample(annotations.index, per_layer, top, seed)
+    annotations.set_sample(sample)
     if screen.as_json:
         screen.json({"memories": sample.memories})
         return
@@ -214,16 +79,31 @@ def _draw(screen: Screen, notes: Annotations, per_layer: int, top: int, seed: in
         screen.result(str(name))
 
 
-def _label(screen: Screen, notes: Annotations, annotator: str, memory: str, patterns: list[str]) -> None:
-    from memlens.annotations.answers import Label
+@with_screen(json=False)
+def _label(
+    screen: Screen,
+    context: typer.Context,
+    annotator: _Annotator,
+    memory: _Memory,
+    pattern: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KIND:RANKS:TEXT",
+            help='A pattern, like "shallow:0,3,7:ends with press". Repeatable. Without it, the memory has no pattern.',
+        ),
+    ] = None,
+) -> None:
+    """Save an annotator's patterns of one memory."""
+    from memlens.annotations.records import Label
 
-    label = Label(annotator, notes.index.check(memory), tuple(_parse(text) for text in patterns))
-    notes.save(label)
+    annotations = _open(screen, context)
+    label = Label(annotator, annotations.index.check(memory), tuple(map(_parse_pattern, pattern or [])))
+    annotations.save(label)
     screen.note(f"{memory}: {len(label.patterns)} patterns saved")
 
 
-def _parse(text: str) -> LabelledPattern:
-    from memlens.annotations.answers import LabelledPattern
+def _parse_pattern(text: str) -> LabeledPattern:
+    from memlens.annotations.records import LabeledPattern
 
     kind, _, rest = text.partition(":")
     ranks, _, description = rest.partition(":")
@@ -231,41 +111,197 @@ def _parse(text: str) -> LabelledPattern:
         prefixes = tuple(int(rank) for rank in ranks.replace(",", " ").split())
     except ValueError as error:
         raise SettingError(f"--pattern is '{text}'; write it like shallow:0,3,7:ends with press") from error
-    return LabelledPattern(description.strip(), kind.strip(), prefixes)
+    return LabeledPattern(description.strip(), kind.strip(), prefixes)
 
 
-def _changes(index: memlens.Index) -> dict[str, LastLayerChange]:
-    """The changes to judge, by name."""
-    from memlens.annotations.answers import LastLayerChange
+@with_screen(json=False)
+def _undo(screen: Screen, context: typer.Context, annotator: _Annotator, memory: _Memory) -> None:
+    """Undo an annotator's last label of a memory."""
+    from memlens.annotations.records import LABELS, Label
 
-    if "example" not in index.schema_names(_CHANGES):
-        again = f"memlens experiment {index.folder} last-layer"
-        raise IndexFolderError(f"the table '{_CHANGES}' of {index.folder} is of an older memlens; run `{again}` again")
-    changes = [LastLayerChange.of(row) for row in index.sql(f"SELECT * FROM {{{_CHANGES}}}")]
-    return {change.name: change for change in changes}
-
-
-def _judge(screen: Screen, notes: Annotations, annotator: str, name: str, verdict: str | None) -> None:
-    from memlens.annotations.answers import Verdict
-
-    known = _changes(notes.index)
-    if name not in known:
-        raise UnknownName(f"there is no example '{name}'; list them with `memlens annotate INDEX verdicts`")
-    notes.save(Verdict(annotator, known[name], _require(verdict, "--verdict")))
-    screen.note(f"{name}: {verdict}; `memlens experiment {visible(str(notes.index.folder))} last-layer` counts it")
+    label = _open(screen, context).undo(LABELS, annotator, memory)
+    screen.note(
+        f"{visible(memory)}: {len(label.patterns)} patterns" if isinstance(label, Label) else f"{memory}: no label"
+    )
 
 
-def _listing(screen: Screen, index: memlens.Index, annotator: str | None) -> list[dict[str, Any]]:
-    """Every change with the person's own verdict; what others say would sway a judge."""
-    from memlens.annotations.store import Annotations, has_annotations
+@with_screen(json=False)
+def _finish(screen: Screen, context: typer.Context, annotator: _Annotator) -> None:
+    """Finish labeling. The labels can no longer change and count from now on."""
+    _open(screen, context).finish(annotator)
+    screen.note(f"{annotator} has finished")
 
-    changes = _changes(index)
-    verdicts: dict[str, str] = {}
-    if annotator and has_annotations(index):
-        with Annotations(index) as notes:
-            verdicts = {verdict.subject: verdict.verdict for verdict in notes.verdicts(annotator)}
-    room = max(screen.out.width - _TEXT_TAKEN, 16)
-    return [
+
+@with_screen(json=True)
+def _status(screen: Screen, context: typer.Context) -> None:
+    """Show each annotator's progress."""
+    from memlens.annotations.study import read_study
+
+    study = read_study(_open(screen, context))
+    _print_rows(screen, [asdict(person) for person in study.people], "no memory has been labeled")
+
+
+@with_screen(json=True)
+def _agreement(screen: Screen, context: typer.Context) -> None:
+    """Show how far annotators who have finished agree with each other."""
+    from memlens.annotations.study import compute_agreement
+
+    _print_rows(screen, [asdict(pair) for pair in compute_agreement(_open(screen, context))])
+
+
+@with_screen(json=True)
+def _compare(screen: Screen, context: typer.Context) -> None:
+    """Show how far automatic patterns agree with each annotator."""
+    from memlens.annotations.study import compare_with_people
+
+    _print_rows(screen, [asdict(row) for row in compare_with_people(_open(screen, context))])
+
+
+def _print_rows(screen: Screen, rows: Sequence[Mapping[str, Any]], note_if_empty: str = "") -> None:
+    if screen.as_json:
+        screen.json(rows)
+    elif rows:
+        screen.table([name.replace("_", " ") for name in rows[0]], [[*row.values()] for row in rows])
+    else:
+        screen.note(note_if_empty)
+
+
+@with_screen(json=False)
+def _export_labels(
+    screen: Screen,
+    context: typer.Context,
+    annotator: _OnlyAnnotator = None,
+    format_: _Format = None,
+    file: _ToFile = None,
+    force: Force = False,
+) -> None:
+    """Write the labels of annotators who have finished as JSON (with history) or CSV (current labels)."""
+    _export(screen, context, "labels", annotator, format_, file, force)
+
+
+@with_screen(json=False)
+def _import_labels(screen: Screen, context: typer.Context, format_: _Format = None, file: _FromFile = None) -> None:
+    """Add the labels of an export."""
+    _import(screen, context, "labels", format_, file)
+
+
+@with_screen(json=False)
+def _export_verdicts(
+    screen: Screen,
+    context: typer.Context,
+    annotator: _OnlyAnnotator = None,
+    format_: _Format = None,
+    file: _ToFile = None,
+    force: Force = False,
+) -> None:
+    """Write verdicts as JSON (with history) or CSV (current verdicts)."""
+    _export(screen, context, "verdicts", annotator, format_, file, force)
+
+
+@with_screen(json=False)
+def _import_verdicts(screen: Screen, context: typer.Context, format_: _Format = None, file: _FromFile = None) -> None:
+    """Add the verdicts of an export."""
+    _import(screen, context, "verdicts", format_, file)
+
+
+def _export(
+    screen: Screen,
+    context: typer.Context,
+    task: str,
+    annotator: str | None,
+    format: str | None,
+    file: str | None,
+    force: bool,
+) -> None:
+    from memlens.annotations.files import export_text
+
+    if file is None:
+        refuse_unused({"--force": force}, "has no effect without --file")
+    text = export_text(_open(screen, context), task, format or _guess_format(file), annotator)
+    _write(screen, text, file, force, task)
+
+
+def _import(screen: Screen, context: typer.Context, task: str, format: str | None, file: str | None) -> None:
+    from memlens.annotations.files import import_text, read_export
+
+    annotations = _open(screen, context)
+    count = import_text(annotations, task, read_export(file), format or _guess_format(file))
+    screen.note(f"{count:,} new {task} or events")
+
+
+def _guess_format(file: str | None) -> str:
+    return "csv" if file is not None and file.lower().endswith(".csv") else "json"
+
+
+def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) -> None:
+    """Write text to stdout, or to a file that is new or an earlier export."""
+    from memlens.annotations.files import is_export
+
+    with open_output(file, "--file", is_export, force=force) as handle:
+        handle.write(text.encode())
+    if file is not None:
+        screen.note(f"{what} written to {visible(file)}")
+
+
+@with_screen(json=False)
+def _backup(
+    screen: Screen,
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
+    force: Force = False,
+) -> None:
+    """Write all annotations of everyone to a file, finished or not."""
+    from memlens.annotations.files import backup_text
+
+    _write(screen, backup_text(_open(screen, context)), file, force, "all annotations")
+
+
+@with_screen(json=False)
+def _restore(
+    screen: Screen,
+    context: typer.Context,
+    file: Annotated[str | None, typer.Argument(metavar="[FILE]", help="A backup. Default: stdin.")] = None,
+) -> None:
+    """Add the annotations of a backup that are missing."""
+    from memlens.annotations.files import read_export, restore_text
+
+    annotations = _open(screen, context)
+    screen.note(f"{restore_text(annotations, read_export(file, 'FILE')):,} new events")
+
+
+@with_screen(json=True)
+def _recover(screen: Screen, context: typer.Context) -> None:
+    """Remove damaged lines from the annotations. The damaged file is kept under another name."""
+    from memlens.annotations.log import AnnotationLog
+    from memlens.annotations.records import describe_damage
+    from memlens.index.format import ANNOTATIONS
+
+    recovery = AnnotationLog(memlens.Index(context.obj).folder / ANNOTATIONS).recover()
+    if screen.as_json:
+        screen.json({**asdict(recovery), "damaged_file": recovery.damaged_file and str(recovery.damaged_file)})
+    elif recovery.damaged_file is None:
+        screen.result(f"{ANNOTATIONS} has no damaged lines: {recovery.events:,} events; nothing was changed")
+    else:
+        (damage,) = describe_damage(recovery.damaged_lines)
+        name = visible(recovery.damaged_file.name)
+        screen.result(f"{recovery.events:,} events kept; {damage}; the damaged file is now {name}")
+
+
+@with_screen(json=True)
+def _list(
+    screen: Screen,
+    context: typer.Context,
+    annotator: Annotated[str | None, typer.Option(metavar="NAME", help="Show this annotator's verdicts.")] = None,
+) -> None:
+    """List the changes to judge, with the annotator's own verdicts."""
+    _list_changes(screen, context, annotator)
+
+
+def _list_changes(screen: Screen, context: typer.Context, annotator: str | None) -> None:
+    annotations = _open(screen, context)
+    verdicts = {verdict.subject: verdict.verdict for verdict in annotations.verdicts(annotator or "")}
+    room = max(screen.out.width - _OTHER_COLUMNS, 16)
+    rows = [
         {
             "example": name,
             "prefix": change.text if screen.as_json else cut_left(visible(change.text), room),
@@ -273,94 +309,91 @@ def _listing(screen: Screen, index: memlens.Index, annotator: str | None) -> lis
             "after": change.output_text,
             "verdict": verdicts.get(name),
         }
-        for name, change in changes.items()
+        for name, change in _read_changes(annotations.index).items()
     ]
+    _print_rows(screen, rows, "the last layer changes no prediction of the sample")
 
 
-def _verdict_progress(index: memlens.Index) -> list[dict[str, Any]]:
-    """The number of changes that each person has judged, without the verdicts themselves."""
-    from memlens.annotations.store import Annotations, has_annotations
-    from memlens.index.history import VERDICTS
+def _read_changes(index: memlens.Index) -> dict[str, LastLayerChange]:
+    """Return the changes to judge by name."""
+    from memlens.annotations.records import LastLayerChange
 
-    if not has_annotations(index):
-        return []
-    wanted = set(_changes(index)) if index.has(_CHANGES) else set()
-    with Annotations(index) as notes:
-        judged = {
-            person: {verdict.subject for verdict in notes.verdicts(person)} for person in notes.annotators(VERDICTS)
-        }
-    return [
-        {"annotator": person, "judged": len(names & wanted), "examples": len(wanted), "all": len(names)}
-        for person, names in judged.items()
-    ]
+    changes = [LastLayerChange.of(row) for row in index.sql(f"SELECT * FROM {{{_CHANGES}}}")]
+    return {change.name: change for change in changes}
 
 
-def _undo(screen: Screen, notes: Annotations, task: str, annotator: str, subject: str) -> None:
-    from memlens.annotations.answers import Label, Verdict
+@with_screen(json=False)
+def _judge(
+    screen: Screen,
+    context: typer.Context,
+    annotator: _Annotator,
+    example: _Example,
+    verdict: Annotated[str, typer.Option(metavar="related|distant", help="Verdict on the pair of predictions.")],
+) -> None:
+    """Save an annotator's verdict on one change."""
+    from memlens.annotations.records import Verdict
 
-    before = notes.undo(task, annotator, subject)
-    now = f"{len(before.patterns)} patterns" if isinstance(before, Label) else ""
-    now = before.verdict if isinstance(before, Verdict) else now
-    screen.note(f"{visible(subject)}: {now or f'no {task[:-1]}'} again")
-
-
-def _write(screen: Screen, text: str, file: str | None, force: bool, what: str) -> None:
-    """Write text to stdout, or to a file that is new or was exported before."""
-    from memlens.annotations.files import is_export
-
-    if file is None:
-        refuse_unused({"--force": force}, "is for --file, which is not there")
-    with open_output(file, "--file", is_export, force=force) as handle:
-        handle.write(text.encode())
-    if file is not None:
-        screen.note(f"{what} written to {visible(file)}")
-
-
-def _keep_safe(screen: Screen, index: memlens.Index, action: str, file: str | None, force: bool) -> None:
-    """Everything that people wrote: to a file, from a file, or out of a damaged annotations.sqlite."""
-    from memlens.annotations.files import backup_text, read_export, restore_text
-    from memlens.annotations.recover import recover
-    from memlens.annotations.store import Annotations
-    from memlens.index.format import ANNOTATIONS
-
-    if action == "recover":
-        done = recover(index.folder / ANNOTATIONS)
-        if screen.as_json:
-            screen.json({**asdict(done), "damaged": done.damaged and str(done.damaged)})
-            return
-        if done.damaged is None:
-            did = f"{done.protected:,} of them have checksums now" if done.protected else "nothing was done"
-            screen.result(f"{ANNOTATIONS} is whole: {done.kept:,} events; {did}")
-            return
-        damaged = visible(done.damaged.name)
-        screen.result(f"{done.kept:,} events kept, {len(done.lost):,} lost; the damaged file is now {damaged}")
-        for lost in done.lost:
-            screen.result(f"lost: event {lost.event}, {visible(lost.about)}")
-        return
-    with Annotations(index) as notes:
-        if action == "backup":
-            _write(
-                screen, backup_text(notes), _require(file, "the file, like `backup labels.json`,"), force, "everything"
-            )
-        else:
-            screen.note(f"{restore_text(notes, read_export(file)):,} new events")
+    annotations = _open(screen, context)
+    changes = _read_changes(annotations.index)
+    if example not in changes:
+        raise UnknownName(f"there is no example '{example}'; list them with `memlens annotate INDEX verdicts`")
+    annotations.save(Verdict(annotator, changes[example], verdict))
+    folder = visible(str(annotations.index.folder))
+    screen.note(f"{example}: {verdict}; run `memlens experiment {folder} last-layer` to count it")
 
 
-def _import(screen: Screen, notes: Annotations, task: str, format_: str | None, file: str | None) -> None:
-    from memlens.annotations.files import import_text, read_export
+@with_screen(json=False)
+def _undo_verdict(screen: Screen, context: typer.Context, annotator: _Annotator, example: _Example) -> None:
+    """Undo an annotator's last verdict on a change."""
+    from memlens.annotations.records import VERDICTS, Verdict
 
-    added = import_text(notes, task, read_export(file), _format(format_, file))
-    screen.note(f"{added:,} new {task} or events")
-
-
-def _format(wanted: str | None, file: str | None) -> str:
-    """The wanted format, or that of the file's name."""
-    if wanted is not None:
-        return wanted
-    return "csv" if file is not None and file.lower().endswith(".csv") else "json"
+    verdict = _open(screen, context).undo(VERDICTS, annotator, example)
+    screen.note(f"{visible(example)}: {verdict.verdict if isinstance(verdict, Verdict) else 'no verdict'}")
 
 
-def _require(value: str | None, option: str) -> str:
-    if value is None:
-        raise SettingError(f"{option} is missing; say it")
-    return value
+@with_screen(json=True)
+def _verdict_status(screen: Screen, context: typer.Context) -> None:
+    """Show how many changes each annotator has judged."""
+    from memlens.annotations.records import VERDICTS
+
+    annotations = _open(screen, context)
+    examples = set(_read_changes(annotations.index)) if annotations.index.has(_CHANGES) else set()
+    rows = []
+    for person in annotations.list_annotators(VERDICTS):
+        names = {verdict.subject for verdict in annotations.verdicts(person)}
+        rows.append(
+            {"annotator": person, "judged": len(names & examples), "examples": len(examples), "all": len(names)}
+        )
+    _print_rows(screen, rows, "no change has been judged")
+
+
+verdicts = Group(
+    _verdicts,
+    {
+        "list": _list,
+        "judge": _judge,
+        "undo": _undo_verdict,
+        "status": _verdict_status,
+        "export": _export_verdicts,
+        "import": _import_verdicts,
+    },
+    needs_command=False,
+)
+annotate = Group(
+    _annotate,
+    {
+        "sample": _sample,
+        "label": _label,
+        "undo": _undo,
+        "finish": _finish,
+        "status": _status,
+        "agreement": _agreement,
+        "compare": _compare,
+        "export": _export_labels,
+        "import": _import_labels,
+        "backup": _backup,
+        "restore": _restore,
+        "recover": _recover,
+        "verdicts": verdicts,
+    },
+)

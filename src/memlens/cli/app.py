@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from memlens import __version__
+from memlens.cli.options import Group
 from memlens.errors import MemlensError, SettingError
 from memlens.settings import option_name
 from memlens.signals import Interrupted, interruptible
@@ -188,9 +189,20 @@ def make_app(only: str | None = None) -> typer.Typer:
     )
     app.callback(invoke_without_command=True, cls=_Group)(_memlens)
     for name, module in VERBS.items() if only is None else [(only, VERBS[only])]:
-        verb = getattr(import_module(f"memlens.cli.{module}"), name)
-        app.command(name, cls=_Command)(guarded(verb))
+        _register(app, name, getattr(import_module(f"memlens.cli.{module}"), name))
     return app
+
+
+def _register(app: typer.Typer, name: str, verb: Callable[..., None] | Group) -> None:
+    """Add a verb, and its subcommands if it has any."""
+    if not isinstance(verb, Group):
+        app.command(name, cls=_Command)(guarded(verb))
+        return
+    group = typer.Typer(name=name)
+    group.callback(invoke_without_command=not verb.needs_command, cls=_Group)(guarded(verb.callback))
+    for subcommand, function in verb.commands.items():
+        _register(group, subcommand, function)
+    app.add_typer(group)
 
 
 def run(arguments: Sequence[str] | None) -> int:

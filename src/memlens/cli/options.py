@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import wraps
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -155,3 +155,12 @@ def with_settings(*settings: type) -> Callable[[Verb], Verb]:
 def _simple(hint: Any) -> Any:
     """The type of one word on the command line; what is none of the first three is written as text (--layers 0-5)."""
     return next((kind for kind in (int, float, str) if kind in (hint, *get_args(hint))), str)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A verb with subcommands. The callback reads the arguments before the subcommand, as in `annotate INDEX label`."""
+
+    callback: Verb
+    commands: Mapping[str, "Verb | Group"]
+    needs_command: bool = True  # else the callback runs alone if no subcommand is named

@@ -388,7 +388,7 @@ class Experiment:
     maps: bool = False  # whether compute takes `pool`, on which the model runs
     tokens_run: int = 0  # approximate number of tokens run per sampled memory
     last_layer: bool = False  # whether the model's last layer must have been scanned
-    people: str = ""  # which annotations it reads (see annotations.store)
+    people: str = ""  # which annotations it reads (see annotations/records.py)
     claims: tuple[Claim, ...] = ()
     picture: Picture | None = None
     # instead of a picture: called with (index, rows by table, terminal width, origin of the prefixes); returns a line

@@ -16,11 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from memlens.annotations.answers import CHOICES, LastLayerChange
-from memlens.annotations.store import Annotations, has_annotations
+from memlens.annotations.records import CHOICES, VERDICTS, Annotations, LastLayerChange
 from memlens.errors import IndexFolderError
 from memlens.experiments import experiment as ex
-from memlens.index.history import VERDICTS
 from memlens.index.reader import Index
 from memlens.stats import Estimate, draw as draw_sample, generator, wilson
 from memlens.text import curve, cut_left, plain_table, quoted, visible
@@ -80,10 +78,7 @@ def compute(seen: "PrefixTables", seed: int) -> list[ex.Row]:
 
 def _verdicts(index: Index) -> Counter[tuple[str, str]]:
     """Count the people who gave each verdict on each example."""
-    if not has_annotations(index):
-        return Counter()
-    with Annotations(index) as notes:
-        return Counter((verdict.subject, verdict.verdict) for verdict in notes.verdicts())
+    return Counter((verdict.subject, verdict.verdict) for verdict in Annotations(index).verdicts())
 
 
 @dataclass(frozen=True)

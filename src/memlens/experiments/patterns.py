@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memlens.annotations.store import Annotations, has_annotations
+from memlens.annotations.records import LABELS, Annotations
 from memlens.experiments import experiment as ex
-from memlens.index.history import LABELS
 from memlens.index.reader import Index
 from memlens.pattern.table import say_chance
 from memlens.progress import Progress, no_progress
@@ -94,10 +93,8 @@ def compute_people(
     index: Index, model: Any = None, *, seed: int = 0, sample: int | None = None, progress: Progress = no_progress
 ) -> list[ex.Row]:
     """People's patterns: one row per layer and person who has finished; empty where nobody has."""
-    if not has_annotations(index):
-        return []
-    with Annotations(index) as notes:
-        labels, drawn = notes.labels(), notes.sample()
+    annotations = Annotations(index)
+    labels, drawn = annotations.labels(), annotations.sample
     top = drawn.top if drawn else _TOP
     rows = []
     for number, person in enumerate(sorted({label.annotator for label in labels})):

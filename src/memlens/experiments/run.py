@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from memlens.annotations.store import history_mark
+from memlens.annotations.records import Annotations
 from memlens.errors import IndexFolderError, SettingError, UnknownName
 from memlens.experiments.experiment import PREFIX_OPTIONS, SAMPLE, Experiment, ResultTable, Row
 from memlens.index.format import EXPERIMENTS as FOLDER
-from memlens.index.history import OLD_TABLES
 from memlens.index.reader import Index
 from memlens.pool import Pool
 from memlens.progress import Progress, no_progress
@@ -244,5 +243,5 @@ def _note(index: Index, experiment: Experiment, settings: Mapping[str, Any]) -> 
 def _sources(index: Index, experiment: Experiment) -> dict[str, str]:
     """Return checksums of the tables and annotations that an experiment is made from."""
     used = {table: checksum for table in experiment.needs if (checksum := index.manifest.sha256(table))}
-    mark = history_mark(index, experiment.people) if experiment.people else None
-    return used if mark is None else used | {OLD_TABLES[experiment.people]: mark}
+    mark = Annotations(index).mark(experiment.people) if experiment.people else None
+    return used if mark is None else used | {experiment.people: mark}

@@ -8,8 +8,7 @@ not noted    present, but not part of the index: left by a stage that was killed
 """
 
 import shutil
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from memlens.errors import FilesError, IndexFolderError, MemlensError
+from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import (
     FileFacts,
     checksum,
@@ -55,7 +54,6 @@ from memlens.index.format import (
     expected_rows,
     find_problem,
 )
-from memlens.index.history import History
 from memlens.index.reader import Index
 from memlens.progress import Progress, no_progress
 
@@ -156,7 +154,11 @@ class Check:
         return names
 
 
-def check_index(folder: Path, progress: Progress = no_progress) -> Check:
+def check_index(
+    folder: Path,
+    progress: Progress = no_progress,
+    check_annotations: Callable[[Path], Finding | None] = lambda folder: None,
+) -> Check:
     """Check every file of an index. Raises IndexFolderError if the folder is not an index."""
     try:
         index = Index(folder)
@@ -173,6 +175,8 @@ def check_index(folder: Path, progress: Progress = no_progress) -> Check:
     damaged = {finding.file for finding in findings if finding.state == DAMAGED}
     findings = [_compare_with_others(index, finding, damaged) for finding in findings]
     findings += _find_other_files(index)
+    if (finding := check_annotations(folder)) is not None:
+        findings.append(finding)
     return Check(folder, tuple(findings))
 
 
@@ -252,21 +256,6 @@ def _find_other_files(index: Index) -> Iterator[Finding]:
             yield Finding(path.relative_to(index.folder).as_posix(), NOT_NOTED, "left by a stage that was killed")
     if (index.folder / PARTIAL).is_dir():
         yield Finding(PARTIAL, NOT_NOTED, "an unfinished scan that is to replace this index")
-    if (index.folder / ANNOTATIONS).is_file():
-        yield _annotations(index.folder / ANNOTATIONS)
-
-
-def _annotations(path: Path) -> Finding:
-    try:
-        with closing(History(path)) as history:
-            events, unhashed = history.check_whole()
-            advice = f"run `memlens annotate {path.parent} recover` to add them"
-            more = f", {unhashed:,} of them without checksums; {advice}" if unhashed else ""
-            return Finding(ANNOTATIONS, WHOLE, f"{events:,} events{more}")
-    except FilesError as error:  # locked or forbidden, which says nothing about what is in it
-        return Finding(ANNOTATIONS, UNREADABLE, str(error))
-    except IndexFolderError as error:
-        return Finding(ANNOTATIONS, DAMAGED, str(error))
 
 
 # A damaged manifest

@@ -20,7 +20,7 @@
     lower_patterns.parquet what the most negative triggers have in common (`memlens patterns`, gated blocks only)
     roles.parquet          what each memory is for (`memlens roles`)
     experiments/           tables of experiments (`memlens experiment`)
-    annotations.sqlite     people's labels; never rewritten
+    annotations.jsonl      labels, verdicts and notes; only appended to
     partial/               the state of an unfinished scan
 
 The manifest describes the model, the text and the settings, how each table was made, and the size and checksum of every
@@ -56,7 +56,8 @@ MANIFEST = "manifest.json"
 BACKUP = "manifest.backup.json"  # a copy of the manifest, for `memlens repair`
 DAMAGED_MANIFEST = "manifest.damaged.json"  # the manifest that `memlens repair` replaced
 PARTIAL = "partial"
-ANNOTATIONS = "annotations.sqlite"
+ANNOTATIONS = "annotations.jsonl"
+ANNOTATIONS_LOCK = f"{ANNOTATIONS}.lock"
 LOCK = ".lock"
 PARTS = "parts"  # in partial/
 SHARD = "shard.json"  # in partial/: this is a finished shard

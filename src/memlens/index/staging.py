@@ -7,15 +7,16 @@ corpus stage, and the first to go when partial/ is thrown away. Nothing that mem
 
 import shutil
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from memlens.corpus.store import CorpusStore
 from memlens.errors import IndexFolderError, MemlensError
 from memlens.files import (
     explain_os_errors,
-    holding,
     is_as_noted,
     read_json,
     read_sealed,
@@ -25,6 +26,7 @@ from memlens.files import (
 )
 from memlens.index.format import (
     ANNOTATIONS,
+    ANNOTATIONS_LOCK,
     BACKUP,
     DERIVED_TABLES,
     EXPERIMENTS,
@@ -201,15 +203,16 @@ def throw_partial_away(folder: Path) -> None:
 
 
 def take_manifest_away(folder: Path) -> None:
-    """Make an index a folder of tables that may be replaced; refused where somebody has labels in it, or makes some."""
+    """Make an index a folder of tables that may be replaced. Raises IndexFolderError if it has annotations."""
+    is_index = (folder / MANIFEST).exists()  # else nobody can annotate it, and no lock file is needed
     try:
-        with holding(folder, alone=True, wait=False):  # who labels holds it, too, and looks at the manifest
+        with FileLock(folder / ANNOTATIONS_LOCK, timeout=0) if is_index else nullcontext():
             refuse_annotations(folder)
             (folder / MANIFEST).unlink(missing_ok=True)
             (folder / BACKUP).unlink(missing_ok=True)
             sync_folder(folder)  # else a power cut could leave new tables with the old manifest
-    except BlockingIOError as error:
-        raise IndexFolderError(f"somebody labels memories of {folder}; choose another folder with -o") from error
+    except Timeout as error:
+        raise IndexFolderError(f"someone is annotating {folder}; choose another folder with -o") from error
 
 
 def replace_tables(folder: Path, names: Collection[str]) -> None:

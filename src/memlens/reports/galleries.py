@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memlens.annotations.answers import CHOICES
+from memlens.annotations.records import CHOICES
 from memlens.experiments.experiment import THIRDS, Row
 from memlens.index.memory import hardly_trained
 from memlens.index.reader import Index

@@ -10,13 +10,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
 from shlex import quote
 from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memlens.annotations.records import Annotations
 from memlens.errors import MemlensError, ModelError, SettingError
 from memlens.files import file_stamp, reader_of
 from memlens.index.format import MANIFEST
@@ -59,6 +60,11 @@ class ServedIndex(Index):
         self._copied_tables: set[str] = set()
         self._results: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()
         self._results_lock = Lock()
+
+    @cached_property
+    def annotations(self) -> Annotations:
+        """The annotations. One object for all requests, so that each reads only new lines."""
+        return Annotations(self)
 
     @property
     def example(self) -> MemoryId:

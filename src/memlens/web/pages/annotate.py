@@ -1,9 +1,10 @@
-"""The page Annotate: people label sampled memories with the paper's protocol.
+"""The Annotate page: label the memories of a sample with the paper's protocol.
 
-Works as plain forms; the script adds keys. Whose labels may be seen is decided in memlens.annotations.store.
+The page works as plain forms; the script adds keyboard shortcuts. annotations/records.py decides who sees which labels.
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Annotated
 from urllib.parse import parse_qsl, urlencode
 
@@ -11,12 +12,9 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field, StringConstraints
 
-from memlens.annotations.answers import Label, LabelledPattern
-from memlens.annotations.store import Annotations
-from memlens.annotations.study import PersonalStudy, Study, agreement, draw_sample, read_person, read_study
+from memlens.annotations.records import LABELS, Annotations, Label, LabeledPattern
+from memlens.annotations.study import PersonalStudy, Study, compute_agreement, draw_sample, read_person, read_study
 from memlens.errors import MemlensError, SettingError, UnknownName
-from memlens.index.history import LABELS
-from memlens.index.reader import Index
 from memlens.memory import MemoryId
 from memlens.pattern.words import GROUNDED, KINDS
 from memlens.web.rendering import MODEL_PROBLEMS, Bench, page, remember_viewer
@@ -24,15 +22,15 @@ from memlens.web.workbench import Workbench
 
 router = APIRouter(tags=["annotate"])
 
-SLOTS = 6  # patterns a person can define for one memory; the paper's have 3.6 on average
-_MOST_BYTES = 100_000  # of a form
-_MOST_CHARACTERS = 200  # of a description
-_SHOWN = 25  # triggers of a memory, as in the paper, where a sample does not say
+SLOTS = 6  # pattern fields of the form; the paper's annotators used 3.6 per memory on average
+_MAX_FORM_BYTES = 100_000
+_MAX_DESCRIPTION = 200  # characters
+_DEFAULT_TOP = 25  # triggers of each memory, as in the paper
 
-# " ann " is ann: nobody means to be two people
+# spaces around a name are removed, so that " ann " and "ann" are one annotator
 Name = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=60)]
 Annotator = Annotated[
-    str, StringConstraints(strip_whitespace=True), Query(alias="as", max_length=60, description="Who labels.")
+    str, StringConstraints(strip_whitespace=True), Query(alias="as", max_length=60, description="Annotator name.")
 ]
 Memory = Annotated[str, Query(max_length=30, description="Layer and memory from 0, like L3N51.")]
 
@@ -41,46 +39,46 @@ class SampleRequest(BaseModel):
     """A sample to draw."""
 
     per_layer: int = Field(10, ge=1, le=10_000)
-    top: int = Field(_SHOWN, ge=3, le=1000)
+    top: int = Field(_DEFAULT_TOP, ge=3, le=1000)
     seed: int = Field(0, ge=0, le=2**31)
 
 
 class Person(BaseModel):
-    """A person who is done."""
+    """An annotator."""
 
     annotator: Name
 
 
 class LabelReference(Person):
-    """A person, and the memory whose label is meant."""
+    """An annotator and a memory."""
 
     memory: str = Field(max_length=30)
 
 
 class NewLabel(LabelReference):
-    """One person's patterns of one memory; none is an answer, too."""
+    """One annotator's patterns of one memory, possibly none."""
 
-    patterns: list[LabelledPattern] = Field(max_length=50)
+    patterns: list[LabeledPattern] = Field(max_length=50)
 
 
 async def form_fields(request: Request) -> list[tuple[str, str]]:
-    """The fields of a plain form."""
+    """Return the fields of a plain form. Raises SettingError if it is too long or invalid."""
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > _MOST_BYTES:
-            raise SettingError("the form is far too long; write less")
+        if len(body) > _MAX_FORM_BYTES:
+            raise SettingError("the form is too long; shorten the descriptions")
     try:
         return parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=5000)
     except ValueError as error:
-        raise SettingError("the form cannot be read; open the page again") from error
+        raise SettingError("the form is invalid; reload the page") from error
 
 
 Fields = Annotated[list[tuple[str, str]], Depends(form_fields)]
 
 
-def patterns_of_form(fields: Iterable[tuple[str, str]]) -> list[LabelledPattern]:
-    """A plain form's fields: text0, kind0 and so on, and ticks as slot:rank; a slot without text and ticks is none."""
+def patterns_of_form(fields: Iterable[tuple[str, str]]) -> list[LabeledPattern]:
+    """Return the patterns of a form with the fields text0, kind0, ... and tick=slot:rank. Empty slots are skipped."""
     texts: dict[str, str] = {}
     kinds: dict[str, str] = {}
     ticks: dict[str, list[int]] = {}
@@ -88,51 +86,31 @@ def patterns_of_form(fields: Iterable[tuple[str, str]]) -> list[LabelledPattern]
         if name == "tick":
             slot, _, rank = value.partition(":")
             if not (rank.isascii() and rank.isdecimal() and len(rank) < 7):
-                raise SettingError(f"'{value[:40]}' is not a tick; it must be a pattern's number, a colon and a rank")
+                raise SettingError(
+                    f"'{value[:40]}' is not a checkbox value; it must be a pattern number, a colon and a rank"
+                )
             ticks.setdefault(slot, []).append(int(rank))
         elif name.startswith("text"):
-            texts[name[4:]] = value[:_MOST_CHARACTERS]
+            texts[name[4:]] = value[:_MAX_DESCRIPTION]
         elif name.startswith("kind"):
             kinds[name[4:]] = value[:20]
     slots = [slot for slot in sorted({*texts, *ticks}) if texts.get(slot, "").strip() or ticks.get(slot)]
     return [
-        LabelledPattern(texts.get(slot, ""), kinds.get(slot, KINDS[0]), tuple(ticks.get(slot, ()))) for slot in slots
+        LabeledPattern(texts.get(slot, ""), kinds.get(slot, KINDS[0]), tuple(ticks.get(slot, ()))) for slot in slots
     ]
 
 
-def _begin_study(index: Index, per_layer: int, top: int, seed: int) -> None:
-    sample = draw_sample(index, per_layer, top, seed)
-    with Annotations(index) as notes:
-        notes.set_sample(sample)
+def _save(annotations: Annotations, annotator: str, memory: str, patterns: Sequence[LabeledPattern]) -> None:
+    _require_sample(annotations)
+    if any(len(pattern.description) > _MAX_DESCRIPTION for pattern in patterns):
+        raise SettingError(f"a description has more than {_MAX_DESCRIPTION} characters; shorten it")
+    stripped = tuple(replace(pattern, description=pattern.description.strip()) for pattern in patterns)
+    annotations.save(Label(annotator, annotations.index.check(memory), stripped))
 
 
-def _save(index: Index, annotator: str, memory: str, patterns: Sequence[LabelledPattern]) -> None:
-    with _open_study(index) as notes:
-        if any(len(pattern.description) > _MOST_CHARACTERS for pattern in patterns):
-            raise SettingError(f"a description has more than {_MOST_CHARACTERS} characters; write less")
-        named = tuple(
-            LabelledPattern(pattern.description.strip(), pattern.kind, pattern.prefixes) for pattern in patterns
-        )
-        notes.save(Label(annotator, index.check(memory), named))
-
-
-def _undo(index: Index, annotator: str, memory: str) -> None:
-    with _open_study(index) as notes:
-        notes.undo(LABELS, annotator, memory)
-
-
-def _finish(index: Index, annotator: str) -> None:
-    with _open_study(index) as notes:
-        notes.finish(annotator)
-
-
-def _open_study(index: Index) -> Annotations:
-    """A study begins with a sample, so that everybody labels the same."""
-    notes = Annotations(index)
-    if notes.sample() is None:
-        notes.close()
-        raise SettingError("there is no sample to label yet; draw one on this page, or with `memlens annotate sample`")
-    return notes
+def _require_sample(annotations: Annotations) -> None:
+    if annotations.sample is None:
+        raise SettingError("there is no sample yet; draw one on this page or with `memlens annotate INDEX sample`")
 
 
 # Pages
@@ -140,14 +118,16 @@ def _open_study(index: Index) -> Annotations:
 
 @router.get("/annotate", response_class=HTMLResponse, include_in_schema=False)
 def annotate_page(request: Request, bench: Bench, annotator: Annotator = "", memory: Memory = "") -> Response:
+    annotations = bench.index.annotations
     if not annotator:
-        return page(request, "annotate.html", study=read_study(bench.index), annotator="", problem="")
-    person = read_person(bench.index, annotator)
+        study, problems = read_study(annotations), annotations.list_problems()
+        return page(request, "annotate.html", study=study, problems=problems, annotator="")
+    person = read_person(annotations, annotator)
     if not memory and not person.finished and person.following is not None:
         return RedirectResponse(_address(annotator, person.following), 303)
     if memory and not person.finished:
-        return remember_viewer(request, _labelling(request, bench, person, memory), annotator)
-    return remember_viewer(request, _overview(request, bench, person), annotator)
+        return remember_viewer(request, _render_labeling(request, bench, person, memory), annotator)
+    return remember_viewer(request, _render_overview(request, bench, person), annotator)
 
 
 @router.post("/annotate/sample", include_in_schema=False)
@@ -156,8 +136,9 @@ def draw_from_form(bench: Bench, form: Fields) -> Response:
     try:
         numbers = [int(fields.get(name) or default) for name, default in (("per_layer", 10), ("top", 25), ("seed", 0))]
     except ValueError as error:
-        raise SettingError("a sample is drawn with three whole numbers: memories per layer, triggers, seed") from error
-    _begin_study(bench.index, *(min(max(number, 0), 2**31) for number in numbers))
+        raise SettingError("memories per layer, triggers and seed must be whole numbers") from error
+    per_layer, top, seed = (min(max(number, 0), 2**31) for number in numbers)
+    bench.index.annotations.set_sample(draw_sample(bench.index, per_layer, top, seed))
     return RedirectResponse(_address(fields.get("as", "").strip()), 303)
 
 
@@ -165,21 +146,23 @@ def draw_from_form(bench: Bench, form: Fields) -> Response:
 def save_from_form(request: Request, bench: Bench, annotator: Annotator, memory: Memory, form: Fields) -> Response:
     patterns = patterns_of_form(form)
     try:
-        _save(bench.index, annotator, memory, patterns)
-    except SettingError as error:  # nothing that was written is lost: the same page, with the reason
-        return _labelling(request, bench, read_person(bench.index, annotator), memory, patterns, str(error))
+        _save(bench.index.annotations, annotator, memory, patterns)
+    except SettingError as error:  # show the same form with the reason, so that no input is lost
+        person = read_person(bench.index.annotations, annotator)
+        return _render_labeling(request, bench, person, memory, patterns, str(error))
     return RedirectResponse(_address(annotator), 303)
 
 
 @router.post("/annotate/undo", include_in_schema=False)
 def undo_from_form(bench: Bench, annotator: Annotator, memory: Memory) -> Response:
-    _undo(bench.index, annotator, memory)
+    bench.index.annotations.undo(LABELS, annotator, memory)
     return RedirectResponse(_address(annotator, memory), 303)
 
 
 @router.post("/annotate/finish", include_in_schema=False)
 def finish_from_form(bench: Bench, annotator: Annotator) -> Response:
-    _finish(bench.index, annotator)
+    _require_sample(bench.index.annotations)
+    bench.index.annotations.finish(annotator)
     return RedirectResponse(_address(annotator), 303)
 
 
@@ -188,63 +171,64 @@ def finish_from_form(bench: Bench, annotator: Annotator) -> Response:
 
 @router.get("/api/annotate", responses=MODEL_PROBLEMS)
 def read_annotation_study(bench: Bench) -> Study:
-    """The sample, and how far everybody is; nothing of what they say."""
-    return read_study(bench.index)
+    """Return the sample and everyone's progress, without labels."""
+    return read_study(bench.index.annotations)
 
 
 @router.get("/api/annotate/labels", responses=MODEL_PROBLEMS)
 def read_labels(bench: Bench, annotator: Annotator) -> PersonalStudy:
-    """One's own labels; those of others only after one has finished."""
-    return read_person(bench.index, annotator)
+    """Return an annotator's own labels and, if they have finished, the finished labels of others."""
+    return read_person(bench.index.annotations, annotator)
 
 
 @router.post("/api/annotate/sample", responses=MODEL_PROBLEMS)
 def draw_annotation_sample(bench: Bench, draw: SampleRequest) -> Study:
-    """Draw the memories to label; refused once somebody has labelled."""
-    _begin_study(bench.index, draw.per_layer, draw.top, draw.seed)
-    return read_study(bench.index)
+    """Draw the memories to label. Fails if there are labels already."""
+    bench.index.annotations.set_sample(draw_sample(bench.index, draw.per_layer, draw.top, draw.seed))
+    return read_study(bench.index.annotations)
 
 
 @router.post("/api/annotate/labels", responses=MODEL_PROBLEMS)
 def save_one_label(bench: Bench, label: NewLabel) -> PersonalStudy:
-    """Save one person's patterns of one memory."""
-    _save(bench.index, label.annotator, label.memory, label.patterns)
-    return read_person(bench.index, label.annotator)
+    """Save one annotator's patterns of one memory."""
+    _save(bench.index.annotations, label.annotator, label.memory, label.patterns)
+    return read_person(bench.index.annotations, label.annotator)
 
 
 @router.post("/api/annotate/undo", responses=MODEL_PROBLEMS)
 def undo_one_label(bench: Bench, who: LabelReference) -> PersonalStudy:
-    """Take a person's last label of a memory back; the one before counts again."""
-    _undo(bench.index, who.annotator, who.memory)
-    return read_person(bench.index, who.annotator)
+    """Undo an annotator's last label of a memory. The label before it counts again."""
+    bench.index.annotations.undo(LABELS, who.annotator, who.memory)
+    return read_person(bench.index.annotations, who.annotator)
 
 
 @router.post("/api/annotate/finish", responses=MODEL_PROBLEMS)
 def finish_one_person(bench: Bench, who: Person) -> PersonalStudy:
-    """Say that all is labelled: from here on nothing can be changed, and others' labels are seen."""
-    _finish(bench.index, who.annotator)
-    return read_person(bench.index, who.annotator)
+    """Finish: the annotator's labels can no longer change, and the finished labels of others become visible."""
+    _require_sample(bench.index.annotations)
+    bench.index.annotations.finish(who.annotator)
+    return read_person(bench.index.annotations, who.annotator)
 
 
 # Parts
 
 
-def _labelling(
+def _render_labeling(
     request: Request,
     bench: Workbench,
     person: PersonalStudy,
     memory: str,
-    patterns: Sequence[LabelledPattern] | None = None,
+    patterns: Sequence[LabeledPattern] | None = None,
     problem: str = "",
 ) -> Response:
-    """The page of one memory, with what was said before or what was just refused."""
+    """Return the form for one memory, with the saved patterns or those that could not be saved."""
     name = bench.index.check(memory)
-    study = read_study(bench.index)
+    study = read_study(bench.index.annotations)
     if name not in study.memories:
-        raise UnknownName(f"{name} is not in the sample; choose one that is")
+        raise UnknownName(f"{name} is not in the sample; choose a memory of the sample")
     place = study.memories.index(name)
     labels = (label for label in person.labels if (label.annotator, label.memory) == (person.annotator, name))
-    shown = next((label.patterns for label in labels), ()) if patterns is None else patterns
+    patterns = next((label.patterns for label in labels), ()) if patterns is None else patterns
     return page(
         request,
         "annotate_memory.html",
@@ -252,8 +236,8 @@ def _labelling(
         study=study,
         person=person,
         memory=name,
-        triggers=bench.index.triggers(name, limit=study.top or _SHOWN),
-        slots=[*shown, *[None] * max(SLOTS - len(shown), 1)],
+        triggers=bench.index.triggers(name, limit=study.top or _DEFAULT_TOP),
+        slots=[*patterns, *[None] * max(SLOTS - len(patterns), 1)],
         has_label=name in person.done,
         before=study.memories[place - 1] if place else None,
         after=study.memories[place + 1] if place + 1 < len(study.memories) else None,
@@ -263,13 +247,13 @@ def _labelling(
     )
 
 
-def _overview(request: Request, bench: Workbench, person: PersonalStudy) -> Response:
-    """All labelled, or finished: what there is to do, and after finishing what everybody says."""
-    study = read_study(bench.index)
+def _render_overview(request: Request, bench: Workbench, person: PersonalStudy) -> Response:
+    """Return the page for an annotator who has labeled all memories. After finishing it shows everyone's labels."""
+    study = read_study(bench.index.annotations)
     pairs, note = [], ""
     if person.finished:
         try:
-            pairs = agreement(bench.index)
+            pairs = compute_agreement(bench.index.annotations)
         except MemlensError as error:
             note = str(error)
     by_memory = {name: [label for label in person.labels if label.memory == name] for name in study.memories}

@@ -1,4 +1,4 @@
-"""The page Collections: memories that people keep, with star, name, note and lists; append-only, as labels are."""
+"""The Collections page: memories with a star, a name, a note or lists."""
 
 from typing import Annotated, Any
 
@@ -6,10 +6,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field, StringConstraints
 
-from memlens.annotations.answers import Note
-from memlens.annotations.store import Annotations, history_mark, read_notes
-from memlens.errors import IndexFolderError
-from memlens.index.history import NOTES
+from memlens.annotations.records import Note
+from memlens.errors import FilesError
 from memlens.index.memory import read_summaries
 from memlens.memory import MemoryId
 from memlens.web.rendering import PROBLEMS, Bench, Name, Viewer, page
@@ -19,7 +17,7 @@ router = APIRouter(tags=["collections"])
 
 
 class KeptMemory(BaseModel):
-    """Star, name, note and lists of a memory to keep; all empty removes it."""
+    """Star, name, note and lists of a memory. If all are empty, the memory is removed from the collections."""
 
     star: bool = False
     name: str = Field(default="", max_length=200)
@@ -27,23 +25,18 @@ class KeptMemory(BaseModel):
     lists: list[Annotated[str, StringConstraints(max_length=100)]] = Field(default=[], max_length=50)
 
 
-def kept_notes(index: ServedIndex) -> dict[MemoryId, Note]:
-    """The notes of all people, read again only after somebody has written. Never creates the file."""
-    mark = history_mark(index, NOTES)
-    return {} if mark is None else index.remember("notes", lambda: read_notes(index), mark)
-
-
 def names_beside(index: ServedIndex) -> dict[MemoryId, Note]:
-    """The same for pages on which it stands beside something else: those answer even if the file is damaged."""
+    """Return all notes, or none if the file cannot be read: for pages that only show names next to memories."""
     try:
-        return kept_notes(index)
-    except IndexFolderError:  # the pages of people's work say what is wrong and how to mend it
+        return index.annotations.notes()
+    except FilesError:  # the Collections page reports it
         return {}
 
 
 @router.get("/collections", response_class=HTMLResponse, include_in_schema=False)
 def collections_page(request: Request, bench: Bench) -> HTMLResponse:
-    return page(request, "collections.html", **collections_content(bench.index, kept_notes(bench.index)))
+    notes, problems = bench.index.annotations.notes(), bench.index.annotations.list_problems()
+    return page(request, "collections.html", problems=problems, **collections_content(bench.index, notes))
 
 
 def collections_content(index: ServedIndex, notes: dict[MemoryId, Note]) -> dict[str, Any]:
@@ -56,28 +49,26 @@ def collections_content(index: ServedIndex, notes: dict[MemoryId, Note]) -> dict
 
 @router.get("/api/collections")
 def read_collections(bench: Bench) -> list[Note]:
-    """Every memory that is kept, with what holds now."""
-    return list(kept_notes(bench.index).values())
+    """Return the current note of every memory in the collections."""
+    return list(bench.index.annotations.notes().values())
 
 
 @router.put("/api/collections/{name}", responses=PROBLEMS)
 def keep_memory(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -> Note:
-    """Keep a memory, or remove it where all is empty; earlier notes stay in the history."""
+    """Replace the note of a memory. An empty note removes the memory; earlier notes stay in the history."""
     note = Note(viewer or "me", bench.index.check(name), **_parts(content))
-    with Annotations(bench.index) as annotations:
-        annotations.save(note)
+    bench.index.annotations.save(note)
     return note
 
 
 @router.patch("/api/collections/{name}", responses=PROBLEMS)
 def change_kept(bench: Bench, viewer: Viewer, name: Name, content: KeptMemory) -> Note:
-    """Change what is given and leave the rest as it is now, whoever wrote it and since when a page is open."""
-    with Annotations(bench.index) as annotations:
-        return annotations.change_note(bench.index.check(name), viewer or "me", _parts(content))
+    """Change the given parts of a note and keep the others as they are now."""
+    return bench.index.annotations.change_note(bench.index.check(name), viewer or "me", _parts(content))
 
 
 def _parts(content: KeptMemory) -> dict[str, Any]:
-    """The parts of a note that were given."""
+    """Return the parts of a note that were sent, without surrounding spaces and empty list names."""
     parts: dict[str, Any] = {name: getattr(content, name) for name in content.model_fields_set}
     parts |= {name: parts[name].strip() for name in ("name", "note") if name in parts}
     if "lists" in parts:

@@ -15,10 +15,8 @@ from fastapi import APIRouter, Path, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import BaseModel, Field
 
-from memlens.annotations.answers import Label
-from memlens.annotations.store import Annotations, history_mark
+from memlens.annotations.records import Label
 from memlens.errors import SettingError
-from memlens.index.history import LABELS
 from memlens.index.memory import (
     ENDS,
     ExpertRecord,
@@ -39,7 +37,6 @@ from memlens.pattern.related import RelatedMemory, related_memories
 from memlens.text import edge
 from memlens.tracer.result import InterventionEffect, TextCoefficients, Trace
 from memlens.vocab.nearest import NearMemory, Side, nearest_memories
-from memlens.web.pages.collections import kept_notes
 from memlens.web.rendering import LIVE_PROBLEMS, PROBLEMS, Bench, Name, Viewer, page, run_model
 from memlens.web.workbench import ServedIndex
 
@@ -116,16 +113,10 @@ def read_labelled_memory(
         UnknownName: The index has no such memory.
     """
     record = read_memory(index, name, ends)
-
-    def read_labels() -> tuple[list[Label], bool]:
-        with Annotations(index) as notes:
-            return notes.labels(viewer), viewer is None or viewer in notes.annotators(finished=True)
-
-    mark = history_mark(index, LABELS)  # None if there is no file; reading must not create it
-    no_labels: tuple[list[Label], bool] = ([], True)
-    labels, sees_all = no_labels if mark is None else index.remember(("labels", viewer), read_labels, mark)
-    of_memory = tuple(label for label in labels if label.memory == record.name)
-    return LabelledMemory(**vars(record), labels=of_memory, unfinished=None if sees_all else viewer)
+    labels = tuple(label for label in index.annotations.labels(viewer) if label.memory == record.name)
+    has_study = index.annotations.sample is not None or index.annotations.list_annotators()
+    may_see_all = not has_study or viewer in (None, *index.annotations.list_annotators(finished=True))
+    return LabelledMemory(**vars(record), labels=labels, unfinished=None if may_see_all else viewer)
 
 
 @router.get("/m/{name}", response_class=HTMLResponse, include_in_schema=False)
@@ -144,7 +135,10 @@ def memory_page(
     view = read_labelled_memory(bench.index, memory, viewer, (end,))
     related_memories = read_related(bench, str(memory)) if related == "yes" else None
     content = memory_content(bench.index, view, end)
-    content |= {"kept": kept_notes(bench.index).get(memory), "expert": None if memory.kind == "dense" else memory.owner}
+    content |= {
+        "kept": bench.index.annotations.notes().get(memory),
+        "expert": None if memory.kind == "dense" else memory.owner,
+    }
     opened = [trigger for trigger in view.triggers[end] if trigger.rank == context]
     content["contexts"] = {trigger.rank: read_context(bench.index, trigger.prefix.sentence) for trigger in opened}
     return page(request, "memory.html", related=related_memories, **content)

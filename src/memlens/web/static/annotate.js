@@ -1,12 +1,12 @@
-// Labelling by keyboard: the form works without this; here are keys, counts, and only as many patterns as are in use.
+// Keyboard shortcuts and counts for the labeling form, which shows only the patterns in use. It works without this script.
 import { announce } from "./base.js";
 
-const form = document.querySelector(".labelling");
+const form = document.querySelector(".labeling");
 const slots = [...form.querySelectorAll(".slot")];
 const lines = [...form.querySelectorAll(".prefixes li[data-rank]")];
 const add = form.querySelector(".add");
 const least = Number(form.dataset.least);
-form.classList.add("live"); // few patterns are shown, so they may stay in sight on a phone
+form.classList.add("live"); // with few patterns shown, the list can stay visible on a phone
 let chosen = 0;
 let at = 0;
 let changed = false;
@@ -15,7 +15,7 @@ const text = (slot) => slots[slot].querySelector("input[name^=text]");
 const ticks = (slot) => [...form.querySelectorAll(`.ticks label[data-slot="${slot}"] input`)];
 const isUsed = (slot) => text(slot).value.trim() !== "" || ticks(slot).some((tick) => tick.checked);
 
-/** How many patterns are shown: those in use, those that were asked for, and always one. */
+/** Number of patterns shown: those in use, those that were added, and at least one. */
 let shown = Math.max(1, ...slots.map((_, slot) => (isUsed(slot) ? slot + 1 : 0)));
 
 function draw() {
@@ -23,10 +23,10 @@ function draw() {
     line.hidden = slot >= shown;
     line.classList.toggle("chosen", slot === chosen);
     const count = ticks(slot).filter((tick) => tick.checked).length;
-    const told = line.querySelector(".count");
-    told.textContent = count;
-    told.classList.toggle("short", isUsed(slot) && count < least);
-    told.title = isUsed(slot) && count < least ? `a pattern needs ${least} prefixes` : "prefixes";
+    const counter = line.querySelector(".count");
+    counter.textContent = count;
+    counter.classList.toggle("short", isUsed(slot) && count < least);
+    counter.title = isUsed(slot) && count < least ? `a pattern needs ${least} prefixes` : "prefixes";
     for (const tick of ticks(slot)) tick.parentElement.hidden = slot >= shown;
   });
   lines.forEach((line) => line.classList.toggle("has", line.querySelector(`label[data-slot="${chosen}"] input`).checked));
@@ -47,7 +47,7 @@ function name(slot) {
   text(slot).focus();
 }
 
-/** The first pattern without a name, a new one if all have one. */
+/** Focus the first pattern without a name, or a new one. */
 function nameNext() {
   const free = slots.findIndex((_, slot) => !text(slot).value.trim());
   if (free >= 0) name(free);
@@ -70,7 +70,7 @@ function toggle() {
   tick.checked = !tick.checked;
   changed = true;
   draw();
-  announce(`prefix ${lines[at].dataset.rank} ${tick.checked ? "has" : "has not"} pattern ${chosen + 1}`);
+  announce(`prefix ${lines[at].dataset.rank} ${tick.checked ? "has" : "does not have"} pattern ${chosen + 1}`);
 }
 
 function switchKind() {
@@ -105,7 +105,7 @@ document.addEventListener("keydown", (event) => {
   const field = event.target.closest("input, textarea, select, button, summary, a");
   if (field?.matches("input[name^=text]")) {
     if (event.key !== "Enter" && event.key !== "Escape") return;
-    event.preventDefault(); // Enter means: named, now tick
+    event.preventDefault(); // Enter ends naming and returns to the prefixes
     go(at);
     return;
   }
@@ -118,7 +118,7 @@ document.addEventListener("keydown", (event) => {
     return;
   }
   if (!KEYS[event.key]) return;
-  if (event.key === " " && field) return; // a box that has the focus ticks itself
+  if (event.key === " " && field) return; // the browser toggles a focused checkbox itself
   event.preventDefault();
   KEYS[event.key]();
 });
@@ -137,38 +137,38 @@ form.addEventListener("input", (event) => {
   if (tick) chosen = Number(tick.dataset.slot);
   draw();
 });
-/** What the server would refuse, said before it is asked. */
-function whatIsWrong() {
+/** Return [slot, message] for the first pattern that the server would reject, or null. */
+function findProblem() {
   for (const [slot, line] of slots.entries()) {
     if (!isUsed(slot)) continue;
-    if (!text(slot).value.trim()) return [slot, `Pattern ${slot + 1} has no description; say in a few words what recurs.`];
+    if (!text(slot).value.trim()) return [slot, `Pattern ${slot + 1} has no description; describe what recurs in a few words.`];
     const count = Number(line.querySelector(".count").textContent);
-    if (count < least) return [slot, `Pattern ${slot + 1} has ${count} of the ${least} prefixes that a pattern needs; tick more.`];
+    if (count < least) return [slot, `Pattern ${slot + 1} has ${count} of the ${least} prefixes that a pattern needs; select more.`];
   }
   return null;
 }
 
 form.addEventListener("submit", (event) => {
   draw();
-  const wrong = whatIsWrong();
-  let told = document.querySelector(".note.error");
-  if (!wrong) {
+  const problem = findProblem();
+  let alert = document.querySelector(".note.error");
+  if (!problem) {
     changed = false;
     return;
   }
   event.preventDefault();
-  if (!told) {
-    told = Object.assign(document.createElement("p"), { className: "note error" });
-    told.setAttribute("role", "alert");
-    form.querySelector(".actions").before(told);
+  if (!alert) {
+    alert = Object.assign(document.createElement("p"), { className: "note error" });
+    alert.setAttribute("role", "alert");
+    form.querySelector(".actions").before(alert);
   }
-  told.textContent = wrong[1];
-  choose(wrong[0]);
+  alert.textContent = problem[1];
+  choose(problem[0]);
 });
 document.querySelector(".undo").addEventListener("submit", () => (changed = false));
 add.addEventListener("click", () => name(shown));
 window.addEventListener("beforeunload", (event) => changed && event.preventDefault());
 
 draw();
-const hasKeyboard = matchMedia("(hover: hover)").matches; // elsewhere the focus would open a keyboard on the screen
+const hasKeyboard = matchMedia("(hover: hover)").matches; // on a touch screen, focus would open the on-screen keyboard
 if (hasKeyboard && !document.querySelector("[role=alert]")) isUsed(0) ? go(0) : text(0).focus();

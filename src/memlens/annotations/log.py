@@ -1,0 +1,255 @@
+"""The annotation log: annotations.jsonl in the index folder, one event per line.
+
+    {"checksum": "9f86d081884c7d65", "key": "…", "time": "2026-11-18T15:32:18Z", "task": "labels", "kind": "label",
+     "annotator": "ann", "subject": "L0N3", "content": {"patterns": []}}          (on one line)
+
+1. Events are only appended. A writer holds a lock file, writes all its lines at once and syncs them. If writing fails,
+   the file is truncated to its previous size.
+2. The checksum is the start of the SHA-256 of the rest of the line. A line with a wrong checksum is damaged: its number
+   is reported and it is skipped. All other lines count. An event that occurs twice counts once (its key is unique), so
+   logs can be merged with ordinary tools.
+3. A process that is killed while it appends leaves an unfinished last line. Readers ignore it, because it may also be a
+   line that is being written. The next writer starts a new line.
+4. A log object remembers where it stopped reading and continues there. It starts again if the file was replaced or
+   truncated, or if its last line changed.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, BinaryIO
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from memlens.errors import FilesError, IndexFolderError, SettingError
+from memlens.files import FileStamp, file_stamp, replacing, sync_folder
+
+_START = b'{"checksum": "'  # cannot occur inside an event, because JSON escapes the quotes of a text
+_DIGITS = 16
+_MAX_LINE = 64 << 20  # bytes; far more than an event needs
+_HEAD = 256  # bytes that identify a line: they include checksum and key
+_LOCK_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Event:
+    """One action of one annotator. Task, kind, subject and content are described in records.py."""
+
+    key: str
+    time: str
+    task: str
+    kind: str
+    annotator: str
+    subject: str
+    content: dict[str, Any]
+
+    def to_line(self) -> bytes:
+        """Return the event as a line of the log. Raises SettingError if it cannot be stored."""
+        try:
+            rest = b'", ' + json.dumps(vars(self), ensure_ascii=False)[1:].encode()
+        except UnicodeEncodeError as error:
+            raise SettingError(f"a text of the {self.kind} on {self.subject!a} is not UTF-8") from error
+        if len(rest) > _MAX_LINE // 2:
+            raise SettingError(f"the {self.kind} on {self.subject} has {len(rest):,} bytes; at most 32 MB are stored")
+        return _START + _compute_checksum(rest) + rest + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> "Event | None":
+        """Return the event of a line without its line break, or None if the line is damaged."""
+        end = len(_START) + _DIGITS
+        if not line.startswith(_START) or _compute_checksum(line[end:]) != line[len(_START) : end]:
+            return None
+        try:
+            return msgspec.json.decode(b"{" + line[end:].removeprefix(b'", '), type=cls)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return None
+
+
+def _compute_checksum(rest: bytes) -> bytes:
+    return hashlib.sha256(rest).hexdigest()[:_DIGITS].encode()
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The result of AnnotationLog.recover. The path of the damaged file is None if no line was damaged."""
+
+    events: int
+    damaged_lines: tuple[int, ...]
+    damaged_file: Path | None
+
+
+class AnnotationLog:
+    """The events of one file. Reading creates no file and needs no lock. Threads may share the object."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reading = Lock()
+        self._restart()
+
+    def _restart(self) -> None:
+        self._events: dict[str, Event] = {}  # by key
+        self._damaged: list[int] = []  # line numbers, from 1
+        self._stamp: FileStamp | None = None  # of the file as it was read last
+        self._lines = 0  # complete lines read
+        self._offset = 0  # bytes read, up to the end of a line
+        self._last_line = (0, b"")  # where it starts, and its first bytes
+
+    def read(self) -> tuple[dict[str, Event], list[int]]:
+        """Return all events by key, in order, and the numbers of damaged lines. Reads only what is new."""
+        with self._reading:
+            try:
+                stamp = file_stamp(self.path)
+                if stamp != self._stamp:
+                    self._read_new_lines(stamp)
+            except OSError as error:
+                raise FilesError(f"cannot read {self.path}: {error.strerror or error}") from error
+            return self._events, self._damaged
+
+    def _read_new_lines(self, stamp: FileStamp | None) -> None:
+        if stamp is None or not self.path.is_file():  # a pipe may never end
+            self._restart()
+            return
+        with self.path.open("rb") as file:
+            start, head = self._last_line
+            file.seek(start)
+            is_same_file = self._stamp is not None and self._stamp[-1] == stamp[-1]
+            if not is_same_file or stamp[0] < self._offset or file.read(len(head)) != head:
+                self._restart()
+            events, damaged = dict(self._events), list(self._damaged)  # results that callers hold never change
+            file.seek(self._offset)
+            for line in _read_lines(file):
+                line_events, is_damaged = _parse_line(line)
+                for event in line_events:
+                    events.setdefault(event.key, event)
+                if not line.endswith(b"\n"):
+                    break  # read it again when it is finished
+                self._lines += 1
+                if is_damaged:
+                    damaged.append(self._lines)
+                self._last_line = (self._offset, line[:_HEAD])
+                self._offset = file.tell()
+        self._events, self._damaged, self._stamp = events, damaged, stamp
+
+    @contextmanager
+    def appending(self) -> Iterator[list[Event]]:
+        """Hold the lock. Events that the block adds to the list are appended, unless it raises.
+
+        Raises:
+            FilesError: The file or its folder cannot be written. Nothing was saved.
+        """
+        with self._hold_lock():
+            events: list[Event] = []
+            yield events
+            lines = [event.to_line() for event in events]
+            if lines:
+                with self._explain_errors():
+                    self._append(b"".join(lines))
+
+    def recover(self) -> Recovery:
+        """Keep a copy of a damaged log and rewrite the log without its damaged lines.
+
+        Raises:
+            IndexFolderError: There is no log, or it has no undamaged line. It is left as it is.
+        """
+        if not self.path.is_file():
+            raise IndexFolderError(f"{self.path.parent} has no {self.path.name}; there are no annotations to recover")
+        with self._hold_lock(), self._explain_errors():
+            lines: list[bytes] = []
+            damaged: list[int] = []
+            with self.path.open("rb") as file:
+                for number, line in enumerate(_read_lines(file), 1):
+                    events, is_damaged = _parse_line(line)
+                    if is_damaged:
+                        damaged.append(number)
+                        lines += [event.to_line() for event in events]
+                    else:
+                        lines.append(line.rstrip(b"\r\n") + b"\n")  # verbatim: it may be from a newer version
+            if not damaged:
+                return Recovery(len(lines), (), None)
+            if not lines:
+                raise IndexFolderError(f"{self.path} has no undamaged line and was left as it is; restore a backup")
+            copy = self._copy_damaged_file()
+            with replacing(self.path) as beside:
+                beside.write_bytes(b"".join(lines))
+            return Recovery(len(lines), tuple(damaged), copy)
+
+    def _append(self, content: bytes) -> None:
+        with self.path.open("ab+", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            if size:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a process was killed while it appended
+                    content = b"\n" + content
+            try:
+                remaining = memoryview(content)
+                while remaining:
+                    remaining = remaining[file.write(remaining) or 0 :]
+                os.fsync(file.fileno())
+                if not size:
+                    sync_folder(self.path.parent)
+            except BaseException:
+                with suppress(OSError):
+                    file.truncate(size)
+                    if not size:
+                        self.path.unlink()
+                raise
+
+    def _copy_damaged_file(self) -> Path:
+        number = 1
+        while (copy := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
+            number += 1
+        with self.path.open("rb") as source, copy.open("xb") as target:
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+        return copy
+
+    @contextmanager
+    def _hold_lock(self) -> Iterator[None]:
+        lock = FileLock(f"{self.path}.lock", poll_interval=0.005)
+        with self._explain_errors():
+            try:
+                lock.acquire(timeout=_LOCK_SECONDS)
+            except Timeout as error:
+                raise FilesError(f"another process keeps {self.path} locked; try again later") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def _explain_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FilesError(f"cannot write {self.path}: {error.strerror or error}; nothing was saved") from error
+
+
+def _read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield lines with their line breaks. A line that is too long is cut, which makes it a damaged line."""
+    while line := file.readline(_MAX_LINE):
+        if len(line) == _MAX_LINE:
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = file.readline(_MAX_LINE)
+            line = line[:_HEAD] + rest[-1:]
+        yield line
+
+
+def _parse_line(line: bytes) -> tuple[Sequence[Event], bool]:
+    """Return the events of a line and whether it is damaged."""
+    line = line.rstrip(b"\r\n")
+    event = Event.from_line(line)
+    if event is not None or not line:
+        return [event] if event else [], False
+    # A damaged or missing line break joins two lines. Their events may still be undamaged.
+    parts = (_START + part for part in line.split(_START)[1:])
+    events = (Event.from_line(part[: part.rfind(b"}") + 1]) for part in parts)
+    return [event for event in events if event], True

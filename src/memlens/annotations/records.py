@@ -1,0 +1,542 @@
+"""Labels, verdicts and notes: the records, the events that store them, and the current state.
+
+Annotations are events in the annotation log (log.py). Events are never changed or deleted. The current state is
+computed by replaying them.
+
+    task      kind     subject  content
+    labels    sample   ""       {"memories": ["L0N3"], "top": 25, "seed": 0}: the memories to label
+    labels    label    memory   {"patterns": [...]}: one annotator's patterns of one memory, possibly none
+    labels    finish   ""       {}: the annotator now sees other labels and cannot change their own
+    verdicts  verdict  example  {"verdict": "related", ...}: one annotator's verdict on a change by the last layer
+    notes     note     memory   {"star": true, "name": "", "note": "", "lists": []}: replaces the memory's last note
+    any       undo     as above {"undoes": key}: removes one of the annotator's own answers
+
+The annotator's last answer on a subject that was not undone counts. Annotators who have not finished see no labels but
+their own. Events that this version cannot interpret stay in the log, are reported, and do not count.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from uuid import uuid4
+
+from memlens.annotations.log import AnnotationLog, Event
+from memlens.errors import FilesError, IndexFolderError, SettingError, UnknownName
+from memlens.index.format import ANNOTATIONS, Manifest
+from memlens.index.reader import Index
+from memlens.memory import MemoryId
+from memlens.pattern.words import GROUNDED, KINDS
+
+if TYPE_CHECKING:
+    from memlens.index.check import Finding
+
+_Value = TypeVar("_Value")
+LABELS, VERDICTS, NOTES = "labels", "verdicts", "notes"  # tasks
+EVENT_KINDS = {LABELS: ("sample", "label", "undo", "finish"), VERDICTS: ("verdict", "undo"), NOTES: ("note", "undo")}
+CHOICES = ("related", "distant")  # verdicts
+CONTENT_ERRORS = (KeyError, TypeError, ValueError, OverflowError, UnknownName)  # raised for content of another form
+_MAX_NAME = 200  # characters of an annotator's name
+
+
+@dataclass(frozen=True)
+class LabeledPattern:
+    """A pattern that an annotator named: description, class, and the trigger ranks of the prefixes that show it."""
+
+    description: str
+    kind: str
+    prefixes: tuple[int, ...]
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> LabeledPattern:
+        ranks = tuple(require_type(rank, int) for rank in require_type(content["prefixes"], list))
+        return cls(require_type(content["description"], str), require_type(content["kind"], str), ranks)
+
+
+@dataclass(frozen=True)
+class Label:
+    """One annotator's patterns of one memory."""
+
+    task: ClassVar[str] = LABELS
+    kind: ClassVar[str] = "label"
+    annotator: str
+    memory: MemoryId
+    patterns: tuple[LabeledPattern, ...]
+
+    @property
+    def subject(self) -> str:
+        return str(self.memory)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {"patterns": [{**asdict(pattern), "prefixes": list(pattern.prefixes)} for pattern in self.patterns]}
+
+    @classmethod
+    def read(cls, event: Event) -> Label:
+        """Return the label of an event. Raises one of CONTENT_ERRORS if it is none."""
+        patterns = require_type(event.content["patterns"], list)
+        return cls(event.annotator, MemoryId.parse(event.subject), tuple(map(LabeledPattern.read, patterns)))
+
+
+@dataclass(frozen=True)
+class LastLayerChange:
+    """A prediction that the last layer changed to another. Its name is the same in every sample that contains it."""
+
+    layer: int
+    text: str  # the prefix
+    residual: int  # token before
+    residual_text: str
+    output: int  # token after
+    output_text: str
+
+    @property
+    def name(self) -> str:
+        identity = json.dumps([self.layer, self.text, self.residual, self.output])
+        return hashlib.sha256(identity.encode()).hexdigest()[:12]
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> LastLayerChange:
+        """Return the change of a table row. Raises one of CONTENT_ERRORS if a column is missing or unusable."""
+        return cls(
+            int(row["layer"]),
+            str(row["text"] or ""),
+            int(row["residual"]),
+            str(row["residual_text"]),
+            int(row["output"]),
+            str(row["output_text"]),
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One annotator's verdict on one change."""
+
+    task: ClassVar[str] = VERDICTS
+    kind: ClassVar[str] = "verdict"
+    annotator: str
+    example: LastLayerChange
+    verdict: str
+
+    @property
+    def subject(self) -> str:
+        return self.example.name
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {"verdict": self.verdict, **asdict(self.example)}
+
+    @classmethod
+    def read(cls, event: Event) -> Verdict:
+        """Return the verdict of an event. Raises one of CONTENT_ERRORS if it is none, or on another subject."""
+        change = LastLayerChange.of(event.content)
+        if change.name != event.subject:
+            raise ValueError("prefix and words belong to a different subject")
+        return cls(event.annotator, change, str(event.content["verdict"]))
+
+
+@dataclass(frozen=True)
+class Note:
+    """A star, a name, a note and lists for one memory. An empty note removes the memory from the collections."""
+
+    task: ClassVar[str] = NOTES
+    kind: ClassVar[str] = "note"
+    annotator: str
+    memory: MemoryId
+    star: bool = False
+    name: str = ""
+    note: str = ""
+    lists: tuple[str, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        return str(self.memory)
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {"star": self.star, "name": self.name, "note": self.note, "lists": list(self.lists)}
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.star or self.name or self.note or self.lists)
+
+    @classmethod
+    def read(cls, event: Event) -> Note:
+        """Return the note of an event. Raises one of CONTENT_ERRORS if it is none."""
+        lists = tuple(require_type(name, str) for name in require_type(event.content["lists"], list))
+        name, note = (require_type(event.content[part], str) for part in ("name", "note"))
+        star = require_type(event.content["star"], bool)
+        return cls(event.annotator, MemoryId.parse(event.subject), star, name, note, lists)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The memories of a study, and how many triggers of each are shown."""
+
+    memories: tuple[MemoryId, ...]
+    top: int
+    seed: int
+
+    @property
+    def content(self) -> dict[str, Any]:
+        return {"memories": [str(memory) for memory in self.memories], "top": self.top, "seed": self.seed}
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any]) -> Sample:
+        """Return the sample of an event's content. Raises one of CONTENT_ERRORS if it is none."""
+        memories = tuple(MemoryId.parse(require_type(name, str)) for name in require_type(content["memories"], list))
+        return cls(memories, require_type(content["top"], int), require_type(content["seed"], int))
+
+
+Answer = Label | Verdict | Note
+ANSWERS: dict[str, type[Label] | type[Verdict] | type[Note]] = {LABELS: Label, VERDICTS: Verdict, NOTES: Note}
+
+
+def require_type(value: Any, kind: type[_Value]) -> _Value:
+    """Return the value. Raises TypeError unless its type is exactly this (True is not an int)."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r} is not of type {kind.__name__}")
+    return value
+
+
+class _State:
+    """The current state, replayed from all events in order."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.sample: Sample | None = None
+        self.finished: set[str] = set()
+        self.annotators: dict[str, set[str]] = {task: set() for task in EVENT_KINDS}  # of every answer, also undone
+        # (task, annotator) -> subject -> answers that were not undone, with their keys, oldest first
+        self.answers: dict[tuple[str, str], dict[str, list[tuple[str, Answer]]]] = {}
+        self.notes: dict[MemoryId, Note] = {}  # the last note on each memory by any annotator
+        self.unknown: Counter[str] = Counter()  # events that this version cannot interpret
+        undone = {
+            (event.task, event.annotator, str(event.content.get("undoes"))) for event in events if event.kind == "undo"
+        }
+        for event in events:
+            try:
+                self._apply(event, is_undone=(event.task, event.annotator, event.key) in undone)
+            except CONTENT_ERRORS:
+                self.unknown[f"{event.task}/{event.kind}"] += 1
+
+    def _apply(self, event: Event, is_undone: bool) -> None:
+        if event.kind not in EVENT_KINDS[event.task]:
+            raise ValueError("not a kind of event that this version knows")
+        if event.kind == "sample":
+            self.sample = Sample.read(event.content)
+        elif event.kind == "finish":
+            self.finished.add(event.annotator)
+        elif event.kind != "undo":
+            answer = ANSWERS[event.task].read(event)
+            self.annotators[event.task].add(event.annotator)
+            if is_undone:
+                return
+            by_subject = self.answers.setdefault((event.task, event.annotator), {})
+            by_subject.setdefault(event.subject, []).append((event.key, answer))
+            if isinstance(answer, Note):
+                self.notes[answer.memory] = answer
+
+    def current(self, task: str, annotator: str) -> list[Answer]:
+        """Return an annotator's current answers, ordered by subject."""
+        return [answers[-1][1] for _, answers in sorted(self.answers.get((task, annotator), {}).items())]
+
+
+class Annotations:
+    """The annotations of one index. Reading never creates the file. Threads may share the object.
+
+    Every call sees what other processes have appended. An object that is kept, as the workbench does, reads and
+    verifies only new lines.
+    """
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.path = index.folder / ANNOTATIONS
+        self._trigger_counts: dict[MemoryId, int] = {}
+        self._log = AnnotationLog(self.path)
+        self._replayed: tuple[dict[str, Event], _State] = ({}, _State([]))
+
+    @property
+    def _events(self) -> dict[str, Event]:
+        return self._log.read()[0]
+
+    @property
+    def _state(self) -> _State:
+        events = self._events
+        if self._replayed[0] is not events:
+            self._replayed = (events, _State([*events.values()]))
+        return self._replayed[1]
+
+    # Reading
+
+    @property
+    def sample(self) -> Sample | None:
+        """The memories to label, or None if no sample was drawn."""
+        return self._state.sample
+
+    def list_annotators(self, task: str = LABELS, finished: bool | None = None) -> list[str]:
+        """Return everyone who has ever answered, or only those who have (True) or have not (False) finished."""
+        state = self._state
+        everyone = state.annotators[task]
+        if finished is None:
+            return sorted(everyone)
+        return sorted(everyone & state.finished if finished else everyone - state.finished)
+
+    def labels(self, viewer: str | None = None) -> list[Label]:
+        """Return the labels that the viewer may see: all of finished annotators, or only the viewer's own.
+
+        A viewer who has not finished sees only their own labels. Without a viewer, all finished labels are returned.
+        """
+        finished = self.list_annotators(finished=True)
+        if viewer is not None and viewer not in finished:
+            return self.labels_of(viewer)
+        return [label for annotator in finished for label in self.labels_of(annotator)]
+
+    def labels_of(self, annotator: str) -> list[Label]:
+        """Return one annotator's labels, finished or not. Use `labels` to show labels to others."""
+        labels = (answer for answer in self._state.current(LABELS, annotator) if isinstance(answer, Label))
+        return sorted(labels, key=lambda label: label.memory)
+
+    def verdicts(self, annotator: str | None = None) -> list[Verdict]:
+        """Return current verdicts of all annotators or of one, ordered by annotator, then by example."""
+        annotators = self.list_annotators(VERDICTS) if annotator is None else [annotator]
+        answers = (answer for person in annotators for answer in self._state.current(VERDICTS, person))
+        return [answer for answer in answers if isinstance(answer, Verdict)]
+
+    def notes(self) -> dict[MemoryId, Note]:
+        """Return the current note of each memory: the last one by any annotator that was not undone."""
+        notes = self._state.notes
+        return {memory: notes[memory] for memory in sorted(notes) if not notes[memory].is_empty}
+
+    def history(self, task: str | None = None) -> list[dict[str, Any]]:
+        """Return every event of a task in order, as exported. Without a task: all events, each with its task."""
+        events = [{**vars(event)} for event in self._events.values() if task in (None, event.task)]
+        for event in events:
+            event_task = event.pop("task")
+            if task is None:
+                event["task"] = event_task
+        return events
+
+    def mark(self, task: str) -> str | None:
+        """Return a checksum that changes with every event of a task, or None if there is none."""
+        keys = [event.key for event in self._events.values() if event.task == task]
+        return hashlib.sha256("\n".join(keys).encode()).hexdigest() if keys else None
+
+    def list_problems(self) -> list[str]:
+        """Return one sentence about damaged lines and one about unknown events, if there are any."""
+        damaged = self._log.read()[1]
+        return [*describe_damage(damaged), *_describe_unknown(self._state)]
+
+    # Writing
+
+    @contextmanager
+    def _appending(self) -> Iterator[list[Event]]:
+        """Hold the log's lock, which `scan --fresh` respects, and check that the index is the one that was opened."""
+        self._check_index()  # before a lock file is created
+        with self._log.appending() as events:
+            self._check_index()
+            yield events
+            self._check_index()  # copying files over an index takes no lock
+
+    def _check_index(self) -> None:
+        """Raise IndexFolderError if the folder holds another scan than the one that was opened, or none."""
+        if Manifest.read(self.index.folder).generation != self.index.manifest.generation:
+            raise IndexFolderError(f"{self.index.folder} was replaced since it was opened; run the command again")
+
+    def set_sample(self, sample: Sample) -> None:
+        """Start a study. Raises SettingError if there are labels, which would not fit another sample."""
+        for memory in sample.memories:
+            self.index.check(memory)
+        with self._appending() as events:
+            if self._state.annotators[LABELS]:
+                raise SettingError(f"{self.path} has labels for its sample; move the file away to start a new study")
+            events.append(_new_event(LABELS, "sample", "", content=sample.content))
+
+    def save(self, *answers: Answer) -> None:
+        """Save all answers or none. Each replaces the annotator's earlier answer on its subject."""
+        for answer in answers:
+            check_annotator(answer.annotator)
+            self.check(answer)
+        with self._appending() as events:
+            for answer in answers:
+                if isinstance(answer, Label):
+                    self._refuse_finished(answer.annotator)
+                    self._refuse_outside_sample(answer.memory)
+                events.append(_new_event(answer.task, answer.kind, answer.annotator, answer.subject, answer.content))
+
+    def change_note(self, memory: MemoryId, annotator: str, parts: Mapping[str, Any]) -> Note:
+        """Change parts of a memory's note and keep its other parts, whoever wrote them."""
+        check_annotator(annotator)
+        memory = self.index.check(memory)
+        with self._appending() as events:
+            note = replace(self.notes().get(memory, Note("", memory)), annotator=annotator, **parts)
+            self.check(note)
+            events.append(_new_event(NOTES, note.kind, annotator, note.subject, note.content))
+        return note
+
+    def undo(self, task: str, annotator: str, subject: str) -> Answer | None:
+        """Undo the annotator's last answer on a subject. Returns the answer that counts now, or None."""
+        with self._appending() as events:
+            if task != VERDICTS:
+                subject = str(self.index.check(subject))
+            if task == LABELS:
+                self._refuse_finished(annotator)
+            answers = self._state.answers.get((task, annotator), {}).get(subject, [])
+            if not answers:
+                what = f"verdict on example {subject}" if task == VERDICTS else f"{ANSWERS[task].kind} of {subject}"
+                raise SettingError(f"{annotator} has no {what} to undo")
+            events.append(_new_event(task, "undo", annotator, subject, {"undoes": answers[-1][0]}))
+            return answers[-2][1] if len(answers) > 1 else None
+
+    def finish(self, annotator: str) -> None:
+        """Close an annotator's labels. Raises SettingError if a memory of the sample has none."""
+        check_annotator(annotator)
+        with self._appending() as events:
+            self._refuse_finished(annotator)
+            labeled = {label.memory for label in self.labels_of(annotator)}
+            missing = [memory for memory in (self.sample.memories if self.sample else ()) if memory not in labeled]
+            if missing:
+                raise SettingError(
+                    f"{annotator} has not labeled {len(missing)} memories of the sample, first {missing[0]}; "
+                    "save a memory without patterns if it has none"
+                )
+            if not labeled:
+                raise SettingError(f"{annotator} has not labeled any memory")
+            events.append(_new_event(LABELS, "finish", annotator))
+
+    def append_events(self, imported: Sequence[Event]) -> int:
+        """Append the events that are not in the log yet. Returns their number.
+
+        Raises:
+            SettingError: They change the sample of existing labels, or answers of an annotator who has finished.
+        """
+        with self._appending() as events:
+            existing = self._events
+            new: dict[str, Event] = {}
+            for event in imported:
+                if event.key not in existing:
+                    new.setdefault(event.key, event)
+            events += new.values()
+            _check_protocol([*existing.values(), *events])
+            return len(events)
+
+    def check(self, answer: Answer) -> None:
+        """Raise SettingError or UnknownName for an unknown verdict or memory, or an invalid pattern or note."""
+        if isinstance(answer, Verdict):
+            if answer.verdict not in CHOICES:
+                raise SettingError(f"'{answer.verdict}' is not a verdict; choose {' or '.join(CHOICES)}")
+            return
+        memory = self.index.check(answer.memory)
+        if isinstance(answer, Note):
+            _check_note(answer)
+            return
+        if memory not in self._trigger_counts:
+            query = "SELECT count(*) AS n FROM {triggers} WHERE layer = $1 AND memory = $2 AND \"end\" = 'top'"
+            self._trigger_counts[memory] = self.index.sql(query, [memory.layer, memory.memory])[0]["n"]
+        count = self._trigger_counts[memory]
+        for pattern in answer.patterns:
+            _check_pattern(memory, pattern, min(count, self.sample.top) if self.sample else count)
+
+    def _refuse_finished(self, annotator: str) -> None:
+        if annotator in self._state.finished:
+            raise SettingError(f"{annotator} has finished and may see other labels; their own can no longer change")
+
+    def _refuse_outside_sample(self, memory: MemoryId) -> None:
+        if self.sample is not None and memory not in self.sample.memories:
+            raise SettingError(f"{memory} is not in the sample; label one of its {len(self.sample.memories)} memories")
+
+
+def check_annotations(folder: Path) -> Finding | None:
+    """Return what `memlens check` reports about the annotations, or None if there are none."""
+    from memlens.index.check import DAMAGED, UNREADABLE, WHOLE, Finding
+
+    path = folder / ANNOTATIONS
+    if not path.exists():
+        return None
+    try:
+        events, damaged = AnnotationLog(path).read()
+    except FilesError as error:
+        return Finding(ANNOTATIONS, UNREADABLE, str(error))
+    if damaged:
+        advice = f"keep all others with `memlens annotate {folder} recover`"
+        return Finding(ANNOTATIONS, DAMAGED, f"{path}: {describe_damage(damaged)[0]}; {advice}")
+    details = [f"{len(events):,} events", *_describe_unknown(_State([*events.values()]))]
+    return Finding(ANNOTATIONS, WHOLE, "; ".join(details))
+
+
+def describe_damage(lines: Sequence[int]) -> list[str]:
+    """Return a sentence about damaged lines of the log, or nothing if there are none."""
+    if not lines:
+        return []
+    numbers = ", ".join(map(str, lines[:5])) + (f" and {len(lines) - 5:,} more" if len(lines) > 5 else "")
+    return [f"line {numbers} is damaged" if len(lines) == 1 else f"lines {numbers} are damaged"]
+
+
+def _describe_unknown(state: _State) -> list[str]:
+    kinds = ", ".join(f"{count:,} of kind {kind!r:.40}" for kind, count in sorted(state.unknown.items()))
+    return [f"events that this version of memlens does not know: {kinds}"] if kinds else []
+
+
+def check_annotator(annotator: str) -> None:
+    """Raise UnknownName if this cannot be an annotator's name."""
+    if not annotator.strip() or not annotator.isprintable() or len(annotator) > _MAX_NAME:
+        raise UnknownName(
+            f"{annotator[:40]!r} cannot be an annotator's name; use at most {_MAX_NAME} printable characters"
+        )
+
+
+def _check_pattern(memory: MemoryId, pattern: LabeledPattern, triggers: int) -> None:
+    if not pattern.description.strip():
+        raise SettingError(f"a pattern of {memory} has no description; describe what recurs in a few words")
+    if not _is_utf8(pattern.description):
+        raise SettingError(f"the description {pattern.description!a} of {memory} is not UTF-8 text")
+    if pattern.kind not in KINDS:
+        raise SettingError(f"'{pattern.kind}' is not a class of pattern; choose {' or '.join(KINDS)}")
+    if len(set(pattern.prefixes)) < GROUNDED:
+        raise SettingError(f'"{pattern.description}" of {memory} has fewer than {GROUNDED} prefixes; select more')
+    if not all(0 <= rank < triggers for rank in pattern.prefixes):
+        raise SettingError(f'"{pattern.description}": {memory} has only the trigger ranks 0 to {triggers - 1}')
+
+
+def _check_note(note: Note) -> None:
+    texts = (("name", note.name, 200), ("note", note.note, 10_000), *(("list", name, 100) for name in note.lists))
+    for part, text, limit in texts:
+        if len(text) > limit:
+            raise SettingError(f"the {part} of {note.memory} has {len(text):,} characters; use at most {limit:,}")
+        if not _is_utf8(text):
+            raise SettingError(f"the {part} {text!a} of {note.memory} is not UTF-8 text")
+    if not all(name.strip() for name in note.lists):
+        raise SettingError(f"a list of {note.memory} has no name; give it one")
+
+
+def _is_utf8(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _check_protocol(events: Sequence[Event]) -> None:
+    """Raise SettingError if imported events break the rules of set_sample and finish."""
+    labels = [number for number, event in enumerate(events) if event.kind == "label"]
+    parts = (events[: labels[0]] if labels else events), events
+    samples = [[event.content for event in part if event.kind == "sample"][-1:] for part in parts]
+    if samples[0] != samples[1]:
+        raise SettingError("the file has another sample than the labels of this index; nothing was imported")
+    finished: set[str] = set()
+    for event in events:
+        if event.kind == "finish":
+            finished.add(event.annotator)
+        elif event.task == LABELS and event.annotator in finished and event.kind in ("label", "undo"):
+            raise SettingError(
+                f"{event.annotator} has finished, and the file changes their labels; nothing was imported"
+            )
+
+
+def _new_event(
+    task: str, kind: str, annotator: str, subject: str = "", content: Mapping[str, Any] | None = None
+) -> Event:
+    time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return Event(uuid4().hex, time, task, kind, annotator, subject, dict(content or {}))
