@@ -15,7 +15,6 @@ The index folder that `scan -o` names has its own rules in index/staging.py.
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -233,26 +232,6 @@ def lock_for_writing(lock: Path) -> Iterator[None]:
         yield
     finally:
         held.release()
-
-
-@contextmanager
-def holding(folder: Path, *, alone: bool, wait: bool = True) -> Iterator[bool]:
-    """Hold a folder for a moment, alone or together with others; leaves no file. Is it held? Not every disk can.
-
-    A BlockingIOError if others hold it and there is no time to wait.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        held = True
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise
-        except OSError:
-            held = False
-        yield held
-    finally:
-        os.close(descriptor)
 
 
 class HashedFile(io.FileIO):
