@@ -1,12 +1,17 @@
 """Intervals, contrasts, binomial tails and false discovery rates.
 
-All intervals are 95%. Shares have Wilson's score interval (https://doi.org/10.1080/01621459.1927.10502953), differences
-of paired shares that of Bonett and Price (https://doi.org/10.3102/1076998611411915), means Student's below 30
-observations and a studentized bootstrap from there on, medians interpolated order statistics (Hettmansperger and
-Sheather, https://doi.org/10.1016/0167-7152(86)90021-0). A sum of independent estimates with weights has the interval
-that theirs imply (Zou and Donner, https://doi.org/10.1002/sim.3095), an area under the ROC curve that of DeLong et al.
-(https://doi.org/10.2307/2531595), a correlation Fisher's. A bootstrap depends on the seed, the name and part
-it is for, and nothing else.
+All intervals are 95%:
+
+    share                  Wilson, https://doi.org/10.1080/01621459.1927.10502953
+    paired shares          Bonett and Price, https://doi.org/10.3102/1076998611411915
+    mean                   Student below 30 observations, otherwise a studentized bootstrap
+    median                 Hettmansperger and Sheather, https://doi.org/10.1016/0167-7152(86)90021-0
+    weighted sum           Zou and Donner, https://doi.org/10.1002/sim.3095
+    area under the ROC     DeLong et al., https://doi.org/10.2307/2531595
+    correlation            Fisher
+
+A bootstrap depends only on the seed, the experiment and the part (see `generator`). Distributions come from
+scipy.special, which is imported where it is used: scipy.stats would add half a second to a command.
 """
 
 import zlib
@@ -20,15 +25,15 @@ from numpy.typing import NDArray
 Interval = tuple[float | None, float | None]
 
 RESAMPLES = 1000
-FEW = 30  # observations; of fewer, a mean has Student's interval
-Z = 1.959964  # standard deviations of a two-sided 95% interval
-ONE_SIDED = 1.645  # standard errors of a one-sided bound of 95%
+FEW = 30  # a mean of fewer observations has Student's interval
+Z = 1.959964  # quantile of a two-sided 95% interval
+ONE_SIDED = 1.645  # quantile of a one-sided 95% bound
 _TAIL = 0.025
-_DRAWN_AT_ONCE = 1 << 21  # numbers, so that resamples of a large sample fit the memory
+_DRAWN_AT_ONCE = 1 << 21  # numbers in memory
 
 
 class Estimate(NamedTuple):
-    """A number with the ends of its interval; all three are the same for a number that the paper states."""
+    """A number and the ends of its interval. For numbers from the paper, all three are equal."""
 
     value: float
     low: float
@@ -39,7 +44,7 @@ class Estimate(NamedTuple):
         return Estimate(self.value * factor, low, high)
 
     def widened(self, comparisons: int) -> "Estimate":
-        """The estimate with an interval that holds for so many at once (Bonferroni), widened like a normal one."""
+        """Return the estimate with a simultaneous interval for several comparisons (Bonferroni)."""
         more = critical(comparisons) / Z
         return Estimate(
             self.value, self.value - more * (self.value - self.low), self.value + more * (self.high - self.value)
@@ -47,23 +52,23 @@ class Estimate(NamedTuple):
 
 
 def critical(comparisons: int = 1) -> float:
-    """Standard deviations of intervals that hold for all of so many comparisons at once in 95% of cases."""
+    """Return the normal quantile of simultaneous 95% intervals for several comparisons (Bonferroni)."""
     from scipy.special import ndtri
 
     return Z if comparisons == 1 else float(-ndtri(_TAIL / comparisons))
 
 
 def upper_share(counts: NDArray[Any], total: int) -> NDArray[np.float64]:
-    """Upper 95% bound of a share that was met `counts` times among `total`; above 0 also for what was never met."""
+    """Return the upper 95% bound of the share counts / total. It is above 0 even for a count of 0."""
     counts = np.asarray(counts, np.float64)
     return np.minimum((counts + 1 + ONE_SIDED * np.sqrt(counts + 1)) / (total + 1), 1.0)
 
 
 def binomial_tail(k: Any, t: Any, f: Any) -> NDArray[np.float64]:
-    """P(X >= k) for X ~ Binomial(t, f), element by element.
+    """Return P(X >= k) for X ~ Binomial(t, f), elementwise.
 
-    It is the chance that at least k of a memory's t triggers share a feature that a random prefix has with
-    probability f. Where f differs from trigger to trigger, the mean gives a heavier tail than the true sum.
+    This is the probability that at least k of a memory's t triggers share a feature that a random prefix has with
+    probability f. If f differs between triggers, their mean gives an upper bound.
     """
     from scipy.special import bdtrc
 
@@ -72,9 +77,9 @@ def binomial_tail(k: Any, t: Any, f: Any) -> NDArray[np.float64]:
 
 
 def q_values(p: NDArray[np.float64], hypotheses: int) -> NDArray[np.float64]:
-    """The lowest rate of false discoveries at which each p-value is believed (Benjamini and Hochberg).
+    """Return the lowest false discovery rate at which each p-value is accepted (Benjamini and Hochberg).
 
-    Hypotheses that are not listed count with p = 1.
+    `hypotheses` may be larger than the number of p-values. The others count with p = 1.
     """
     order = np.argsort(p, kind="stable")
     scaled = p[order] * hypotheses / np.arange(1, len(p) + 1)
@@ -85,53 +90,56 @@ def q_values(p: NDArray[np.float64], hypotheses: int) -> NDArray[np.float64]:
 
 
 def decoy_q_values(numbers: NDArray[Any], decoys: NDArray[Any]) -> NDArray[np.float64]:
-    """The same for numbers of which large ones are believed, where as many or more were drawn under the hypothesis.
+    """Return the lowest false discovery rate at which each number is accepted, estimated from decoys.
 
-    Of all thresholds that let a number pass, the lowest rate of decoys that pass among all that do; one decoy more is
-    counted than was met (Barber and Candès, https://doi.org/10.1214/15-AOS1337).
+    Decoys are numbers under the null hypothesis. The rate at a threshold is the expected number of decoys that reach it
+    over the numbers that do, with one decoy added (Barber and Candès, https://doi.org/10.1214/15-AOS1337).
+
+    Raises:
+        ValueError: A number is NaN.
     """
     if np.isnan(numbers).any() or np.isnan(decoys).any():
-        raise ValueError("a number that is not known (NaN) has no place in an order")
+        raise ValueError("NaN cannot be ordered")
     order = np.argsort(numbers, kind="stable")
-    ascending, met = numbers[order], np.sort(decoys)
+    ascending, decoys = numbers[order], np.sort(decoys)
     above = len(numbers) - np.searchsorted(ascending, ascending, "left")
-    expected = (1 + len(met) - np.searchsorted(met, ascending, "left")) * len(numbers) / len(met)
+    expected = (1 + len(decoys) - np.searchsorted(decoys, ascending, "left")) * len(numbers) / len(decoys)
     q = np.empty(len(numbers))
     q[order] = np.minimum(np.minimum.accumulate(expected / above), 1.0)
     return q
 
 
 def generator(seed: int, experiment: str, part: int = 0) -> np.random.Generator:
-    """Independent random numbers for one part (a layer, a bin) of one experiment, whatever else is computed."""
+    """Return an independent random generator for one part (a layer, a bin) of an experiment."""
     return np.random.default_rng([seed, zlib.crc32(experiment.encode()), part])
 
 
 def draw(candidates: NDArray[Any], sample: int | None, random: np.random.Generator) -> NDArray[Any]:
-    """`sample` of the candidates without repetition, in their own order; all of them for None or where they are few."""
+    """Return a random sample of the candidates in their order. None means all of them."""
     if sample is None or sample >= len(candidates):
         return candidates
     return candidates[np.sort(random.choice(len(candidates), sample, replace=False))]
 
 
 def share_interval(hits: float, count: float) -> Interval:
-    """Wilson's interval of the share hits / count; none where nothing was seen."""
+    """Return Wilson's interval of the share hits / count, or (None, None) if count is 0."""
     return wilson(hits, count) if count else (None, None)
 
 
 def wilson(hits: float, total: float, z: float = Z) -> tuple[float, float]:
-    """Interval of the share hits / total; everything is possible where nothing was seen."""
+    """Return Wilson's interval of the share hits / total, or (0, 1) if total is 0."""
     if total <= 0:
         return 0.0, 1.0
     share = hits / total
-    centre = share + z * z / (2 * total)
+    center = share + z * z / (2 * total)
     spread = z * sqrt(share * (1 - share) / total + z * z / (4 * total * total))
     scale = 1 + z * z / total
-    low, high = (centre - spread) / scale, (centre + spread) / scale
+    low, high = (center - spread) / scale, (center + spread) / scale
     return max(0.0, min(low, share)), min(1.0, max(high, share))  # rounding must not leave the share outside
 
 
 def paired_interval(first: NDArray[np.bool_], second: NDArray[np.bool_], comparisons: int = 1) -> Interval:
-    """Interval of the share of `first` less that of `second`, seen in the same observations [n] (Bonett and Price)."""
+    """Return the interval of the share of `first` minus that of `second`, for the same observations [n]."""
     if len(first) == 0:
         return None, None
     total = len(first) + 2
@@ -141,7 +149,7 @@ def paired_interval(first: NDArray[np.bool_], second: NDArray[np.bool_], compari
 
 
 def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interval:
-    """Interval of the mean of independent numbers [n]; none for fewer than two, or where all are equal."""
+    """Return the interval of the mean of numbers [n], or (None, None) for less than two or all equal numbers."""
     count = len(numbers)
     if count < 2:
         return None, None
@@ -164,7 +172,7 @@ def mean_interval(numbers: NDArray[Any], random: np.random.Generator) -> Interva
 
 
 def _distances(drawn: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
-    """The distance of each resample's mean [resamples, n] from the true mean, in its own standard errors."""
+    """Return the distance of the mean of each resample [resamples, n] from `mean`, in its standard errors."""
     errors = drawn.std(1, ddof=1) / sqrt(drawn.shape[1])
     is_spread = errors > 0
     distances: NDArray[np.float64] = (drawn.mean(1)[is_spread] - mean) / errors[is_spread]
@@ -174,7 +182,7 @@ def _distances(drawn: NDArray[np.float64], mean: float) -> NDArray[np.float64]:
 def mean_estimate(
     numbers: NDArray[Any], random: np.random.Generator
 ) -> tuple[float, float | None, float | None] | None:
-    """The mean of independent numbers [n] and its interval; None where there are none."""
+    """Return the mean of numbers [n] and its interval, or None for no numbers."""
     return (float(np.mean(numbers)), *mean_interval(numbers, random)) if len(numbers) else None
 
 
@@ -182,18 +190,18 @@ def ratio_estimate(
     parts: NDArray[Any],
     wholes: NDArray[Any],
     random: np.random.Generator,
-    bounds: tuple[float, float] | None = (0.0, 1.0),  # of what the ratio can be
+    bounds: tuple[float, float] | None = (0.0, 1.0),
 ) -> Estimate | None:
-    """sum(parts) / sum(wholes) over observations [n] that belong together inside; None where its error is unknown.
+    """Return sum(parts) / sum(wholes) over observations [n], or None if its error is unknown.
 
-    Where all observations have the same ratio there is nothing to resample: the interval is Wilson's within the bounds,
-    and without bounds nothing is known.
+    If all observations have the same ratio, the interval is Wilson's between the `bounds` of the ratio. Without bounds,
+    the error is unknown.
     """
     whole, observed = float(np.sum(wholes)), int(np.count_nonzero(wholes))
     if observed < 2:
         return None
     ratio = float(np.sum(parts)) / whole
-    moves = (parts - ratio * wholes) * (len(wholes) / whole)  # of the ratio by each observation, so that it is a mean
+    moves = (parts - ratio * wholes) * (len(wholes) / whole)  # influence of each observation: the ratio is their mean
     if np.abs(moves).max() < 1e-12:
         if bounds is None:
             return None
@@ -206,9 +214,9 @@ def ratio_estimate(
 
 
 def median_interval(numbers: NDArray[Any]) -> Interval:
-    """Interval of the median of independent numbers [n]: between the order statistics that have it in 95% of cases.
+    """Return the interval of the median of numbers [n], interpolated between order statistics.
 
-    None for fewer than six: even the smallest and the largest have it less often.
+    Returns (None, None) for less than six numbers: even minimum and maximum cover the median in less than 95% of cases.
     """
     from scipy.special import bdtr
 
@@ -217,13 +225,14 @@ def median_interval(numbers: NDArray[Any]) -> Interval:
         return None, None
     ordered = np.sort(np.asarray(numbers, np.float64))
 
-    def holds(place: int) -> float:  # how often the median lies within the so-many-th smallest and largest
+    def coverage(place: int) -> float:
+        """Return the probability that the median is between the place-th smallest and largest number."""
         return float(1 - 2 * bdtr(place - 1, count, 0.5))
 
     place = 1
-    while place + 1 <= count // 2 and holds(place + 1) >= 1 - 2 * _TAIL:
+    while place + 1 <= count // 2 and coverage(place + 1) >= 1 - 2 * _TAIL:
         place += 1
-    here, inside = holds(place), holds(place + 1)
+    here, inside = coverage(place), coverage(place + 1)
     excess = (here - 1 + 2 * _TAIL) / (here - inside)
     share = (count - place) * excess / (place + (count - 2 * place) * excess)
     low = (1 - share) * ordered[place - 1] + share * ordered[place]
@@ -232,7 +241,7 @@ def median_interval(numbers: NDArray[Any]) -> Interval:
 
 
 def contrast(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimate:
-    """The sum of independent estimates times their weights, with the interval that theirs imply."""
+    """Return the weighted sum of independent estimates (Zou and Donner)."""
     value, below, above = 0.0, 0.0, 0.0
     for weight, estimate in zip(weights, estimates, strict=True):
         down, up = weight * (estimate.value - estimate.low), weight * (estimate.high - estimate.value)
@@ -243,41 +252,47 @@ def contrast(weights: Sequence[float], estimates: Sequence[Estimate]) -> Estimat
 
 
 def slope_weights(places: Sequence[float], sizes: Sequence[float] | None = None) -> list[float]:
-    """Weights of numbers whose sum is the slope of a straight line through them; `sizes`: how much each counts."""
+    """Return weights such that the weighted sum of numbers at these places is the slope of their regression line.
+
+    `sizes` are the weights of the regression.
+    """
     x, w = np.asarray(places, np.float64), np.ones(len(places)) if sizes is None else np.asarray(sizes, np.float64)
-    centred = w * (x - (w * x).sum() / w.sum())
-    weights: list[float] = (centred / (centred * x).sum()).tolist()
+    centered = w * (x - (w * x).sum() / w.sum())
+    weights: list[float] = (centered / (centered * x).sum()).tolist()
     return weights
 
 
 def roc_area(ones: NDArray[Any], others: NDArray[Any]) -> float | None:
-    """The area under the ROC curve: the chance that one of `ones` is above one of `others`, ties counting half."""
+    """Return the area under the ROC curve: P(one > other), ties counting half. None if a side is empty."""
     return float(_placements(ones, others).mean()) if len(ones) and len(others) else None
 
 
 def roc_estimate(ones: NDArray[Any], others: NDArray[Any]) -> Estimate:
-    """The area under the ROC curve with DeLong's interval, symmetric in its logit; 0 to 1 where one side is empty."""
+    """Return the area under the ROC curve with DeLong's interval, symmetric in its logit.
+
+    If a side is empty, the estimate is 0.5 with the interval 0 to 1.
+    """
     if not (len(ones) and len(others)):
         return Estimate(0.5, 0.0, 1.0)
     above, below = _placements(ones, others), 1 - _placements(others, ones)
     area = float(above.mean())
     fewer = min(len(ones), len(others))
     error = 0.0 if fewer < 2 else sqrt(above.var(ddof=1) / len(ones) + below.var(ddof=1) / len(others))
-    if error == 0:  # none is seen, as where all are equal or told apart: as of a share of the smaller side
+    if error == 0:  # all are equal or all are separated: use the interval of a share of the smaller side
         return Estimate(area, *wilson(area * fewer, fewer))
     odds, spread = area / (1 - area), np.exp(Z * error / (area * (1 - area)))
     return Estimate(area, float(odds / (odds + spread)), float(odds * spread / (1 + odds * spread)))
 
 
 def _placements(ones: NDArray[Any], others: NDArray[Any]) -> NDArray[np.float64]:
-    """[ones]: the share of the others that is below each, ties counting half."""
+    """Return the share of the others that is below each of the ones, ties counting half."""
     others = np.sort(others)
     below = np.searchsorted(others, ones, "left") + np.searchsorted(others, ones, "right")
     return np.asarray(below / (2 * len(others)))
 
 
 def correlation_estimate(x: NDArray[Any], y: NDArray[Any]) -> Estimate:
-    """Pearson's correlation with Fisher's interval; 0 where a side does not vary."""
+    """Return Pearson's correlation with Fisher's interval. It is 0 (-1 to 1) if a side is constant."""
     if len(x) < 4 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return Estimate(0.0, -1.0, 1.0)
     r = float(np.clip(np.corrcoef(x, y)[0, 1], -1, 1))

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -154,6 +155,26 @@ def test_coefficients_that_cannot_be_summed_are_refused(bad: float, words: str) 
     coefficients[4, 11] = bad  # the last row
     with pytest.raises(ModelError, match=words):
         scan.update(make_block(coefficients, None), make_candidates(np.arange(5), np.zeros(5), np.arange(5)))
+
+
+def test_an_expert_counts_only_the_tokens_that_its_router_sent_there() -> None:
+    """Expert 1 of 2, each with 3 memories after 2 dense ones, in a batch of 3 sentences of 4 tokens."""
+    scan = LayerScan(0, 2 + 6, bottom=False, experts=2, size=3, settings=ScanSettings(top=4, seed=9))
+    rows, weights = np.array([11, 1, 2, 6, 7, 8]), np.array([0.5, 0.25, 1.0, 0.75, 0.125, 0.75], np.float32)
+    coefficients = np.random.default_rng(1).normal(size=(6, 3)).astype(np.float32)
+    candidates = make_candidates(np.arange(11), np.arange(11) // 4 + 10, np.arange(11) % 4)  # row 11 is padding
+    group = SimpleNamespace(start=5, expert=1, kind="routed", columns=slice(5, 8))
+    tensors = [torch.from_numpy(array) for array in (rows, coefficients, weights)]
+    scan.update(CoefficientBlock(group, (3, 4), *tensors, None), candidates)  # type: ignore[arg-type]
+    assert scan.routing is not None
+    assert scan.routing.chosen.tolist() == [0, 5]
+    assert (scan.routing.weight * UNIT).tolist() == [0, 0.25 + 1.0 + 0.75 + 0.125 + 0.75]
+    assert as_tuples(scan.routing.heaviest, 1) == [(1.0, 10, 2), (0.75, 11, 2), (0.75, 12, 0)]  # best of each sentence
+    assert {entry[1:] for entry in as_tuples(scan.routing.drawn, 1)} == {(10, 1), (10, 2), (11, 2), (11, 3), (12, 0)}
+    assert scan.reach.prefixes.sum(1).tolist() == [0, 0, 5] and scan.reach.sentences[2].tolist()[:3] == [1, 1, 2]
+    assert scan.by_memory(scan.reach.prefixes).sum(1).tolist() == [0, 0, 0, 0, 0, 5, 5, 5]
+    best = max((value, row) for value, row in zip(coefficients[1:, 2], rows[1:], strict=True))
+    assert as_tuples(scan.triggers.top_lists, 7)[0] == (best[0], best[1] // 4 + 10, best[1] % 4)
 
 
 # --- the same in every way --------------------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
-"""Tables of what memories promote and of the tokens their keys match: values.parquet and keys.parquet.
+"""Tables of the tokens that values promote and that keys match.
 
-    table      compute_values(index) writes both
-    kernels    vocabulary scores block by block: both ends, softmax, entropy, ranks
-    read       values.parquet in a few numbers
+    table      compute_values(index) writes values.parquet, keys.parquet, tokens.parquet and routers.parquet
+    kernels    compiled loops over vocabulary scores: both ends, softmax, entropy, ranks
+    tokens     counts, training state and classes of tokens
+    nearest    memories with similar keys or values
 
-One memory's value is read by memlens.index.memory and searched by memlens.index.search, without torch.
+`memlens.index` reads and searches these tables without torch.
 """

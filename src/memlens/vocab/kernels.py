@@ -1,13 +1,14 @@
-"""Vocabulary scores of many vectors, block by block, with both ends, softmax, entropy and ranks of each row.
+"""Vocabulary scores of many vectors, in blocks: both ends, softmax, entropy and ranks of each row.
 
-A block is row-major [rows, vocabulary], one row per value; no matrix [memories, vocabulary] ever exists. Each row is
-read twice while it is in the cache:
+A block is a C-ordered array [rows, vocabulary] with one row per vector. The matrix [memories, vocabulary] never exists.
+Each row is read twice while it is in the cache:
 
-1. The extremes of lanes (tokens that lie so many apart) are found without branches. The k-th best lane bounds the k-th
-   best token, so only the few lanes that reach this bar are read again and little more than k scores are sorted.
-2. The softmax, its entropy and the rank of the target.
+1. Compute the maximum of each lane without branches. A lane is every n-th token. The k-th highest lane maximum is a
+   lower bound of the k-th highest score, so only the lanes that reach it are read again, and few more than k scores
+   are sorted. The same for the bottom end.
+2. Compute the softmax, its entropy and the rank of the target.
 
-Order: higher score (at the bottom lower), then lower token id.
+Order: higher score (lower at the bottom end), then lower token id.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,20 +29,20 @@ FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
 KeyArray = NDArray[np.uint64]
 
-# Lanes for each place of a list: few sort quickly, many tell the bar well. While a list is no longer than MOST_LANES it
-# has a bar; the extremes of so many fit the first-level cache.
+# Few lanes are sorted quickly, many give a tight bound. The maxima of MOST_LANES lanes fit the first-level cache. Lists
+# with more places have no bound.
 _LANES_PER_PLACE, _LEAST_LANES, MOST_LANES = 2, 128, 1024
-_BLOCK_BYTES = 104 << 20  # large enough for the product to run at full speed; the same memory serves every block
-_LEAST_ROWS = 128  # with fewer, reading the whole embedding costs more than multiplying with it
+_BLOCK_BYTES = 104 << 20  # large enough for full speed of the product; reused by every block
+_LEAST_ROWS = 128  # with fewer, reading the embedding takes longer than the product
 SCORE_BINS = 40
-_STEP = 64  # tokens added up side by side, so that a sum has the same bits whatever the width of vectors
-_GROUP = 32  # steps that are added in float32 before the sums go over to float64
+_STEP = 64  # tokens that are summed side by side, so that the bits do not depend on the vector width
+_GROUP = 32  # steps that are summed in float32 before the sums are added in float64
 _LOW, _SHIFT = uint64(0xFFFFFFFF), uint64(32)
 _SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
 
-# exp(x) = 2^n exp(r): n = x / ln 2 rounded by adding 1.5 * 2^23, r what is left, exp(r) its series up to r^7. Written
-# out because the compiler turns it into vectors, which it does not do with the library's exp. Relative error < 1e-7.
-_LEAST = np.float32(-87.0)  # exp of less is below what float32 holds
+# exp(x) = 2^n exp(r): n is x / ln 2, rounded by adding 1.5 * 2^23, and exp(r) is a series up to r^7. The compiler
+# vectorizes this, unlike the library's exp. Relative error < 1e-7.
+_LEAST = np.float32(-87.0)  # exp of less underflows
 _LOG2_E, _ROUND = np.float32(1.44269504), np.float32(12582912.0)
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
 _C2, _C3, _C4 = np.float32(1 / 2), np.float32(1 / 6), np.float32(1 / 24)
@@ -50,7 +51,7 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 class Ends(NamedTuple):
-    """The k highest and the k lowest tokens of each row, the extreme one first."""
+    """The k highest and the k lowest tokens of each row, the most extreme first."""
 
     top: IntArray  # [rows, k] int32
     top_scores: FloatArray  # [rows, k] float32
@@ -74,10 +75,10 @@ class Softmax(NamedTuple):
     highest: FloatArray  # [rows] float32
     total: FloatArray  # [rows] float64
     entropy: FloatArray  # [rows] float64, in nats
-    above: IntArray  # [rows] int64: tokens with a strictly higher score than the row's target; -1 without a target
+    above: IntArray  # [rows] int64: tokens with a higher score than the row's target; -1 without a target
 
     def p(self, scores: FloatArray) -> NDArray[np.float64]:
-        """Probabilities of scores [rows, n] of the same rows."""
+        """Return the probabilities of scores [rows, n] of the same rows."""
         probabilities: NDArray[np.float64] = (
             np.exp(scores.astype(np.float64) - self.highest[:, None]) / self.total[:, None]
         )
@@ -85,33 +86,33 @@ class Softmax(NamedTuple):
 
 
 def find_ends(scores: FloatArray, k: int, pool: ThreadPoolExecutor | None = None) -> Ends:
-    """Both ends of every row of `scores` [rows, vocabulary] float32; k is at most the vocabulary."""
+    """Return both ends of every row of `scores` [rows, vocabulary] float32. k is at most the vocabulary."""
     ends = Ends.empty(len(scores), k)
     _in_parts(pool, len(scores), lambda first, last: _find_ends_(scores, first, last, ends))
     return ends
 
 
 def read_softmax(scores: FloatArray, ends: Ends, targets: IntArray, pool: ThreadPoolExecutor | None = None) -> Softmax:
-    """Softmax of every row, and how many tokens stand above its target ([rows], -1 for none)."""
+    """Return the softmax of every row. `targets` [rows] is -1 for rows without a target."""
     rows = len(scores)
     softmax = Softmax(ends.top_scores[:, 0].copy(), np.empty(rows), np.empty(rows), np.full(rows, -1, np.int64))
-    own = np.ascontiguousarray(targets, np.int32)
-    _in_parts(pool, rows, lambda first, last: _read_softmax_(scores, first, last, own, softmax))
+    targets = np.ascontiguousarray(targets, np.int32)
+    _in_parts(pool, rows, lambda first, last: _read_softmax_(scores, first, last, targets, softmax))
     return softmax
 
 
 def count_above(scores: FloatArray, tokens: IntArray, pool: ThreadPoolExecutor | None = None) -> IntArray:
-    """The number of tokens with a strictly higher score than the given one in each row [rows]; -1 for none."""
+    """Return the number of tokens with a higher score than the given one in each row, [rows]; -1 for token -1."""
     above = np.full(len(scores), -1, np.int64)
-    own = np.ascontiguousarray(tokens, np.int32)
-    _in_parts(pool, len(scores), lambda first, last: _count_above_(scores, first, last, own, above))
+    tokens = np.ascontiguousarray(tokens, np.int32)
+    _in_parts(pool, len(scores), lambda first, last: _count_above_(scores, first, last, tokens, above))
     return above
 
 
 def count_scores(scores: FloatArray, ends: Ends, pool: ThreadPoolExecutor | None = None) -> IntArray:
-    """The number of tokens of each row in SCORE_BINS bins of equal width from its lowest to its highest score.
+    """Return the number of tokens in bins of equal width from the lowest to the highest score, [rows, SCORE_BINS].
 
-    A row whose scores are all alike is in the first. [rows, SCORE_BINS]
+    If all scores of a row are equal, they are in the first bin.
     """
     counts = np.zeros((len(scores), SCORE_BINS), np.int32)
     _in_parts(pool, len(scores), lambda first, last: _count_scores_(scores, first, last, ends, counts))
@@ -129,7 +130,7 @@ def _in_parts(pool: ThreadPoolExecutor | None, rows: int, work: Callable[[int, i
 @compiled_part
 def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
     lanes = high.shape[0]
-    for c in range(lanes):  # an assignment of arrays takes far longer to compile
+    for c in range(lanes):  # compiles faster than assigning arrays
         high[c], low[c] = row[c], row[c]
     for first in range(lanes, row.shape[0], lanes):
         part = row[first : min(first + lanes, row.shape[0])]
@@ -141,7 +142,7 @@ def _lane_extremes_(row: FloatArray, high: FloatArray, low: FloatArray) -> None:
 
 @compiled_part
 def _key(score: np.float32, token: int) -> int:
-    """One integer that is greater for a higher score, and of equal scores for the lower token; both zeros are one."""
+    """Return an integer that is greater for a higher score, then for a lower token. 0.0 equals -0.0."""
     bits = np.float32(score + _ZERO).view(np.uint32)
     ordered = bits ^ _ALL if bits & _SIGN else bits | _SIGN
     return (uint64(ordered) << _SHIFT) | (_LOW - uint64(token))
@@ -152,8 +153,8 @@ def _find_end_(
     row: FloatArray,
     extremes: FloatArray,  # [lanes] of the row, times sign
     sign: np.float32,
-    ordered: FloatArray,  # [lanes] to work in
-    found: KeyArray,  # [vocabulary] to work in
+    ordered: FloatArray,  # [lanes] work space
+    keys: KeyArray,  # [vocabulary] work space
     tokens: IntArray,  # [k] out
     scores: FloatArray,  # [k] out
 ) -> None:
@@ -161,32 +162,31 @@ def _find_end_(
     for lane in range(lanes):
         ordered[lane] = extremes[lane]
     sort_(ordered, lanes)
-    bar = ordered[lanes - k] if k <= lanes else np.float32(-np.inf)
+    least = ordered[lanes - k] if k <= lanes else np.float32(-np.inf)
     count = 0
     for lane in range(lanes):
-        if extremes[lane] >= bar:
+        if extremes[lane] >= least:
             for token in range(lane, row.shape[0], lanes):
-                if sign * row[token] >= bar:
-                    found[count] = _key(sign * row[token], token)
+                if sign * row[token] >= least:
+                    keys[count] = _key(sign * row[token], token)
                     count += 1
-    sort_(found, count)
+    sort_(keys, count)
     for place in range(k):
-        tokens[place] = _LOW - (found[count - 1 - place] & _LOW)
+        tokens[place] = _LOW - (keys[count - 1 - place] & _LOW)
         scores[place] = row[tokens[place]]
 
 
 @compiled
 def _find_ends_(scores: FloatArray, first: int, last: int, ends: Ends) -> None:
-    wanted = max(_LEAST_LANES, _LANES_PER_PLACE * ends.top.shape[1])
-    lanes = min(wanted, MOST_LANES, scores.shape[1])
+    lanes = min(max(_LEAST_LANES, _LANES_PER_PLACE * ends.top.shape[1]), MOST_LANES, scores.shape[1])
     high, low, ordered = np.empty(lanes, np.float32), np.empty(lanes, np.float32), np.empty(lanes, np.float32)
-    found = np.empty(scores.shape[1], np.uint64)
+    keys = np.empty(scores.shape[1], np.uint64)
     for r in range(first, last):
         _lane_extremes_(scores[r], high, low)
-        _find_end_(scores[r], high, _ONE, ordered, found, ends.top[r], ends.top_scores[r])
+        _find_end_(scores[r], high, _ONE, ordered, keys, ends.top[r], ends.top_scores[r])
         for lane in range(lanes):
             low[lane] = -low[lane]
-        _find_end_(scores[r], low, -_ONE, ordered, found, ends.bottom[r], ends.bottom_scores[r])
+        _find_end_(scores[r], low, -_ONE, ordered, keys, ends.bottom[r], ends.bottom_scores[r])
 
 
 @compiled_part(inline="always")
@@ -245,9 +245,9 @@ def _read_softmax_(scores: FloatArray, first: int, last: int, targets: IntArray,
 def _count_above_(scores: FloatArray, first: int, last: int, tokens: IntArray, above: IntArray) -> None:
     for r in range(first, last):
         if tokens[r] >= 0:
-            row, bar, count = scores[r], scores[r, tokens[r]], np.int64(0)
+            row, target, count = scores[r], scores[r, tokens[r]], np.int64(0)
             for token in range(row.shape[0]):
-                count += row[token] > bar
+                count += row[token] > target
             above[r] = count
 
 
@@ -264,15 +264,15 @@ def _count_scores_(scores: FloatArray, first: int, last: int, ends: Ends, counts
 
 
 def rows_per_block(vocabulary: int) -> int:
-    """The number of rows of float32 scores in one block."""
+    """Return the number of rows of float32 scores in one block."""
     return max(_LEAST_ROWS, _BLOCK_BYTES // (4 * vocabulary))
 
 
-Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # vectors [rows, d], a place for the scores -> the scores
+Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (vectors [rows, d], output array) -> scores
 
 
 def score_blocks(vectors: torch.Tensor, score: Score, vocabulary: int) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-    """Yield rows and their scores [rows, vocabulary], which are good until the next block is asked for."""
+    """Yield rows and their scores [rows, vocabulary]. The next block overwrites the scores."""
     step = min(rows_per_block(vocabulary), len(vectors))
     place = torch.empty(step, vocabulary, device=vectors.device, dtype=at_least_float32(vectors[:0]).dtype)
     for first in range(0, len(vectors), step):
@@ -288,7 +288,7 @@ def _scored(vectors: torch.Tensor, score: Score, place: torch.Tensor) -> NDArray
 
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Let torch, and with it the compiled code, compute on so many threads; restored afterwards."""
+    """Run torch and the compiled loops with this number of threads inside the block."""
     if count < 1:
         raise SettingError(f"--threads is {count}; it must be 1 or more")
     before = torch.get_num_threads()
@@ -301,7 +301,7 @@ def use_threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def thread_pool() -> Iterator[ThreadPoolExecutor | None]:
-    """A pool with as many threads for the compiled code as torch has; None for one."""
+    """Yield a pool with as many threads as torch has, or None if it has one."""
     threads = torch.get_num_threads()
     if threads == 1:
         yield None

@@ -1,7 +1,7 @@
-"""Nearest memories of all scanned layers: by the cosine of their values, or of their keys as the stream meets them.
+"""Nearest memories of all scanned layers, by the cosine of their keys or values.
 
-A key is taken through the linear part of the norm before its block (table.folded_keys), so that keys of different
-layers look at the same stream; of a gated block it is the gate's. A value is the row of the down projection as it is.
+A key has the linear part of the norm before its block folded in (table.folded_keys), so that keys of different layers
+can be compared. In a gated block it is the key of the gate. A value is a row of the down projection.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SIDES: tuple[Side, ...] = get_args(Side)
 
 @dataclass(frozen=True)
 class NearMemory:
-    """Another memory and the cosine of the two."""
+    """A memory and its cosine with the given one."""
 
     name: MemoryId
     cosine: float
@@ -39,24 +39,29 @@ class NearMemory:
 def nearest_memories(
     index: Index, model: MemoryModel, memory: str | MemoryId, by: Side, limit: int = 12
 ) -> list[NearMemory]:
-    """The highest cosine first; of equal ones the earlier memory. The index says which layers, and what they are."""
+    """Return the nearest memories by cosine, then by name. Summaries come from the index.
+
+    Raises:
+        SettingError: `limit` is less than 1.
+        UnknownName: The index has no such memory.
+    """
     if limit < 1:
         raise SettingError(f"limit is {limit}; it must be 1 or more")
     name = index.check(memory)
-    own = _vectors(model.layers[name.layer], by)[index.names.number(name)]
-    found: dict[MemoryId, float] = {}
+    vector = _vectors(model.layers[name.layer], by)[index.names.number(name)]
+    near: dict[MemoryId, float] = {}
     for layer in index.layers:
-        cosines = _cosines(_vectors(model.layers[layer], by), own)
-        best_numbers = np.argsort(-cosines, kind="stable")[: limit + 1].tolist()  # one of them may be itself
-        found |= {index.names.name(layer, number): float(cosines[number]) for number in best_numbers}
-    found.pop(name, None)
-    best = sorted(found.items(), key=lambda one: (-one[1], one[0]))[:limit]
+        cosines = _cosines(_vectors(model.layers[layer], by), vector)
+        best_numbers = np.argsort(-cosines, kind="stable")[: limit + 1].tolist()  # the memory itself may be among them
+        near |= {index.names.name(layer, number): float(cosines[number]) for number in best_numbers}
+    near.pop(name, None)
+    best = sorted(near.items(), key=lambda item: (-item[1], item[0]))[:limit]
     summaries = read_summaries(index, [other for other, _ in best])
     return [NearMemory(other, cosine, summaries.get(other)) for other, cosine in best]
 
 
 def _vectors(memories: MemoryLayer, by: Side) -> torch.Tensor:
-    """[memories, d]"""
+    """Return the keys or values of a layer, [memories, d]."""
     from memlens.models.lens import at_least_float32
     from memlens.vocab.table import folded_keys
 
@@ -64,7 +69,7 @@ def _vectors(memories: MemoryLayer, by: Side) -> torch.Tensor:
 
 
 def _cosines(rows: torch.Tensor, one: torch.Tensor) -> NDArray[np.float32]:
-    """0 where a vector has no direction. [rows]"""
+    """Return the cosine of each row with a vector, [rows]; 0 for a vector of length 0."""
     lengths = rows.norm(dim=1) * one.norm()
     cosines: NDArray[np.float32] = ((rows @ one) / lengths.clamp(min=1e-30)).cpu().numpy()
     return cosines

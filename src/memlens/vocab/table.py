@@ -1,12 +1,11 @@
-"""values.parquet and keys.parquet: what every value promotes, and which tokens every key matches on its own.
+"""values.parquet and keys.parquet: the tokens that each value promotes and that each key matches.
 
-p(v) is the softmax of the lens' scores of a value (see models/lens). A key k is read through the input embedding: with
-the linear part of the norm before the block folded in, the score of token e is e . centred(gain * k) for a LayerNorm
-and e . (gain * k) for an RMSNorm, plain e . k without a norm; of a gated block k is the gate's key. No bias, no
-position and no attention is in it: it is what the key would see if the token's embedding alone reached it.
-
-Values are compared with the tokens after the top triggers. The last prefix of a sentence has no next token, and a
-memory that never fires has no trigger; both are -1 and take no part in what is computed from next tokens.
+1. p(v) is the softmax of the lens scores of a value (see models/lens.py).
+2. The score of token e with key k is e . centered(gain * k) for a LayerNorm before the block, e . (gain * k) for an
+   RMSNorm, and e . k without a norm: the response of the key to the token's embedding alone, without bias, position and
+   attention. In a gated block, k is the key of the gate.
+3. Values are compared with the tokens after the top triggers. The last prefix of a sentence has no next token, and a
+   memory that never fires has no trigger. Both are -1 and are left out.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,31 +35,31 @@ class NextTokens:
     """The next tokens of the top triggers of one layer's memories."""
 
     layer: int
-    tokens: NDArray[np.int32]  # [memories, triggers]; -1 where there is no next token or no trigger
-    filled: NDArray[np.int64]  # [memories]: how many top triggers a memory has
+    tokens: NDArray[np.int32]  # [memories, triggers]; -1 without a next token or trigger
+    filled: NDArray[np.int64]  # [memories]: number of top triggers
 
     def among(self, tokens: NDArray[np.int64], vocabulary: int) -> "NextTokens":
-        """The same with each token replaced by its place in `tokens`, -1 for one that is not among them."""
+        """Return the same with each token replaced by its place in `tokens`, or -1 if it is not among them."""
         places = np.full(vocabulary + 1, -1, np.int32)  # the last for -1
         places[tokens] = np.arange(len(tokens))
         return NextTokens(self.layer, places[self.tokens], self.filled)
 
     @property
     def targets(self) -> NDArray[np.int32]:
-        """The token after the top-1 trigger, -1 for none. [memories]"""
+        """Return the token after the top-1 trigger, or -1, [memories]."""
         return self.tokens[:, 0]
 
     @cached_property
     def shuffled_targets(self) -> NDArray[np.int32]:
-        """The target of the next memory that has one, for each memory with a target; -1 for none. [memories]"""
+        """Return, for each memory with a target, the target of the next memory that has one, or -1, [memories]."""
         shuffled = self.targets.copy()
-        having = np.flatnonzero(shuffled >= 0)
-        shuffled[having] = shuffled[np.roll(having, -1)]
+        with_target = np.flatnonzero(shuffled >= 0)
+        shuffled[with_target] = shuffled[np.roll(with_target, -1)]
         return shuffled
 
 
 def read_next_tokens(index: Index, layer: int) -> NextTokens:
-    """All memories of a scanned layer."""
+    """Return the next tokens of all memories of a scanned layer."""
     memories = index.memories(layer)
     rows = index.table(
         "triggers",
@@ -84,16 +83,16 @@ VALUES_SCHEMA = pa.schema(
         ("memory", pa.int32()),
         ("max_p", pa.float32()),
         ("entropy", pa.float32()),  # nats
-        ("norm", pa.float32()),  # of the value as the checkpoint has it
+        ("norm", pa.float32()),  # of the value in the checkpoint
         ("argmax", pa.int32()),
-        ("target", pa.int32()),  # the token after the top-1 trigger; null where there is none
+        ("target", pa.int32()),  # the token after the top-1 trigger; null if there is none
         ("target_rank", pa.int32()),  # 1 + tokens with a strictly higher score
-        ("shuffled_rank", pa.int32()),  # of the target of the next memory of the layer that has one: chance
+        ("shuffled_rank", pa.int32()),  # of the target of the next memory in the layer: a chance level
         ("tokens", _INTEGERS),
         ("p", _NUMBERS),
         ("bottom_tokens", _INTEGERS),
         ("bottom_p", _NUMBERS),
-        ("trigger_p", _NUMBERS),  # of each top trigger's next token, by rank; null where it has none
+        ("trigger_p", _NUMBERS),  # of the next token of each top trigger, by rank; null if it has none
         ("histogram", _INTEGERS),  # tokens by score, in bins of equal width from the lowest to the highest
     ]
 )
@@ -113,16 +112,24 @@ def compute_values(
 ) -> None:
     """Write values.parquet, keys.parquet and tokens.parquet for every scanned layer.
 
-    `model` is the one that was scanned, or where it is; None takes it from where it was at the scan. `reading` defaults
-    to the model's own (folded where it has a final norm), but to raw for an index made with a preset of the paper.
-    With the `vocabulary` "trained", tokens that were hardly trained have no part in values: neither on top nor in p,
-    and what follows a trigger is no target if it is one of them.
-    `make_pool` makes the pool that works on layers. The bytes are the same on every pool with equal threads.
+    Args:
+        index: The index to write to.
+        model: The scanned model, or its path. Default: the path that was scanned.
+        top: Tokens listed at each end.
+        reading: "folded" or "raw". Default: the model's own, and "raw" for an index made with a preset of the paper.
+        vocabulary: "all", or "trained" to leave out tokens that were hardly trained: from the lists, from p and from
+            the targets.
+        progress: Called with the completed memories.
+        make_pool: Makes the pool that works on layers. The bytes are the same on every pool with equal threads.
+
+    Raises:
+        SettingError: An option is not valid.
+        ModelError: The model is not the scanned one, or a value has scores that are not finite.
     """
     if top < 1:
         raise SettingError(f"--top is {top}; it must be 1 or more")
     for table in ("triggers", "corpus", "vocabulary"):
-        index.path(table)  # refused now where it is missing, not after some tables were written
+        index.path(table)  # raises if it is missing, before any table is written
     model = index.load_model(model)
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
     kept = trained_tokens(index, model) if vocabulary == "trained" else None
@@ -143,7 +150,7 @@ def compute_values(
 def values_are_made(
     index: Index, model: MemoryModel, *, top: int = 50, reading: str | None = None, vocabulary: str = "all"
 ) -> bool:
-    """Does the index hold these very tables, whole?"""
+    """Return True if the index holds intact tables with these settings."""
     chosen = model.lens.checked_reading(default_reading(index) if reading is None else reading)
     noted = index.manifest.values
     count = noted.tokens or model.vocabulary
@@ -151,13 +158,13 @@ def values_are_made(
         return False
     if not all(index.is_whole(table) for table in ("values", "keys", "tokens")):
         return False
-    # Keys are written after the values; an interruption between the two leaves those of an earlier call.
+    # Keys are written after the values. An interruption between the two leaves the keys of an earlier call.
     keys = index.sql("SELECT len(tokens) AS count FROM {keys} LIMIT 1")
     return [row["count"] for row in keys] == [min(top, len(model.lens.input_embedding))]
 
 
 def default_reading(index: Index) -> str | None:
-    """raw for the presets of the paper, else None: the model's own default."""
+    """Return "raw" for the presets of the paper, otherwise None: the model's own default."""
     return "raw" if index.manifest.settings.preset in _RAW_PRESETS else None
 
 
@@ -171,7 +178,7 @@ def value_tables(
     pool: Pool | None = None,
     kept: NDArray[np.int64] | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of values.parquet in groups of memories, of some layers or all; `kept`: the tokens to read over."""
+    """Yield the rows of values.parquet, for some layers or all. `kept` lists the tokens to read over."""
     layers = index.layers if layers is None else layers
     items: Iterator[ValuesOfLayer | KeysOfLayer] = (
         ValuesOfLayer(read_next_tokens(index, layer), top, reading, kept) for layer in layers
@@ -188,7 +195,7 @@ def key_tables(
     layers: Sequence[int] | None = None,
     pool: Pool | None = None,
 ) -> Iterator[pa.Table]:
-    """The rows of keys.parquet in groups of memories, of some layers or all."""
+    """Yield the rows of keys.parquet, for some layers or all."""
     layers = index.layers if layers is None else layers
     items: Iterator[ValuesOfLayer | KeysOfLayer] = (KeysOfLayer(layer, top) for layer in layers)
     count = MemoryCount("keys", sum(index.memories(layer) for layer in layers), progress)
@@ -196,7 +203,7 @@ def key_tables(
 
 
 class MemoryCount:
-    """Adds up the memories that are done, for the progress of a stage."""
+    """Counts completed memories and reports the progress of a stage."""
 
     def __init__(self, stage: str, total: int, progress: Progress = no_progress) -> None:
         self.stage, self.total, self.progress, self.done = stage, total, progress, 0
@@ -228,7 +235,7 @@ def _run_layer(model: MemoryModel, item: "ValuesOfLayer | KeysOfLayer") -> list[
 
 @dataclass(frozen=True)
 class ValuesOfLayer:
-    """The values of one layer, to be read on any worker that has the model."""
+    """The values of one layer. Picklable; `tables` runs on any worker that has the model."""
 
     following: NextTokens
     top: int
@@ -249,12 +256,12 @@ class ValuesOfLayer:
             for rows, scores in score_blocks(values, score, model.vocabulary):
                 parts.append(_look_at(scores if kept is None else scores.take(kept, 1), following, rows, k, pool))
                 rows_done = len(scores)
-                del scores  # or two blocks would be in memory while the next is made
+                del scores  # otherwise two blocks are in memory while the next is computed
                 count(rows_done)
         columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
         columns["norm"] = at_least_float32(values).norm(dim=1).cpu().numpy()
         _refuse_not_finite(columns, layer, model)
-        if kept is not None:  # places are tokens again
+        if kept is not None:  # turn places back into tokens
             columns |= {name: kept[columns[name]] for name in ("tokens", "bottom_tokens")}
             known = np.where(following.tokens >= 0, self.following.tokens, -1)
             following = NextTokens(layer, known, following.filled)
@@ -264,7 +271,7 @@ class ValuesOfLayer:
 def _look_at(
     scores: NDArray[np.float32], following: NextTokens, rows: slice, k: int, pool: Any
 ) -> dict[str, NDArray[Any]]:
-    """Everything the table says about one block of values, as arrays with a row each."""
+    """Return the columns of the table for one block of values."""
     targets, next_tokens = following.targets[rows], following.tokens[rows]
     ends = find_ends(scores, k, pool)
     softmax = read_softmax(scores, ends, targets, pool)
@@ -315,7 +322,7 @@ def _value_rows(layer: int, columns: dict[str, NDArray[Any]], following: NextTok
 
 @dataclass(frozen=True)
 class KeysOfLayer:
-    """The keys of one layer, to be read on any worker that has the model."""
+    """The keys of one layer. Picklable; `tables` runs on any worker that has the model."""
 
     layer: int
     top: int
@@ -342,7 +349,7 @@ class KeysOfLayer:
 
 
 def router_tables(index: Index, model: MemoryModel, top: int) -> Iterator[pa.Table]:
-    """The rows of routers.parquet: which tokens the row of every expert matches on its own, read as keys are."""
+    """Yield the rows of routers.parquet: the tokens that each expert's router row matches, read like keys."""
     embedding = model.lens.input_embedding  # [tokens, d]
     for layer in index.layers:
         groups = [group for group in model.layers[layer].groups if isinstance(group, ExpertGroup) and group.router]
@@ -357,18 +364,18 @@ def router_tables(index: Index, model: MemoryModel, top: int) -> Iterator[pa.Tab
 
 
 def folded_keys(memories: MemoryLayer) -> torch.Tensor:
-    """[memories, d]: what a raw embedding is multiplied with to meet the keys through the norm's linear part."""
+    """Return the keys with the linear part of the norm before the block folded in, [memories, d]."""
     return through_norm(memories.keys, memories)
 
 
 def through_norm(keys: torch.Tensor, memories: MemoryLayer) -> torch.Tensor:
-    """Rows that x is multiplied with, as rows that the stream before the norm is, but for the norm's own division."""
+    """Fold the linear part of the norm before the block into rows: x . row becomes stream . result, up to a scale."""
     keys = at_least_float32(keys)
     norm = memories.input_norm
     if norm is None:
         return keys
     keys = keys if norm.gain is None else keys * norm.gain
-    # Centring e before the product is the same as centring the other side of it.
+    # Centering e before the product equals centering the other factor.
     return keys - keys.mean(-1, keepdim=True) if norm.centers else keys
 
 
@@ -382,14 +389,14 @@ def _cast(column: Any, kind: pa.DataType) -> Any:
 
 
 def _lists(rows: NDArray[Any]) -> pa.Array:
-    """[rows, k] as a list column."""
+    """Return an array [rows, k] as a list column."""
     kind = pa.int32() if rows.dtype.kind == "i" else pa.float32()
     offsets = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
     return pa.ListArray.from_arrays(offsets, pa.array(rows.reshape(-1)).cast(kind))
 
 
 def _ragged(rows: NDArray[Any], missing: NDArray[np.bool_], lengths: NDArray[np.int64]) -> pa.Array:
-    """The first `lengths` entries of each row as a list column; null where missing."""
+    """Return the first `lengths` entries of each row as a list column, with nulls where `missing`."""
     kept = np.arange(rows.shape[1])[None, :] < lengths[:, None]
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(offsets, pa.array(rows[kept].astype(np.float32), pa.float32(), mask=missing[kept]))

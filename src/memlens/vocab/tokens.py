@@ -1,16 +1,16 @@
-"""tokens.parquet: every token's count in the corpus, the norm of its embedding, whether it was trained, its classes.
+"""tokens.parquet: count, embedding norm, training state and classes of each token.
 
-A token that the model hardly met in training keeps no direction of its own: all that ever moved its output embedding is
-the softmax, which pushes all such tokens the same way (Land and Bartolo, 2024, https://arxiv.org/abs/2405.05417), or
-weight decay, which shrinks it. So a token counts as undertrained if its output embedding
+A token is undertrained if the model hardly saw it in training. Its output embedding was then moved only by the softmax,
+which pushes all such tokens in one direction (Land and Bartolo, 2024, https://arxiv.org/abs/2405.05417), or by weight
+decay, which shrinks it. A token counts as undertrained if its output embedding
 
-    lies within ALIKE of the direction that most tokens that never occur share, however often it occurs: that it
-    occurs in the corpus does not say that it was predicted in training, or
-    has less than half the norm of every token that occurs often, and the token is rare in the corpus.
+1. has a cosine above ALIKE with the direction that most tokens with a count of 0 share, whatever its own count (a token
+   that occurs in the corpus was not necessarily predicted in training), or
+2. has less than half the norm of every frequent token, and the token is rare in the corpus.
 
 Classes are clusters of the input embeddings of tokens that occur, by k-means on unit vectors: words that the model
-takes for alike, such as months. Embeddings are rounded to small whole numbers, so that every product and sum is exact
-and the classes are the same whatever the number of threads or the kind of processor.
+treats alike, such as months. Embeddings are rounded to small whole numbers, so that every product and sum is exact and
+the classes do not depend on threads or processor.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ ALIKE = 0.9  # cosine
 _OFTEN = 10  # occurrences
 _RARE = 5e-6  # of all tokens of the corpus
 _ROUNDS, _TURNS = 5, 12
-_SPREAD, _LARGEST = 32, 127  # whole numbers for one standard deviation of a coordinate, and at most
+_SPREAD, _LARGEST = 32, 127  # one standard deviation of a coordinate, and the maximum
 _TOKENS_AT_ONCE = 4096
 
 TOKENS_SCHEMA = pa.schema(
@@ -43,7 +43,7 @@ TOKENS_SCHEMA = pa.schema(
 
 
 def token_tables(index: Index, model: MemoryModel) -> Iterator[pa.Table]:
-    """The rows of tokens.parquet."""
+    """Yield the rows of tokens.parquet."""
     counts = token_counts(index)
     output = model.lens.embedding.cpu().numpy()
     columns = {
@@ -63,20 +63,20 @@ def token_tables(index: Index, model: MemoryModel) -> Iterator[pa.Table]:
 
 
 def trained_tokens(index: Index, model: MemoryModel) -> NDArray[np.int64]:
-    """The tokens that were trained, in order."""
+    """Return the tokens that are not undertrained, in order."""
     counts = token_counts(index)[: model.vocabulary]
     return np.flatnonzero(~undertrained(model.lens.embedding.cpu().numpy(), counts))
 
 
 def tokens_read(index: Index) -> NDArray[np.int64] | None:
-    """The tokens that the values of an index were read over, in order; None where it is all of them."""
+    """Return the tokens that the values of an index were read over, in order, or None for all."""
     if index.manifest.values.vocabulary == "all":
         return None
     return np.flatnonzero(index.table("tokens", ["trained"]).column("trained").to_numpy(zero_copy_only=False))
 
 
 def undertrained(embedding: NDArray[np.float32], counts: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tokens [vocabulary] whose output embedding [vocabulary, d] was hardly trained, by the rule above."""
+    """Return a mask of the undertrained tokens, [vocabulary], from their output embeddings [vocabulary, d]."""
     often, rare = counts >= _OFTEN, counts <= _RARE * counts.sum()
     if not often.any():
         return np.zeros(len(counts), np.bool_)
@@ -87,21 +87,21 @@ def undertrained(embedding: NDArray[np.float32], counts: NDArray[np.int64]) -> N
         direction = unit[near].sum(0)
         close = unit @ (direction / max(float(np.linalg.norm(direction)), 1e-9)) > ALIKE
         near = close & (counts == 0)
-    is_shared = near.sum() >= max(3, (close & often).sum())  # else it is a direction of ordinary tokens
+    is_shared = near.sum() >= max(3, (close & often).sum())  # otherwise ordinary tokens share this direction
     norms = np.linalg.norm(embedding, axis=1)
-    found: NDArray[np.bool_] = (close & is_shared) | (rare & (norms < norms[often].min() / 2))
-    return found
+    mask: NDArray[np.bool_] = (close & is_shared) | (rare & (norms < norms[often].min() / 2))
+    return mask
 
 
 def whole_numbers(embedding: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Centred unit vectors [tokens, d] as whole numbers from -_LARGEST to _LARGEST."""
+    """Return centered unit vectors [tokens, d] as whole numbers from -_LARGEST to _LARGEST."""
     vectors = embedding.astype(np.float64) - (embedding.astype(np.float64).mean(0) if len(embedding) else 0)
     vectors /= np.maximum(np.sqrt((vectors**2).sum(1, keepdims=True)), 1e-12)
     return np.clip(np.rint(vectors * _SPREAD * np.sqrt(vectors.shape[1])), -_LARGEST, _LARGEST)
 
 
 def k_means(vectors: NDArray[np.float64], clusters: int) -> NDArray[np.int64]:
-    """The cluster of each vector of whole numbers; a cluster that loses all its vectors stays where it was."""
+    """Return the cluster of each vector of whole numbers. A cluster that loses all its vectors keeps its center."""
     clusters = min(clusters, len(vectors))
     if clusters == 0:
         return np.zeros(0, np.int64)
